@@ -1,7 +1,7 @@
-"""Class balancing: sampling frequency of each class, and its weight in the loss.
+"""Class balancing: how often images of each class are sampled, and how much they weigh in the loss.
 
-Values: `none` (no balancing), `sqrt` (classes count by the square root of their number of images),
-`full` (all classes count the same).
+The kinds are `none` (no balancing), `sqrt` (the influence of a class is proportional to the square
+root of its number of images) and `full` (all classes have the same influence).
 """
 
 import numpy as np
@@ -11,17 +11,19 @@ from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
 EXPONENTS = {"none": 0.0, "sqrt": 0.5, "full": 1.0}
-NOTED = 10  # A run logs a note above this ratio of the largest class to the smallest one.
+# A run logs a note if the largest class has more than 10 times the images of the smallest class.
+NOTED = 10
 
 
 def single_labels(source: Source, key: str) -> np.ndarray:
     """Returns the class of each training image, `[images]`.
 
     Args:
-      key: the option that requires single labels, for the error message.
+      source: the training data.
+      key: name of the option that requires single labels, for the error message.
 
     Raises:
-      UserError: an image has no label, or several.
+      UserError: an image has no label, or several labels.
     """
     table = source.label_table()
     counts = (table >= 0).sum(axis=1)
@@ -37,9 +39,10 @@ def single_labels(source: Source, key: str) -> np.ndarray:
 def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
     """Returns the weight of each class in the loss; empty for `none`.
 
-    With N images, of which n_c have class c, the weight is `w_c = N n_c^-e / sum_k n_k^(1 - e)`.
-    The exponent e is 1/2 for `sqrt` and 1 for `full` (N / (classes n_c), scikit-learn's
-    `balanced`). The mean weight of the images is 1. A class without images has weight 0.
+    Let N be the number of images, and n_c the number of images of class c. The weight of class c is
+    `w_c = N n_c^-e / sum_k n_k^(1 - e)`. The exponent e is 1/2 for `sqrt` and 1 for `full`. With
+    `full` the weights are scikit-learn's `balanced` ones, N / (classes n_c). The mean weight of the
+    images is 1. A class without images has weight 0.
     """
     if kind == "none":
         return ()
@@ -51,10 +54,14 @@ def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
 
 
 def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -> BalancedOrder:
-    """Returns the sampling order.
+    """Returns an endless training order in which classes are balanced.
 
-    The frequency of a class is proportional to the square root of its number of images (`sqrt`), or
-    equal for all classes (`full`).
+    Args:
+      labels: class of each image, `[images]`.
+      kind: `sqrt`: a class is sampled in proportion to the square root of its number of images.
+        `full`: all classes are sampled equally often.
+      seed: random seed of the order.
+      repeats: number of consecutive positions of each image (repeated augmentation).
     """
     members, counts = np.argsort(labels, kind="stable"), np.bincount(labels)
     counts = counts[counts > 0]
@@ -66,7 +73,7 @@ def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -
 
 
 def known_counts(source: Source) -> np.ndarray | None:
-    """Returns the number of images of each class; None if unknown, or if images are multi-label."""
+    """Returns the number of images of each class; None for unknown labels or multi-label data."""
     table = source.known_labels()
     if table is None or not len(table) or ((table >= 0).sum(axis=1) != 1).any():
         return None
@@ -74,12 +81,16 @@ def known_counts(source: Source) -> np.ndarray | None:
 
 
 def inequality(counts: np.ndarray | None) -> float:
-    """Returns the ratio of the largest class to the smallest nonempty one; 1 if unknown."""
+    """Returns the size of the largest class divided by the size of the smallest nonempty class.
+
+    Args:
+      counts: number of images of each class; None: unknown, the result is 1.
+    """
     return 1.0 if counts is None else float(counts.max() / counts[counts > 0].min())
 
 
 def note_of(source: Source) -> str | None:
-    """Returns a note if the classes of the training images are very unequal, else None."""
+    """Returns a note for the user if classes differ in size by more than `NOTED`, else None."""
     counts = known_counts(source)
     if inequality(counts) <= NOTED:
         return None

@@ -11,17 +11,17 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.small_files import read_lines
 
-SHOWN = 3  # Renamed classes in a note.
+SHOWN = 3  # Maximum number of renamed classes that a note lists.
 
 
 def parse_names(text: str) -> list[str]:
-    """Returns the class names of a flag `--names`.
+    """Returns the class names in the value of the flag `--names`.
 
     Args:
       text: names separated by commas, or the path of a file with one name per line.
 
     Raises:
-      UserError: there is no such file, or it cannot be read.
+      UserError: the file does not exist or cannot be read.
     """
     if os.path.isfile(text):  # False also for a text that is too long for a path.
         return [line.strip() for line in read_lines(text, "names") if line.strip()]
@@ -35,8 +35,8 @@ class Match(NamedTuple):
     """Mapping from the classes of a data set to the classes of a model.
 
     Attributes:
-      order: the model's class index for each class index of the data, int `[classes]`.
-      note: a note for the user about the match; empty if the names are the same.
+      order: for each class index of the data set, the class index of the model, int `[classes]`.
+      note: a note for the user about the match; empty if model and data set have the same names.
     """
 
     order: np.ndarray
@@ -51,16 +51,19 @@ class Match(NamedTuple):
 def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Match:
     """Matches the classes of a model with the same number of classes of a data set, by name.
 
-    Names are compared without case, `_` and `-`. Classes are matched by index if one side has no
-    names, or if no name occurs at different indices: names that differ are then renamed classes.
+    Names are compared without case, `_` and `-`. If both have the same names in different orders,
+    the classes are matched by name. If model or data set has no names, the classes are matched by
+    index. If some names differ, the classes are also matched by index, provided that each common
+    name has the same index in both. The other names then count as renamed classes.
 
     Args:
-      model: names of the model's classes, by index; indices or empty if names are unknown.
+      model: names of the model's classes, by index. If the names are unknown: their indices as
+        text, or empty.
       data: names of the data set's classes, in the same form.
       place: description of the model, for messages.
 
     Raises:
-      UserError: a common name has different indices, but not all names are common.
+      UserError: some names differ, and a common name has different indices in model and data set.
     """
     same = np.arange(len(data))
     if tuple(model) == tuple(data):
@@ -83,7 +86,7 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
 
 
 def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | None:
-    """Returns the model's index of each data class; None if the names differ or repeat."""
+    """Returns the model's index of each class of the data; None if names differ or occur twice."""
     model_keys, data_keys = ([_key(name) for name in names] for names in (model, data))
     number = {key: label for label, key in enumerate(model_keys)}
     if len(number) < len(model_keys) or sorted(model_keys) != sorted(data_keys):
@@ -92,7 +95,7 @@ def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | No
 
 
 def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str) -> None:
-    """Raises UserError if one of the model's class names has another index in the data."""
+    """Raises UserError if a class name of the model occurs at another index in the data."""
     number = {_key(name): label for label, name in enumerate(model)}
     for label, name in enumerate(data):
         if _key(name) != _key(model[label]) and _key(name) in number:
@@ -103,7 +106,7 @@ def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str)
 
 
 def _renamings(model: Sequence[str], data: Sequence[str]) -> str:
-    """Returns the first class names that differ between model and data, in pairs, as text."""
+    """Returns a text with the first pairs of different class names of model and data."""
     pairs = [
         f"{theirs!r} is {ours!r} here"
         for theirs, ours in zip(model, data, strict=False)
@@ -121,18 +124,19 @@ def has_names(class_names: Sequence[str]) -> bool:
 def numbers_by_name(
     own: Sequence[str], class_names: Sequence[str], used: Collection[int]
 ) -> dict[int, int] | None:
-    """Maps a data set's class indices to those of the training data, by name.
-
-    Returns:
-      The new index by old index; None if the names are the same or one of the two has no names.
+    """Maps a data set's class indices to the class indices of the training data, by name.
 
     Args:
       own: class names of the data set.
       class_names: class names of the training data.
-      used: classes of the data set that have an example.
+      used: indices of the data set's classes that have an example.
+
+    Returns:
+      The class index in the training data by class index in the data set; None if both have the
+      same names, or if one of them has no names.
 
     Raises:
-      UserError: a used class is not among `class_names`, or a name occurs twice.
+      UserError: a class in `used` is not among `class_names`, or a name occurs twice.
     """
     own, class_names = tuple(own), tuple(class_names)
     if own == class_names or not (has_names(own) and has_names(class_names)):
@@ -158,7 +162,7 @@ def _check_distinct(names: Sequence[str]) -> None:
 
 
 def shortened(names: Sequence[str], most: int = 12) -> str:
-    """Joins names by commas; of more than `most` names only the first and last few."""
+    """Joins names by commas; more than `most` names are shortened to the first and last few."""
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[: most // 2])}, ..., {', '.join(names[-(most // 4) :])}"

@@ -1,8 +1,8 @@
 """Colour distortions of views (DINO, iBOT, DINOv2, DeiT III): jitter, grey, blur, solarization.
 
 They run in Pillow, so the results are bit-exact with torchvision and DINO's code (2104.14294).
-DINOv2's code differs: its blur has a kernel of 9 pixels, and is applied with the complement of each
-probability: (0, 0.9, 0.5).
+DINOv2's code differs in two points: its blur has a kernel of 9 pixels, and where DINO blurs a view
+with probability p, DINOv2 does so with 1 - p: (0, 0.9, 0.5) for the three kinds of views.
 """
 
 import dataclasses
@@ -22,12 +22,14 @@ RADII = (0.1, 2.0)  # Range of the blur's std, in pixels.
 class ColourDistortion:
     """Colour distortion `(pixels, rng) -> pixels`: operations applied with given probabilities.
 
-    The operations are applied in the order of the arguments.
+    The operations are applied in the order of the arguments: jitter, grey, blur, solarization.
 
     Args:
-      jitter: strengths of brightness, contrast, saturation (a factor of 1 +- x, at least 0) and hue
-        (a turn of +- x, where 1 is the full circle), in random order; 0 disables one.
-      jitter_probability: probability of applying the jitter, all four operations together.
+      jitter: strengths of four operations, which are applied in random order: brightness, contrast,
+        saturation and hue. With strength x, the first three multiply by a random factor from 1 - x
+        (at least 0) to 1 + x. The hue is turned by a random angle from -x to x, where 1 is the full
+        circle. An operation with strength 0 is not applied.
+      jitter_probability: probability of applying the four operations of the jitter.
       grey: probability of conversion to greyscale.
       blur: probability of Gaussian blur with a std of 0.1 to 2 pixels.
       solarize: probability of inverting values of 128 and above.
@@ -58,10 +60,11 @@ class ColourDistortion:
 
 
 def draw_jitter(strengths: Sequence[float], rng: np.random.Generator) -> list[tuple[str, float]]:
-    """Draws a value for each nonzero strength; returns names and values in random order.
+    """Draws a value for each operation of the jitter; returns names and values in random order.
 
     Args:
-      strengths: strengths of the first operations of `JITTER`, in its order.
+      strengths: strengths of the operations, in the order of `JITTER`. Operations with strength 0
+        are not returned.
     """
     drawn = []
     for index in rng.permutation(len(strengths)):
@@ -73,7 +76,7 @@ def draw_jitter(strengths: Sequence[float], rng: np.random.Generator) -> list[tu
 
 
 def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndarray:
-    """Applies operations, given as (name, value), one after the other to uint8 pixels."""
+    """Applies operations to uint8 pixels one after the other; an operation is (name, value)."""
     if not drawn:
         return pixels
     image = Image.fromarray(pixels)
@@ -83,7 +86,7 @@ def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndar
 
 
 def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:
-    """Returns the config's distortions of the first and second global view and of local views."""
+    """Returns the config's distortions of the first and second global views and of local views."""
     values = config.dino
 
     def of(view: int) -> ColourDistortion:
@@ -96,12 +99,15 @@ def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion,
 
 
 def _turn_hue(image: Image.Image, turn: float) -> Image.Image:
-    """Turns the hue by a fraction of the circle; 1 is 255 of Pillow's 256 levels (torchvision)."""
+    """Turns the hue by a fraction of the circle.
+
+    As in torchvision, a turn of 1 is 255 levels, although Pillow's circle has 256 levels.
+    """
     hues = [(hue + int(255 * turn)) % 256 for hue in range(256)]
     return image.convert("HSV").point([*hues, *range(256), *range(256)]).convert("RGB")
 
 
-# Operations by name: (image, value) -> image.
+# The function of each operation, by name: (image, value) -> image.
 OPERATIONS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "brightness": lambda x, factor: ImageEnhance.Brightness(x).enhance(factor),
     "contrast": lambda x, factor: ImageEnhance.Contrast(x).enhance(factor),

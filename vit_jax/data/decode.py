@@ -1,13 +1,14 @@
 """Decodes a rectangle of an encoded image, at the lowest sufficient resolution.
 
-`_jpeg` (libjpeg-turbo) decodes only the rectangle of a JPEG, at 1/2, 1/4 or 1/8 of its size if that
-is at least the requested size. Pillow decodes all other images as a whole: other formats, unusual
-JPEGs (CMYK, damaged), and all images in the mode `exact` or without the `_jpeg` extension.
+`_jpeg` (libjpeg-turbo) decodes only the requested rectangle of a JPEG. It decodes at 1/2, 1/4 or
+1/8 of the JPEG's size if the result is still at least as large as requested. In four cases Pillow
+decodes the whole image instead: other formats, unusual JPEGs (CMYK, damaged), the mode `exact`, and
+installations without the `_jpeg` extension.
 
-A rectangle is resized by one of `INTERPOLATIONS`. `bilinear` interpolates the nearest four pixels,
-as in TensorFlow; an image that is at least twice too large is halved first, repeatedly. The others
-average over the area of each output pixel: `bilinear_antialias`, `bicubic` and `lanczos` with
-Pillow's filters, `area` as in OpenCV.
+A rectangle is resized by one of `INTERPOLATIONS`. `bilinear` interpolates between the nearest four
+pixels, as in TensorFlow. An image that is twice as large as requested, or larger, is first halved
+until it is not. All other interpolations average over the area of each output pixel:
+`bilinear_antialias`, `bicubic` and `lanczos` with Pillow's filters, `area` as in OpenCV.
 """
 
 import io
@@ -38,9 +39,10 @@ SUFFIXES = {
 }
 FORMATS = tuple(SUFFIXES)
 MAX_PIXELS = 178_956_970  # A larger image is rejected, not decoded.
-# Pixels. Of a resized image with more (a very long one), only a part is computed.
+# If a whole resized image would have more pixels than this, only a part of it is computed.
 MAX_RESIZED = 1 << 24
-MAX_SCANS = 200  # Scans of a JPEG: each costs a pass over the whole image.
+# A JPEG with more scans is rejected, because each scan costs a pass over the whole image.
+MAX_SCANS = 200
 # The header of a scan: its length and the number of its components.
 SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
 # Pillow's interpolations, each with the radius of its filter in pixels of the result.
@@ -49,14 +51,14 @@ PILLOW = {
     "bicubic": (Image.Resampling.BICUBIC, 2),
     "lanczos": (Image.Resampling.LANCZOS, 3),
 }
-# Averaging interpolations decode a JPEG at no less than this multiple of the requested size. At 1,
-# the averaging by the JPEG decoder is visible (docs/measurements.md). `area` needs 4, because it
-# reads whole decoded pixels.
+# For an averaging interpolation, a JPEG is decoded at this multiple of the requested size or at a
+# larger size. At a multiple of 1, the averaging by the JPEG decoder would be visible
+# (docs/measurements.md). `area` needs 4, because it reads whole decoded pixels.
 DETAIL = dict.fromkeys(PILLOW, 2) | {"area": 4}
 
-cv2.setNumThreads(0)  # Images are small and many: processes share the cores, not threads.
-Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns above it and raises above its double.
-# Pillow's warnings come once per worker and name no file; the pipeline names the files.
+cv2.setNumThreads(0)  # One thread per image: images are small, and processes share the cores.
+Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns above it, and raises above twice the value.
+# Pillow's warnings do not contain the file's name. The pipeline reports unreadable files itself.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -71,9 +73,9 @@ def why_unreadable(error: Unreadable | OSError) -> str:
 
 
 class Box(NamedTuple):
-    """A rectangle in pixels; its right and bottom edges are exclusive.
+    """A rectangle in pixels; the pixels at `right` and `bottom` are outside of it.
 
-    Fractional edges are supported only by Pillow's interpolations.
+    Only Pillow's interpolations support edges that are not whole numbers.
     """
 
     left: float
@@ -83,12 +85,12 @@ class Box(NamedTuple):
 
     @property
     def height(self) -> float:
-        """Pixels from top to bottom."""
+        """Height in pixels."""
         return self.bottom - self.top
 
     @property
     def width(self) -> float:
-        """Pixels from left to right."""
+        """Width in pixels."""
         return self.right - self.left
 
     def scaled(self, factor: float) -> "Box":
@@ -96,13 +98,13 @@ class Box(NamedTuple):
         return Box(*(edge * factor for edge in self))
 
     def within(self, outer: "Box") -> "Box":
-        """Returns the rectangle relative to the top left corner of another one."""
+        """Returns the rectangle relative to the top left corner of the rectangle `outer`."""
         left, top = outer.left, outer.top
         return Box(self.left - left, self.top - top, self.right - left, self.bottom - top)
 
 
 def is_fast() -> bool:
-    """Returns True if `_jpeg`, which decodes only the cropped rectangle of a JPEG, was built."""
+    """Returns True if the extension `_jpeg` for fast JPEG decoding was built."""
     return _jpeg is not None
 
 
@@ -110,12 +112,12 @@ def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
     """Returns the whole image, upright, as RGB uint8 `[height, width, 3]`.
 
     Args:
-      image: an encoded image, or pixels, which are returned as they are.
+      image: an encoded image; or an array of pixels, which is returned unchanged.
       background: colour behind a transparent image, one of `BACKGROUNDS`; `none` ignores the
         transparency and returns the stored colours.
 
     Raises:
-      Unreadable: not an image, cut short, or too large.
+      Unreadable: the content is not an image, is cut short, or has too many pixels.
     """
     if isinstance(image, np.ndarray):
         return image
@@ -142,7 +144,7 @@ def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
 
 
 def _grey_pixels(opened: Image.Image, shade: int | None) -> np.ndarray:
-    """Returns a 16-bit grey image as RGB uint8; Pillow's convert() would clip it at 255."""
+    """Scales a 16-bit grey image to RGB uint8; Pillow's convert() would clip values above 255."""
     levels = np.asarray(opened, np.float32)
     grey = eight_bits(levels)
     if shade is not None and "transparency" in opened.info:
@@ -151,12 +153,12 @@ def _grey_pixels(opened: Image.Image, shade: int | None) -> np.ndarray:
 
 
 def eight_bits(levels: np.ndarray) -> np.ndarray:
-    """Returns 16-bit levels, from 0 to 65,535, as uint8."""
+    """Scales 16-bit levels, from 0 to 65,535, to uint8."""
     return (levels / 257).round().clip(0, 255).astype(np.uint8)
 
 
 def has_idle_alpha(opened: Image.Image) -> bool:
-    """Returns True for a BMP with alpha 0 everywhere: many programs do not use this channel."""
+    """Returns True for a BMP with alpha 0 everywhere, written by a program that ignores alpha."""
     return (
         opened.format == "BMP"
         and opened.mode == "RGBA"
@@ -165,14 +167,14 @@ def has_idle_alpha(opened: Image.Image) -> bool:
 
 
 def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
-    """Returns a transparent image in RGB, on a background of one grey level."""
+    """Returns a transparent image in RGB, on a background with the grey level `shade`."""
     rgba, key = opened.convert("RGBA"), opened.info.get("transparency")
-    # Pillow scales the levels to 8 bits, but not the transparent level (the key).
+    # Pillow scales grey levels to 8 bits, but not the level that is transparent (the key).
     depth = encoded[24] if opened.format == "PNG" else 8
     if opened.mode == "L" and depth < 8:
         rgba.putalpha(opened.point(lambda level: 255 * (level != key * 255 // (2**depth - 1))))
     elif opened.mode == "RGB" and depth == 16:
-        # Pillow keeps only 8 bits, so other colours may become equal to the key.
+        # Pillow reduces colours to 8 bits, where other colours may become equal to the key.
         alpha = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)[..., 3]
         rgba.putalpha(Image.fromarray((alpha >> 8).astype(np.uint8)))
     result = Image.new("RGB", opened.size, (shade, shade, shade))
@@ -186,16 +188,20 @@ def open_image(
     background: str = "white",
     several: bool = False,
 ) -> "Jpeg | Pixels":
-    """Opens an image; the result has its upright `height` and `width`, and decodes rectangles.
+    """Opens an image without decoding it; the methods of the result decode rectangles.
+
+    `height` and `width` of the result are those of the upright image.
 
     Args:
-      image: encoded, or RGB uint8 `[height, width, 3]`; an opened image is returned as it is.
-      mode: `fast`, or `exact` to always decode all of it with Pillow.
-      background: see `decode`.
-      several: many rectangles will be read, so the whole image is decoded once.
+      image: an encoded image, or RGB uint8 `[height, width, 3]`. An opened image is returned
+        unchanged.
+      mode: `fast`, or `exact`: always decode the whole image with Pillow.
+      background: as in `decode`.
+      several: many rectangles will be read; therefore the whole image is decoded only once.
 
     Raises:
-      Unreadable: see `decode`. Damage after the header is detected only by `region`.
+      Unreadable: as in `decode`. Damage after the header of a JPEG is detected later, when a
+        rectangle is decoded.
     """
     if isinstance(image, Jpeg | Pixels):
         return image
@@ -215,10 +221,11 @@ class Pixels:
         self._pixels = pixels
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Returns the rectangle `box`, uint8, halved as often as `size` allows.
+        """Returns the rectangle `box`, uint8, halved as often as it stays at `size` or larger.
 
         Args:
-          size: minimum height and width of the result; a single number is both.
+          box: the rectangle in pixels.
+          size: minimum height and width of the result; a single number stands for both.
         """
         shrink = _shrink(box, size)
         left, top, right, bottom = _snap(box, shrink, self.height, self.width)
@@ -226,9 +233,9 @@ class Pixels:
         return _average(pixels, shrink)
 
     def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
-        """Writes the rectangle `box` into `out`, `[height, width, 3]`, resized.
+        """Resizes the rectangle `box` and writes it into `out`, uint8 `[height, width, 3]`.
 
-        Pixels around the rectangle have no influence.
+        Pixels outside of the rectangle do not influence the result.
         """
         if interpolation == "bilinear":
             return resize(self.region(box, out.shape[:2]), out)
@@ -267,7 +274,9 @@ class Jpeg:
         self.height, self.width = (width, height) if self._turn.swap else (height, width)
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Implements `Pixels.region`; the JPEG decoder halves down to 1/8, the rest is averaged.
+        """Implements `Pixels.region`.
+
+        The JPEG decoder divides the sides by up to 8. Further halvings average over pixels.
 
         Raises:
           Unreadable: the JPEG is damaged.
@@ -276,16 +285,16 @@ class Jpeg:
         by_area = max(1, shrink // 8)
         left, top, right, bottom = self._place(box, shrink, by_area)
         pixels = self._decoded(Box(left, top, right, bottom), shrink // by_area)
-        if pixels is None:  # Pillow may still decode it, or raises Unreadable.
+        if pixels is None:  # Pillow may be able to decode the JPEG; otherwise it raises Unreadable.
             return Pixels(decode(self._data)).region(box, size)
         return _average(_upright(pixels, self._turn), by_area)
 
     def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
         """Implements `Pixels.crop`.
 
-        Bilinear crops to a square are resized while their rows are decoded; values differ by at
-        most 1 (rounding). All others are resized from a JPEG decoded at `DETAIL` times the size or
-        more.
+        Bilinear crops to a square are resized while their rows are decoded. Their values differ
+        from those of `Pixels.crop` by at most 1, due to rounding. For the averaging interpolations
+        the JPEG is decoded at `DETAIL` times the requested size or more, and then resized.
         """
         if interpolation != "bilinear":
             if not self._crop_averaged(box, out, interpolation, beside=False):
@@ -311,7 +320,14 @@ class Jpeg:
             Pixels(decode(self._data)).crop_resized(sides, corner, out, interpolation)
 
     def _crop_averaged(self, box: Box, out: np.ndarray, interpolation: str, beside: bool) -> bool:
-        """Resizes a rectangle; returns False if the JPEG is damaged."""
+        """Decodes and resizes a rectangle with averaging; returns False if the JPEG is damaged.
+
+        Args:
+          box: the rectangle in pixels.
+          out: array for the result, `[height, width, 3]`.
+          interpolation: a key of `DETAIL`.
+          beside: pixels outside of the rectangle influence the result, as in a resized whole image.
+        """
         turn, (height, width) = self._turn, self._stored
         into = np.empty((*(out.shape[1::-1] if turn.swap else out.shape[:2]), 3), np.uint8)
         detail = DETAIL[interpolation]
@@ -335,7 +351,7 @@ class Jpeg:
         return True
 
     def _decoded(self, place: Box, shrink: int) -> np.ndarray | None:
-        """Returns a rectangle's pixels in the stored image, shrunk; None if the JPEG is damaged."""
+        """Decodes a rectangle at 1 / `shrink` of the stored size; None: the JPEG is damaged."""
         decoded = _jpeg.decode(self._data, *place, shrink)
         if decoded is None:
             return None
@@ -344,7 +360,7 @@ class Jpeg:
         return pixels[:, start : start + place.width]
 
     def _as_stored(self, box: Box) -> Box:
-        """Returns a rectangle's position in the stored image."""
+        """Converts a rectangle of the upright image to the image as stored, before rotation."""
         turn, (height, width) = self._turn, self._stored
         left, top, right, bottom = box
         if turn.swap:
@@ -356,7 +372,10 @@ class Jpeg:
         return Box(left, top, right, bottom)
 
     def _place(self, box: Box, shrink: int, by_area: int) -> tuple[int, int, int, int]:
-        """Returns a rectangle's position in the stored image, shrunk by `shrink // by_area`."""
+        """Converts a rectangle of the upright image to the stored image divided by a factor.
+
+        The factor is `shrink // by_area`. The rectangle is rounded to cells of `shrink` pixels.
+        """
         stored = self._as_stored(box)
         if shrink == 1:
             return stored
@@ -364,9 +383,9 @@ class Jpeg:
 
 
 class WholeJpeg(Jpeg):
-    """An encoded JPEG for many rectangles: the whole image is decoded once per scale.
+    """An encoded JPEG for many rectangles: the whole image is decoded once at each scale.
 
-    The pixels equal those of `Jpeg`, except that bilinear squares are rounded differently.
+    The results equal those of `Jpeg`; only bilinear crops to a square are rounded differently.
     """
 
     _resizes_rows = False
@@ -384,14 +403,15 @@ class WholeJpeg(Jpeg):
 
 
 class Turn(NamedTuple):
-    """Orientation of a stored image: its axes mirrored, then swapped."""
+    """How a stored image is turned upright: its axes are mirrored, and then swapped."""
 
     swap: bool
     flip_x: bool
     flip_y: bool
 
 
-# Turns by EXIF orientation. An unknown one is treated as upright, as in Pillow.
+# The turn for each EXIF orientation. With an unknown orientation an image counts as upright, as in
+# Pillow.
 TURNS = {
     1: Turn(False, False, False),
     2: Turn(False, True, False),
@@ -405,16 +425,18 @@ TURNS = {
 
 
 def _shrink(box: Box, size: int | tuple[int, int]) -> int:
-    """Returns the largest power of two by which a rectangle can shrink and still have `size`."""
+    """Returns the largest power of two by which a rectangle can be divided, down to `size`."""
     height, width = (size, size) if isinstance(size, int) else size
     times = int(min(box.height // height, box.width // width))
     return 1 << max(0, times.bit_length() - 1)
 
 
 def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
-    """Returns a rectangle in units of cells of `shrink` pixels, rounded to whole cells.
+    """Divides a rectangle's edges by `shrink` and rounds them to whole numbers.
 
     Args:
+      box: the rectangle in pixels.
+      shrink: divisor of the edges.
       height: height of the whole image, in pixels.
       width: width of the whole image, in pixels.
     """
@@ -427,7 +449,7 @@ def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
 def before_resize(
     sides: tuple[int, int], corner: tuple[int, int], size: tuple[int, ...], height: int, width: int
 ) -> Box:
-    """Maps a crop of a resized image to coordinates before the resize.
+    """Returns the rectangle of the original image that a crop of the resized image shows.
 
     Args:
       sides: height and width after the resize.
@@ -443,12 +465,13 @@ def before_resize(
 def _around(
     box: Box, size: tuple[int, ...], interpolation: str | None, height: int, width: int
 ) -> Box:
-    """Returns the rectangle of whole pixels that a resized rectangle depends on.
+    """Returns the rectangle of whole pixels that are read to resize the rectangle `box`.
 
     Args:
-      size: height and width of the result.
-      interpolation: a key of `PILLOW`, whose filter reads pixels beyond the rectangle; None for an
-        interpolation that does not.
+      box: the rectangle in pixels.
+      size: height and width of the resized rectangle.
+      interpolation: a key of `PILLOW`; its filter also reads pixels around the rectangle. None: no
+        pixels outside of the rectangle are read.
       height: height of the image, in pixels.
       width: width of the image, in pixels.
     """
@@ -496,7 +519,7 @@ def _upright(pixels: np.ndarray, turn: Turn) -> np.ndarray:
 
 
 def resize(pixels: np.ndarray, out: np.ndarray) -> None:
-    """Resizes into uint8 `[height, width, 3]`, bilinear without antialiasing (the paper's code)."""
+    """Resizes `pixels` into uint8 `out`, bilinear without antialiasing, as in the paper's code."""
     cv2.resize(pixels, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
 
 
@@ -506,20 +529,25 @@ def resample(
     """Resizes uint8 `[height, width, 3]` into uint8 `out` with an averaging interpolation.
 
     Args:
-      box: only this rectangle is resized; Pillow's filters also read the pixels around it.
+      pixels: the image.
+      out: array for the result.
+      interpolation: a key of `DETAIL`.
+      box: rectangle of the image to resize; Pillow's filters also read the pixels around it. None:
+        the whole image.
     """
     if interpolation == "area":
         return _resize_area(pixels, out)
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    if box:  # Rounding may have put its edges outside.
+    if box:  # By rounding, an edge may lie outside of the image.
         box = box.left, box.top, min(box.right, image.width), min(box.bottom, image.height)
     out[:] = np.asarray(image.resize(out.shape[1::-1], PILLOW[interpolation][0], box=box))
 
 
 def _resize_area(pixels: np.ndarray, out: np.ndarray) -> None:
-    """Averages over the area of each output pixel.
+    """Resizes an image by averaging over the area of each output pixel.
 
-    OpenCV averages only if no side grows, so growing sides are resized in a second step.
+    OpenCV averages only if no side is enlarged. Therefore sides to enlarge are resized in a second
+    step.
     """
     height, width = (min(sides) for sides in zip(pixels.shape, out.shape[:2], strict=False))
     if (height, width) != out.shape[:2]:

@@ -8,7 +8,7 @@ from vit_jax.data.fields import BOXES, DEPTH, IGNORED, INSTANCES, MASK, Boxes, F
 from vit_jax.data.placement import Placement
 from vit_jax.errors import UserError
 
-MIN_VISIBLE = 0.1  # Share of a box's area that must be in the crop.
+MIN_VISIBLE = 0.1  # Minimum share of a box's area that must be in the crop.
 MIN_SIDE = 1.0  # Minimum width and height of a box in the crop, in pixels.
 TOLERANCE = 1.0  # Pixels by which boxes may exceed their image, due to rounding.
 NO_OBJECT = -1  # Class of the rows that pad a batch's boxes.
@@ -16,13 +16,15 @@ CROWD = -2  # A crowd of class k has the class CROWD - k in a batch.
 
 
 def mask_field(size: int, cat_max_ratio: float = 1.0) -> Field:
-    """Returns the field `mask`: the class of each pixel, uint8 `[size, size]`.
+    """Returns the batch field `mask`: the class of each pixel, uint8 `[size, size]`.
 
-    Masks are resized with nearest-neighbour interpolation. Padding is `IGNORED`.
+    Masks are resized with nearest-neighbour interpolation. Padding has the value `IGNORED`.
 
     Args:
-      cat_max_ratio: a crop is drawn again if it contains only one class, or if one class covers at
-        least this share of its labelled pixels, as in mmsegmentation's `RandomCrop`. 1: never.
+      size: height and width of the crop in pixels.
+      cat_max_ratio: a crop is drawn again if one class covers at least this share of its labelled
+        pixels, or if it contains only one class, as in mmsegmentation's `RandomCrop`. 1: crops are
+        never drawn again.
     """
     encode = functools.partial(_encode_map, fill=IGNORED, dtype=np.uint8)
     accepts = functools.partial(_has_classes, most=cat_max_ratio) if cat_max_ratio < 1 else None
@@ -30,23 +32,23 @@ def mask_field(size: int, cat_max_ratio: float = 1.0) -> Field:
 
 
 def depth_field(size: int) -> Field:
-    """Returns the field `depth`: metres, float32 `[size, size]`; 0 where the depth is unknown.
+    """Returns the batch field `depth`: the depth of each pixel in metres, float32 `[size, size]`.
 
-    Maps are resized with nearest-neighbour interpolation. Padding is unknown.
+    Unknown depths and padding are 0. Maps are resized with nearest-neighbour interpolation.
     """
     encode = functools.partial(_encode_map, fill=0, dtype=np.float32)
     return Field(DEPTH, (size, size), np.float32, encode, f"nearest, {size} pixels", "map")
 
 
 def boxes_field(size: int, most: int) -> Field:
-    """Returns the field `boxes`: the objects in the crop, float32 `[most, 5]`.
+    """Returns the batch field `boxes`: the objects in the crop, float32 `[most, 5]`.
 
-    Each row is left, top, right and bottom in pixels of the crop, then the class. Padding rows are
-    0 with class -1. A crowd of class k has the class -2 - k: it is not an object, but COCO's
-    metrics do not count predictions in it as false positives. Boxes are clipped to the crop. A box
-    is removed if less than a tenth of its area is in the crop, or if its clipped width or height is
-    less than a pixel. Of more than `most` boxes, the largest in the crop are kept, objects before
-    crowds.
+    A row contains left, top, right and bottom in pixels of the crop, and the class. Rows without an
+    object are 0 with class -1. A crowd (COCO's box of a group of objects) of class k has the class
+    -2 - k. It is not an object, but COCO's metrics do not count predictions in it as false
+    positives. Boxes are clipped to the crop. A box is removed if less than a tenth of its area is
+    in the crop, or if its clipped width or height is less than a pixel. If there are more than
+    `most` boxes, objects are kept before crowds, and large boxes before small boxes.
 
     Args:
       size: height and width of the crop in pixels.
@@ -58,10 +60,10 @@ def boxes_field(size: int, most: int) -> Field:
 
 
 def instances_field(size: int, most: int) -> Field:
-    """Returns the field `instances`: the object of each pixel, uint8 `[size, size]`.
+    """Returns the batch field `instances`: the object of each pixel, uint8 `[size, size]`.
 
-    The value is the object's row in the field `boxes`, or `IGNORED` for none. Where objects
-    overlap, the smaller one is in front.
+    The value is the object's row in the field `boxes`. Pixels without an object have the value
+    `IGNORED`. Where objects overlap, the smaller object is in front.
 
     Args:
       size: height and width of the crop in pixels.
@@ -77,7 +79,7 @@ def _encode_map(values: np.ndarray, placement: Placement, fill: float, dtype: ty
 
 
 def _has_classes(mask: np.ndarray, placement: Placement, most: float) -> bool:
-    """Returns True if a crop has several classes, each with a share below `most`."""
+    """Returns True if a crop has several classes and each covers less than `most` of its pixels."""
     if mask.shape != placement.image:
         return True  # The field's `encode` raises the error.
     crop = _encode_map(mask, placement, IGNORED, np.uint8)
@@ -111,7 +113,8 @@ def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.nd
     """Returns the boxes in the crop that `boxes_field` keeps, and their indices in `boxes`.
 
     Raises:
-      UserError: a box exceeds the image or has no area, or the annotations give another image size.
+      UserError: a box exceeds the image or has no area, or the image's size in the annotations is
+        wrong.
     """
     height, width = placement.image
     if boxes.size is not None:
@@ -129,7 +132,7 @@ def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.nd
 
 
 def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) -> None:
-    """Raises UserError if an image's size differs from that in its annotations.
+    """Raises UserError if an image's actual size differs from the size in its annotations.
 
     Args:
       annotated, actual: height and width in pixels.
@@ -144,7 +147,7 @@ def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) 
 
 
 def boxes_of(rows: np.ndarray) -> Boxes:
-    """Converts an image's rows in a batch, `[most, 5]`, to its objects and crowds."""
+    """Inverts `boxes_field`: converts an image's rows, `[most, 5]`, to its objects and crowds."""
     rows = rows[rows[:, 4] != NO_OBJECT]
     labels = rows[:, 4].astype(np.int32)
     crowd = labels <= CROWD
@@ -152,7 +155,7 @@ def boxes_of(rows: np.ndarray) -> Boxes:
 
 
 def check_corners(corners: np.ndarray, height: int, width: int) -> None:
-    """Raises UserError for boxes without area and boxes outside their image.
+    """Raises UserError for boxes without area, and for boxes that exceed their image.
 
     A box may exceed the image by one pixel, because annotations are rounded.
 
@@ -178,7 +181,7 @@ def _areas(corners: np.ndarray) -> np.ndarray:
 
 
 def _scale(placement: Placement) -> float:
-    """Returns the area in the crop of one pixel of the image."""
+    """Returns the area, in pixels of the crop, that one pixel of the image covers."""
     box, (height, width) = placement.box, placement.shown
     return height * width / ((box.right - box.left) * (box.bottom - box.top))
 

@@ -1,4 +1,4 @@
-"""Fields: values of each example other than its image and labels, such as captions and masks."""
+"""Fields: further values of an example besides its image and labels, such as captions and masks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,13 +9,13 @@ from vit_jax.data.placement import Placement
 from vit_jax.errors import UserError, as_text
 
 TEXT = "text"  # Captions of an image: one or several strings.
-MASK = "mask"  # Class of each pixel, int `[height, width]`; `IGNORED` where it is unknown.
+MASK = "mask"  # Class of each pixel, int `[height, width]`; `IGNORED` if the class is unknown.
 BOXES = "boxes"  # `Boxes`, the objects of an image.
-INSTANCES = "instances"  # `Boxes` with masks.
-DEPTH = "depth"  # Metres, float32 `[height, width]`; 0 where it is unknown.
+INSTANCES = "instances"  # `Boxes`, the objects of an image with their masks.
+DEPTH = "depth"  # Depth of each pixel in metres, float32 `[height, width]`; 0: unknown.
 IGNORED = 255  # Mask value of pixels that training and evaluation ignore.
 BACKGROUND = "background"  # Class name of pixels that belong to no object.
-CAPTION_KEYS = ("caption", "captions", "text")  # Names of captions; the first is the default.
+CAPTION_KEYS = ("caption", "captions", "text")  # Usual column names of captions, the default first.
 
 
 class Boxes(NamedTuple):
@@ -24,12 +24,12 @@ class Boxes(NamedTuple):
     Attributes:
       corners: left, top, right and bottom in pixels, float32 `[objects, 4]`.
       labels: class of each object, int32 `[objects]`.
-      masks: pixels of each object, bool `[objects, height, width]`; None: unknown.
+      masks: True for the pixels of each object, bool `[objects, height, width]`; None: unknown.
       crowd: True for the box of a group of objects, bool `[objects]`; None: there are no groups.
-      size: height and width of the image according to the annotations; None: unknown.
-      areas: area of each object in pixels according to the annotations, float64 `[objects]`, by
-        which COCO's metrics classify objects as small, medium or large. None: use the area of the
-        masks or boxes.
+      size: height and width of the image in the annotations; None: unknown.
+      areas: area of each object in pixels in the annotations, float64 `[objects]`. COCO's metrics
+        classify objects as small, medium or large by these areas. None: the metrics use the area of
+        the masks or boxes.
     """
 
     corners: np.ndarray
@@ -41,19 +41,21 @@ class Boxes(NamedTuple):
 
 
 class Field(NamedTuple):
-    """An entry of a batch that an objective requests in addition to the views of the image.
+    """A batch entry that a training objective requests in addition to views of the image.
 
     Attributes:
-      name: key in `Source.fields_of` and in the batch.
-      shape: shape of one example's entry.
-      dtype: type of the entry.
-      encode: `(value, rng) -> array` of this shape; `rng` is None in evaluation. For `spatial`
-        fields: `(value, placement) -> array`, with the `Placement` of the first view.
-      identity: short value that changes with `encode`; a run resumes only if it is the same.
-      spatial: kind of an entry that is cropped and flipped with the image: `map`, `[height, width,
-        ...]`, or `boxes`, `[..., 4 or more]` that start with left, top, right and bottom in pixels.
-      accepts: for `spatial` fields: `(value, placement) -> bool`. Training draws another crop if it
-        returns False, up to ten times. None: all crops are accepted.
+      name: key of the values in `Source.fields_of` and of the entry in the batch.
+      shape: shape of the entry for one example.
+      dtype: dtype of the entry.
+      encode: function that converts an example's value to an array of this shape. It is called as
+        `encode(value, rng)`, with `rng=None` in evaluation. For `spatial` fields it is called as
+        `encode(value, placement)`, with the `Placement` of the first view.
+      identity: short value that changes with `encode`. A run can resume only with an equal value.
+      spatial: the entry is cropped and flipped together with the image. `map`: it is `[height,
+        width, ...]`. `boxes`: it is `[..., 4 or more]`, starting with left, top, right and bottom
+        in pixels. None: it is independent of the crop.
+      accepts: for `spatial` fields: called as `accepts(value, placement)`. If it returns False,
+        training draws another crop, up to ten times. None: all crops are accepted.
     """
 
     name: str
@@ -66,23 +68,24 @@ class Field(NamedTuple):
 
 
 def caption_keys(key: str) -> tuple[str, ...]:
-    """Returns the names that captions may have for a value of `data.caption_key`."""
+    """Returns the column names of captions to look for, given the value of `data.caption_key`."""
     return CAPTION_KEYS if key == CAPTION_KEYS[0] else (key,)
 
 
 def draw_caption(captions: Sequence[str], rng: np.random.Generator | None) -> str:
-    """Returns a random caption of an image, or the first one if `rng` is None."""
+    """Returns a random caption of an image; without `rng` the first caption."""
     return captions[0 if rng is None or len(captions) == 1 else int(rng.integers(len(captions)))]
 
 
 def check_captions(captions: Sequence[str], place: str) -> tuple[str, ...]:
-    """Returns the captions without surrounding spaces and duplicates.
+    """Removes surrounding spaces and duplicates from the captions of an image.
 
     Args:
+      captions: the captions of an image.
       place: description of the image, for errors.
 
     Raises:
-      UserError: there is no caption, one is empty, or one is not a string of valid UTF-8.
+      UserError: there is no caption, a caption is empty, or it is not a string of valid UTF-8.
     """
     for caption in captions:
         if not isinstance(caption, str):

@@ -23,11 +23,11 @@ def find_images(arguments: Sequence[str]) -> "ImageFiles":
     """Finds image files.
 
     Args:
-      arguments: files, folders, CSVs that list files, or glob patterns; `-` reads an image, or one
-        path per line, from standard input.
+      arguments: files, folders, CSVs that list files, or glob patterns. `-` reads standard input:
+        an image, or one path per line.
 
     Raises:
-      UserError: a path does not exist, or a folder has no images.
+      UserError: a path does not exist, or a folder contains no images.
     """
     images, left_out = [], Counter()
     for argument in arguments:
@@ -41,7 +41,7 @@ def find_images(arguments: Sequence[str]) -> "ImageFiles":
 
 
 def _find_paths(argument: str) -> tuple[list[str], Counter[str]]:
-    """Returns the image files of an argument, and the number of skipped files by reason."""
+    """Returns the images that an argument stands for, and the number of skipped files by reason."""
     if os.path.isdir(argument):
         return _find_in_folder(argument)
     if argument.lower().endswith(".csv") and os.path.isfile(argument):
@@ -78,7 +78,7 @@ def _standard_input() -> list[tuple[str, bytes | None]]:
 
 
 class ImageFiles(Source):
-    """Source of images without labels: paths, or names with the image's bytes."""
+    """Data source of images without labels, from files or from bytes in memory."""
 
     class_names = ()
 
@@ -98,22 +98,22 @@ class ImageFiles(Source):
         return as_text(self.path(index))
 
     def path(self, index: int) -> str:
-        """Returns the path of an image as it was found."""
+        """Returns the path of an image, as the command-line argument contains it."""
         return self._images[index][0]
 
     def note(self) -> list[str]:
-        """Returns a line about the skipped files of folders, or an empty list."""
+        """Returns a list of one line about skipped files in folders; empty if none was skipped."""
         return [f"note: skipped: {in_words(self.left_out)}"] if self.left_out else []
 
 
 def read_images(source: Source, crop: TestCrop, most: int) -> tuple[list[str], np.ndarray]:
-    """Reads a representative sample of readable images.
+    """Reads a representative sample of at most `most` images; unreadable images are skipped.
 
     Returns:
-      Their names, and their pixels, uint8 `[images, height, width, 3]`.
+      The names of the images, and their pixels, uint8 `[images, height, width, 3]`.
 
     Raises:
-      UserError: none is readable.
+      UserError: no image is readable.
     """
     for line in source.note() if isinstance(source, ImageFiles) else ():
         print(line)

@@ -1,8 +1,9 @@
 """Disk cache of composed images in the user's cache folder, shared by runs and processes.
 
-A file stores images of one kind and size, up to a GiB. Image k has a fixed offset, so processes
-need no locks, and images that are not yet written take no disk space. Each image is followed by its
-checksum: a half-written or damaged image is composed again.
+A file stores images of one kind and size, up to one GiB. Image k is stored at a fixed offset.
+Therefore processes need no locks, and images that are not yet written take no disk space. Each
+image is followed by its checksum, which detects half-written and damaged images; these are composed
+again.
 """
 
 import functools
@@ -16,7 +17,7 @@ MOST_BYTES = 2**30  # Limit for a file.
 
 
 class KeptImages:
-    """Cached images of one file.
+    """The cached images in one file.
 
     Args:
       name: name of the file; it identifies the kind of images and the version of the code.
@@ -48,7 +49,7 @@ class KeptImages:
         return np.frombuffer(bytearray(pixels), np.uint8).reshape(self.shape)
 
     def write(self, number: int, image: np.ndarray) -> None:
-        """Stores image `number`, if there is room."""
+        """Stores image `number`, unless the file would exceed `MAX_BYTES` or the disk is full."""
         if self.file is None or number >= self.most:
             return
         pixels = image.tobytes()
@@ -60,5 +61,5 @@ class KeptImages:
 
 @functools.cache
 def kept_images(name: str, size: int, channels: int = 3) -> KeptImages:
-    """Returns the cache with this file name, which is opened once per process."""
+    """Returns the cache with this file name; each process opens a cache only once."""
     return KeptImages(name, size, channels)

@@ -1,4 +1,4 @@
-"""Labels as class indices: index lists, and one-hot and multi-hot rows."""
+"""Converts labels to lists of class indices, and recognizes one-hot and multi-hot labels."""
 
 from collections.abc import Sequence
 
@@ -11,13 +11,13 @@ def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = 
     """Returns the width of one-hot or multi-hot labels; None if labels are lists of class indices.
 
     Labels are one-hot or multi-hot if all rows have the same length and contain only zeros and
-    ones. An index list cannot look like this: it contains no class twice, so it would be the two
-    classes 0 and 1, for every image.
+    ones. Lists of class indices do not look like this, because a list contains no class twice: all
+    images would have the same two classes, 0 and 1.
 
     Args:
       counts: length of each example's row, without unlabelled examples.
       values: all rows, concatenated.
-      classes: number of classes, if known: a row has one entry for each.
+      classes: number of classes, which is also the length of a one-hot row; None: unknown.
     """
     width = int(counts[0]) if len(counts) else 0
     if width < 2 or classes not in (None, width) or (counts != width).any():
@@ -26,7 +26,15 @@ def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = 
 
 
 def from_one_hot(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Converts one-hot or multi-hot rows to index lists; returns their lengths and all indices."""
+    """Converts one-hot or multi-hot rows to lists of class indices.
+
+    Args:
+      values: all rows, concatenated.
+      width: length of a row.
+
+    Returns:
+      The length of each list, and all lists concatenated.
+    """
     rows, indices = np.nonzero(values.reshape(-1, width))
     return np.bincount(rows, minlength=len(values) // width), indices
 
@@ -34,8 +42,9 @@ def from_one_hot(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray
 def check_lists(counts: np.ndarray, values: np.ndarray, classes: int | None = None) -> None:
     """Raises UserError for labels that are neither index lists nor one-hot or multi-hot rows.
 
-    If all rows have the same length, a repeated value indicates a table with a column per class.
-    If lengths differ, a class may be repeated, because an image may contain several of its objects.
+    If all rows have the same length, a value that occurs twice in a row indicates a table with a
+    column per class, which is an error. If the lengths differ, a class may occur twice: an image
+    may contain several objects of a class.
 
     Args:
       counts, values, classes: see `one_hot_width`.
@@ -49,7 +58,7 @@ def check_lists(counts: np.ndarray, values: np.ndarray, classes: int | None = No
 
 
 def not_indices(label: Sequence[int], classes: int | None = None) -> UserError:
-    """Returns the error for a label with a repeated class."""
+    """Returns the error for a label in which a class occurs twice."""
     shown = ", ".join(map(str, label[:8])) + (", ..." if len(label) > 8 else "")
     width = f"{classes} zeros and ones" if classes else "zeros and ones"
     return UserError(

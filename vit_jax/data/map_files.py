@@ -16,7 +16,8 @@ def decode_mask(content: bytes) -> np.ndarray:
     """Returns the values of a mask, uint8 or uint16 `[height, width]`.
 
     Args:
-      content: a PNG file: with a palette (the indices are the values), or grey with 1 to 16 bits.
+      content: a PNG file. It has a palette, and the palette indices are the values; or it is grey,
+        with 1 to 16 bits.
 
     Raises:
       UserError: the file is a colour image, has another format, or is damaged.
@@ -32,13 +33,10 @@ def decode_mask(content: bytes) -> np.ndarray:
 
 
 def values_of(mask: Image.Image) -> np.ndarray:
-    """Returns the palette indices or grey levels of an image.
-
-    Returns:
-      uint8 or uint16 `[height, width]`.
+    """Returns the palette indices or grey levels of an image, uint8 or uint16 `[height, width]`.
 
     Raises:
-      UserError: the image has colours, or is damaged.
+      UserError: the image has colours without a palette, or is damaged.
     """
     if mask.mode not in ("P", "L", "1", "I", "I;16"):
         raise UserError(
@@ -49,12 +47,12 @@ def values_of(mask: Image.Image) -> np.ndarray:
 
 
 def decode_depth(content: bytes, scale: float) -> np.ndarray:
-    """Returns a depth map in metres, float32 `[height, width]`; 0 where it is unknown.
+    """Returns a depth map in metres, float32 `[height, width]`; 0 means an unknown depth.
 
     Args:
-      content: a 16-bit grey PNG file, or a NumPy array (.npy). Floats are metres; negative values,
-        infinity and NaN mean unknown.
-      scale: metres per unit of integer values.
+      content: a 16-bit grey PNG file or a NumPy file (.npy). Floats are depths in metres; negative
+        numbers, infinity and NaN mean an unknown depth.
+      scale: factor from integer values to metres.
 
     Raises:
       UserError: the file has another format, or is damaged.
@@ -82,7 +80,7 @@ def decode_depth(content: bytes, scale: float) -> np.ndarray:
 
 
 def _opened(content: bytes) -> Image.Image:
-    """Opens an image without decoding its pixels."""
+    """Opens an image with Pillow without decoding its pixels."""
     try:
         return Image.open(io.BytesIO(content), formats=FORMATS)
     except Exception as error:  # Pillow's parsers raise errors of any type.
@@ -97,7 +95,9 @@ def _pixels(opened: Image.Image) -> np.ndarray:
 
 
 def run_lengths(mask: np.ndarray) -> dict[str, list[int]]:
-    """Returns COCO's run lengths: alternating counts of zeros and ones, column by column.
+    """Returns a mask in COCO's uncompressed run-length encoding, column by column.
+
+    The lengths of runs of zeros and ones alternate.
 
     Args:
       mask: bool `[height, width]`.

@@ -1,10 +1,11 @@
-"""Order of examples in training: maps any position to an example, without state.
+"""Order of examples in training: a function from a position to an example, without state.
 
 Position n is the n-th example since the start of training. Each epoch is a new permutation of the
-data set. A weighted mixture interleaves one such sequence per part. With repeated augmentation
-(Hoffer et al., 2020; 1901.09335) each image takes several consecutive positions. An epoch still has
-as many positions as the data set has images, so it contains only the first images of its
-permutation, as in DeiT's code.
+data set. In a mixture of several data sets, each data set has its own epochs, and the data sets are
+interleaved in proportion to their weights. With repeated augmentation (Hoffer et al., 2020;
+1901.09335) each image takes several consecutive positions. An epoch still has as many positions as
+the data set has images. Therefore it contains only the first images of its permutation, as in
+DeiT's code.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 
-BLOCK = 2**16  # Positions after which the shares of a mixture are met exactly.
+BLOCK = 2**16  # In each block of so many positions, the shares of a mixture are exact.
 ROUNDS = 6
 ONE, HALF, BITS = np.uint64(1), np.uint64(32), np.uint64(64)
 ODD = np.uint64(0xD6E8FEB86659FD93)
@@ -21,12 +22,13 @@ ODD = np.uint64(0xD6E8FEB86659FD93)
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """Training order of one source, or of several concatenated ones.
+    """Training order of a data source with one or several parts (the data sets of a mixture).
 
     Args:
       seed: random seed of the permutations.
       sizes: number of examples in each part.
-      weights: shares of the parts, with any sum; None: one permutation over all parts.
+      weights: shares of the parts, with any sum. None: the examples of all parts are permuted
+        together.
       repeats: number of consecutive positions of each example.
     """
 
@@ -36,14 +38,15 @@ class Order:
     repeats: int = 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Returns indices into the concatenated parts, for int64 positions from 0 up to 2^62."""
+        """Returns the index of the example at each position (int64, from 0 up to 2^62)."""
         turns = positions // self.repeats
         if self.weights is None:
             return self._epochs(turns, sum(self.sizes), 0)
         indices = np.empty_like(turns)
         waiting, left = np.arange(len(turns)), BLOCK
         for part, quota in enumerate(self._quotas()):
-            # This part takes `quota` of every `left` remaining turns, evenly spread.
+            # A turn is the consecutive positions of one example. Of every `left` turns that earlier
+            # parts have not taken, this part takes `quota`, evenly spread.
             before, after = _scaled(turns, quota, left), _scaled(turns + 1, quota, left)
             mine = after > before
             start = sum(self.sizes[:part])
@@ -52,12 +55,18 @@ class Order:
         return indices
 
     def _epochs(self, turns: np.ndarray, size: int, part: int) -> np.ndarray:
-        """Returns indices into a part, for its turns of `repeats` positions each."""
+        """Returns the index, within a part, of the example in each turn.
+
+        Args:
+          turns: numbers of the part's turns; a turn is `repeats` positions of one example.
+          size: number of examples in the part.
+          part: index of the part.
+        """
         epoch, place = np.divmod(turns * self.repeats, size)
         return permute(place // self.repeats, size, self.seed, part, epoch)
 
     def _quotas(self) -> np.ndarray:
-        """Returns the number of positions of each part in a block; they sum to `BLOCK`."""
+        """Returns the number of turns of each part in a block of `BLOCK` turns."""
         ends = np.cumsum(self.weights) / np.sum(self.weights) * BLOCK
         quotas = np.diff(np.round(ends).astype(np.int64), prepend=0)
         if quotas.min() == 0:
@@ -69,16 +78,17 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class BalancedOrder:
-    """Order that samples classes by quotas.
+    """Training order that samples each class with a given frequency.
 
-    A round has `quotas[c]` turns of each class c, in a new random order each round. The turns of a
-    class go through its images in epochs, each a new permutation.
+    The order consists of rounds. In a round, class c occurs `quotas[c]` times, and the classes are
+    in a new random order. Successive occurrences of a class go through its images in epochs; each
+    epoch is a new permutation of the images.
 
     Args:
       seed: random seed of the permutations.
       members: indices of all examples, sorted by class.
       sizes: number of examples of each class, above 0.
-      quotas: turns of each class in a round, above 0.
+      quotas: number of occurrences of each class in a round, above 0.
       repeats: number of consecutive positions of each example.
     """
 
@@ -89,7 +99,7 @@ class BalancedOrder:
     repeats: int = 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Returns indices of examples, for int64 positions from 0 up to 2^62."""
+        """Returns the example at each position; positions are int64, from 0 up to 2^62."""
         classes, starts = len(self.sizes), np.cumsum(self.quotas) - self.quotas
         number, place = np.divmod(positions // self.repeats, int(self.quotas.sum()))
         slots = permute(place, int(self.quotas.sum()), self.seed, classes, number)
@@ -110,13 +120,17 @@ def _scaled(numbers: np.ndarray, by: int, of: int) -> np.ndarray:
 
 
 def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray:
-    """Applies a permutation of `range(size)`, chosen by `key`, to each of `places` (int64).
+    """Applies a pseudorandom permutation of `range(size)` to each number of `places`, int64.
 
-    It is a Feistel network over the next power of two, which is applied again to values outside the
-    range until they are inside ("cycle walking"). Each number of the key is an int or an array of
-    the shape of `places`.
+    The permutation is a Feistel network over the next power of two. It is applied to a number again
+    and again until the result is below `size` ("cycle walking").
+
+    Args:
+      places: numbers from 0 to `size` - 1.
+      size: number of permuted elements.
+      *key: numbers that select the permutation, each an int or an array of the shape of `places`.
     """
-    # With fewer than six bits, some permutations of a few examples would be rare.
+    # With fewer than six bits, some permutations of very small data sets would be rare.
     bits = np.uint64(max(6, (size - 1).bit_length()))
     high, low = bits // 2, bits - bits // 2  # The halves, which are swapped each round.
     secret = np.zeros(len(places), np.uint64)

@@ -1,8 +1,8 @@
 """Photometric distortions of segmentation recipes: mmsegmentation, DINOv3 and EoMT.
 
-Brightness, contrast, saturation and hue are distorted in this order, each with probability 0.5. In
-half of the images contrast comes last. The variants differ in the operations and the range of the
-hue.
+Brightness, contrast, saturation and hue are distorted, each with probability 0.5. In half of the
+images contrast is distorted last, in the other half after brightness. The variants of the three
+recipes differ in how they compute the distortions and in the range of the hue.
 
 Sources: `PhotoMetricDistortion` of mmsegmentation's mmseg/datasets/transforms/transforms.py and of
 dinov3/eval/segmentation/transforms.py, and `Transforms.color_jitter` of EoMT's
@@ -18,15 +18,15 @@ import numpy as np
 
 from vit_jax.data.randaugment import adjust_brightness, adjust_contrast, adjust_saturation
 
-PROBABILITY = 0.5  # Of each distortion.
-HUES = 180  # Levels of OpenCV's hue.
-VALUES = np.arange(256, dtype=np.float32)  # Of a channel.
+PROBABILITY = 0.5  # Probability of each distortion.
+HUES = 180  # Number of levels of OpenCV's hue.
+VALUES = np.arange(256, dtype=np.float32)  # All values of a channel.
 
 Operation = Callable[[np.ndarray, float], np.ndarray]
 
 
 class Variant(NamedTuple):
-    """Distortions `(pixels, strength) -> pixels` with a strength in [-1, 1)."""
+    """The distortions of a recipe: functions of uint8 pixels and a strength in [-1, 1)."""
 
     brightness: Operation
     contrast: Operation
@@ -58,7 +58,7 @@ class PhotometricDistortion:
         return [(name, rng.uniform(-1, 1)) for name in names if rng.random() < PROBABILITY]
 
 
-# The functions below map uint8 [height, width, 3] to a new array of the same kind.
+# The functions below map pixels, uint8 [height, width, 3], to a new array of this shape and dtype.
 
 
 def turn_hue(pixels: np.ndarray, turn: float) -> np.ndarray:
@@ -74,7 +74,7 @@ def scale_saturation(pixels: np.ndarray, factor: float) -> np.ndarray:
 def _mapped_in_hsv(
     pixels: np.ndarray, hues: np.ndarray = VALUES, saturations: np.ndarray = VALUES
 ) -> np.ndarray:
-    """Maps hues and saturations in OpenCV's 8-bit HSV by lookup tables of 256 values."""
+    """Applies lookup tables of 256 values to hue and saturation in OpenCV's 8-bit HSV."""
     table = np.stack([hues, saturations, VALUES], axis=-1).astype(np.uint8)
     hsv = cv2.LUT(cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV), table[None])
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)

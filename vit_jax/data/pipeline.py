@@ -1,11 +1,12 @@
-"""Batches of a process; they depend only on the seed and the step.
+"""Loads the batches of a process; a batch depends only on the seed and the step.
 
-Training reads an endless sequence of epochs (`order.py`). With batch size B, global batch k
-contains positions [k B, (k + 1) B); each process reads the rows of its devices. So batch k is the
-same for any number of processes, and a run resumes by reading from k on. The random augmentations
-at position n depend only on the seed and n.
+Training reads an endless sequence of positions (`order.py`). With batch size B, global batch k
+contains the positions from k B to (k + 1) B - 1, and each process reads the rows of its devices.
+Therefore batch k is the same for any number of processes, and a run that resumes at step k starts
+with batch k. The random augmentations at position n depend only on the seed and n.
 
-A batch is split into chunks, so that all workers decode it together and each holds only its chunks.
+A batch is split into chunks. All worker processes decode a batch together, and each of them stores
+only its chunks.
 """
 
 import dataclasses
@@ -40,18 +41,18 @@ from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
 
-MAX_CHUNK = 64  # Images.
-MAX_REPLACEMENTS = 100  # Neighbours tried in place of an unreadable image.
-FIELD_STREAM = 2**32  # The random stream of the first field; those of views are smaller.
-# Fewer images than this are read faster than worker processes start, which takes seconds.
+MAX_CHUNK = 64  # Maximum number of images in a chunk.
+MAX_REPLACEMENTS = 100  # Number of neighbours that are tried in place of an unreadable image.
+FIELD_STREAM = 2**32  # Number of the first field's random stream; the streams of views come before.
+# Worker processes start in seconds. In this time, fewer images than this are read without them.
 FEW_IMAGES = 5000
 
 
 def decoders(workers: int | None, threads: int | None, images: int) -> tuple[int, int]:
-    """Returns the number of decoding processes (0: this one) and the number of threads in each.
+    """Returns the number of decoding processes (0: this process) and of threads in each process.
 
-    Values of None are chosen by the number of images and of CPU cores. The batches do not depend on
-    either number.
+    If `workers` or `threads` is None, it is chosen by the number of images and of CPU cores. The
+    content of the batches does not depend on these numbers.
     """
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -78,28 +79,34 @@ def training_batches(
     balance: str = "none",
     rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
-    """Yields endless training batches from step `first_step` on.
+    """Yields training batches without end, from step `first_step` on.
 
     Args:
+      source: the training data.
+      seed: random seed of the order and the augmentations.
       batch_size: global batch size, over all processes.
-      workers: number of decoding processes; 0: decode in this one; None: see `decoders`.
-      threads: number of threads of each decoding process; None: see `decoders`. Decoding releases
-        the GIL nine tenths of the time, so a few threads are better than the same number of
-        processes, whose batches must be copied.
+      first_step: step of the first batch.
+      crop: the random crop, if `views` is empty.
+      workers: number of decoding processes. 0: decode in this process; None: see `decoders`.
+      threads: number of threads in each decoding process; None: see `decoders`. Decoding releases
+        the GIL nine tenths of the time, and batches of other processes must be copied. Therefore a
+        few threads are faster than the same number of processes.
       views: the views of each image; empty: a single view with `crop`.
       fields: fields that are encoded from each example; the source must have them.
       repeats: number of consecutive positions of an image, each with its own augmentation.
       balance: class balancing, a value of `config.data.balance`.
-      rows: the rows of each batch that this process reads, in order; None: all.
+      rows: indices of the rows of the global batch that this process reads, in order; None: all.
 
     Yields:
-      `image` uint8 `[local batch, size, size, 3]`, `labels` int32 `[local batch, max_labels]`
-        padded with -1, and an entry for each view and field. `unreadable` int64 `[local batch]` has
-        the index of each image that was replaced by its next readable neighbour, else -1.
+      Dictionaries with `image`, uint8 `[local batch, size, size, 3]`; with `labels`, int32 `[local
+        batch, max_labels]`, padded with -1; and with an entry for each other view and each field.
+        An unreadable image is replaced by its next readable neighbour. The entry `unreadable`,
+        int64 `[local batch]`, contains the index of the unreadable image, or -1 for readable
+        images.
 
     Raises:
-      UserError: too many consecutive images are unreadable; classes are balanced, and an image does
-        not have exactly one label.
+      UserError: too many consecutive images are unreadable, or classes are to be balanced and an
+        image does not have exactly one label.
     """
     if balance == "none":
         order = Order(seed, source.sizes, source.weights, repeats)
@@ -158,17 +165,20 @@ def evaluation_batches(
     seed: int = 0,
     rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
-    """Yields every image once, in order; all processes get the same number of batches.
+    """Yields batches with every image once, in order; all processes get the same number of batches.
 
     Args:
-      batch_size, workers, threads, rows: see `training_batches`.
-      views: the views of each image, random by the seed and the image's index; empty: a single view
-        with `crop`.
-      fields: see `training_batches`; encoded without random numbers.
+      source: the data to evaluate on.
+      batch_size, workers, threads, rows: as in `training_batches`.
+      crop: the crop, if `views` is empty.
+      views: the views of each image. Their random numbers depend on the seed and the image's index.
+        Empty: a single view with `crop`.
+      fields: as in `training_batches`; they are encoded without random numbers.
+      seed: random seed of the views.
 
     Yields:
-      The entries of `training_batches`, and `valid` bool `[local batch]`: False for an unreadable
-        image and for the padding that fills the last batch.
+      Dictionaries with the entries of `training_batches` and `valid`, bool `[local batch]`: False
+        for unreadable images, and for the padding at the end of the last batch.
     """
     rows = np.arange(batch_size) if rows is None else rows
     chunks = -(-len(rows) // MAX_CHUNK)
@@ -205,14 +215,14 @@ def evaluation_batches(
 
 
 class SkipLog:
-    """Logs and counts unreadable images of a source, up to a limit."""
+    """Counts and logs the unreadable images of a source; more than a limit are an error."""
 
     def __init__(self, source: Source, limit: int, log):
         self._source, self._limit, self._log = source, limit, log
         self._seen = set()
 
     def check(self, batch: Batch) -> Batch:
-        """Removes the `unreadable` entry from a batch and logs the images that it lists.
+        """Removes the entry `unreadable` from a batch and logs the unreadable images in it.
 
         Raises:
           UserError: more images than the limit are unreadable.
@@ -235,7 +245,7 @@ class SkipLog:
 
 
 def _why(source: Source, index: int) -> str:
-    """Reads an image again and returns its error, which workers do not pass on."""
+    """Reads an unreadable image again to get the error, which workers do not report."""
     try:
         decode(source[index].image)
     except (Unreadable, OSError) as error:
@@ -246,14 +256,17 @@ def _why(source: Source, index: int) -> str:
 def _accepted(
     views: Sequence[ViewSpec], fields: Sequence[Field], values: Callable[[], Mapping[str, Any]]
 ) -> Sequence[ViewSpec]:
-    """Returns the views with a first crop that is redrawn until the example's fields accept it.
+    """Returns the views of an example; the first view's crop is redrawn until all fields accept it.
 
     Args:
-      values: returns the fields of the example; called only if one of them may reject crops.
+      views: the views of each example.
+      fields: the fields; `Field.accepts` decides on a crop.
+      values: returns the values of the example's fields; called only if a field can reject crops.
     """
     for field in fields:
         if field.accepts:
-            # Cached, because the crop is placed twice.
+            # The result is cached, because the same crop is drawn twice: for the image and for
+            # fields.
             accepts = functools.cache(functools.partial(field.accepts, values()[field.name]))
             crop = dataclasses.replace(views[0].crop, accepts=accepts)
             views = (views[0]._replace(crop=crop), *views[1:])
@@ -271,10 +284,10 @@ def _show(
     """Decodes an image once and writes all its views into a row of a batch.
 
     Args:
-      rngs: the random generator of each view.
+      rngs: the random generator of each crop of the views.
 
     Returns:
-      The placement of the first view, if a spatial field needs it.
+      The placement of the first view's crop, if a spatial field needs it, else None.
 
     Raises:
       Unreadable: see `vit_jax.data.decode`.
@@ -312,12 +325,13 @@ def _encode(
     batch: Batch,
     row: int,
 ) -> None:
-    """Writes the fields of an example into a row of a batch.
+    """Encodes the fields of an example and writes them into a row of a batch.
 
-    A spatial field is encoded with the placement of the first view, others with their generator.
+    A spatial field is encoded with the placement of the first view's crop, and any other field with
+    its random generator.
 
     Raises:
-      UserError: a value does not fit the image.
+      UserError: a field does not match the image, such as a mask of another size.
     """
     of_example = values() if fields else {}
     for field, rng in zip(fields, rngs, strict=False):
@@ -329,7 +343,7 @@ def _encode(
 
 
 def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[int]:
-    """Returns the random streams of an example: those of its views, then one for each field."""
+    """Returns the numbers of an example's random streams: one for each crop and each field."""
     of_views = [stream for view in views for stream in view.streams]
     return of_views + [FIELD_STREAM + number for number in range(len(fields))]
 
@@ -337,9 +351,10 @@ def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[in
 def _generators(
     seed: int, positions: np.ndarray, streams: Sequence[int]
 ) -> Iterator[list[np.random.Generator]]:
-    """Yields the random generators of each position, one for each stream.
+    """Yields, for each position, a list of random generators, one for each stream.
 
-    The same generators are reset for each position: creating new ones takes ten times as long.
+    The same generator objects are reset for each position. Creating new objects would take ten
+    times as long.
     """
     bits = [np.random.Philox(key=(seed, 0), counter=(0, 0, 0, stream)) for stream in streams]
     fresh, generators = [one.state for one in bits], [np.random.Generator(one) for one in bits]
@@ -351,7 +366,7 @@ def _generators(
 
 
 def _rows_of_chunk(rows: np.ndarray, chunk: int, chunks: int) -> np.ndarray:
-    """Returns the rows of one of `chunks` nearly equal chunks."""
+    """Splits rows into `chunks` nearly equal chunks, and returns the chunk with index `chunk`."""
     return rows[chunk * len(rows) // chunks : (chunk + 1) * len(rows) // chunks]
 
 
@@ -377,7 +392,7 @@ def _iterate(
     workers: int,
     threads: int,
 ) -> Iterator[Batch]:
-    """Returns an iterator over batches of `chunks` chunks each; the caller must close it."""
+    """Returns an iterator over batches of `chunks` chunks each, which the caller must close."""
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     if not workers:
         return iter(_joined(numbers.map(load).to_iter_dataset(options), chunks))
@@ -396,9 +411,10 @@ def _joined(data: grain.IterDataset[Batch], chunks: int) -> grain.IterDataset[Ba
 class _Handed:
     """A function that worker processes load from a temporary file.
 
-    Python sends the arguments of a new process through a pipe and keeps the pipe's reading end
-    open. If they are larger than the pipe's buffer (64 KiB: a list of files, the images of a small
-    data set) and the process dies before it reads them, the write blocks forever.
+    Without the file, Python would send the function to a new process through a pipe with a buffer
+    of 64 KiB. The function contains the list of files, or the images of a small data set, and can
+    be larger than the buffer. If the new process dies before it reads the pipe, the write would
+    block forever, because Python keeps the pipe's reading end open.
     """
 
     def __init__(self, function: Callable):
@@ -423,10 +439,10 @@ def _read_handed(file: str) -> Callable:
 
 
 class _OfWorkers(Iterator[Batch]):
-    """Batches from worker processes; if one dies, the others are killed and an error is raised.
+    """Batches from worker processes; if a worker dies, all are killed and an error is raised.
 
     Args:
-      handed: the function that the processes run.
+      handed: the function that the worker processes run.
     """
 
     def __init__(self, batches: grain.DatasetIterator[Batch], workers: int, handed: _Handed):
@@ -439,7 +455,7 @@ class _OfWorkers(Iterator[Batch]):
             batch = next(self._batches) if self._taken else self._first()
         except RuntimeError as error:
             # Grain raises RuntimeError for a dead worker and for an exception in a worker. Only the
-            # former has this message.
+            # error for a dead worker has this message.
             if not (
                 code := re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))
             ):
@@ -452,22 +468,22 @@ class _OfWorkers(Iterator[Batch]):
                 "was saved"
             ) from error
         self._taken += 1
-        if self._taken == self._workers:  # Workers take turns, so all have started.
+        if self._taken == self._workers:  # Each worker has sent a batch, so all have read the file.
             self._handed.remove()
         return batch
 
     def _first(self) -> Batch:
-        """Returns the first batch; starts all processes with SIGTERM and SIGINT blocked.
+        """Starts all worker processes with SIGTERM and SIGINT blocked; returns the first batch.
 
-        The processes inherit the blocked signals from the thread that starts them. Later,
-        `_obey_parent` makes them ignore both signals.
+        A worker process inherits the blocked signals from the thread that starts it. Later,
+        `_obey_parent` makes it ignore both signals.
         """
         resource_tracker.ensure_running()  # Starting it in the thread would unblock the signals.
         with ThreadPoolExecutor(1, initializer=_block_signals) as thread:
             return thread.submit(self._batches.__next__).result()
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Ends the worker processes."""
         self._batches.close()
         self._handed.remove()
 
@@ -484,10 +500,11 @@ def _cause(code: int) -> str:
 
 
 def _obey_parent(worker: int, workers: int) -> None:
-    """Makes a worker process exit only when the training process has ended, even by SIGKILL.
+    """Makes a worker process exit when the training process has ended, and not before.
 
-    SIGINT and SIGTERM are ignored: Ctrl-C and schedulers send them to both processes, but the
-    training process may still need batches.
+    It also exits if the training process was ended by SIGKILL. SIGINT and SIGTERM are ignored.
+    Ctrl-C and job schedulers send them to all processes, but after such a signal the training
+    process may still need batches.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

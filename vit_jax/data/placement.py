@@ -1,4 +1,4 @@
-"""Placements: the position of a crop in the original image, to crop masks and boxes like it."""
+"""Placements: the position of a crop in the original image; masks and boxes are cropped by it."""
 
 from typing import NamedTuple
 
@@ -9,12 +9,12 @@ from vit_jax.errors import UserError
 
 
 class Placement(NamedTuple):
-    """A crop's rectangle in the image, and the part of the crop that this rectangle fills.
+    """The rectangle of an image that a crop shows, and the part of the crop that it fills.
 
     Attributes:
-      box: rectangle of the original image; its edges may lie within pixels.
-      shown: height and width of the rectangle in the crop, at its top left.
-      size: height and width of the crop; the rest of it is padding.
+      box: rectangle of the original image, in pixels; its edges need not be whole numbers.
+      shown: height and width of the rectangle in the crop. It is at the top left of the crop.
+      size: height and width of the crop. The part outside of the rectangle is padding.
       image: height and width of the original image.
     """
 
@@ -27,12 +27,12 @@ class Placement(NamedTuple):
         """Writes the crop of a map into `out`, with nearest-neighbour interpolation.
 
         Args:
-          values: `[height, width, ...]`, aligned with the original image.
+          values: map of the original image, `[height, width, ...]`.
           fill: value of the padding.
-          out: `[height, width, ...]` of the crop.
+          out: array for the map of the crop, `[height, width, ...]`.
 
         Raises:
-          UserError: the map has another size than the image.
+          UserError: map and image differ in size.
         """
         if values.shape[:2] != self.image:
             (height, width), (rows, columns) = self.image, values.shape[:2]
@@ -54,7 +54,7 @@ class Placement(NamedTuple):
         return out
 
     def place_boxes(self, boxes: np.ndarray) -> np.ndarray:
-        """Returns boxes in pixels of the crop, clipped to its shown part, float32 `[boxes, 4]`.
+        """Converts boxes to pixels of the crop, and clips them; returns float32 `[boxes, 4]`.
 
         Args:
           boxes: left, top, right and bottom in pixels of the original image, `[boxes, 4]`.

@@ -1,8 +1,8 @@
 """Crops: choose a rectangle of an image and resize it to the model's size.
 
-The rectangle depends only on the image's height and width; only its pixels are decoded and resized.
-So the paper's "resize, then crop" is as fast as the crop alone. `vit_jax.data.decode` defines the
-interpolations and backgrounds.
+The rectangle depends only on the image's height and width. It is chosen first, and then only its
+pixels are decoded and resized. Therefore the paper's "resize, then crop" is as fast as the crop
+alone. `vit_jax.data.decode` defines the interpolations and backgrounds.
 """
 
 import dataclasses
@@ -17,36 +17,40 @@ from vit_jax.data.placement import Placement
 from vit_jax.errors import UserError
 from vit_jax.options.data import BORDER
 
-# Colour of the padding: ImageNet's mean, which normalization maps to 0.
+# Colour of the padding: ImageNet's mean colour, which becomes 0 by normalization.
 PADDING = 124, 116, 104
-REDRAWS = 10  # As in mmsegmentation's `RandomCrop`.
+REDRAWS = 10  # Maximum number of crops that are drawn again, as in mmsegmentation's `RandomCrop`.
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainCrop:
-    """A random crop to `size`.
+    """A random crop of `size` by `size` pixels.
 
     Kinds:
 
-    - `inception`: a rectangle with a random area in `area` (share of the image) and a random aspect
-      ratio in `aspect` (width over height), drawn as in TensorFlow (the paper, appendix B.1;
-      AugReg, BiT, big_vision).
-    - `random_resized`: the same, drawn as in torchvision (MAE, DeiT).
-    - `square`: the image squeezed to `resize`, then a random crop to `size` (BiT, and the paper's
-      fine-tuning: 448 and 384).
-    - `short_side`: the same with the aspect ratio kept.
-    - `simple_random`: the short side resized to `size`, then a crop to `size` after padding each
-      side with four mirrored pixels (DeiT III's "simple random crop").
-    - `scale_jitter`: the short side resized to `size` times a random factor in `scale`, then a
-      random crop to `size`, padded at the right and at the bottom (mmsegmentation's
-      `RandomResize`, `RandomCrop` and padding).
-    - `large_scale_jitter`: the same for the long side (detectron2's `ResizeScale`; 2012.07177).
-    - `none`: the whole image, squeezed (BiT, for tasks where a crop changes the label).
+    - `inception`: takes a random rectangle of the image, drawn as in TensorFlow (the paper,
+      appendix B.1; AugReg, BiT, big_vision). `area` is the range of its share of the image, and
+      `aspect` the range of its aspect ratio, width over height.
+    - `random_resized`: takes a random rectangle with the same two ranges, drawn as in torchvision
+      (MAE, DeiT).
+    - `square`: resizes the image to `resize` by `resize` pixels, ignoring its aspect ratio, and
+      takes a random crop (BiT, and the paper's fine-tuning: `resize` 448, `size` 384).
+    - `short_side`: resizes the short side to `resize`, keeping the aspect ratio, and takes a random
+      crop.
+    - `simple_random`: resizes the short side to `size`, pads each side with four mirrored pixels,
+      and takes a random crop (DeiT III's "simple random crop").
+    - `scale_jitter`: resizes the short side to `size` times a random factor in `scale`, and takes a
+      random crop, padded at the right and at the bottom (mmsegmentation's `RandomResize`,
+      `RandomCrop` and padding).
+    - `large_scale_jitter`: resizes the long side to `size` times a random factor in `scale`, and
+      takes a random crop, padded in the same way (detectron2's `ResizeScale`; 2012.07177).
+    - `none`: resizes the whole image to `size`, ignoring its aspect ratio (BiT, for tasks where a
+      crop changes the label).
 
     Attributes:
-      accepts: `placement -> bool` for `scale_jitter` and `large_scale_jitter`: if it returns False,
-        another part of the same resized image is drawn, up to `REDRAWS` times. None: all placements
-        are accepted.
+      accepts: called with the `Placement` of a `scale_jitter` or `large_scale_jitter` crop. If it
+        returns False, another crop of the same resized image is drawn, up to `REDRAWS` times. None:
+        all crops are accepted.
     """
 
     size: int
@@ -66,7 +70,7 @@ class TrainCrop:
         rng: np.random.Generator,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Returns the crop, uint8 `[size, size, 3]`, in `out` if given.
+        """Returns a random crop, uint8 `[size, size, 3]`; with `out` it is written into this array.
 
         Raises:
           Unreadable: see `vit_jax.data.decode`.
@@ -84,13 +88,14 @@ class TrainCrop:
         return draw_placed(opened, self.place(height, width, rng), self.interpolation, out)
 
     def place(self, height: int, width: int, rng: np.random.Generator) -> Placement:
-        """Returns the random placement of a crop; a call with an equal `rng` draws the same crop.
+        """Draws the placement of a crop; `__call__` with `rng` in the same state draws this crop.
 
         Args:
           height, width: size of the image in pixels.
+          rng: random generator.
 
         Raises:
-          UserError: the kind is `simple_random`, which mirrors the border and has no placement.
+          UserError: the kind is `simple_random`. It has no placement, since it mirrors the border.
         """
         size = self.size, self.size
         if self.kind == "simple_random":
@@ -121,13 +126,13 @@ class TrainCrop:
 
     @property
     def _resizes_first(self) -> bool:
-        """True if the crop is taken of the image resized by Pillow."""
+        """True if Pillow resizes the whole image, and the crop is cut from the result."""
         return self.kind in ("square", "short_side") and self.interpolation in PILLOW
 
     def _corner(
         self, height: int, width: int, rng: np.random.Generator
     ) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Returns height and width after the resize, and the random top and left of the crop."""
+        """Returns the size of the resized image, and the random top and left edges of the crop."""
         x, y = rng.random(2).tolist()
         rows, columns = resized_sides(height, width, self.kind, self.resize, self.size)
         return (rows, columns), (
@@ -165,30 +170,32 @@ class TrainCrop:
 
 @dataclasses.dataclass(frozen=True)
 class TestCrop:
-    """A centre crop to `size`, after a resize to `resize`.
+    """A crop for evaluation: resizes the image to `resize` and takes the centre of size `size`.
 
     Kinds:
 
     - `short_side`: resizes the short side and keeps the aspect ratio (pre-training; timm's
       `center`, Transformers' `shortest_edge`).
-    - `square`: resizes both sides (timm's `squash`; few-shot evaluation: 256 and 224). If `resize`
-      equals `size`, the crop is the whole image (fine-tuning).
+    - `square`: resizes both sides, ignoring the aspect ratio (timm's `squash`; few-shot evaluation:
+      `resize` 256, `size` 224). If `resize` equals `size`, the crop is the whole image
+      (fine-tuning).
     - `fit`: resizes the whole image to fit into `size`, and pads it at the right and at the bottom.
 
-    If `size` is a height and a width, a `short_side` crop has their aspect ratio, and `resize`
-    applies to the smaller one.
+    `size` may be a pair of height and width. A `short_side` crop then has this aspect ratio, and
+    `resize` stands for its smaller side.
 
     With Pillow's interpolations and the mode `exact`, the result equals Pillow's resize of the
-    whole image followed by a crop. The resized sides are rounded as in torchvision (as in timm, if
-    the crop is not square).
+    whole image followed by a crop. The sides of the resized image are rounded as in torchvision. If
+    the crop is not square, they are rounded as in timm.
 
     Attributes:
-      resize: a fraction, such as 224 / 0.9, is truncated to whole pixels on each side, as in timm.
-      half: rounding of a crop position between two pixels: to the `even` one, as in torchvision and
-        timm, or `down`, as in Transformers.
+      resize: size of the resized image in pixels. It may be a fraction, such as 224 / 0.9; each
+        side is then truncated to whole pixels, as in timm.
+      half: how the position of the crop is rounded if it ends in .5. `even`: to the even number, as
+        in torchvision and timm. `down`: to the lower number, as in Transformers.
 
     Raises:
-      UserError: `resize` is less than `size`, so that the image would have to be padded.
+      UserError: `resize` is less than `size`. Images are not padded.
     """
 
     __test__ = False  # Not a test class for pytest.
@@ -211,7 +218,11 @@ class TestCrop:
     def __call__(
         self, image: bytes | np.ndarray | Jpeg | Pixels, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns the crop, uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
+        """Returns the crop, uint8 `[height, width, 3]`; with `out` it is written into this array.
+
+        Raises:
+          Unreadable: see `vit_jax.data.decode`.
+        """
         opened = open_image(image, self.mode, self.background)
         height, width = opened.height, opened.width
         out = np.empty((*sides(self.size), 3), np.uint8) if out is None else out
@@ -222,7 +233,7 @@ class TestCrop:
         return draw_placed(opened, self.place(height, width), self.interpolation, out)
 
     def place(self, height: int, width: int) -> Placement:
-        """Returns the placement of the crop of an image of this size in pixels."""
+        """Returns the placement of the crop in an image of this height and width in pixels."""
         size = sides(self.size)
         if self.kind == "fit":
             factor = min(size[0] / height, size[1] / width)
@@ -237,11 +248,11 @@ class TestCrop:
 
     @property
     def _resizes_first(self) -> bool:
-        """True if the crop is taken of the image resized by Pillow."""
+        """True if Pillow resizes the whole image, and the crop is cut from the result."""
         return self.kind != "fit" and self.interpolation in PILLOW
 
     def _corner(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Returns height and width after the resize, and the top and left of the crop."""
+        """Returns the size of the resized image, and the top and left edges of the crop."""
         resized = resized_sides(height, width, self.kind, self.resize, self.size)
         middle, size = round if self.half == "even" else int, sides(self.size)
         return resized, (middle((resized[0] - size[0]) / 2), middle((resized[1] - size[1]) / 2))
@@ -257,14 +268,18 @@ class TestCrop:
 
 
 class FixedCrop(NamedTuple):
-    """Adapts an evaluation crop to the interface of `TrainCrop`; `rng` is not used."""
+    """An evaluation crop with the interface of `TrainCrop`; the argument `rng` is not used."""
 
     crop: TestCrop
 
     def __call__(
         self, image: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns the crop, uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
+        """Returns the crop, uint8 `[height, width, 3]`; with `out` it is written into this array.
+
+        Raises:
+          Unreadable: see `vit_jax.data.decode`.
+        """
         return self.crop(image, out)
 
     def place(self, height: int, width: int, rng: np.random.Generator) -> Placement:
@@ -281,7 +296,7 @@ class FixedCrop(NamedTuple):
 def draw_placed(
     opened: Jpeg | Pixels, placement: Placement, interpolation: str, out: np.ndarray
 ) -> np.ndarray:
-    """Writes the rectangle of a placement into `out`, uint8 `[height, width, 3]`, and pads it."""
+    """Writes the crop of a placement, with padding, into `out`, uint8 `[height, width, 3]`."""
     height, width = placement.shown
     if (height, width) == out.shape[:2]:
         opened.crop(placement.box, out, interpolation)
@@ -294,10 +309,13 @@ def draw_placed(
 
 
 def _jittered(height: int, width: int, size: int, factor: float, draws: list[float]) -> Placement:
-    """Returns the placement of a random crop to `size` of the image resized by a factor.
+    """Returns the placement of a random crop of a resized image.
 
     Args:
-      draws: two random numbers in [0, 1), for the top and the left edge.
+      height, width: size of the original image in pixels.
+      size: height and width of the crop in pixels.
+      factor: the image is resized by this factor before the crop.
+      draws: two random numbers in [0, 1), for the top and the left edge of the crop.
     """
     spans, shown = [], []
     for side, draw in zip((height, width), draws, strict=True):
@@ -313,18 +331,21 @@ def _jittered(height: int, width: int, size: int, factor: float, draws: list[flo
 
 
 def sides(size: int | tuple[int, int]) -> tuple[int, int]:
-    """Returns height and width; a single number is both."""
+    """Returns a size as (height, width); 224 becomes (224, 224)."""
     return (size, size) if isinstance(size, int) else size
 
 
 def _bordered(side: int, size: int, draw: float) -> tuple[int, int, int, int]:
-    """Returns a random part of an image side that is extended by a border.
+    """Returns a random interval of an image's side, which is extended by a mirrored border.
 
     Args:
-      draw: relative position of the part, in [0, 1).
+      side: length of the image's side in pixels.
+      size: length of the interval in pixels.
+      draw: relative position of the interval, in [0, 1).
 
     Returns:
-      Start and end, clipped to the side, and the numbers of border pixels before and after.
+      Start and end of the interval, clipped to the image; and the number of border pixels before
+      and after the image.
     """
     start = int(draw * (side + 2 * BORDER - size + 1)) - BORDER
     end = start + size
@@ -340,10 +361,11 @@ def inception_box(
 ) -> Box:
     """Draws a random rectangle like TensorFlow's `sample_distorted_bounding_box` without objects.
 
-    The aspect ratio is uniform. The height is uniform between the heights of the minimum and the
-    maximum area. If rounding makes the area too small or too large, one row is added or removed.
-    The last row (column) of the image is included only in rectangles of the image's full height
-    (width). After a hundred invalid draws the rectangle is the whole image.
+    The aspect ratio is uniform. The height is uniform between the heights that the minimum and the
+    maximum area require. If rounding makes the area too small or too large, one row is added or
+    removed. As in TensorFlow, only rectangles of the image's full height contain the image's last
+    row, and only rectangles of its full width contain its last column. After a hundred invalid
+    draws the rectangle is the whole image.
 
     Source: tensorflow/core/kernels/image/sample_distorted_bounding_box_op.cc.
     """
@@ -380,8 +402,8 @@ def random_resized_box(
 ) -> Box:
     """Draws a random rectangle like torchvision's `RandomResizedCrop`.
 
-    The area and the logarithm of the aspect ratio are uniform. After ten draws that do not fit, it
-    is the largest centred rectangle with an allowed aspect ratio.
+    The area and the logarithm of the aspect ratio are uniform. If ten rectangles do not fit into
+    the image, the result is the largest centred rectangle with an allowed aspect ratio.
     """
     for _ in range(10):
         # One call for all four numbers: the call's overhead dominates.
@@ -401,11 +423,14 @@ def random_resized_box(
 def part_box(
     height: int, width: int, kind: str, resize: int, size: int | tuple[int, int], x: float, y: float
 ) -> Box:
-    """Returns a crop's rectangle in the original image, for a crop to `size` after a resize.
+    """Returns the rectangle of the original image that a crop of the resized image shows.
 
     Args:
+      height, width: size of the original image in pixels.
       kind: kind of the resize: `square` or `short_side`.
-      x, y: relative position of the crop from left to right and from top to bottom, from 0 to 1.
+      resize: size of the resized image in pixels.
+      size: size of the crop in pixels.
+      x, y: relative position of the crop from left (0) to right (1) and from top (0) to bottom (1).
     """
     rows, columns = sides(size)
     share, w, h = min(rows, columns) / resize, width, height
@@ -421,8 +446,8 @@ def resized_sides(
 ) -> tuple[int, int]:
     """Returns the image's height and width after a resize of kind `square` or `short_side`.
 
-    They are rounded as in torchvision's `Resize`, or as in timm's `ResizeKeepRatio` if the
-    following crop is not square.
+    The two numbers are rounded as in torchvision's `Resize`. If the crop that follows is not
+    square, they are rounded as in timm's `ResizeKeepRatio`.
     """
     rows, columns = (int(resize * side / min(sides(size))) for side in sides(size))
     if kind == "square":

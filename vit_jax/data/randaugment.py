@@ -1,8 +1,8 @@
-"""AugReg's RandAugment and colour jitter of cropped uint8 images, in the decoding processes.
+"""AugReg's RandAugment and colour jitter of cropped uint8 images, run by the decoding processes.
 
-Other augmentations: timm's RandAugment (timm_augment.py), DeiT III's 3-Augment (three_augment.py),
-photometric distortions for segmentation (photometric.py), and mixup and CutMix, which run on the
-device (vit_jax/training/mixing.py).
+Other modules contain timm's RandAugment (timm_augment.py), DeiT III's 3-Augment (three_augment.py)
+and the photometric distortions for segmentation (photometric.py). Mixup and CutMix run on the
+accelerator (vit_jax/training/mixing.py).
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from vit_jax.data.views import Augmentation
 from vit_jax.errors import UserError, nearest
 from vit_jax.options.data import LEVELS
 
-GREY = 128  # Fill level of geometric operations.
+GREY = 128  # Value of pixels that geometric operations move in from outside of the image.
 LUMINANCE = (0.299, 0.587, 0.114)
 
 
@@ -27,11 +27,11 @@ def resolve(
 
     Args:
       level: AugReg's level, which defines the default values (2106.10270, section 3.4).
-      randaugment: overrides the level's layers and magnitude.
-      mixup: overrides the level's alpha.
+      randaugment: layers and magnitude; they replace the level's values.
+      mixup: alpha; it replaces the level's value.
 
     Raises:
-      UserError: there is no such level.
+      UserError: the level does not exist.
     """
     if level not in LEVELS:
         raise UserError(
@@ -49,13 +49,16 @@ def host_augmentation(
     color_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0),
     policy: Augmentation | None = None,
 ) -> Augmentation | None:
-    """Returns a picklable augmentation `(pixels, rng) -> pixels`; None if it would do nothing.
+    """Combines augmentations to one function `(pixels, rng) -> pixels`, which can be pickled.
 
     Args:
-      randaugment: layers and magnitude of AugReg's RandAugment.
+      randaugment: number of operations and magnitude of AugReg's RandAugment.
       color_jitter: strengths of brightness, contrast and saturation.
-      policy: another augmentation, applied first: timm's RandAugment, 3-Augment or a photometric
-        distortion.
+      policy: an augmentation that is applied before RandAugment and colour jitter: timm's
+        RandAugment, 3-Augment or a photometric distortion. None: no such augmentation.
+
+    Returns:
+      The function; None if no augmentation is enabled.
     """
     if not randaugment[0] and not any(color_jitter):
         return policy
@@ -80,9 +83,9 @@ def randaugment(
 ) -> np.ndarray:
     """Applies `layers` random operations, one after the other (RandAugment, 1909.13719).
 
-    The operations and their magnitudes are those of AugReg's TensorFlow code. Two of its bugs are
-    kept, because the published models were trained with them: the threshold of `solarize` wraps at
-    256, and the grey of `contrast` is 196, not the image's mean.
+    The operations and their magnitudes are those of AugReg's TensorFlow code. Two bugs of this code
+    are reproduced, because the published models were trained with them: the threshold of `solarize`
+    is computed modulo 256, and the grey of `contrast` is 196 instead of the image's mean.
 
     Args:
       pixels: uint8 `[height, width, 3]`; not modified.
@@ -105,11 +108,15 @@ def color_jitter(
     contrast: float,
     saturation: float,
 ) -> np.ndarray:
-    """Scales each property by a uniform factor in [1 - x, 1 + x], in random order (torchvision).
+    """Multiplies brightness, contrast and saturation by random factors, as in torchvision.
+
+    The three operations are applied in random order. With strength x the factor is uniform in [1 -
+    x, 1 + x].
 
     Args:
       pixels: uint8 `[height, width, 3]`; not modified.
-      brightness, contrast, saturation: x of each property; 0 disables it.
+      rng: random generator.
+      brightness, contrast, saturation: strength x of each operation; 0 disables it.
     """
     strengths = (brightness, contrast, saturation)
     if not any(strengths):
@@ -121,31 +128,32 @@ def color_jitter(
     return pixels
 
 
-# The functions below map uint8 [height, width, 3] to a new array of the same kind. A factor of 1
-# changes nothing.
+# The functions below map pixels, uint8 [height, width, 3], to a new array of this shape and dtype.
+# With a factor of 1 they do not change the image.
 
 
 def adjust_brightness(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Mixes the image (factor 1) with black (factor 0); larger factors go beyond."""
+    """Interpolates from black (factor 0) to the image (factor 1); larger factors extrapolate."""
     return _linear(pixels, factor * np.eye(3), 0)
 
 
 def adjust_contrast(pixels: np.ndarray, factor: float, grey: float | None = None) -> np.ndarray:
-    """Mixes the image (factor 1) with a grey (factor 0), by default the image's mean."""
+    """Interpolates from a grey (factor 0; default: the image's mean) to the image (factor 1)."""
     if grey is None:
         grey = round(np.dot(cv2.mean(pixels)[:3], LUMINANCE))
     return _linear(pixels, factor * np.eye(3), (1 - factor) * grey)
 
 
 def adjust_saturation(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Mixes the image (factor 1) with its grey version (factor 0)."""
+    """Interpolates from the image in greyscale (factor 0) to the image (factor 1)."""
     return _linear(pixels, factor * np.eye(3) + (1 - factor) * np.array([LUMINANCE] * 3), 0)
 
 
 def adjust_sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Mixes the image (factor 1) with its smoothed version (factor 0); the border is unchanged.
+    """Interpolates from the smoothed image (factor 0) to the image (factor 1).
 
-    The smoothing kernel is [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13.
+    The smoothing kernel is [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13. Pixels at the border do not
+    change.
     """
     # The kernel is 9/13 times the 3 x 3 mean plus 4/13 times the central pixel.
     sharp = cv2.addWeighted(
@@ -157,7 +165,7 @@ def adjust_sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 
 def autocontrast(pixels: np.ndarray) -> np.ndarray:
-    """Stretches each channel to 0..255."""
+    """Scales each channel linearly, from its minimum and maximum to 0 and 255."""
     low, high = np.array([cv2.minMaxLoc(channel)[:2] for channel in cv2.split(pixels)]).T
     flat = high == low
     scale = np.where(flat, 1, 255 / np.maximum(high - low, 1))
@@ -178,7 +186,10 @@ def equalize(pixels: np.ndarray) -> np.ndarray:
 
 
 def posterize(pixels: np.ndarray, bits: int) -> np.ndarray:
-    """Keeps the highest bits of each value: at least 1, as in TensorFlow's code, and at most 8."""
+    """Keeps the highest bits of each value and sets its other bits to 0.
+
+    `bits` is clipped to 1 to 8, as in AugReg's code.
+    """
     return pixels & np.uint8(256 - (1 << (8 - min(max(bits, 1), 8))))
 
 
@@ -190,7 +201,7 @@ def solarize(pixels: np.ndarray, threshold: int) -> np.ndarray:
 
 
 def solarize_add(pixels: np.ndarray, addition: int) -> np.ndarray:
-    """Adds to values below 128."""
+    """Adds `addition` to values below 128."""
     _, dark = cv2.threshold(pixels, 127, 255, cv2.THRESH_BINARY_INV)
     dark &= np.uint8(min(addition, 255))
     return cv2.add(pixels, dark, dst=dark)
@@ -232,7 +243,7 @@ def translate(pixels: np.ndarray, right: int = 0, down: int = 0) -> np.ndarray:
 
 
 def cutout(pixels: np.ndarray, rng: np.random.Generator, radius: int) -> np.ndarray:
-    """Fills a square with grey: centred at a random pixel, with sides of twice the radius."""
+    """Fills a square with grey; its centre is a random pixel, and its side is twice the radius."""
     height, width, _ = pixels.shape
     y, x = int(rng.random() * height), int(rng.random() * width)
     cut = pixels.copy()
@@ -241,7 +252,7 @@ def cutout(pixels: np.ndarray, rng: np.random.Generator, radius: int) -> np.ndar
 
 
 def _linear(pixels: np.ndarray, matrix: np.ndarray, offset: np.ndarray | float) -> np.ndarray:
-    """Returns `matrix @ rgb + offset`, rounded and clipped."""
+    """Returns `matrix @ rgb + offset` of each pixel, rounded and clipped to uint8."""
     return cv2.transform(pixels, np.column_stack([matrix, np.broadcast_to(offset, 3)]))
 
 
@@ -250,7 +261,7 @@ def _sign(rng: np.random.Generator) -> int:
 
 
 def _pixels_of_224(side: int, pixels: float) -> int:
-    """Scales a length of AugReg, in pixels of a 224 x 224 image, to an image of another side."""
+    """Scales a length, in pixels of a 224 x 224 image as in AugReg, to an image with this side."""
     return round(pixels * side / 224)
 
 
@@ -261,10 +272,10 @@ OPERATIONS: dict[str, Callable[[np.ndarray, float, np.random.Generator], np.ndar
     "Invert": lambda x, level, rng: ~x,
     "Rotate": lambda x, level, rng: rotate(x, _sign(rng) * 30 * level),
     "Posterize": lambda x, level, rng: posterize(x, int(4 * level)),
-    # TensorFlow's threshold is uint8: magnitude 10 wraps to 0 (big_vision, issue 110).
+    # TensorFlow's threshold is uint8: with magnitude 10, 256 becomes 0 (big_vision, issue 110).
     "Solarize": lambda x, level, rng: solarize(x, int(256 * level) % 256),
     "Color": lambda x, level, rng: adjust_saturation(x, 1.8 * level + 0.1),
-    # The TensorFlow code intended the mean, but divided the number of pixels, 224 x 224, by 256.
+    # 196 is 224 x 224 / 256: the TensorFlow code intended the mean, but used the number of pixels.
     "Contrast": lambda x, level, rng: adjust_contrast(x, 1.8 * level + 0.1, grey=196),
     "Brightness": lambda x, level, rng: adjust_brightness(x, 1.8 * level + 0.1),
     "Sharpness": lambda x, level, rng: adjust_sharpness(x, 1.8 * level + 0.1),

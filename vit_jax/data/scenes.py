@@ -1,9 +1,12 @@
 """Random scenes of objects scattered on clutter, drawn at any image size.
 
-A scene is bit-exact on any machine, because all computations are integer: raw random numbers of
-Philox (Salmon et al., 2011; stable across NumPy versions), sums, products, shifts, comparisons, and
-a table of rounded sines. The unit of lengths is 1/65,536 of the image's side; the unit of positions
-in a drawing is 1/256 of its pixel.
+A scene consists of items, from back to front: faint fragments of objects, bars, small objects, and
+the main object, which defines the label. Each item is a drawing of a character or digit.
+
+Scenes are bit-exact on any machine, because all computations use integers: raw random numbers of
+Philox (Salmon et al., 2011), which are the same in all NumPy versions, sums, products, shifts,
+comparisons, and a table of rounded sines. Lengths in the image are in units of 1/65,536 of its
+side. Positions in a drawing are in units of 1/256 of a pixel of the drawing.
 """
 
 import dataclasses
@@ -16,21 +19,21 @@ import numpy as np
 
 SIDE = 65536  # Side of an image, in units of length.
 CELL = 32  # Side of a drawing, in pixels.
-STRIDE = CELL + 2  # With an empty border, so that reads next to a drawing return zero.
-LEVELS = 4  # Each drawing is stored with sides of 32, 16, 8 and 4 pixels.
-LATTICE = 16  # Side of a texture, in lattice points; the texture repeats.
+STRIDE = CELL + 2  # Side of a stored drawing: it has an empty border of one pixel.
+LEVELS = 4  # Number of resolutions of each drawing: sides of 32, 16, 8 and 4 pixels.
+LATTICE = 16  # Period of a texture, in points of its lattice.
 SINES = [round(4096 * math.sin(2 * math.pi * step / 1024)) for step in range(1024 + 256)]
 SINE_TABLE = np.array(SINES)
 
-# Maximum numbers of items in a scene, from back to front. The main object is the last item, or is
-# moved behind another one.
+# Maximum numbers of fragments, bars and smaller objects in a scene, from back to front. The main
+# object is the last item, or the last but one.
 FRAGMENTS, BARS, SMALLER = 4, 3, 4
 ITEMS = FRAGMENTS + BARS + SMALLER + 1
 FRAGMENT, BAR, OBJECT, MAIN = range(4)
 KIND = np.array([FRAGMENT] * FRAGMENTS + [BAR] * BARS + [OBJECT] * SMALLER + [MAIN])
-FIELDS = 16  # Random numbers for each item.
-WORDS = (ITEMS + 2) * FIELDS // 2  # Two numbers each.
-LATTICE_WORDS = LATTICE * LATTICE // 8  # Eight points each.
+FIELDS = 16  # Number of random numbers for each item.
+WORDS = (ITEMS + 2) * FIELDS // 2  # Number of 64-bit words; a word contains two random numbers.
+LATTICE_WORDS = LATTICE * LATTICE // 8  # Number of words for the lattice, eight points in a word.
 
 # Ranges of an item's length by kind, in 256ths of the main object's length.
 SHARES = np.array([[180, 400], [130, 400], [60, 110], [256, 256]])
@@ -38,20 +41,21 @@ SHARES = np.array([[180, 400], [130, 400], [60, 110], [256, 256]])
 SLIM = np.array([[190, 256], [14, 40], [190, 256], [190, 256]])
 TURN = np.array([512, 512, 50, 50])  # Maximum rotation by kind, in 1,024ths of a turn.
 LEAN = 50  # Maximum shear, in 256ths.
-GROUND = 10, 150  # Range of a background channel.
-CONTRAST = 60, 150  # Range of an item's brightness above the background's mean.
-SHIFT = 50  # Maximum difference of an item's channel from that brightness.
+GROUND = 10, 150  # Range of the values of the background's channels.
+CONTRAST = 60, 150  # Range of an item's brightness minus the background's mean brightness.
+SHIFT = 50  # Maximum difference between a channel of an item and the item's brightness.
 FAINT = 40, 90  # Range of the opacity of fragments and bars, in 256ths.
 TEXTURE = 60  # Maximum difference between the colours of a texture.
 NOISE = 2, 16  # Range of the noise amplitude.
 
 
 class Layout(NamedTuple):
-    """Size of a scene's main object, and ranges for the numbers of other items.
+    """Ranges for the size of a scene's main object and for the numbers of other items.
 
     Attributes:
-      length: range of the main object's longer side.
-      fragments, bars, smaller: ranges, at most `FRAGMENTS`, `BARS` and `SMALLER`.
+      length: range of the length of the main object's longer side.
+      fragments, bars, smaller: ranges of the numbers of fragments, bars and smaller objects, at
+        most `FRAGMENTS`, `BARS` and `SMALLER`.
     """
 
     length: tuple[int, int]
@@ -61,12 +65,13 @@ class Layout(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Drawings that scenes are composed of.
+    """The drawings of all classes; scenes are composed of them.
 
     Attributes:
-      drawings: uint8 `[levels * drawings * 34 * 34]`, each drawing with an empty border; the last
-        drawing of each level is solid, for bars.
-      first, count: first drawing and number of drawings of each class, int64 `[classes]`.
+      drawings: pixels of all drawings at all levels (resolutions), uint8 `[levels * drawings * 34 *
+        34]`. Each drawing has an empty border. The last drawing of each level is solid, for bars.
+      first, count: index of the first drawing, and number of drawings, of each class, int64
+        `[classes]`.
     """
 
     drawings: np.ndarray
@@ -78,8 +83,8 @@ class Objects(NamedTuple):
     """The objects of an image, and their visible pixels.
 
     Attributes:
-      seen: index of the object visible at each pixel, int8 `[size, size]`; -1: none.
-      labels: the class of each object.
+      seen: index of the object that is visible at each pixel, int8 `[size, size]`; -1: no object.
+      labels: class of each object.
       main: index of the object that defines the image's class.
     """
 
@@ -90,16 +95,16 @@ class Objects(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """A drawing in a scene: an object, a fragment of one, or a bar.
+    """An item of a scene: an object, a fragment of an object, or a bar.
 
     Attributes:
-      drawing: its index in `Parts`.
-      x, y: position of its centre.
-      length: its longer side.
-      matrix: maps a square of side 1 to the item, row by row.
-      cut: the part of the drawing that is kept: start and end in each direction, in 256ths; None:
-        all.
-      label: its class; None for a fragment or a bar.
+      drawing: index of the item's drawing in `Parts`.
+      x, y: position of the item's centre.
+      length: length of the item's longer side.
+      matrix: the four numbers of the 2x2 matrix, row by row, that maps a unit square to the item.
+      cut: the visible part of the drawing of a fragment: left, right, top and bottom edge, in
+        256ths of the drawing's side. None: the whole drawing is visible.
+      label: class of an object; None for a fragment or a bar.
     """
 
     drawing: int
@@ -115,13 +120,14 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """Items from back to front on a texture.
+    """A scene: a background texture, and items in front of it, from back to front.
 
     Attributes:
       main: index of the item that defines the label.
-      lattice: shades of the texture, uint16 `[16 * 16]`.
-      steps: lattice points per image side to the right and down, in 256ths of a point.
-      colours: colours of the texture's darkest and brightest shade, int32 `[2, 3]`.
+      lattice: shades of the texture at the points of its lattice, uint16 `[16 * 16]`.
+      steps: scale and rotation of the texture: the offset in the lattice, in 256ths of a point,
+        from the left to the right side of the image.
+      colours: colours of the texture's lowest and highest shade, int32 `[2, 3]`.
       noise: amplitude of the noise.
     """
 
@@ -134,7 +140,7 @@ class Scene:
 
 
 def drawings_of(cells: np.ndarray) -> np.ndarray:
-    """Returns the `drawings` of `Parts`, from uint8 `[drawings, 32, 32]`."""
+    """Returns `Parts.drawings`, with all levels and borders, from uint8 `[drawings, 32, 32]`."""
     cells = np.concatenate([cells, np.full((1, CELL, CELL), 255, np.uint8)])
     result = np.zeros((LEVELS, len(cells), STRIDE, STRIDE), np.uint8)
     for level in range(LEVELS):
@@ -146,13 +152,14 @@ def drawings_of(cells: np.ndarray) -> np.ndarray:
 
 
 class _Box(NamedTuple):
-    """The pixels that an item may cover, and their mapping to its drawing.
+    """The rectangle of image pixels that an item may cover, and their mapping to its drawing.
 
     Attributes:
       place: offset of the drawing in `Parts.drawings`.
       side: side of the drawing at the selected level, in pixels.
-      across, down: column and row in the drawing: the value at the first pixel, its increment per
-        pixel to the right, and per pixel down; 2^20 is one pixel of the drawing.
+      across, down: column and row of the drawing as linear functions of the image pixel. The three
+        numbers are the value at the first pixel of the rectangle, the increment for each pixel to
+        the right, and the increment for each pixel down. 2^20 is one pixel of the drawing.
     """
 
     top: int
@@ -175,7 +182,10 @@ def compose(
     """Returns a random scene with a main object of class `label`, and the generator for its noise.
 
     Args:
-      key: key of the random generator.
+      parts: the drawings.
+      layout: ranges for the items.
+      label: class of the main object.
+      key: key of the random generator, which determines the scene.
     """
     generator = np.random.Philox(key=np.array(key, np.uint64))
     words = generator.random_raw(WORDS + LATTICE_WORDS)
@@ -209,19 +219,21 @@ def compose(
 
 
 def _within(number, low, high):
-    """Scales a number below 2^32 to an integer from `low` to `high`; all may be arrays."""
+    """Scales a number below 2^32 to an integer from `low` to `high`; arguments may be arrays."""
     return low + (number * (high - low + 1) >> 32)
 
 
 def _items(
     parts: Parts, label: int, numbers: np.ndarray, main: int, ground: np.ndarray
 ) -> list[Item]:
-    """Returns all items that a scene may have.
+    """Draws the maximum number of items of each kind; a scene uses only some of them.
 
     Args:
+      parts: the drawings.
+      label: class of the main object.
       numbers: random numbers below 2^32, int64 `[fields, items]`.
-      main: the length of the main object.
-      ground: the background's colour.
+      main: length of the main object's longer side.
+      ground: mean colour of the background.
     """
     labels = numbers[0] * len(parts.first) >> 32
     labels[-1] = label
@@ -240,7 +252,7 @@ def _items(
         sine * width >> 12,
         (sine * lean + 256 * cosine) * height >> 20,
     )
-    # The main object is entirely within the image, or almost.
+    # The main object may lie outside of the image only by a small margin.
     margin = np.where(KIND == MAIN, length // 2 - 2000, 0)
     x, y = _within(numbers[7:9], margin, SIDE - margin)
     opacity = np.where(KIND <= BAR, _within(numbers[9], *FAINT), 256)
@@ -273,9 +285,10 @@ def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
 
 
 def _colours(numbers: np.ndarray, ground: np.ndarray) -> np.ndarray:
-    """Returns colours of items, `[items, 3]`, brighter than the background.
+    """Returns the colours of items, `[items, 3]`; items are brighter than the background.
 
-    With other colours, small Transformers need many times more steps until they start to learn.
+    With darker items, too, small Transformers need many times more steps before they start to
+    learn.
     """
     brighter = _within(numbers[0], *CONTRAST)[:, None]
     return np.clip(ground + brighter + _within(numbers[1:4].T, -SHIFT, SHIFT), 0, 255)
@@ -294,7 +307,11 @@ def draw(scene: Scene, parts: Parts, size: int, generator: np.random.Philox) -> 
 
 
 def objects(scene: Scene, parts: Parts, size: int) -> Objects:
-    """Returns a scene's objects; they are visible where they are in front and cover 50% or more."""
+    """Returns the objects of a scene, and the visible object at each pixel.
+
+    An object is visible at a pixel if it covers at least half of the pixel and no object in front
+    of it does.
+    """
     seen = np.full((size, size), -1, np.int8)
     whole = [item for item in scene.items if item.label is not None]
     for item, place, cover in _covers(scene, parts, size):
@@ -307,7 +324,7 @@ def objects(scene: Scene, parts: Parts, size: int) -> Objects:
 
 
 def _texture(scene: Scene, size: int) -> np.ndarray:
-    """Returns the background, int32 `[3, size, size]`."""
+    """Returns the background texture of a scene, int32 `[3, size, size]`."""
     right, down = (np.arange(size) * step // size for step in scene.steps)
     x, y = right[None, :] - down[:, None], down[None, :] + right[:, None]
     column, row = (x >> 8) & (LATTICE - 1), ((y >> 8) & (LATTICE - 1)) * LATTICE
@@ -324,16 +341,20 @@ def _texture(scene: Scene, size: int) -> np.ndarray:
 
 
 def _between(one: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Mixes two shades by a share in 256ths; all are uint16, without overflow."""
+    """Interpolates between two shades; `share` is in 256ths. All arrays are uint16."""
     return (one * (256 - share) + other * share) >> 8
 
 
 def _covers(
     scene: Scene, parts: Parts, size: int
 ) -> Iterator[tuple[Item, tuple[slice, slice], np.ndarray]]:
-    """Yields each visible item, its rows and columns, and its coverage of each pixel in 256ths."""
+    """Yields each item within the image, its rows and columns, and its coverage of each pixel.
+
+    The coverage is in 256ths.
+    """
     boxes = [(item, box) for item in scene.items if (box := _box(item, parts, size)).pixels]
-    # The pixels of all items are in one array: for small images, NumPy's call overhead dominates.
+    # The pixels of all items are computed in one array, because with small images the time of NumPy
+    # calls is mostly overhead.
     ends = list(itertools.accumulate(box.pixels for _, box in boxes))
     spans = [slice(end - box.pixels, end) for (_, box), end in zip(boxes, ends, strict=True)]
     x, y, places = np.empty((3, ends[-1]), np.int32)
@@ -352,7 +373,7 @@ def _covers(
     ink = _sample(parts.drawings, places, x, y)
     for (item, box), span in zip(boxes, spans, strict=True):
         cover = ink[span]
-        # Sharpen the edges of an enlarged drawing, so that they stay narrow.
+        # The edges of an enlarged drawing are sharpened. Without this, they would be wide.
         if (sharper := item.length * size // (SIDE * box.side)) > 1:
             cover = np.minimum(np.maximum((cover - 128) * sharper + 128, 0), 255)
         if item.cut:
@@ -365,7 +386,13 @@ def _covers(
 
 
 def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns ink interpolated bilinearly between pixels of drawings, int32 from 0 to 255."""
+    """Reads drawings at fractional positions by bilinear interpolation, int32 from 0 to 255.
+
+    Args:
+      drawings: `Parts.drawings`.
+      places: index of the upper left pixel of the four that are interpolated.
+      x, y: positions in the drawing; the lower eight bits are the position between the pixels.
+    """
     x, y = (x & 255).astype(np.uint16), (y & 255).astype(np.uint16)
     upper = _between(drawings.take(places), drawings[1:].take(places), x)
     lower = _between(drawings[STRIDE:].take(places), drawings[STRIDE + 1 :].take(places), x)
@@ -373,19 +400,19 @@ def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarr
 
 
 def _box(item: Item, parts: Parts, size: int) -> _Box:
-    """Computes an item's pixels in the image, and their mapping to its drawing."""
+    """Returns the pixels of the image that an item may cover, and their mapping to its drawing."""
     pixels = item.length * size // SIDE
     level = next((level for level in range(LEVELS - 1) if CELL >> (level + 1) < pixels), LEVELS - 1)
     side = CELL >> level
     a, b, c, d = item.matrix
-    # An edge fades out over one pixel of the drawing.
+    # Bilinear interpolation extends a drawing by up to one pixel of its border.
     wide, high = ((abs(one) + abs(two)) * (side + 1) // (2 * side) for one, two in ((a, b), (c, d)))
     left, right = _clipped(item.x - wide, size), _clipped(item.x + wide + SIDE // size, size)
     top, bottom = _clipped(item.y - high, size), _clipped(item.y + high + SIDE // size, size)
     # The inverse matrix maps the centre of an image pixel to a position in the drawing.
     determinant, scale = (a * d - b * c) * size, side << 20
     x, y = (2 * left + 1) * SIDE - 2 * size * item.x, (2 * top + 1) * SIDE - 2 * size * item.y
-    middle = (128 + 128 * side) << 12  # The drawing's pixel 0 is its border.
+    middle = (128 + 128 * side) << 12  # Pixel 0 of the stored drawing is its border.
     return _Box(
         top,
         left,

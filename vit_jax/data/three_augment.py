@@ -1,6 +1,6 @@
 """DeiT III's 3-Augment (2204.07118, section 4): grey, solarize or blur, then colour jitter.
 
-It runs in Pillow, so the results are bit-exact with the authors' code.
+The operations are Pillow's, so the results are bit-exact with the authors' code.
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ from vit_jax.options.objective import THRESHOLD
 class ThreeAugment:
     """3-Augment, `(pixels, rng) -> pixels`.
 
-    Applies greyscale, solarization or blur, with equal probabilities, then colour jitter.
+    It applies one of greyscale, solarization and blur, with equal probabilities, and then colour
+    jitter.
 
     Args:
       jitter: brightness, contrast and saturation are scaled by factors in [1 - jitter, 1 + jitter],

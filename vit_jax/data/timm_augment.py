@@ -1,7 +1,7 @@
 """RandAugment as in timm, such as `rand-m9-mstd0.5-inc1` (fine-tuning of DeiT and MAE).
 
-It differs from AugReg's RandAugment (randaugment.py) in the operations, their strength at a level
-and their probability. It runs in Pillow, so the results are bit-exact with timm.
+timm's RandAugment differs from AugReg's (randaugment.py) in the operations, in their strength at a
+level and in their probability. The operations are Pillow's, so the results are bit-exact with timm.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-HIGHEST = 10.0  # The highest level.
+HIGHEST = 10.0  # Maximum level (strength) of an operation.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,15 +19,16 @@ class RandPolicy:
     """RandAugment policy, `(pixels, rng) -> pixels`: random operations, each with a probability.
 
     Args:
-      magnitude: mean of the level, from 0 to 10.
-      layers: number of operations drawn for an image, with replacement.
-      probability: probability of applying each operation.
-      deviation: std of the level, which is drawn from a normal distribution and clipped to [0, 10].
-      increasing: a higher level is a stronger change for all operations. Otherwise it is a weaker
-        change for posterize and solarize, and colour, contrast, brightness and sharpness are
-        unchanged at about level 5.
+      magnitude: mean of an operation's level, from 0 to 10.
+      layers: number of operations that are drawn for an image, with replacement.
+      probability: probability that a drawn operation is applied.
+      deviation: std of the level. The level is drawn from a normal distribution and clipped to [0,
+        10].
+      increasing: a higher level means a stronger change by all operations. False: a higher level
+        means a weaker change by posterize and solarize; and colour, contrast, brightness and
+        sharpness have no effect at about level 5.
       fill: fill colour of geometric operations.
-      resampling: interpolation of these operations, a key of `RESAMPLING`.
+      resampling: interpolation of geometric operations, a key of `RESAMPLING`.
     """
 
     magnitude: float = 10.0
@@ -53,7 +54,7 @@ class RandPolicy:
         return np.asarray(image)
 
     def draw(self, rng: np.random.Generator) -> list[str]:
-        """Draws names of operations; each is then applied with a probability."""
+        """Draws the names of `layers` operations; `__call__` applies each with `probability`."""
         names = tuple(OPERATIONS)
         return [names[int(rng.random() * len(names))] for _ in range(self.layers)]
 
@@ -61,12 +62,15 @@ class RandPolicy:
         """Applies an operation at a level from 0 to 10.
 
         Args:
-          sign: direction of an operation with two directions, 1 or -1.
+          name: a key of `OPERATIONS`.
+          image: the image.
+          level: strength of the operation.
+          sign: 1 or -1, the direction of operations such as rotations.
         """
         return OPERATIONS[name](self, image, level / HIGHEST, sign)
 
     def _factor(self, strength: float, sign: int) -> float:
-        """Returns the factor for a Pillow enhancement; 1 changes nothing."""
+        """Returns the factor of a Pillow enhancement, such as contrast; 1 has no effect."""
         return max(0.1, 1 + sign * 0.9 * strength) if self.increasing else 0.1 + 1.8 * strength
 
     def _enhance(self, kind: type, image: Image.Image, strength: float, sign: int) -> Image.Image:
@@ -99,7 +103,7 @@ class RandPolicy:
 
 
 def _posterize(image: Image.Image, bits: int) -> Image.Image:
-    """Keeps the highest bits of each value; 0 bits, which Pillow rejects, give a black image."""
+    """Keeps the highest bits of each value; with 0 bits (Pillow rejects them) images are black."""
     return image.point(3 * [value & 256 - (1 << 8 - bits) for value in range(256)])
 
 

@@ -11,22 +11,22 @@ Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 class View(NamedTuple):
-    """One or several crops of an image, as an objective requests them.
+    """A view of an image, of one or several crops, that a training objective requests.
 
     Attributes:
-      name: key in a batch, uint8 `[batch, size, size, 3]`; the first view must be `image`.
-      count: number of crops: the entry is `[batch, count, size, size, 3]`. None: one crop, without
-        this axis.
-      size: height and width in pixels; None: the config's image size.
-      crop: values of `TrainCrop` that differ from the config, such as `dict(area=(0.4, 1.0))`. The
-        decoding (`mode`, `background`) is the same for all views, since an image is decoded once.
-      same_rectangle_as: name of an earlier view with the same rectangles and another size; None:
-        the view draws its own rectangles.
-      augment: augmentation of the crop on the host, `(pixels, rng) -> pixels`; "config": the
-        config's; None: no augmentation.
-      distort: augmentations after `augment`, one for each crop of the view; None leaves a crop
-        unchanged; empty: none.
-      training_only: evaluation does not use the view.
+      name: key of the view in a batch. The first view must be named `image`.
+      count: number of crops; the batch entry is uint8 `[batch, count, size, size, 3]`. None: one
+        crop; the entry is `[batch, size, size, 3]`.
+      size: height and width of a crop in pixels; None: the config's image size.
+      crop: arguments of `TrainCrop` that differ from the config, such as `dict(area=(0.4, 1.0))`.
+        `mode` and `background` cannot differ, because an image is decoded once for all views.
+      same_rectangle_as: name of an earlier view. This view shows the same rectangles of the image
+        at another size. None: the view draws its own rectangles.
+      augment: augmentation of a crop on the CPU, `(pixels, rng) -> pixels`; "config": the config's
+        augmentation; None: no augmentation.
+      distort: an augmentation for each crop of the view, applied after `augment`. An entry None
+        leaves its crop unchanged. Empty: no such augmentations.
+      training_only: the view is used in training, and not in evaluation.
     """
 
     name: str = "image"
@@ -39,19 +39,19 @@ class View(NamedTuple):
     training_only: bool = False
 
     def shape(self, image_size: int) -> tuple[int, ...]:
-        """Returns the shape of one image's entry; `image_size` is the default size."""
+        """Returns the shape of the view of one image; `image_size` is the config's image size."""
         size = self.size or image_size
         return (*(() if self.count is None else (self.count,)), size, size, 3)
 
 
 class ViewSpec(NamedTuple):
-    """A resolved `View`: all defaults are filled in.
+    """A resolved `View`: the config's values replace its defaults.
 
     Attributes:
       crop: `(image, rng, out) -> pixels`, such as a `TrainCrop`.
-      stream: index of the random stream of the view's first crop; views with the same stream have
+      stream: index of the random stream of the view's first crop. Views with the same stream show
         the same rectangles.
-      distort: augmentations after `augment`, one for each crop; empty: none.
+      distort: an augmentation for each crop, applied after `augment`; empty: no such augmentations.
     """
 
     name: str
@@ -64,23 +64,23 @@ class ViewSpec(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one image's entry in a batch."""
+        """Shape of the view of one image."""
         return (*(() if self.count is None else (self.count,)), *sides(self.size), 3)
 
     @property
     def streams(self) -> range:
-        """Streams of all its crops."""
+        """Indices of the random streams of the view's crops."""
         return range(self.stream, self.stream + (self.count or 1))
 
 
 def view_specs(
     views: Sequence[View], crop: Callable[..., Any], size: int, augment: Augmentation | None
 ) -> tuple[ViewSpec, ...]:
-    """Resolves views.
+    """Converts requested views to `ViewSpec`s; the config's values are their defaults.
 
     Args:
       views: the requested views.
-      crop: returns the crop for a size and for values that override the config's.
+      crop: called with a size and with `View.crop`; returns the crop.
       size: the config's image size, in pixels.
       augment: the config's augmentation.
 
@@ -109,7 +109,10 @@ def view_specs(
 
 
 def flips_of(views: Sequence[View]) -> dict[str, str]:
-    """Returns the name of each view's random flip; views with the same rectangles share a flip."""
+    """Returns the name of each view's random flip, such as `flip local`.
+
+    Views that show the same rectangles have the same flip.
+    """
     names = {}
     for view in views:
         own = f"flip {view.name}" if names else "flip"

@@ -1,1 +1,1 @@
-"""Reads and writes checkpoints of other libraries: Google's npz files, safetensors of timm etc."""
+"""Reads and writes checkpoints of other libraries, such as Google's npz files and timm's files."""

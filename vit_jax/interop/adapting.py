@@ -1,7 +1,7 @@
 """Adapts a checkpoint's parameters to a model with other arguments: image size, head, channels.
 
-Each family defines its own rules (`Family.adaptation`). The code for heads and for input
-convolutions is shared.
+Each family of models has its own rules, `Family.adaptation`. Heads and input convolutions are
+adapted in the same way for all families.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Read = Callable[[], np.ndarray]
 
 
 class Fit(NamedTuple):
-    """Report of an adaptation: paths of the changed parameters, by kind of change."""
+    """Report of an adaptation: descriptions of the changed parameters, by kind of change."""
 
     resized: list[str]
     fresh: list[str]
@@ -34,7 +34,7 @@ class Fit(NamedTuple):
     copied: list[str]
 
     def describe(self) -> list[str]:
-        """Returns a line for each kind of change."""
+        """Returns a line for each kind of change, such as "resized: ..."."""
         parts = (("resized", self.resized), ("new", self.fresh), ("dropped", self.dropped))
         parts += (("copied into each layer", self.copied),)
         return [f"{word}: {', '.join(paths)}" for word, paths in parts if paths]
@@ -50,24 +50,29 @@ class _Stored(NamedTuple):
 def fit(
     checkpoint: Checkpoint, changes: dict[str, Any], new_head: bool = False, seed: int = 0
 ) -> tuple[ImageOptions, dict[str, Read], Fit]:
-    """Adapts a checkpoint's parameters to its model with some arguments changed.
+    """Adapts a checkpoint's parameters to a model that differs in some arguments.
 
-    - A head for another number of classes is initialized to zero, or to normal values if `head_std`
-      is given. It has no pre-logits layer unless `pre_logits` is given.
-    - Kernels of input convolutions are converted to another number of channels as in timm.
-    - The family's rules convert other parameters; for example, they resize position embeddings.
-    - Parameters that the model lacks are dropped.
+    - If the number of classes changes, the head is new. It is initialized with zeros, or with
+      normal values if `changes` contain `head_std`. A pre-logits layer is removed unless `changes`
+      contain `pre_logits`.
+    - If the number of channels changes, kernels of input convolutions are converted as in timm.
+    - The rules of the model's family convert other parameters; for example, they resize position
+      embeddings.
+    - Parameters that the new model does not have are dropped.
 
     Args:
-      changes: arguments of the model, in place of the checkpoint's.
-      new_head: create a new head even for the same number of classes.
+      checkpoint: the checkpoint.
+      changes: arguments of the new model that differ from the checkpoint's.
+      new_head: create a new head even if the number of classes does not change.
       seed: random seed of a new head's values.
 
     Returns:
-      The model's options, a function that returns each of its parameters by path, and a report.
+      The options of the new model; for each of its parameters, by path, a function that returns the
+      values; and a report.
 
     Raises:
-      UserError: the model has no such argument, or the checkpoint lacks a parameter.
+      UserError: a name in `changes` is not an argument of the model, or the checkpoint lacks a
+        parameter.
     """
     adapter = _Adapter(checkpoint, changes, new_head, seed)
     shapes = parameter_shapes(adapter.after)
@@ -123,14 +128,21 @@ class _Adapter:
         raise UserError(f"{place} has no {path} {list(shape)}, which the requested model has")
 
     def report_unused(self, paths: Any) -> None:
-        """Adds the checkpoint's unused or repeatedly used parameters to the report."""
+        """Adds to the report the checkpoint's parameters that are unused or used several times."""
         stored = self.checkpoint.shapes
         used = {self.rules.source_of(path, stored) for path in paths}
         self.report.dropped.extend(path for path in stored if path not in used)
         self.report.copied.extend(sorted((used - paths) & stored.keys()))
 
     def _stored(self, path: str, shape: tuple[int, ...]) -> _Stored | None:
-        """Returns the checkpoint's parameter for a path, with the new number of channels."""
+        """Returns the checkpoint's parameter for a path of the new model; None: it has none.
+
+        Kernels of input convolutions already have the new number of channels.
+
+        Args:
+          path: path of a parameter of the new model.
+          shape: shape of this parameter.
+        """
         source = self.rules.source_of(path, self.checkpoint.shapes)
         if path in self.computed:
             stored = _Stored(self.computed[path].shape, lambda: self.computed[path])
@@ -156,7 +168,7 @@ class _Adapter:
         )
 
     def _resized(self, path: str, shape: tuple[int, ...], stored: _Stored) -> Read | None:
-        """Returns a function that reads a resized parameter; None if no rule applies."""
+        """Returns a function that returns the resized parameter; None if no rule resizes it."""
         rule = self.rules.resize_of(path)
         if rule is None or stored.shape[-1] != shape[-1]:
             return None
@@ -183,7 +195,7 @@ class _Adapter:
 
 
 def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> dict[str, Any]:
-    """Returns the arguments that must change as a consequence of `changes`, in all families."""
+    """Returns arguments of any family that must change as a consequence of `changes`."""
     implied = {}
     if new_head and known.get("pre_logits"):
         implied["pre_logits"] = False
@@ -196,10 +208,11 @@ def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> 
 
 
 def _other_channels(read: Read, channels: int) -> np.ndarray:
-    """Converts an input kernel to another number of channels, as in timm.
+    """Converts the kernel of an input convolution to another number of channels, as in timm.
 
-    For one channel, the kernel is summed over its input channels. Otherwise the input channels are
-    repeated cyclically, and scaled by the ratio of the old to the new number of channels.
+    For one channel, the kernel is summed over its input channels. For several channels, the old
+    input channels are repeated cyclically, and multiplied by the old number of channels divided by
+    the new number.
     """
     kernel = np.asarray(read())
     if channels == 1:
@@ -209,7 +222,7 @@ def _other_channels(read: Read, channels: int) -> np.ndarray:
 
 
 def _drawn(shape: tuple[int, ...], std: float, seed: int) -> np.ndarray:
-    """Draws normal values around 0, float32; all zeros if `std` is 0."""
+    """Draws float32 values from a normal distribution around 0; all values are 0 if `std` is 0."""
     if not std:
         return np.zeros(shape, np.float32)
     return np.float32(std) * np.random.default_rng(seed).standard_normal(shape, np.float32)

@@ -1,4 +1,4 @@
-"""Stores parameters of a training objective in two files next to a model.
+"""Stores parameters of a training objective, such as a decoder, in two files next to a model.
 
 Other libraries ignore these files.
 
@@ -21,10 +21,10 @@ from vit_jax.interop.tensor_files import Tensor, check_float, open_tensors, writ
 from vit_jax.small_files import read_small
 
 WORDS, TENSORS = "objective.json", "objective.safetensors"
-MASK = "mask"  # Name of an objective with only a mask token.
+MASK = "mask"  # Stands for any objective whose only parameter is a mask token.
 _STATE = "state/"
 
-Shapes = dict[str, tuple[int, ...]]  # Shapes by our paths.
+Shapes = dict[str, tuple[int, ...]]  # Shapes of parameters by vit_jax's paths.
 
 
 class ObjectiveParams(NamedTuple):
@@ -33,12 +33,13 @@ class ObjectiveParams(NamedTuple):
     Attributes:
       name: name of the objective, or `MASK`.
       values: values of `config.objective` that the checkpoint contains.
-      sources: `expected shapes -> functions`, both by our path: the functions read the parameters.
-        It raises UserError if the checkpoint's shapes differ from the expected ones.
-      shapes: returns the shapes of all parameters; None: the values determine them.
-      state: the objective's state by name, such as a codebook; by path for nested state, such as
-        `statistics/norm/mean`.
-      class_names: class names of the objective's own head; empty if it has none.
+      sources: called with the expected shapes of the parameters, by vit_jax's path. Returns, by the
+        same paths, functions that read the parameters. Raises UserError if the checkpoint's shapes
+        differ from the expected shapes.
+      shapes: returns the shapes of all parameters by path; None: `values` determine the shapes.
+      state: the objective's state, such as a codebook, by name. Nested state has a path as name,
+        such as `statistics/norm/mean`.
+      class_names: class names of the objective's own head; empty: it has no head.
     """
 
     name: str
@@ -50,19 +51,26 @@ class ObjectiveParams(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Description of the parameters."""
+        """Description of the parameters for messages, such as "mae's own parameters"."""
         return (
             "the token of masked patches" if self.name == MASK else f"{self.name}'s own parameters"
         )
 
     def count(self, shapes: Shapes) -> str:
-        """Returns a text: description and number of the parameters, and names of the state."""
+        """Returns a text with the number of the parameters and the names of the state."""
         state = f", with {' and '.join(sorted(self.state))}" if self.state else ""
         return f"{self.words}, {sum(map(math.prod, shapes.values())):,}{state}"
 
 
 def check_shapes(place: str, name: str, own: Shapes, wanted: Shapes) -> None:
-    """Raises UserError unless an objective's parameters exist with the expected shapes."""
+    """Raises UserError if a parameter of an objective is missing or has an unexpected shape.
+
+    Args:
+      place: the checkpoint, for errors.
+      name: name of the objective, for errors.
+      own: shapes in the checkpoint, by path.
+      wanted: expected shapes, by path.
+    """
     for path, shape in wanted.items():
         if own.get(path) != tuple(shape):
             was = (
@@ -76,10 +84,12 @@ def check_shapes(place: str, name: str, own: Shapes, wanted: Shapes) -> None:
 def open_beside(
     folder: Path, finite: Callable[[np.ndarray, str], np.ndarray]
 ) -> ObjectiveParams | None:
-    """Opens the parameters of an objective in a folder; returns None if it has none.
+    """Opens the parameters of an objective in a folder; returns None if the folder has none.
 
     Args:
-      finite: `(values, name) -> values`; raises UserError if a value is NaN or infinite.
+      folder: the folder of the model.
+      finite: called with values and their name; returns the values, or raises UserError if a value
+        is NaN or infinite.
 
     Raises:
       UserError: the files are damaged.

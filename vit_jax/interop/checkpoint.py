@@ -1,4 +1,4 @@
-"""A checkpoint of any format, and functions that build models from parameters by path."""
+"""`Checkpoint`, the common form of checkpoints of all formats; builds models from parameters."""
 
 import functools
 import os
@@ -28,18 +28,19 @@ class Checkpoint(NamedTuple):
     """A model's parameters, which are read on demand, and its description.
 
     Attributes:
-      place: the source, for messages.
+      place: file, folder or workdir of the checkpoint, for messages.
       library: title of the library that wrote the checkpoint.
       options: the arguments of the model.
       shapes: shape of each parameter by path.
-      read: `path -> parameter`, in our layout.
-      mapped: the mapping to the library's tensors; empty for a training run's checkpoint.
-      assumed: description of model properties that the files do not contain.
+      read: called with the path of a parameter; returns the parameter in vit_jax's layout.
+      mapped: the mapping from parameters to the library's tensors; empty for a checkpoint of a
+        training run.
+      assumed: description of the settings that were assumed because the files do not contain them.
       preprocessing: preprocessing of images; None: the files do not contain it.
-      class_names: names of all classes; empty if unknown.
+      class_names: names of all classes; empty: unknown.
       objective: parameters of a training objective that are stored with the model.
       step: training step; None: not a checkpoint of a training run.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: a key of `PROBABILITIES`: `softmax` or `sigmoid`.
     """
 
     place: str
@@ -66,7 +67,7 @@ class Checkpoint(NamedTuple):
         return asdict(self.options)
 
     def describe(self) -> str:
-        """Returns a one-line description."""
+        """Returns a description of the checkpoint in one line."""
         parameters = sum(int(np.prod(shape)) for shape in self.shapes.values())
         height, width = height_and_width(self.options.image_size)
         head = f"{n:,} classes" if (n := self.options.num_classes) else "no head"
@@ -81,7 +82,7 @@ class Checkpoint(NamedTuple):
         )
 
     def _statistics(self) -> str:
-        """Returns the mean and std of pixels as text; empty for the default, 0.5 and 0.5."""
+        """Returns mean and std of pixels as text; empty if both are 0.5, the default."""
         mean, std = self.options.mean, self.options.std
         if mean == std == 0.5:
             return ""
@@ -94,7 +95,15 @@ def _numbers(value: Statistic) -> str:
 
 
 def all_names(names: Sequence, classes: int) -> tuple[str, ...]:
-    """Completes class names with indices; empty without names or if there are too many names."""
+    """Returns a name for each class; classes without a name get their index as name.
+
+    Args:
+      names: the known class names.
+      classes: number of classes.
+
+    Returns:
+      The names; () if `names` is empty or has more names than classes.
+    """
     if not 0 < len(names) <= classes:
         return ()
     return (*map(str, names), *map(str, range(len(names), classes)))
@@ -102,22 +111,33 @@ def all_names(names: Sequence, classes: int) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=8)
 def sketch(options: ImageOptions) -> ImageModel:
-    """Returns the abstract model, with shapes in place of arrays."""
+    """Returns a model with shapes in place of arrays."""
     return abstract(functools.partial(family_of(options).model, options))
 
 
 def model_name(options: ImageOptions) -> str:
-    """Returns the paper's name of a model, or a description of its sizes."""
+    """Returns the name of a model, such as `ViT-B/16`, or a description of its size."""
     return family_of(options).spell(asdict(options))
 
 
 def build(options: ImageOptions, sources: dict[str, Callable[[], np.ndarray]]) -> ImageModel:
-    """Builds the model on the first device; one thread per core reads the parameters."""
+    """Builds a model on the first device.
+
+    Args:
+      options: the arguments of the model.
+      sources: for each parameter, by path, a function that reads it. The functions run in as many
+        threads as there are CPU cores.
+    """
     return fill(sketch(options), sources)
 
 
 def fill(module: Kind, sources: dict[str, Callable[[], np.ndarray]]) -> Kind:
-    """Fills an abstract module with its parameters on the first device, read as in `build`."""
+    """Replaces the shapes in a module by parameters on the first device.
+
+    Args:
+      module: a module with shapes in place of arrays.
+      sources: as in `build`.
+    """
     shapes = parameter_shapes(module)
     device = jax.local_devices()[0]
     with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 1)) as pool:
@@ -133,15 +153,17 @@ def params_of(model: nnx.Module) -> dict[str, jax.Array]:
 
 
 def check_finite(values: np.ndarray, name: str) -> np.ndarray:
-    """Returns the values; raises UserError if one is NaN or infinite.
+    """Returns the values; raises UserError if any value is NaN or infinite.
 
     Args:
-      name: name of the values, for the error message.
+      values: a NumPy or JAX array.
+      name: name of the array, for the error message.
     """
-    # Check arrays on the device where they are.
+    # A JAX array is checked on its device.
     library = np if isinstance(values, np.ndarray) else jnp
     flat = values.reshape(-1)
-    # The dot product needs one pass and no temporary arrays, but can overflow for finite values.
+    # The dot product needs one pass and no temporary arrays. If it is not finite, the values are
+    # checked one by one, because it can overflow for finite values.
     with np.errstate(over="ignore", invalid="ignore"):
         product = library.dot(flat, flat)
     if not np.isfinite(product) and not library.isfinite(flat).all():

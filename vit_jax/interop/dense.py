@@ -1,4 +1,4 @@
-"""Reads the dense heads of training runs: segmentation, depth and detection."""
+"""Reads training runs of dense prediction: models with a segmentation, depth or detection head."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ Kind = TypeVar("Kind", bound=DenseModel)
 
 @dataclass(frozen=True)
 class Task(Generic[Kind]):
-    """A task of dense prediction.
+    """A task of dense prediction, such as segmentation.
 
     Attributes:
-      objective: name of the training objective, its config section and the head.
+      objective: name of the training objective, which is also the name of its config section.
       options: class of the objective's options.
-      head: `(options, model, number of classes) -> head`.
-      model: class of the model with its head.
+      head: called with the options, the image model and the number of classes; returns the head.
+      model: class of the image model with its head, such as `Segmenter`.
     """
 
     objective: str
@@ -54,7 +54,7 @@ TASKS: dict[str, Task[Any]] = {task.objective: task for task in (SEGMENTATION, D
 
 
 def with_head(task: Task[Kind], checkpoint: Checkpoint, model: ImageModel) -> Kind:
-    """Combines a training run's model with its dense head.
+    """Returns the image model of a training run together with the run's head.
 
     Args:
       task: the task of the head.

@@ -22,10 +22,10 @@ from vit_jax.options.model import ImageOptions
 from vit_jax.options.objective import DepthOptions
 
 START = "decode_head."
-# Maximum depth in metres, by data set. The data set's name is part of the file name.
+# Maximum depth in metres for each data set. The data set's name is part of the file name.
 RANGES = {"nyu": 10.0, "kitti": 80.0}
 
-# Our modules by the authors' names.
+# vit_jax's names of the head's modules by the authors' names.
 _UNITS = r"fusion_blocks\.(\d)\.res_conv_unit{}\.conv{}\.conv"
 _MODULES = {
     r"conv_depth(\.head\.4)?": "classifier",
@@ -48,13 +48,13 @@ _MODULES = {
 def read_depth_head(
     file: str, tensors: dict[str, np.ndarray], backbone: ImageOptions, max_depth: float | None
 ) -> ObjectiveParams:
-    """Converts the parameters of a published head to those of the objective `depth`.
+    """Converts a published depth head to parameters of the training objective `depth`.
 
     Args:
       file: path of the file.
       tensors: tensors of the file, by name.
       backbone: the arguments of the backbone.
-      max_depth: maximum depth in metres; None: by the data set in the file name.
+      max_depth: maximum depth in metres; None: the data set in the file name determines it.
 
     Raises:
       UserError: the file has unexpected tensors, the head does not fit the backbone, or the data
@@ -106,7 +106,7 @@ def _options(
 
 
 def _renamed(file: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts the tensors of a head to our layout, by path within the head.
+    """Converts the tensors of a head to vit_jax's names (paths within the head) and layout.
 
     Raises:
       UserError: the file does not contain a depth head of DINOv2.
@@ -126,7 +126,7 @@ def _renamed(file: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]
             raise UserError(f"{file} is no depth head of DINOv2: it has the tensor {name}")
         if kind == "weight":
             renamed[f"{path}/kernel"] = _kernel(array, path)
-        elif path.endswith("/dense"):  # A transposed convolution: repeat the bias for each pixel.
+        elif path.endswith("/dense"):  # A transposed convolution: the bias is repeated for pixels.
             factor = tensors[f"{START}{module}.weight"].shape[-1]
             renamed[f"{path}/bias"] = np.tile(array, (factor, factor, 1))
         else:
@@ -137,7 +137,7 @@ def _renamed(file: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def _kernel(weight: np.ndarray, path: str) -> np.ndarray:
-    """Converts a module's PyTorch weight to our layout."""
+    """Converts the PyTorch weight of a module to the layout of vit_jax's kernel."""
     if path.endswith("/dense"):  # A transposed convolution.
         return weight.transpose(0, 2, 3, 1)
     if weight.ndim == 2 or weight.shape[2:] == (1, 1):

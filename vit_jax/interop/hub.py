@@ -1,4 +1,4 @@
-"""Download from and upload to the Hugging Face Hub."""
+"""Downloads models from the Hugging Face Hub, and uploads models to it."""
 
 import contextlib
 import json
@@ -13,18 +13,18 @@ _WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
 _WEIGHTS += ["objective.json", "objective.safetensors"]
 
 # Errors that huggingface_hub raises for malformed responses, such as an HTML page or a truncated
-# answer.
+# response.
 _OTHERS = (LookupError, TypeError, AttributeError, AssertionError)
 _MALFORMED = (ValueError, *_OTHERS)
 
 
 def download(address: str, more: Sequence[str] = (), *, weights: bool = True) -> Path:
-    """Downloads a model's files from the Hub, unless they are cached; returns their folder.
+    """Downloads a model's files from the Hub, or finds them in the cache; returns their folder.
 
     Args:
       address: `hf://owner/name` for the newest revision, or `hf://owner/name@revision`.
-      more: names of other files to download, if the repository has them.
-      weights: download the weights, in formats that `load_model` supports.
+      more: names of further files to download, if the repository has them.
+      weights: also download the weights, in the formats that `load_model` supports.
 
     Raises:
       UserError: the model is not on the Hub, or the Hub cannot be reached.
@@ -87,7 +87,7 @@ def check_upload(name: str, replace: bool) -> None:
 
     Args:
       name: `owner/name`.
-      replace: the repository may exist already.
+      replace: the repository may already exist, and its model is replaced.
 
     Raises:
       UserError: the token is missing or has no write access, or the name is invalid or taken.
@@ -112,13 +112,17 @@ def check_upload(name: str, replace: bool) -> None:
 
 
 def upload(folder: Path, name: str, public: bool, replace: bool) -> str:
-    """Uploads a folder to the Hub as a model, in one commit; returns its URL and visibility.
+    """Uploads a folder to the Hub as a model, in one commit.
 
     Args:
+      folder: the folder.
       name: `owner/name`.
-      public: whether a new repository is public or private.
-      replace: the repository may exist already; its model files are replaced, and its visibility is
-        kept.
+      public: create a public repository. False: a private one.
+      replace: the repository may already exist. Its model files are replaced, and its visibility
+        does not change.
+
+    Returns:
+      A text with the URL of the repository and its visibility.
 
     Raises:
       UserError: the Hub rejects the upload.
@@ -141,7 +145,7 @@ def upload(folder: Path, name: str, public: bool, replace: bool) -> str:
 
 @contextlib.contextmanager
 def _mistakes(name: str) -> Iterator[None]:
-    """Converts errors of the Hub to a UserError with the remedy."""
+    """Converts errors of the Hub to UserErrors, whose messages explain how to fix the problem."""
     from httpx2 import HTTPError
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -168,14 +172,14 @@ def _mistakes(name: str) -> Iterator[None]:
         raise UserError(f"cannot send {name}: {_unreachable()} ({_first_line(error)})") from error
     except (json.JSONDecodeError, *_OTHERS) as error:
         raise UserError(f"cannot send {name}: {_not_the_hub()}") from error
-    except ValueError as error:  # The Hub rejects the card's data.
+    except ValueError as error:  # The Hub rejects the metadata of the model card.
         raise UserError(
             f"the Hub rejects the card's metadata: {_card_errors(str(error))}"
         ) from error
 
 
 def _card_errors(answer: str) -> str:
-    """Extracts the errors in the card's data from the Hub's response."""
+    """Returns the errors in the model card's metadata, extracted from the Hub's response."""
     try:
         found = "; ".join(one["message"] for one in json.loads(answer)["errors"])
     except (ValueError, LookupError, TypeError):
@@ -197,7 +201,7 @@ def _tokens() -> str:
 
 
 def _not_the_hub() -> str:
-    """Returns an error message for a response from another server, with the likely causes."""
+    """Returns an error message for a response that is not from the Hub, with likely causes."""
     from huggingface_hub import constants
 
     return (

@@ -40,18 +40,18 @@ from vit_jax.options.text import TextOptions
 from vit_jax.paths import OBJECTIVE_FILES, is_workdir, split_checkpoint
 
 OPEN_CLIP_MODEL = "open_clip_model.safetensors"
-# Prefixes of text tower tensors in Transformers, open_clip and big_vision.
+# Prefixes of the text tower's tensors in Transformers, open_clip and big_vision.
 _TEXT_TENSORS = r"text_model\.|(text\.)?token_embedding\.|(params/|opt/target/)?txt/"
 
 
-# Options of `contrastive` that describe towers, loss and similarity.
+# Options of the config section `contrastive` that describe towers, loss and similarity.
 _OF_TOWERS = ("loss", "text_tower", "text_cleaning", "text_length", "text_dim", "text_depth")
 _OF_TOWERS += ("text_heads", "text_mlp_dim", "text_gelu", "embedding_dim", "max_scale")
 _PROBES = ("a cat", "red dogs", "three")  # Texts that no cleaning changes.
 
 
 class TextPart(NamedTuple):
-    """Text tower, tokenizer and similarity of an image-text model."""
+    """An image-text model without the image tower: text tower, tokenizer and similarity."""
 
     tower: TextTower
     tokenizer: Tokenizer
@@ -60,7 +60,7 @@ class TextPart(NamedTuple):
     probabilities: str
 
     def describe(self) -> str:
-        """Returns a one-line description."""
+        """Returns a description of the text tower and the probabilities in one line."""
         options = self.tower.options
         return (
             f"text tower: {options.depth} layers of width {options.dim}, {options.vocabulary:,} "
@@ -69,17 +69,17 @@ class TextPart(NamedTuple):
         )
 
     def tower_in(self, dtype: str) -> TextTower:
-        """Returns the text tower with another computation dtype."""
+        """Returns the text tower with this dtype of the computation."""
         options = dataclasses.replace(self.tower.options, dtype=dtype)
         graphdef, _ = nnx.split(abstract(partial(TextTower, options)))
         return nnx.merge(graphdef, nnx.state(self.tower))
 
 
 def towers_at(path: Path) -> Path:
-    """Returns the file or folder with both towers of an image-text model.
+    """Returns the file or folder from which both towers of an image-text model can be read.
 
-    In a folder of open_clip it is the weights file, because a `config.json` in the same folder may
-    describe only the image tower.
+    In a folder of open_clip this is the weights file, because a `config.json` in the same folder
+    may describe the image tower only.
     """
     weights = path / OPEN_CLIP_MODEL
     if path.is_dir() and open_clip_config(path) is not None and weights.is_file():
@@ -90,7 +90,8 @@ def towers_at(path: Path) -> Path:
 def download_towers(address: str) -> Path:
     """Downloads an image-text model as in `hub.download`; returns its folder.
 
-    If a repository contains several libraries' formats, only the weights of one are downloaded.
+    If a repository contains the model in the formats of several libraries, only the weights in one
+    format are downloaded.
 
     Raises:
       UserError: the model is not on the Hub, or the Hub cannot be reached.
@@ -105,10 +106,10 @@ def download_towers(address: str) -> Path:
 
 
 def open_text(path: Path) -> TextPart:
-    """Reads another library's image-text model, except for the image tower.
+    """Reads the text tower, tokenizer and similarity of another library's image-text model.
 
     Args:
-      path: a path from `towers_at`.
+      path: a result of `towers_at`.
 
     Raises:
       UserError: the checkpoint has no text tower or no tokenizer, or is damaged.
@@ -130,7 +131,7 @@ def _tokenizer_folder(path: Path) -> Path:
 
 
 def _check_end(path: Path, options: TextOptions, tokenizer: Tokenizer) -> None:
-    """Raises UserError unless the tokenizer ends texts with the token that the tower pools."""
+    """Raises UserError if the tokenizer's end token is not the token that the tower pools."""
     if options.pooling == "end" and options.end not in tokenizer([""]):
         raise UserError(
             f"the tokenizer of {path} does not end texts with the token {options.end}, which the "
@@ -139,11 +140,11 @@ def _check_end(path: Path, options: TextOptions, tokenizer: Tokenizer) -> None:
 
 
 def open_trained_text(checkpoint: Checkpoint, workdir: Path) -> TextPart:
-    """Reads a training run's image-text model, except for the image tower.
+    """Reads the text tower, tokenizer and similarity of a training run's image-text model.
 
     Args:
       checkpoint: the opened checkpoint of the run.
-      workdir: the folder with the run's tokenizer.
+      workdir: the run's workdir, which contains the tokenizer.
 
     Raises:
       UserError: the run has no text tower, or its tokenizer is missing or damaged.
@@ -180,13 +181,13 @@ def open_trained_text(checkpoint: Checkpoint, workdir: Path) -> TextPart:
 
 
 def text_params(place: Path) -> ObjectiveParams | None:
-    """Converts another library's text tower to parameters of the contrastive objective.
+    """Converts another library's text tower to parameters of the objective `contrastive`.
 
     Args:
       place: file or folder of the checkpoint.
 
     Returns:
-      The parameters, or None if the checkpoint has no text tower.
+      The parameters; None if the checkpoint has no text tower.
     """
     if not place.exists() or is_workdir(place):
         return None
@@ -281,11 +282,11 @@ def contrastive_values(form: TextFormat) -> dict[str, Any]:
 
 
 def values_of_towers(source: str | Path) -> dict[str, Any]:
-    """Returns the values of `config.contrastive` to continue training a model.
+    """Returns the values of `config.contrastive` to continue the training of a model.
 
     Args:
-      source: the workdir of a contrastive run, or folder or file of another library's model; the
-        tokenizer's files are in the same folder.
+      source: the workdir of a contrastive run, or the folder or file of another library's model.
+        The tokenizer's files must be in the same folder.
 
     Raises:
       UserError: there is no text tower, or the files are damaged.
@@ -299,7 +300,7 @@ def values_of_towers(source: str | Path) -> dict[str, Any]:
     if form.probabilities == "softmax":
         values["embedding_dim"] = form.options.output_dim
         if form.options.causal:
-            values["max_scale"] = 100.0  # As in CLIP's training, also for its fine-tuning.
+            values["max_scale"] = 100.0  # The maximum in CLIP's training; fine-tuning keeps it.
     return values
 
 
@@ -323,7 +324,7 @@ def _text_shapes(form: TextFormat) -> Shapes:
 
 
 def _read_form(path: Path) -> tuple[TextFormat, Tensors]:
-    """Returns the text tower of another library's file or folder, and all tensors.
+    """Returns the text tower in another library's file or folder, and all tensors of the model.
 
     Raises:
       UserError: there is no text tower, or the files are damaged.
@@ -350,10 +351,10 @@ def _form(path: Path, config: dict, tensors: Tensors) -> TextFormat:
 
 
 def _sources(place: Path, form: TextFormat) -> dict[str, Callable[[], np.ndarray]]:
-    """Returns functions that read the parameters of a text tower, by path.
+    """Returns, for each parameter of a text tower, by path, a function that reads it.
 
     Raises:
-      UserError: tensors are missing, or have other names or shapes.
+      UserError: tensors are missing or have unexpected names or shapes.
     """
     shapes = {path.removeprefix("text/"): shape for path, shape in _text_shapes(form).items()}
     mapped = entries(form.rules, shapes, form.title)
@@ -369,7 +370,7 @@ def _sources(place: Path, form: TextFormat) -> dict[str, Callable[[], np.ndarray
 
 
 def _number(place: Path, tensors: Tensors, name: str) -> float:
-    """Reads a tensor of one number."""
+    """Returns the value of a tensor that contains one number."""
     if name not in tensors:
         raise UserError(f"{place} lacks {name}")
     array = np.asarray(tensors[name].read(), np.float32)

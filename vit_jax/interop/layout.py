@@ -1,7 +1,11 @@
-"""Names and layouts of our parameters in other libraries.
+"""Names and array layouts of vit_jax's parameters in the files of other libraries.
 
-A format is a list of rules, one for each kind of parameter. A rule maps our path to the library's
-names, and its layout converts arrays in both directions. Paths without a rule cannot be stored.
+A format is a list of rules, one for each kind of parameter. A rule maps vit_jax's path of a
+parameter to the library's tensor names. Its layout converts the array in both directions. A
+parameter without a rule cannot be stored in the format.
+
+In this module, "our" names and arrays are vit_jax's, and "their" names and tensors are the other
+library's.
 """
 
 import re
@@ -15,14 +19,20 @@ from vit_jax.interop.tensor_files import aligned_empty, transpose_into
 
 
 class Layout(NamedTuple):
-    """A reversible conversion of array layouts."""
+    """A conversion of arrays between vit_jax's layout and another library's layout."""
 
-    there: Callable[[np.ndarray], np.ndarray]  # Converts our array to theirs.
-    back: Callable[[np.ndarray, np.ndarray], None]  # Writes their array into ours.
+    there: Callable[[np.ndarray], np.ndarray]  # Converts our array to their tensor.
+    back: Callable[[np.ndarray, np.ndarray], None]  # Writes their tensor into our array.
 
 
 def _layout(there: Callable, view: Callable) -> Layout:
-    """Returns a layout; `view(array, shape)` views the library's array in the shape of ours."""
+    """Returns a layout from a function in each direction.
+
+    Args:
+      there: converts vit_jax's array to the library's tensor.
+      view: called with the library's tensor and the shape of vit_jax's array; returns a view of the
+        tensor with this shape.
+    """
 
     def back(theirs, ours):
         ours[...] = view(theirs, ours.shape)
@@ -31,12 +41,12 @@ def _layout(there: Callable, view: Callable) -> Layout:
 
 
 SAME = _layout(lambda x: x, lambda y, shape: y)
-# PyTorch's [out, in]. In our array, out is the last axis, or all axes except the first one.
+# PyTorch's [out, in]. In our array, in is the first axis, and out is one axis or several axes.
 LINEAR = Layout(
     lambda x: x.reshape(len(x), -1).T,
     lambda y, ours: transpose_into(ours.reshape(len(ours), -1), y),
 )
-# Attention's [heads, head_dim, dim]; the first two axes are the inputs.
+# The output projection of attention, [heads, head_dim, dim]; the first two axes are the inputs.
 LINEAR_OUT = Layout(
     lambda x: x.reshape(-1, x.shape[-1]).T,
     lambda y, ours: transpose_into(ours.reshape(-1, ours.shape[-1]), y),
@@ -46,32 +56,33 @@ CONV = _layout(lambda x: x.transpose(3, 2, 0, 1), lambda y, shape: y.transpose(2
 # A dense layer that is stored as a 1x1 convolution, [out, in, 1, 1] or [1, 1, in, out].
 LINEAR_CONV = _layout(lambda x: x.T[:, :, None, None], lambda y, shape: y[:, :, 0, 0].T)
 DENSE_CONV = _layout(lambda x: x[None, None], lambda y, shape: y[0, 0])
-# A table with rows and columns; the library flattens them to one axis.
+# A table with the axes rows and columns, which the library flattens to one axis.
 TABLE = _layout(lambda x: x.reshape(-1, x.shape[-1]), lambda y, shape: y.reshape(shape))
-# An array with one more leading axis of length one than the library's.
+# Our array has an additional first axis of length one.
 MATRIX = _layout(lambda x: x[0], lambda y, shape: y[None])
-# A leading axis of length one in the library's array.
+# Their tensor has an additional first axis of length one.
 LEADING = _layout(lambda x: x[None], lambda y, shape: y[0])
-# One number for each head, before the axes of its scores.
+# One number for each head; their tensor has two more axes, for queries and keys.
 HEADS = _layout(lambda x: x[:, None, None], lambda y, shape: y.reshape(shape))
-# Google's group norms.
+# Google's group norms, [1, 1, 1, channels].
 CHANNELS = _layout(lambda x: x[None, None, None], lambda y, shape: y.reshape(shape))
 
 
 # Prefixes of our paths.
-BLOCK = r"blocks/(\d+)/"  # A layer.
-UNIT = r"resnet/stages/(\d+)/(\d+)/"  # A ResNet's unit.
+BLOCK = r"blocks/(\d+)/"  # An encoder layer.
+UNIT = r"resnet/stages/(\d+)/(\d+)/"  # A residual unit of a ResNet.
 STAGED = r"stages/(\d+)/(\d+)/"  # A block in a model with several stages.
 
 
 class Rule(NamedTuple):
-    """The name and layout of one kind of parameter.
+    """The library's name and layout of one kind of parameter.
 
     Attributes:
-      path: regular expression for our path. Its groups are inserted in the names: `{0}` unchanged,
-        `{m[0]}` as a number minus one.
-      names: the library's name, or several names if it splits our array along `axis`.
-      layout: layout of each part.
+      path: regular expression for vit_jax's path. Its groups are inserted in the names: `{0}` is
+        the first group, and `{m[0]}` is the first group as a number minus one.
+      names: name of the library's tensor; or several names, if the library stores vit_jax's array
+        as several tensors, split along `axis`.
+      layout: layout of the library's tensor, or of each of several tensors.
     """
 
     path: str
@@ -83,7 +94,13 @@ class Rule(NamedTuple):
 def torch_dense(
     ours: str, theirs: str, kernel: Layout = LINEAR, bias: Layout = FLAT
 ) -> tuple[Rule, Rule]:
-    """Returns the rules for kernel and bias of a PyTorch layer."""
+    """Returns the rules for kernel and bias of a PyTorch layer.
+
+    Args:
+      ours: vit_jax's path of the layer, a regular expression.
+      theirs: the library's name of the layer.
+      kernel, bias: layouts of kernel and bias.
+    """
     return Rule(f"{ours}/kernel", f"{theirs}.weight", kernel), Rule(
         f"{ours}/bias", f"{theirs}.bias", bias
     )
@@ -95,7 +112,7 @@ def torch_norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
 
 
 def moved(rules: Iterable[Rule], start: str, other: str) -> tuple[Rule, ...]:
-    """Selects the rules with the prefix `start` in their names, and replaces it by `other`."""
+    """Selects the rules whose names start with `start`, and replaces this prefix by `other`."""
     found = []
     for rule in rules:
         names = (rule.names,) if isinstance(rule.names, str) else rule.names
@@ -107,11 +124,13 @@ def moved(rules: Iterable[Rule], start: str, other: str) -> tuple[Rule, ...]:
 
 
 def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ...]:
-    """Returns the number of units in each stage of a model.
+    """Returns the number of residual units in each stage of a model, from its tensor names.
 
     Args:
-      pattern: regular expression for a name, with groups for the stage and the unit.
-      first: index of the first unit of a stage.
+      names: names of all tensors.
+      pattern: regular expression for the name of a unit's tensor, with groups for the index of the
+        stage and the index of the unit.
+      first: index of the first unit of a stage, 0 or 1.
     """
     units = {}
     for name in names:
@@ -122,12 +141,16 @@ def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ..
 
 
 def resnet_width(channels: int) -> float:
-    """Returns the width factor of a ResNet from the channels of its first layer."""
+    """Returns the width factor of a ResNet whose first layer has this number of channels."""
     return channels // 64 if channels % 64 == 0 else channels / 64
 
 
 def resnet_root(side: int, channels: int) -> dict:
-    """Returns a ResNet's arguments by the side and the output channels of its first kernel.
+    """Returns the arguments of a ResNet that its first convolution determines.
+
+    Args:
+      side: side of the convolution's kernel.
+      channels: number of output channels.
 
     Raises:
       UserError: the first layer is unsupported.
@@ -141,7 +164,7 @@ def resnet_root(side: int, channels: int) -> dict:
 
 
 class Entry(NamedTuple):
-    """One parameter of a model in a format."""
+    """One parameter of a model, with the rule of a format applied to its path."""
 
     path: str
     shape: tuple[int, ...]
@@ -150,7 +173,7 @@ class Entry(NamedTuple):
     axis: int | None
 
     def split(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Converts our array to their tensors."""
+        """Converts vit_jax's array to the library's tensors, by name."""
         if self.axis is None:
             return {self.names[0]: self.layout.there(array)}
         parts = np.split(array, len(self.names), self.axis)
@@ -160,9 +183,9 @@ class Entry(NamedTuple):
         }
 
     def join(self, arrays: list[np.ndarray]) -> np.ndarray:
-        """Converts their tensors to our array."""
+        """Converts the library's tensors to vit_jax's array."""
         if self.layout is SAME and self.axis is None and arrays[0].flags.writeable:
-            return arrays[0]  # The array is already writable.
+            return arrays[0]  # No copy is needed, because the array is writable.
         joined = aligned_empty(self.shape, np.float32)
         if self.axis is None:
             self.layout.back(arrays[0], joined)
@@ -172,7 +195,7 @@ class Entry(NamedTuple):
         return joined
 
     def their_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes that `split` would return, from our shape only."""
+        """Returns the shapes of the library's tensors, by name, from the shape alone."""
         return {
             name: x.shape
             for name, x in self.split(np.broadcast_to(np.float32(0), self.shape)).items()
@@ -180,10 +203,15 @@ class Entry(NamedTuple):
 
 
 def entries(rules: Iterable[Rule], shapes: dict[str, tuple[int, ...]], library: str) -> list[Entry]:
-    """Returns the entry of each parameter.
+    """Returns an `Entry` for each parameter of a model.
+
+    Args:
+      rules: the rules of the format; the first rule that matches a path is used.
+      shapes: shapes of the parameters by vit_jax's paths.
+      library: name of the library, for errors.
 
     Raises:
-      UserError: the format cannot store a parameter.
+      UserError: the format has no rule for a parameter.
     """
     found = []
     for path, shape in shapes.items():

@@ -1,8 +1,9 @@
-"""The libraries whose checkpoints are read and written."""
+"""`LIBRARIES`: all libraries whose checkpoints can be read and written."""
 
 from vit_jax.interop import google, open_clip, openai, timm, transformers
 
-# Files belong to the first library whose `claims` returns True; timm's always does.
+# Files are read by the first library whose `claims` returns True. timm is the last library, and its
+# `claims` always returns True.
 LIBRARIES = {
     "google": google.LIBRARY,
     "transformers": transformers.LIBRARY,

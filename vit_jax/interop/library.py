@@ -1,4 +1,4 @@
-"""Description of a library's formats: classes `Library`, `Format` and `ObjectiveFormat`."""
+"""Classes that describe a library's file formats: `Library`, `Format` and `ObjectiveFormat`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +19,10 @@ Tensors = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 Values = dict[str, Any]  # Arguments of a model.
 
-# Training arguments that a new training run does not inherit from a checkpoint.
+# Model arguments that a new training run does not inherit from a checkpoint.
 REGULARISATION = {"dropout", "attention_dropout", "stochastic_depth", "uniform_depth", "depth_by"}
 REGULARISATION |= {"rope_rescale"}
-# Arguments that do not change a trained model's output for images of its own size.
+# Model arguments that do not change a trained model's output for images of its own size.
 TRAINING_ONLY = REGULARISATION | {
     "position_resize",
     "head_bias",
@@ -32,17 +32,17 @@ TRAINING_ONLY = REGULARISATION | {
 TRAINING_ONLY |= {"layer_scale", "remat", "scan", "dtype"}
 
 
-# The `problem_type` in Transformers' configs for each kind of probabilities.
+# The `problem_type` in Transformers' configs for each key of `PROBABILITIES`.
 PROBLEM_TYPES = {"softmax": "single_label_classification", "sigmoid": "multi_label_classification"}
 
 
 def read_problem_type(config: dict, num_classes: int) -> str:
-    """Returns the kind of probabilities from a config's `problem_type`.
+    """Returns the kind of probabilities, `softmax` or `sigmoid`, from a config's `problem_type`.
 
-    The default is the same as in Transformers' pipeline: sigmoid for one class, else softmax.
+    The default is that of Transformers' pipeline: sigmoid for one class, softmax for several.
 
     Raises:
-      UserError: the outputs are not probabilities.
+      UserError: with this `problem_type`, outputs are not probabilities.
     """
     if (said := config.get("problem_type")) is None:
         return "sigmoid" if num_classes == 1 else "softmax"
@@ -54,7 +54,7 @@ def read_problem_type(config: dict, num_classes: int) -> str:
 
 
 def problem_type(num_classes: int, probabilities: str) -> dict[str, str]:
-    """Returns the `config.json` entry for a kind of probabilities; empty for the default kind."""
+    """Returns the entry of `config.json` for a kind of probabilities; {} for the default kind."""
     unsaid = not num_classes or read_problem_type({}, num_classes) == probabilities
     return {} if unsaid else {"problem_type": PROBLEM_TYPES[probabilities]}
 
@@ -65,17 +65,18 @@ class ObjectiveFormat(NamedTuple):
     Attributes:
       name: name of the objective, as in `config.objective.name`, or `beside.MASK`.
       owns: regular expression for the start of the objective's tensor names.
-      values: `(tensors, config.json) -> values of config.objective`.
-      rename: `(tensors, config.json) -> tensors` with the names in `rules`. It raises UserError for
-        tensors of a different computation.
-      rules: `model arguments -> rules` for the objective's parameters.
-      describe: `(model arguments, values of config.objective) -> content of config.json` for a
-        model with such parameters. It raises UserError if the library has no such model. None: the
-        format is only read.
-      finish: returns additional tensors to write; same arguments as `describe`.
-      prefix: prefix of the model's tensor names in files with an objective.
-      shapes: `model arguments -> shapes` of the objective's parameters, by our path; None: the
-        values determine them.
+      values: called with the tensors and the content of `config.json`; returns the values of
+        `config.objective`.
+      rename: called with the tensors and the content of `config.json`; returns the tensors with the
+        names in `rules`. Raises UserError if the objective computes something else than vit_jax's.
+      rules: called with the model's arguments; returns the rules for the objective's parameters.
+      describe: called with the model's arguments and the values of `config.objective`; returns the
+        entries of `config.json` that describe the objective. Raises UserError if the library does
+        not support it. None: the format is read, but not written.
+      finish: called with the arguments of `describe`; returns additional tensors to write.
+      prefix: prefix of the model's own tensor names in files that contain an objective.
+      shapes: called with the model's arguments; returns the shapes of the objective's parameters by
+        vit_jax's path. None: the result of `values` determines the shapes.
     """
 
     name: str
@@ -92,23 +93,26 @@ class ObjectiveFormat(NamedTuple):
 class Format(NamedTuple):
     """A library's format for the models of one family, defined in a module of the library's folder.
 
-    Model arguments are dicts. `config` is the content of `config.json`, or {}.
+    The attributes below are functions of these values: `tensors`, the tensors of the files by name;
+    `config`, the content of `config.json` or {}; and the model's arguments, a dict.
 
     Attributes:
-      model: the family's class.
-      claims: `(config, tensors) -> bool`: True if they are a model of this format.
-      arguments: `(renamed tensors, config, image size) -> (model arguments, assumptions as text)`;
-        the image size is that for which the model is loaded, or None.
-      rules: `model arguments -> rules` for the model's parameters.
-      describe: `model arguments -> content of config.json`. It raises UserError if the library has
-        no such model.
-      rename: `(tensors, config) -> tensors` with the names and shapes in `rules`, for all versions
-        of the files.
-      number: changes the names of the entries to write.
-      finish: changes the arrays to write.
-      holds: `model arguments -> bool`: True if this format is used to write the model, in case the
-        library has several formats for the family.
-      objective: format of an objective's parameters in such files; None: there are none.
+      model: the class of the models.
+      claims: called with `config` and `tensors`; returns True if they are a model of this format.
+      arguments: called with the renamed tensors, `config` and the image size for which the model is
+        loaded (or None). Returns the model's arguments, and a text with the assumptions made.
+      rules: called with the model's arguments; returns the rules for the model's parameters.
+      describe: called with the model's arguments; returns the content of `config.json`. Raises
+        UserError if the library has no model with these arguments.
+      rename: called with `tensors` and `config`; returns the tensors with the names and shapes that
+        `rules` expect, for all versions of the files.
+      number: called with the entries of all parameters and the model's arguments; returns the
+        entries with the names to write.
+      finish: called with the arrays to write and the model's arguments; returns changed arrays.
+      holds: called with the model's arguments; returns True if the model is written in this format.
+        It selects a format if the library has several formats for the family.
+      objective: format of a training objective's parameters in these files. None: the files do not
+        contain parameters of objectives.
     """
 
     model: type[ImageModel]
@@ -126,19 +130,24 @@ class Format(NamedTuple):
 class Library(NamedTuple):
     """A library whose checkpoints are read and written.
 
+    `config` and `tensors` are as in `Format`.
+
     Attributes:
       title: name of the library in messages.
       formats: one or several formats for each family of models.
-      suffix: suffix of the library's files; empty: a folder.
-      claims: `(path, config, tensors) -> bool`: True for the library's files.
-      prepare: `(path, tensors, config) -> (tensors, config)`: changes that all formats of the
-        library need.
-      unknown: `(config, tensors) -> error message` for tensors of no known format.
-      preprocessing: `(config, preprocessor config, channels) -> (mean and std of pixels,
-        preprocessing, assumptions as text)`.
-      class_names: `config -> class names`; empty if there are none.
-      probabilities: `(config, number of classes) -> kind of probabilities`, `softmax` or `sigmoid`.
-      files: returns the JSON files to write, by name; None: the library has none.
+      suffix: suffix of the library's files; empty: the library writes folders.
+      claims: called with a path, `config` and `tensors`; returns True if the files are the
+        library's.
+      prepare: called with a path, `tensors` and `config`; returns tensors and config with the
+        changes that all formats of the library need.
+      unknown: called with `config` and `tensors` that match no format; returns an error message.
+      preprocessing: called with `config`, the content of `preprocessor_config.json` and the number
+        of channels. Returns a dict with mean and std of pixels, the preprocessing of images, and a
+        text with the assumptions made.
+      class_names: called with `config`; returns the class names, or an empty list.
+      probabilities: called with `config` and the number of classes; returns the kind of
+        probabilities, `softmax` or `sigmoid`.
+      files: returns the JSON files to write, by name; None: the library has no such files.
       written: True if models can be written in the library's formats.
     """
 
@@ -157,10 +166,10 @@ class Library(NamedTuple):
     probabilities: Callable[[dict, int], str] = read_problem_type
 
     def read_format(self, config: dict, tensors: Tensors) -> Format:
-        """Returns the format of a config and tensors.
+        """Returns the first format whose `claims` returns True for a config and tensors.
 
         Raises:
-          UserError: the library has no such format.
+          UserError: the model has none of the library's formats.
         """
         for known in self.formats:
             if known.claims(config, tensors):
@@ -168,10 +177,10 @@ class Library(NamedTuple):
         raise UserError(self.unknown(config, tensors))
 
     def format_of(self, model: type[ImageModel], values: Values) -> Format:
-        """Returns the format for models of a class with these arguments.
+        """Returns the format in which a model with this class and these arguments is written.
 
         Raises:
-          UserError: the library has no such models.
+          UserError: the library has no format for this class of models.
         """
         for known in self.formats:
             if known.model is model and known.holds(values):
@@ -179,7 +188,7 @@ class Library(NamedTuple):
         raise UserError(f"{self.title} has no {model.__name__}")
 
     def has(self, model: type[ImageModel], values: Values) -> bool:
-        """Returns True if the library has models of a class with these arguments."""
+        """Returns True if the library can store a model with this class and these arguments."""
         try:
             self.format_of(model, values).describe(values)
         except UserError:
@@ -213,11 +222,13 @@ def refuse_unsaid(
     """Raises UserError if an argument that a library cannot store differs from the library's value.
 
     Args:
-      title: the library's name for such models.
+      title: the library's name for models of this kind, for errors.
+      model: class of the model.
       values: all arguments of the model.
-      said: names of the arguments that the library can store, in addition to sizes and pixel
-        statistics.
-      only: the library's fixed values of other arguments, if they differ from our defaults.
+      said: names of the arguments that the library can store, in addition to sizes and to mean and
+        std of pixels.
+      only: the library's values of arguments that it cannot store, if they differ from vit_jax's
+        defaults.
     """
     for field in dataclasses.fields(model.options_type):
         name, always = field.name, only.get(field.name, field.default)
@@ -236,5 +247,5 @@ def refuse_unsaid(
 
 
 def load_formats(package: str, *modules: str) -> tuple[Format, ...]:
-    """Returns the `FORMAT` of each of a library's modules."""
+    """Returns the variable `FORMAT` of each of the modules in a package."""
     return tuple(import_module(f"{package}.{module}").FORMAT for module in modules)

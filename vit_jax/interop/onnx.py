@@ -1,8 +1,8 @@
 """Converts a JAX function to an ONNX model: traces it, and converts each operation of the trace.
 
-Values that depend only on constants (cast parameters, standardized kernels, position tables) are
-computed by JAX and written as constants. All other operations are mapped to equivalent ONNX
-operations; unsupported operations raise UserError. The batch dimension may be symbolic.
+JAX computes all values that depend only on constants, such as cast parameters, standardized kernels
+and position tables. They are written as constants. All other operations are mapped to equivalent
+ONNX operations; unsupported operations raise UserError. The batch dimension may be symbolic.
 """
 
 import functools
@@ -32,7 +32,7 @@ TYPES = {
     np.dtype(bool): TensorProto.BOOL,
 }
 
-# ONNX names of JAX's elementwise operations.
+# ONNX's name of each elementwise operation of JAX.
 SAME = {
     "abs": "Abs",
     "add": "Add",
@@ -60,7 +60,7 @@ SAME = {
     "sub": "Sub",
     "tanh": "Tanh",
 }
-# Operations that return their inputs, and operations that contain a nested trace.
+# Operations that return their inputs unchanged; then operations that contain another trace.
 NOTHING = {"copy", "copy_p", "name", "optimization_barrier", "stop_gradient"}
 CALLS = {
     "jit",
@@ -81,8 +81,9 @@ def convert(
     """Converts a function of one array, with one or several output arrays, to an ONNX model.
 
     Args:
-      argument: shape of the argument; its first dimension may be symbolic.
-      names: names of the model's input and outputs.
+      function: the function.
+      argument: shape and dtype of the argument; its first dimension may be symbolic.
+      names: name of the ONNX model's input, followed by the names of its outputs.
       most_bytes: maximum total size of all constants.
 
     Raises:
@@ -115,9 +116,9 @@ class _Value(NamedTuple):
     """A traced array: a constant, or the output of a node of the graph.
 
     Attributes:
-      held: the constant, or the output's name.
-      shape: the array's shape in JAX; the batch is symbolic.
-      narrow: the stored shape, with size 1 for axes that are broadcast.
+      held: values of the constant, or name of the node's output.
+      shape: shape of the array in JAX; the batch dimension may be symbolic.
+      narrow: shape of `held`. An axis along which all values are equal may have size 1.
       dtype: the array's dtype.
     """
 
@@ -132,13 +133,13 @@ class _Value(NamedTuple):
 
 
 def _looks_up_rows(value: _Value, dimensions, slice_sizes: Axes) -> bool:
-    """Returns True if a gather looks up rows of a constant table, `table[indices]`."""
+    """Returns True if a gather computes `table[indices]`: rows of a constant table."""
     places = dimensions.collapsed_slice_dims, dimensions.start_index_map
     return value.known and places == ((0,), (0,)) and [*slice_sizes] == [1, *value.shape[1:]]
 
 
 def _looks_up_rows_of_images(value: _Value, dimensions, slice_sizes: Axes) -> bool:
-    """Returns True if a gather looks up rows along the second axis, separately for each image."""
+    """Returns True if a gather computes `x[image, indices[image]]` for each image of the batch."""
     batch = dimensions.operand_batching_dims, dimensions.start_indices_batching_dims
     places = dimensions.collapsed_slice_dims, dimensions.start_index_map
     rows = [*slice_sizes] == [1, 1, *value.shape[2:]]
@@ -153,20 +154,21 @@ def _is_constant(equation, inputs: list[_Value]) -> bool:
 
 
 def _computed(equation, inputs: list[_Value]) -> list[_Value]:
-    """Evaluates an equation of constants with JAX."""
+    """Computes the outputs of an equation with constant inputs by JAX."""
     arrays = [np.broadcast_to(value.held, value.shape) for value in inputs]
     results = equation.primitive.bind(*arrays, **equation.params)
     return list(map(_constant, results if equation.primitive.multiple_results else [results]))
 
 
 class _Graph:
-    """Nodes and constants of an ONNX graph, in the order in which they were added."""
+    """An ONNX graph that is being built: its nodes and constants, in order of their creation."""
 
     def __init__(self, inputs: str, argument: jax.ShapeDtypeStruct, most_bytes: int):
         self.inputs, self.batch = inputs, argument.shape[0]
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: dict[str, TensorProto] = {}
-        # By id: name and array. Keeping the array ensures that its id is not reused.
+        # Name and array of each constant, by the id of the array. The array is stored so that
+        # Python does not reuse its id.
         self.written: dict[int, tuple[str, np.ndarray]] = {}
         self.room = self.most_bytes = most_bytes
 
@@ -200,7 +202,8 @@ class _Graph:
         if _is_constant(equation, inputs):
             return _computed(equation, inputs)
         if name == "cond" and params["branches_platforms"]:
-            # The branches are equivalent for different devices; the last one supports any device.
+            # There is an equivalent branch for each kind of device; the last branch runs on any
+            # device.
             return self.run(params["branches"][-1], inputs[1:])
         if name in NOTHING:
             return inputs
@@ -243,16 +246,17 @@ class _Graph:
         return self.name(_shared(tuple(map(int, numbers))))
 
     def held(self, value: _Value) -> str:
-        """Returns the name of a value's stored array, which may need to be broadcast."""
+        """Returns the name of a value's array `held`, which has the shape `narrow`."""
         return self.name(value.held) if value.known else value.held
 
     def whole(self, value: _Value) -> str:
-        """Returns the name of a value's array in its full shape."""
+        """Returns the name of a value's array, broadcast to its full shape."""
         if value.narrow == value.shape:
             return self.held(value)
         if value.known and _is_static(value.shape):
             return self.name(np.ascontiguousarray(np.broadcast_to(value.held, value.shape)))
-        # ONNX's Expand keeps dimensions with target 1, so an existing batch size need not be known.
+        # ONNX's Expand does not change dimensions whose target is 1. Therefore the batch size need
+        # not be known if the array already has it.
         missing = [
             1 if old == new else new for old, new in zip(value.narrow, value.shape, strict=True)
         ]
@@ -262,7 +266,7 @@ class _Graph:
         return self.add("Expand", [self.held(value), self.add("Concat", parts, axis=0)])
 
     def size(self, dimension) -> str:
-        """Returns the name of a node that computes a multiple of the batch size."""
+        """Returns the name of a node that computes a symbolic size, a multiple of the batch's."""
         batch = self.add("Shape", [self.inputs], start=0, end=1)
         times = dimension // self.batch
         if not isinstance(times, int) or times * self.batch != dimension:
@@ -283,7 +287,7 @@ class _Graph:
         return _Value(name, out.shape, out.shape, out.dtype)
 
     def reshape(self, name: str, shape: Sequence) -> str:
-        """Adds a reshape; one dimension may be symbolic, and is inferred by ONNX."""
+        """Adds a Reshape node; one dimension may be symbolic, which ONNX infers."""
         return self.add(
             "Reshape", [name, self.integers([d if isinstance(d, int) else -1 for d in shape])]
         )
@@ -299,7 +303,7 @@ class _Graph:
         return name if old == new else self.add("Cast", [name], to=TYPES[np.dtype(new)])
 
     def broadcast(self, value: _Value, out, places: Sequence[int]) -> _Value:
-        """Broadcasts a value lazily: new axes have size 1 until `whole` expands them."""
+        """Broadcasts a value lazily: its new axes have size 1 until `whole` expands them."""
         narrow = [1] * out.ndim
         for place, size in zip(places, value.narrow, strict=True):
             narrow[place] = size
@@ -390,7 +394,12 @@ class _Graph:
         return self.full(self.slice(value, start_indices, limit_indices, strides), out)
 
     def slice(self, value: _Value, starts, limits, strides) -> str:
-        """Adds a slice of all axes that are not complete, except the batch."""
+        """Adds a Slice node for all axes of which only a part is taken.
+
+        Args:
+          value: the array.
+          starts, limits, strides: start, end and step for each axis.
+        """
         axes = [
             axis
             for axis, cut in enumerate(zip(starts, limits, strides, value.shape, strict=True))
@@ -401,7 +410,7 @@ class _Graph:
         return self.add("Slice", [self.whole(value), *bounds, self.integers(axes), steps])
 
     def _gather(self, inputs, out, dimension_numbers, slice_sizes, **_) -> _Value:
-        """Converts `table[places]`, `take_along_axis(x, places[..., None], 1)` or `x[:, 0]`."""
+        """Converts lookups: `table[i]`, `take_along_axis(x, i[..., None], 1)`, or `x[:, 0]`."""
         value, place = inputs
         if _looks_up_rows(value, dimension_numbers, slice_sizes):
             rows = self.add("Squeeze", [self.whole(place), self.integers([-1])])
@@ -445,8 +454,8 @@ class _Graph:
     def _reduce_sum(self, inputs, out, axes, **_) -> _Value:
         """Sums over one axis at a time, because ONNX Runtime is less accurate for several axes.
 
-        With several axes, a BiT's logits would differ by 1e-4 from those with float64 sums,
-        instead of 7e-6.
+        The error of a BiT's logits, compared with float64 sums, is 7e-6. With a sum over several
+        axes at once it would be 1e-4.
         """
         name = self.whole(inputs[0])
         for axis in sorted(axes, reverse=True):
@@ -459,13 +468,17 @@ class _Graph:
         )
 
     def _dot_general(self, inputs, out, dimension_numbers, preferred_element_type, **_) -> _Value:
-        """Multiplies `[batch axes..., free, contracted]` by `[batch axes..., contracted, free]`."""
+        """Converts a matrix product.
+
+        The operands become `[batch axes..., free, contracted]` and `[batch axes..., contracted,
+        free]`.
+        """
         contracted, batch = dimension_numbers
         free = [
             [axis for axis in range(len(value.shape)) if axis not in (*bound, *shared)]
             for value, bound, shared in zip(inputs, contracted, batch, strict=True)
         ]
-        # Free axes of the first operand need not be merged if the second has no batch axes.
+        # If the second operand has no batch axes, the free axes of the first one are not merged.
         keeps_free = not batch[0] and bool(free[0])
         first = self._operand(inputs[0], out.dtype, batch[0], free[0], contracted[0], keeps_free)
         second = self._operand(inputs[1], out.dtype, batch[1], contracted[1], free[1], False)
@@ -484,9 +497,9 @@ class _Graph:
           value: the operand before its axes are moved and merged.
           dtype: dtype of the result.
           batch: batch axes.
-          rows: axes to merge to rows; empty: one row.
-          columns: axes to merge to columns; empty: one column.
-          keeps_rows: move the row axes, but do not merge them.
+          rows: axes that are merged to the rows; empty: there is one row.
+          columns: axes that are merged to the columns; empty: there is one column.
+          keeps_rows: move the axes `rows` without merging them.
         """
         order = [*batch, *rows, *columns]
         row_sizes = [value.shape[axis] for axis in rows]
@@ -532,7 +545,8 @@ class _Graph:
                     "the model has a transposed convolution with groups, dilation or a computed "
                     "kernel, unsupported by the ONNX export"
                 )
-            # In ONNX the kernel is mirrored, with input channels first, and the padding is cropped.
+            # ONNX's transposed convolution mirrors the kernel, has input channels first, and crops
+            # its output by the padding.
             weights = kernel.held.transpose(dimension_numbers.rhs_spec)
             operands[1] = self.name(np.ascontiguousarray(weights.swapaxes(0, 1)[..., ::-1, ::-1]))
             reaches = [size - 1 for size in weights.shape[2:]]
@@ -582,7 +596,7 @@ class _Graph:
         window_dilation,
         **attributes,
     ) -> _Value:
-        """Adds a pooling; ONNX pools all axes except the first two."""
+        """Adds a pooling node; ONNX requires batch and channels as the first two axes."""
         if set(base_dilation) | set(window_dilation) != {1}:
             raise UserError("the model pools with dilation, unsupported by the ONNX export")
         steps = list(zip(window_dimensions, window_strides, padding, strict=True))
@@ -603,7 +617,7 @@ class _Graph:
         return self.full(self.transpose(name, np.argsort(order).tolist()), out)
 
     def reached_from(self, outputs: Sequence[str]) -> list[onnx.NodeProto]:
-        """Returns the nodes that the outputs depend on, in order."""
+        """Returns the nodes that are needed to compute the outputs, in order."""
         needed, nodes = {*outputs}, []
         for node in reversed(self.nodes):
             if needed.intersection(node.output):
@@ -631,6 +645,6 @@ def _dimension(dimension) -> int | str:
 
 
 def _together(shapes: Sequence[tuple], ndim: int) -> tuple:
-    """Returns the broadcast shape by NumPy's rules; dimensions may be symbolic."""
+    """Returns the shape to which the shapes broadcast, as in NumPy; sizes may be symbolic."""
     padded = [(1,) * (ndim - len(shape)) + shape for shape in shapes]
     return tuple(next((d for d in sizes if d != 1), 1) for sizes in zip(*padded, strict=True))

@@ -11,8 +11,8 @@ from vit_jax.paths import check_path, is_url, is_workdir, split_checkpoint
 from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import all_weights
 
-# Module with `open_workdir`. It depends on Orbax and the training code, so it is imported only if
-# the source is a workdir.
+# Name of the module with `open_workdir`. The module depends on Orbax and the training code;
+# therefore it is imported only if the source is a workdir.
 WORKDIR_READER = "vit_jax.runs.workdir_reader"
 
 
@@ -23,7 +23,8 @@ def open_checkpoint(
 
     Args:
       source: a file, a folder, `hf://owner/name`, a workdir or `WORKDIR@best`.
-      image_size: image size for which the model is loaded; see `open_files`.
+      image_size: image size for which the model is loaded; it is needed for few files, see
+        `open_files`.
 
     Raises:
       UserError: the checkpoint does not exist or is damaged, or its model is unsupported.
@@ -40,7 +41,9 @@ def open_checkpoint(
 
 
 def _missing(source: str, path: str) -> UserError:
-    """Returns the error for a missing source, with advice if it is a model name.
+    """Returns the error for a source that does not exist.
+
+    If the source is a model name, the error explains how to load this model.
 
     Raises:
       UserError: the source is the name of an unsupported model.

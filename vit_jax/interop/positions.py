@@ -1,4 +1,4 @@
-"""Position tables in other libraries' files: fixed tables, and image sizes of learned tables."""
+"""Position tables in other libraries' files: fixed tables, and the image size of learned tables."""
 
 import math
 
@@ -11,15 +11,15 @@ from vit_jax.models.resnet import resnet_stride
 
 
 def fixed_table(grid: tuple[int, int], dim: int) -> np.ndarray:
-    """Returns the fixed position table in MAE files, `[1, 1 + rows * columns, dim]`.
+    """Returns the fixed position table of masked autoencoders, `[1, 1 + rows * columns, dim]`.
 
-    The first row, for the class token, is zero.
+    The first row is for the class token, and zero.
     """
     return np.pad(sincos2d(grid, dim, "sincos2d_mae"), ((1, 0), (0, 0)))[None]
 
 
 def is_fixed(table: Tensor, grid: tuple[int, int] | None = None) -> bool:
-    """Returns True if a position table equals the fixed one in MAE files.
+    """Returns True if a position table equals the fixed table of masked autoencoders.
 
     Args:
       grid: rows and columns of patches; None: a square grid.
@@ -40,19 +40,19 @@ def image_size_of(
     stated: tuple[int, int] | None,
     wanted: int | tuple[int, int] | None,
 ) -> tuple[int, int]:
-    """Returns the image size of a position table, (height, width) in pixels.
+    """Returns the image size that a position table is for, as (height, width) in pixels.
 
-    Not all files contain it. The result is the first of these sizes that matches the number of
-    rows: the size in the file, a square, the image size for which the model is loaded.
+    Three sizes are tried in this order: the image size in the file, a square, and the image size
+    for which the model is loaded. The result is the first size that matches the number of rows.
 
     Args:
       values: the other arguments of the `ViT`.
-      rows: rows of the table; None: there is no table.
-      stated: the size in the file, or None.
-      wanted: the image size for which the model is loaded, or None.
+      rows: number of rows of the table; None: there is no table.
+      stated: image size in the file; None: the file does not contain it.
+      wanted: image size for which the model is loaded, or None.
 
     Raises:
-      UserError: none of these sizes matches.
+      UserError: none of the three sizes matches the number of rows.
     """
     wanted = (wanted, wanted) if isinstance(wanted, int) else wanted
     if rows is None:

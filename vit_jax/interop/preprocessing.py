@@ -1,6 +1,7 @@
 """Reads and writes the preprocessing of images in other libraries' files.
 
-Mean and std are arguments of the model, which normalizes images; all else is `Preprocessing`.
+The mean and std of pixels are arguments of the model, because the model normalizes images. All
+other values are in `Preprocessing`.
 """
 
 import math
@@ -12,8 +13,8 @@ import numpy as np
 
 from vit_jax.errors import UserError
 
-# Our names of timm's interpolations. All our interpolations except `bilinear` and `area` use
-# antialiasing, like Pillow.
+# vit_jax's name of each of timm's interpolations. Except for `bilinear` and `area`, vit_jax's
+# interpolations use antialiasing, as Pillow's do.
 _TIMM = {"bilinear": "bilinear_antialias", "bicubic": "bicubic", "lanczos": "lanczos"}
 _PILLOW = {1: "lanczos", 2: "bilinear_antialias", 3: "bicubic"}
 _PILLOW_NAMES = {0: "nearest", 4: "box", 5: "hamming"}
@@ -66,16 +67,19 @@ _PROCESSORS = {
 
 
 class Preprocessing(NamedTuple):
-    """Preprocessing from an image to a model's input size; unknown values are kept as text.
+    """How an image is resized and cropped to a model's input size.
+
+    Unsupported values are stored as text, such as `crop_mode=border`.
 
     Attributes:
       kind: kind of the resize before the centre crop: `short_side`, `square` or `fit`, as in
         `TestCrop`.
-      share: side of the crop relative to the resized image; a fraction if both are integers.
+      share: side of the crop divided by the side of the resized image; a `Fraction` if both sides
+        are whole numbers.
       interpolation: interpolation of the resize.
-      half: rounding of a crop position between two pixels; see `TestCrop`.
-      background: background color of transparent images.
-      mode: decoding mode of images.
+      half: rounding of the crop's position; see `TestCrop`.
+      background: background colour of transparent images.
+      mode: decoding mode of images, `fast` or `exact`.
     """
 
     kind: str
@@ -86,12 +90,12 @@ class Preprocessing(NamedTuple):
     mode: str = "fast"
 
     def resize(self, size: tuple[int, int]) -> float:
-        """Returns the length of the shorter side after the resize, before a crop to `size`."""
+        """Returns the length of the resized image's shorter side, for a crop to `size`."""
         return float(min(size) / self.share)
 
 
-# Default for checkpoints without preprocessing: the paper's pre-training (resize to 256, crop to
-# 224 pixels).
+# The default for checkpoints that do not contain the preprocessing. It is that of the paper's
+# pre-training: resize to 256 pixels and crop to 224 pixels.
 UNSAID = Preprocessing("short_side", Fraction(7, 8), "bilinear")
 
 
@@ -101,10 +105,12 @@ def per_channel(value: float | tuple[float, ...], channels: int) -> list[float]:
 
 
 def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]:
-    """Returns mean and std, and the preprocessing, from timm's `config.json` (or its defaults).
+    """Returns mean and std, and the preprocessing, from timm's `config.json`.
+
+    Missing entries have timm's defaults.
 
     Raises:
-      UserError: a mean, std or crop share is invalid.
+      UserError: a mean, a std or `crop_pct` is invalid.
     """
     said = config.get("pretrained_cfg", config) or {}
     found = {
@@ -113,7 +119,7 @@ def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]
     }
     for name, value in found.items():
         if isinstance(value, list | tuple) and len(value) != channels:
-            found[name] = float(np.mean(value))  # As in timm's loader.
+            found[name] = float(np.mean(value))  # timm's loader does the same.
     interpolation, mode = said.get("interpolation") or "bicubic", said.get("crop_mode") or "center"
     return found, Preprocessing(
         {"center": "short_side", "squash": "square"}.get(mode, f"crop_mode={mode}"),
@@ -123,12 +129,12 @@ def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]
 
 
 def of_transformers(said: dict) -> tuple[dict[str, Any], Preprocessing]:
-    """Returns mean and std, and the preprocessing, from a `preprocessor_config.json`.
+    """Returns a dict with mean and std, and the preprocessing, from a `preprocessor_config.json`.
 
-    The first dict also contains `image_size` if images are resized to a known size.
+    The dict also contains `image_size` if images are resized to a known size.
 
     Raises:
-      UserError: values are invalid, or missing for a processor with unknown defaults.
+      UserError: a value is invalid; or it is missing, and its default is unknown.
     """
     said = _with_defaults(said)
     found = _statistics(said)
@@ -161,7 +167,7 @@ def of_transformers(said: dict) -> tuple[dict[str, Any], Preprocessing]:
 
 
 def _with_defaults(said: dict) -> dict:
-    """Completes a `preprocessor_config.json` with the defaults of its class."""
+    """Adds missing entries to a `preprocessor_config.json`: the defaults of its processor class."""
     kind = _kind(said) or "ViTImageProcessor"
     bare = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", kind)
     if bare in _PROCESSORS:
@@ -177,7 +183,11 @@ def _with_defaults(said: dict) -> dict:
 
 
 def _of_convnext(said: dict) -> dict:
-    """Converts ConvNeXt's processor: a resize to a square for 384 pixels or more, else a crop."""
+    """Converts the settings of ConvNeXt's processor to those of other processors.
+
+    For images of 384 pixels or more it resizes to a square. For smaller images it resizes the short
+    side and crops the centre.
+    """
     side = min(_sides(said["size"]).values(), default=384)
     square = {"height": side, "width": side}
     if side >= 384:
@@ -190,7 +200,7 @@ def _of_convnext(said: dict) -> dict:
 
 
 def _statistics(said: dict) -> dict[str, Any]:
-    """Returns the mean and std, for pixels in [0, 1], equivalent to rescaling and normalization."""
+    """Returns the mean and std of pixels in [0, 1] that replace rescaling and normalization."""
     scale = 255 * said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 255.0
     if not (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0):
         raise UserError(f"rescale_factor is {said['rescale_factor']!r} and must be above 0")
@@ -199,7 +209,7 @@ def _statistics(said: dict) -> dict[str, Any]:
         mean, std = said.get("image_mean", 0.5), said.get("image_std", 0.5)
 
     def scaled(value):
-        if abs(scale - 1) < 1e-9:  # Avoids rounding errors: 0.5 stays 0.5.
+        if abs(scale - 1) < 1e-9:  # Without a division there is no rounding error: 0.5 stays 0.5.
             return value
         return [x / scale for x in value] if isinstance(value, list | tuple) else value / scale
 
@@ -207,16 +217,17 @@ def _statistics(said: dict) -> dict[str, Any]:
 
 
 def _kind(said: dict) -> str:
-    """Returns the class of a processor, or an empty string."""
+    """Returns the name of the processor class; empty if the file does not contain it."""
     return said.get("image_processor_type") or said.get("feature_extractor_type") or ""
 
 
 def _sides(size: Any, alone: str | None = None) -> dict[str, int]:
-    """Returns a size as a dict of numbers of pixels.
+    """Returns a size as a dict such as `{"height": 224, "width": 224}`, in pixels.
 
     Args:
       size: a dict, a pair of height and width, or a number.
-      alone: key for a single number; None: it is the side of a square.
+      alone: key for a single number, such as `shortest_edge`. None: the number is the side of a
+        square.
     """
     sides = {key: side for key, side in _named_sides(size, alone).items() if side is not None}
     if not all(_is_integer(side) and side > 0 for side in sides.values()):
@@ -227,7 +238,7 @@ def _sides(size: Any, alone: str | None = None) -> dict[str, int]:
 
 
 def _named_sides(size: Any, alone: str | None) -> dict[str, Any]:
-    """Returns a size as a dict, without checking its values; arguments as in `_sides`."""
+    """Returns the same as `_sides`, without checking that the values are positive integers."""
     if size is None:
         return {}
     if isinstance(size, dict):
@@ -250,10 +261,12 @@ def _share(value: Any) -> float:
 
 
 def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
-    """Returns the values of timm's `pretrained_cfg` except mean and std; see `lost`.
+    """Converts preprocessing to entries of timm's `pretrained_cfg`, without mean and std.
+
+    `lost` describes the properties that these entries cannot store.
 
     Raises:
-      UserError: timm has no such crop.
+      UserError: timm does not support the kind of crop.
     """
     names = {ours: theirs for theirs, ours in _TIMM.items()} | {
         "bilinear": "bilinear",
@@ -268,10 +281,12 @@ def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
-    """Returns the values of `preprocessor_config.json` except mean and std; see `lost`.
+    """Converts preprocessing to entries of `preprocessor_config.json`, without mean and std.
+
+    `lost` describes the properties that these entries cannot store.
 
     Raises:
-      UserError: Transformers has no such crop.
+      UserError: Transformers does not support the kind of crop.
     """
     names = {ours: theirs for theirs, ours in _PILLOW.items()} | {"bilinear": 2, "area": 2}
     _require(seen, names, "Transformers")
@@ -298,7 +313,14 @@ def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any
 def lost(
     seen: Preprocessing | None, probabilities: str, size: tuple[int, int], library: str
 ) -> list[str]:
-    """Returns lines about preprocessing and probabilities that a library's files cannot store."""
+    """Returns a line for each property of preprocessing and probabilities that is not stored.
+
+    Args:
+      seen: the preprocessing; None: unknown.
+      probabilities: a key of `PROBABILITIES`.
+      size: height and width of the model's images in pixels.
+      library: the library whose files are written.
+    """
     if library == "google":
         found = ["Google's npz contains no crop, no interpolation and no class names"]
         if probabilities == "sigmoid":

@@ -20,12 +20,13 @@ from vit_jax.models.layers import placing
 from vit_jax.options.text import TextOptions
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-# Maximum size of a file's parameters: protocol buffers and flatbuffers are limited to 2 GiB.
+# Maximum size of the parameters in a file. The formats of the files, protocol buffers and
+# flatbuffers, are limited to 2 GiB.
 MOST_BYTES = 2**31 - 2**20
 
 
 def as_served(model):
-    """Returns the model without scan and remat, which are useful only for training."""
+    """Returns the model without scan and rematerialization, which are useful only in training."""
     for _, part in nnx.iter_modules(model):
         for name, value in dict(scan=False, remat="none").items():
             if hasattr(part, name):
@@ -34,7 +35,7 @@ def as_served(model):
 
 
 class Embedder(nnx.Module):
-    """A tower of an image-text model, with normalized embeddings."""
+    """An image tower or a text tower that returns normalized embeddings."""
 
     def __init__(self, tower: nnx.Module):
         self.tower = tower
@@ -45,17 +46,17 @@ class Embedder(nnx.Module):
 
 
 class Objects(nnx.Module):
-    """A detector with one output array, or two if it predicts masks."""
+    """A detector that returns one array of objects, and a second array if it predicts masks."""
 
     def __init__(self, detector: Detector):
         self.detector = detector
 
     def __call__(self, images: jax.Array) -> jax.Array | tuple[jax.Array, jax.Array]:
-        """Returns objects `[batch, objects, 6]`, in descending order of the score, and their masks.
+        """Returns objects `[batch, objects, 6]`, the highest score first, and their masks, if any.
 
-        An object is left, top, right and bottom (relative to the image, in [0, 1]), score and
-        class. Masks, if there are any, are logits `[batch, objects, rows, columns]` of the whole
-        image.
+        The six numbers of an object are left, top, right and bottom (relative to the image, in [0,
+        1]), the score and the class. Masks are logits `[batch, objects, rows, columns]`, which
+        cover the whole image.
         """
         scores, labels, boxes, masks = self.detector(images)
         columns = scores[..., None], labels[..., None].astype(boxes.dtype)
@@ -66,8 +67,8 @@ class Objects(nnx.Module):
 def function_of(model) -> Callable:
     """Returns the model as a function of images or tokens, with float32 outputs.
 
-    It is traced for a CPU, whose operations all platforms support; cuDNN attention would run only
-    on a GPU.
+    The function is traced for a CPU, because all platforms support the operations for CPUs. The
+    operations for GPUs, such as cuDNN's attention, run on GPUs only.
     """
     graphdef, params = nnx.split(model)
 
@@ -80,15 +81,21 @@ def function_of(model) -> Callable:
 
 
 def any_batch(shape: tuple[int, ...], dtype: np.dtype):
-    """Returns the shape of a batch of inputs, with a symbolic batch size."""
+    """Returns shape and dtype of a batch of inputs, with a symbolic batch size.
+
+    Args:
+      shape: shape of one input.
+      dtype: dtype of the inputs.
+    """
     (batch,) = jax.export.symbolic_shape("batch")
     return jax.ShapeDtypeStruct((batch, *shape), dtype)
 
 
 def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> dict[str, Any]:
-    """Returns the metadata for a server: the preprocessing of images, and class names.
+    """Returns the metadata that a server needs: the preprocessing of images, and class names.
 
     Args:
+      model: the model.
       dtype: dtype of the program's images.
       preprocessing: the checkpoint's preprocessing; None: unknown.
     """
@@ -111,7 +118,7 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
         "normalization": "in the program, whose input is pixels in input_range; mean and std are "
         "of [0, 1]",
     }
-    # `square` resizes both sides, each in this proportion to the crop.
+    # A `square` resize scales both sides, each in the same proportion to the crop.
     if seen.kind == "square":
         facts["resize_to"] = [int(side / seen.share) for side in size]
     elif seen.kind == "fit":
@@ -126,13 +133,13 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
 def dense_metadata_of(
     model: DenseModel, dtype: np.dtype, preprocessing: Preprocessing | None
 ) -> dict[str, Any]:
-    """Returns the metadata for a server of a dense prediction model, as `metadata_of`."""
+    """Returns the metadata that a server of a dense prediction model needs; see `metadata_of`."""
     facts = metadata_of(model.model, dtype, preprocessing)
     return facts | {"output": model.output[1], "class_names": [*model.class_names]}
 
 
 def text_metadata_of(part: TextPart) -> dict[str, Any]:
-    """Returns the metadata for a server to prepare tokens and to compare embeddings."""
+    """Returns the metadata that a server needs to tokenize texts and to compare embeddings."""
     options = part.tower.options
     return {
         "input_dtype": "int32",
@@ -147,7 +154,7 @@ def text_metadata_of(part: TextPart) -> dict[str, Any]:
 
 
 def similarity_of(part: TextPart) -> dict[str, Any]:
-    """Returns the metadata for the comparison of the towers' embeddings."""
+    """Returns the metadata to compute probabilities from image and text embeddings."""
     return {
         "output": "embeddings of length 1",
         "logits": "exp(logit_scale) * images @ texts.T + logit_bias",
@@ -166,9 +173,9 @@ def write_stablehlo(
 ) -> Callable:
     """Writes a model with jax.export, and returns a function that runs the file.
 
-    The format cannot store metadata: they are written to `metadata_file(file)`.
+    StableHLO files cannot store metadata. The metadata are written to `metadata_file(file)`.
     """
-    # Check the size first, because JAX would run for minutes before it raises.
+    # The size is checked first, because JAX would run for minutes before it raises an error.
     if (size := sum(array.nbytes for array in jax.tree.leaves(nnx.state(model)))) > MOST_BYTES:
         raise UserError(
             f"its parameters take {size / 1e9:.1f} GB, and StableHLO is limited to "
@@ -200,13 +207,16 @@ def write_onnx(
 ) -> Callable:
     """Writes a model with `vit_jax.interop.onnx`, and returns a function that runs the file.
 
-    Metadata are written to `metadata_props`: strings unchanged, other values as JSON. ONNX's
+    The metadata are written to `metadata_props`, strings unchanged and other values as JSON. ONNX's
     standard metadata for image pixels are added.
 
     Args:
-      shape: shape of an input, without the batch.
+      model: the model.
+      file: path of the file.
+      shape: shape of one input, without the batch.
       dtype: dtype of the inputs.
-      names: names of the program's input and outputs.
+      metadata: the metadata; None: no metadata.
+      names: name of the program's input, followed by the names of its outputs.
     """
     try:
         import onnx
@@ -237,7 +247,7 @@ def write_onnx(
 
 
 def _onnx_pixels(channels: int, dtype: np.dtype) -> dict[str, str]:
-    """Returns ONNX's standard metadata for images; empty for other numbers of channels."""
+    """Returns ONNX's standard metadata for image pixels; {} for unusual numbers of channels."""
     formats = {1: "Gray8", 3: "Rgb8"}
     if channels not in formats:
         return {}
@@ -257,7 +267,7 @@ def random_images(shape: tuple[int, ...], dtype: np.dtype, batch: int) -> np.nda
 
 
 def random_tokens(options: TextOptions, batch: int) -> np.ndarray:
-    """Returns random tokens, int32 `[batch, length]`, with the end token at a random position."""
+    """Returns random texts, int32 `[batch, length]`, with the end token at random positions."""
     rng = np.random.default_rng(batch)
     tokens = rng.integers(options.vocabulary, size=(batch, options.length), dtype=np.int32)
     tokens[range(batch), rng.integers(options.length, size=batch)] = options.end
@@ -265,10 +275,11 @@ def random_tokens(options: TextOptions, batch: int) -> np.ndarray:
 
 
 def difference(model, run: Callable, inputs: np.ndarray) -> float:
-    """Returns the largest difference between the outputs of model and program.
+    """Returns the largest difference between the outputs of a model and of the exported program.
 
-    The difference is relative to the largest output. Each object is compared with the most similar
-    one, because objects with equal scores may be in any order.
+    The difference is relative to the largest output. An object that the model detects is compared
+    with the most similar object that the program detects, because objects with equal scores may be
+    in any order.
     """
     wanted, found = (
         jax.tree.map(np.asarray, call(inputs)) for call in (jax.jit(function_of(model)), run)
@@ -285,18 +296,19 @@ def outputs_of(result: Any) -> tuple:
 
 
 def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Returns the largest difference, relative to the largest value of `wanted`."""
+    """Returns the largest difference of two arrays divided by the largest value of `wanted`."""
     return float(np.abs(found - wanted).max() / (np.abs(wanted).max() or 1))
 
 
 def _objects_difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> float:
-    """Returns the largest difference between an object and the most similar one of the other image.
+    """Returns the largest difference of the objects that model and program detect in an image.
 
-    Only the half with the higher scores is compared with all objects, because the selection of the
-    last objects depends on rounding. Different classes are a difference of 1 or more.
+    Each object is compared with the most similar object of the other result. This is done only for
+    the half of the objects with the higher scores, because it depends on rounding which objects are
+    detected last. Objects of different classes differ by 1 or more.
 
     Args:
-      first, second: an image's objects `[objects, 6]`, and masks if there are any, from `Objects`.
+      first, second: outputs of `Objects` for an image: objects `[objects, 6]` and, if any, masks.
     """
     distances = np.abs(first[0][:, None] - second[0]).max(axis=-1)
     half = -(-len(distances) // 2)

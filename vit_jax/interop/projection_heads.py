@@ -1,10 +1,10 @@
 """Converts the projection heads in the authors' checkpoints of DINO, iBOT and DINOv2.
 
-A head is an MLP of three layers, `head.mlp.{0,2,4}`, and prototypes, `head.last_layer`. The
-prototypes use PyTorch's weight_norm (`weight_g`, `weight_v`), or a plain weight as in DINOv3.
-DINOv2 has `dino_head` and optionally a separate `ibot_head` for patches; iBOT has a second last
-layer for patches on the same MLP. The state contains running means of the teacher's outputs, such
-as `dino_loss.center`.
+A head consists of an MLP of three layers, `head.mlp.{0,2,4}`, and of prototypes, `head.last_layer`.
+The prototypes are stored by PyTorch's weight_norm (`weight_g`, `weight_v`), or as a plain weight in
+DINOv3. DINOv2 has the head `dino_head`, and may have a separate head `ibot_head` for patches. iBOT
+has one MLP with two sets of prototypes, for images and for patches. The state of the objective
+contains running means of the teacher's outputs, such as `dino_loss.center`.
 """
 
 import re
@@ -26,13 +26,13 @@ _CENTRES = {
 
 
 class Heads(NamedTuple):
-    """The heads of a file.
+    """The projection heads in a file.
 
     Attributes:
       values: values of `config.objective` that create such heads.
-      own: parameters by our paths.
-      state: the objective's state.
-      notes: lines about the conversion.
+      own: parameters of the heads by vit_jax's paths.
+      state: state of the objective, by name.
+      notes: lines for the user about the conversion.
     """
 
     values: dict[str, Any]
@@ -42,7 +42,7 @@ class Heads(NamedTuple):
 
 
 def read_heads(tensors: Arrays) -> Heads | None:
-    """Converts the heads in the tensors of a file; returns None if there are none.
+    """Converts the projection heads among the tensors of a file; returns None if there are none.
 
     Raises:
       UserError: the heads are unsupported.
@@ -67,7 +67,7 @@ def read_heads(tensors: Arrays) -> Heads | None:
 
 
 def _patch_head(tensors: Arrays, head: Arrays) -> tuple[Arrays | None, list[str]]:
-    """Returns the separate head for patches (None if they share `head`), and notes about it."""
+    """Returns the head for patches, and notes; None if patches use the same head as images."""
     if "ibot_head.mlp.0.weight" in tensors:
         return _head(tensors, "ibot_head", "last_layer"), []
     if not any(name.startswith("head.last_layer2.") for name in tensors):
@@ -80,10 +80,13 @@ def _patch_head(tensors: Arrays, head: Arrays) -> tuple[Arrays | None, list[str]
 
 
 def _options(heads: dict[str, Arrays]) -> dict[str, Any]:
-    """Returns the objective's options for the heads; deletes gains if all of them are 1.
+    """Returns the objective's options for the heads.
+
+    Gains are the lengths of prototypes (`weight_g`). If all gains are 1, they are deleted from
+    `heads`.
 
     Raises:
-      UserError: the heads differ in MLP width or in the normalization of prototypes.
+      UserError: the heads differ in the width of the MLP, or only one of them has gains.
     """
     lengths = _prototype_lengths(heads)
     if lengths == "one":
@@ -102,7 +105,9 @@ def _options(heads: dict[str, Arrays]) -> dict[str, Any]:
 
 
 def _prototype_lengths(heads: dict[str, Arrays]) -> str:
-    """Returns `prototype_lengths`: `free`, `learned`, or `one` if all gains are 1.
+    """Returns the option `prototype_lengths`.
+
+    It is `free` without gains, `one` if all gains are 1, and `learned` with other gains.
 
     Raises:
       UserError: only one of the heads has gains.
@@ -126,16 +131,17 @@ def _centres(tensors: Arrays) -> Arrays:
 
 
 def _old_name(name: str) -> str:
-    """Converts the newer names of PyTorch's weight normalization to the older ones."""
+    """Converts new names of PyTorch's weight normalization to `weight_g` and `weight_v`."""
     name = name.replace(".parametrizations.weight.original0", ".weight_g")
     return name.replace(".parametrizations.weight.original1", ".weight_v")
 
 
 def _head(tensors: Arrays, start: str, last: str) -> Arrays:
-    """Returns the parameters of one head, by our path within the head.
+    """Returns the parameters of one head, by vit_jax's path within the head.
 
     Raises:
-      UserError: the head is not an MLP of three layers with biases, plus prototypes without biases.
+      UserError: the head does not consist of an MLP of three layers with biases and of prototypes
+        without biases.
     """
     taken = {f"{start}.mlp.{index}.{part}" for index in (0, 2, 4) for part in ("weight", "bias")}
     plain, apart = f"{start}.{last}.weight", [f"{start}.{last}.weight_{part}" for part in "gv"]

@@ -1,15 +1,15 @@
 """Reads files of other libraries as a `Checkpoint`.
 
-Opening a file reads only names and shapes; `Checkpoint.read` reads the values of one tensor. The
-steps from a checkpoint to a model, with inputs and outputs:
+Opening a file reads the names and shapes of tensors only. `Checkpoint.read` reads the values of one
+parameter. These are the steps from a checkpoint to a model, with inputs and outputs:
 
     load.py: load_model           source, changed arguments -> model
-    1. open.py: open_checkpoint   source -> Checkpoint; fetches hf://; workdirs have a reader
+    1. open.py: open_checkpoint   source -> Checkpoint; downloads hf://; workdirs have a reader
        reading.py: open_files     file or folder -> Checkpoint
        a. read_files              path -> config.json, Tensors (name, shape, function that reads)
        b. Library.claims          path, config, tensors -> True for the library's files; set in each
                                   library's __init__.py; the first of LIBRARIES wins
-       c. Library.prepare         tensors, config -> both without other parts of the file; timm's
+       c. Library.prepare         tensors, config -> both for the image model only; timm's function
                                   returns them unchanged, and rejects unsupported names
        d. Library.read_format     config, tensors -> the first Format whose `claims` returns True,
                                   such as timm_vit.py; most check tensors, timm_eva.py the
@@ -64,8 +64,9 @@ def open_files(path: str | Path, image_size: int | tuple[int, int] | None = None
     """Opens the checkpoint in a file, or in a folder with a `config.json`.
 
     Args:
-      image_size: image size for which the model is loaded. It is required only for position tables
-        of non-square images, in formats that do not store their image size.
+      path: the file or folder.
+      image_size: image size for which the model is loaded. It is required only if the file has a
+        position table for images that are not square, and does not contain their size.
 
     Raises:
       UserError: the files cannot be read, or their model is unsupported.
@@ -96,7 +97,7 @@ def _open(
     tensors: Tensors,
     image_size: int | tuple[int, int] | None,
 ) -> Checkpoint:
-    """Opens a checkpoint of a known format, from renamed tensors."""
+    """Opens a checkpoint of a known format; `tensors` have the names in the format's rules."""
     options, preprocessing, assumed = _options(path, library, form, config, tensors, image_size)
     values = asdict(options)
     _check_depth(path, values, tensors)
@@ -140,12 +141,13 @@ def _options(
     tensors: Tensors,
     image_size: int | tuple[int, int] | None,
 ) -> tuple[ImageOptions, Preprocessing | None, str]:
-    """Returns the model's options, its preprocessing, and the assumptions made as text."""
+    """Returns the model's options, its preprocessing, and a text with the assumptions made."""
     values, assumed = form.arguments(tensors, config, image_size)
     statistics, preprocessing, unknown = library.preprocessing(
         config, _read_json(path, PREPROCESSOR), values["channels"]
     )
-    # The image size in the preprocessing applies only to models of any size without `image_size`.
+    # The image size in the preprocessing is used only if the model supports images of any size and
+    # `image_size` is None.
     if not family_of(form.model).any_size or image_size is not None:
         statistics.pop("image_size", None)
     assumed = " and ".join(part for part in (assumed, unknown) if part)
@@ -154,7 +156,7 @@ def _options(
 
 
 def _check_depth(path: Path, values: Values, tensors: Tensors) -> None:
-    """Raises UserError if there are more layers than tensors, before the large model is created."""
+    """Raises UserError for more layers than tensors, before a huge model would be created."""
     layers = values.get("depth", 0)
     layers += sum(values.get("resnet_blocks") or ()) + sum(values.get("blocks") or ())
     if layers > len(tensors):
@@ -164,7 +166,7 @@ def _check_depth(path: Path, values: Values, tensors: Tensors) -> None:
 def _objective_params(
     path: Path, title: str, form: ObjectiveFormat, tensors: Tensors, config: dict, values: Values
 ) -> ObjectiveParams:
-    """Returns the parameters of an objective; their tensors are read on demand."""
+    """Returns the parameters of a training objective, whose tensors are read on demand."""
 
     def sources(shapes):
         renamed, mapped = form.rename(tensors, config), entries(form.rules(values), shapes, title)
@@ -180,7 +182,7 @@ def _objective_params(
 
 
 def read_files(path: Path) -> tuple[dict, Tensors]:
-    """Returns the content of `config.json` (or {}) at a path, and the tensors."""
+    """Returns the content of `config.json` (or {}) and the tensors in a file or folder."""
     if not path.is_dir():
         prefix = "open_clip_" if path.name.startswith("open_clip_") else ""
         return _read_json(path, prefix + "config.json"), open_tensors(path)
@@ -197,7 +199,8 @@ def read_files(path: Path) -> tuple[dict, Tensors]:
             "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW) writes safetensors."
         )
     pickles = [name for name in os.listdir(path) if name.endswith(TORCH_SUFFIXES)]
-    # `open_tensors` raises UserError with the remedy. Model files are sorted before trainer files.
+    # `open_tensors` raises a UserError that explains the conversion. The name of the model's file
+    # sorts before the names of trainer files.
     if pickles:
         open_tensors(path / min(pickles, key=lambda name: (name != TORCH_MODEL, name)))
     raise UserError(
@@ -223,7 +226,7 @@ def _read_json(path: Path, name: str) -> dict:
 
 
 def check_tensors(path: Path, mapped: list[Entry], tensors: Tensors) -> None:
-    """Raises UserError unless names and shapes of tensors match the model's parameters."""
+    """Raises UserError if names or shapes of tensors do not match the model's parameters."""
     expected = {}
     for entry in mapped:
         expected |= entry.their_shapes()
@@ -242,6 +245,6 @@ def check_tensors(path: Path, mapped: list[Entry], tensors: Tensors) -> None:
 
 
 def _first_names(names: set[str]) -> str:
-    """Formats the first three names, and the number of the others."""
+    """Formats the first three names, and the number of further names."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(sorted(names)[:3])}{more}"

@@ -1,4 +1,4 @@
-"""Files of named tensors: npz and safetensors. Nothing is ever unpickled."""
+"""Reads and writes files of named tensors, npz and safetensors, without unpickling anything."""
 
 import contextlib
 import json
@@ -48,8 +48,8 @@ class Tensor(NamedTuple):
     Attributes:
       shape: shape of the tensor.
       dtype: name of the dtype in the file.
-      read: returns the values as float32, possibly as a view of the file; raises UserError if they
-        cannot be read.
+      read: returns the values as float32, possibly as a view of the memory-mapped file. Raises
+        UserError if the values cannot be read.
     """
 
     shape: tuple[int, ...]
@@ -62,10 +62,10 @@ class Tensor(NamedTuple):
 
 
 def open_tensors(path: Path) -> dict[str, Tensor]:
-    """Opens the tensors of a file by name, without reading their values.
+    """Returns the tensors of a file by name, without reading their values.
 
     Raises:
-      UserError: the file is missing, damaged, or has an unsupported format such as pickle.
+      UserError: the file is missing or damaged, or has an unsupported format, such as pickle.
     """
     try:
         check_small(path, most=None)
@@ -89,7 +89,7 @@ def _what(path: Path, start: bytes) -> str:
 
 
 def _pickled(path: Path) -> str:
-    """Returns the error message for a pickle, with the command that converts PyTorch files."""
+    """Returns the error message for a pickle; it contains the command to convert PyTorch files."""
     named = (
         path if path.suffix in TORCH_SUFFIXES else f"{path.with_suffix('.pth').name} (so renamed)"
     )
@@ -154,7 +154,7 @@ def _npy_header(file) -> tuple[tuple[int, ...], bool, np.dtype]:
 def _read_member(path: Path, info: zipfile.ZipInfo, skip: int, out: np.ndarray) -> None:
     """Reads a zip member without its first `skip` bytes into `out`, and verifies its checksum.
 
-    Uncompressed members are read directly into `out`, which is twice as fast as zipfile.
+    Uncompressed members are read directly into `out`, which is twice as fast as reading by zipfile.
     """
     with path.open("rb") as file:
         if info.compress_type == zipfile.ZIP_STORED:
@@ -177,7 +177,7 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
     names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     tensors = {}
     with _damaged(path, "its header"):
-        # safetensors validates the header.
+        # Opening the file by safetensors validates the header.
         with safe_open(path, "np"):
             content = np.memmap(path, np.uint8, "r")
         start = 8 + int.from_bytes(content[:8].tobytes(), "little")
@@ -189,7 +189,7 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 
             def read(name=name, kind=kind, shape=shape, part=content[begin:end]):
                 check_float(path, name, kind)
-                # A view of the memory-mapped file, which is read when the values are used.
+                # This is a view of the memory-mapped file, which is read when the values are used.
                 return np.asarray(part.view(np.dtype(kind)).reshape(shape), np.float32)
 
             tensors[name] = Tensor(shape, kind, read)
@@ -197,7 +197,7 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def open_sharded(index: Path) -> dict[str, Tensor]:
-    """Opens the tensors of all files listed in a `model.safetensors.index.json`."""
+    """Returns the tensors of all files that a `model.safetensors.index.json` lists."""
     try:
         shards = json.loads(read_small(index))["weight_map"]
         files = set(shards.values())
@@ -215,7 +215,7 @@ def open_sharded(index: Path) -> dict[str, Tensor]:
 
 
 def check_float(path: Path, name: str, kind: str) -> None:
-    """Raises UserError unless float32 can represent all values of the dtype `kind`."""
+    """Raises UserError if float32 cannot represent all values of the dtype `kind`."""
     if kind not in _FLOATS:
         raise UserError(
             f"{path}: {name} is of the unsupported type {kind}; supported: {', '.join(_FLOATS)}, "
@@ -225,13 +225,13 @@ def check_float(path: Path, name: str, kind: str) -> None:
 
 @contextlib.contextmanager
 def _damaged(path: Path, part: str) -> Iterator[None]:
-    """Converts errors from reading damaged files to a one-line UserError."""
+    """Converts errors about damaged files, raised within the context, to UserErrors of one line."""
     try:
         yield
     except UserError:
         raise
     except _DAMAGE as error:
-        # An error of the operating system is unrelated to the file's content.
+        # An error of the operating system does not mean that the file is damaged.
         if isinstance(error, OSError) and error.errno:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
         detail = str(error).strip().split("\n")[0] or type(error).__name__
@@ -259,7 +259,7 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def save_safetensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Writes with safetensors' `save_file`, and sets the file mode by the umask."""
+    """Writes tensors by safetensors' `save_file`, with file permissions that follow the umask."""
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
     save_file(tensors, path, metadata=metadata)
@@ -278,17 +278,19 @@ def aligned_empty(shape: tuple[int, ...], dtype) -> np.ndarray:
 
 
 def transpose_into(out: np.ndarray, x: np.ndarray) -> None:
-    """Assigns `out[...] = x.T` in strips, which is five times as fast because of the CPU cache."""
+    """Computes `out[...] = x.T` in strips that fit in the CPU cache; this is five times as fast."""
     for start in range(0, len(x), 16):
         out[:, start : start + 16] = x[start : start + 16].T
 
 
 @contextlib.contextmanager
 def whole(destination: Path) -> Iterator[Path]:
-    """Yields a temporary path; renames it to `destination` on exit, or removes it on an error.
+    """Yields a temporary path for a file or folder, and renames it to `destination` on exit.
+
+    If an error is raised within the context, the temporary file or folder is removed.
 
     Raises:
-      UserError: the destination exists, or its folder does not.
+      UserError: the destination exists already, or its parent folder does not exist.
     """
     if destination.exists() or destination.is_symlink():
         raise UserError(

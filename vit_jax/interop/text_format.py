@@ -1,4 +1,4 @@
-"""A text tower in another library's files."""
+"""`TextFormat`: a text tower in another library's files."""
 
 from typing import NamedTuple
 
@@ -12,13 +12,13 @@ class TextFormat(NamedTuple):
 
     Attributes:
       title: the library's name in messages.
-      options: arguments of the tower.
-      rules: rules for its parameters.
-      tensors: tensors of the tower, with the names in `rules`.
-      probabilities: a key of `PROBABILITIES`.
+      options: arguments of the text tower.
+      rules: naming rules for the parameters of the text tower.
+      tensors: tensors of the text tower, with the names in `rules`.
+      probabilities: a key of `PROBABILITIES`: `softmax` or `sigmoid`.
       cleaning: how texts are cleaned, as in `open_tokenizer`.
-      logit_scale: name of the tensor with the logarithm of the similarities' scale.
-      logit_bias: name of the tensor with the bias of the logits; None: there is none.
+      logit_scale: name of the tensor with the logarithm of the factor of cosine similarities.
+      logit_bias: name of the tensor with the bias of the logits; None: the model has no bias.
     """
 
     title: str

@@ -1,8 +1,8 @@
 """Reads PyTorch files, such as `.pth`, in which authors publish weights.
 
-`torch.load(weights_only=True)` runs in a separate process, and requires torch. It supports only
-tensors and plain values, so no code in the file is run. Only `vit_jax.convert` reads such files;
-all other commands reject pickles.
+Files are read by `torch.load(weights_only=True)` in a separate process; torch must be installed.
+With this argument torch reads only tensors and plain values, and runs no code from the file. Only
+`vit_jax.convert` reads such files; all other commands reject pickles.
 """
 
 import json
@@ -27,13 +27,13 @@ from vit_jax.models.text_tokens import OPEN_CLIP, TOKENIZER_FILES
 
 
 class _Names(NamedTuple):
-    """Names of the JSON files next to a library's pickle, and of its safetensors file."""
+    """Names of a library's files: the JSON file next to a pickle, and the safetensors file."""
 
     config: str
     weights: str
 
 
-# Pickles with a description in the same folder.
+# Pickles for which a JSON file in the same folder describes the model.
 _DESCRIBED = {
     TORCH_MODEL: _Names("config.json", "model.safetensors"),
     "open_clip_pytorch_model.bin": _Names(OPEN_CLIP, "open_clip_model.safetensors"),
@@ -41,9 +41,9 @@ _DESCRIBED = {
 READ = "read.safetensors"  # Name of the file to which a PyTorch file's tensors are extracted.
 OLDEST_TORCH = (2, 6)  # Older versions run code in spite of weights_only=True (CVE-2025-32434).
 
-# Finds the tensors at the given key, or at the only key with tensors, and saves them with the state
-# of the training losses. `argparse.Namespace` is allowed, because checkpoints contain the training
-# arguments as such an object of plain values.
+# The program of the separate process. It finds the tensors at the given key, or at the only key
+# with tensors, and saves them together with the state of the training losses. `argparse.Namespace`
+# is allowed, because in many checkpoints the training arguments are such an object of plain values.
 _READ = f"""
 import argparse, re, sys
 import torch
@@ -85,33 +85,34 @@ floats = {{name: x.detach().clone().contiguous() for name, x in content.items() 
 save_file(floats, destination)
 """
 
-# Prefixes that wrappers add to names (`model` and `net`: Lightning), and authors' names that differ
-# from timm's.
+# Prefixes that wrappers add to names, such as Lightning's `model` and `net`; and names of authors
+# that differ from timm's names.
 _PREFIXES = r"^(module\.|model\.|net\.|backbone\.|encoder\.|_orig_mod\.)+"
 _RENAMED = {
     "register_tokens": "reg_token",
     r"\.mlp\.w12\.": ".mlp.fc1.",
     r"\.mlp\.w3\.": ".mlp.fc2.",
 }
-# Blocks in chunks; block numbers are counted across all chunks.
+# In some files blocks are grouped in chunks. The number of the chunk is removed, because blocks are
+# numbered across all chunks.
 _RENAMED[r"^blocks\.\d+\.(?=\d+\.)"] = "blocks."
-# Parameters of pre-training that are skipped: mask tokens, decoders, projection heads. Parameters
-# that can initialize an objective are kept.
+# Names of parameters that were used in pre-training only: mask tokens, decoders, projection heads.
+# They are skipped unless they can initialize a training objective.
 _LEFT_OUT = (
     r"^(mask_token|masked_embed|decoder|head\.(mlp|last_layer)|dino_head|ibot_head|\w+_loss\.)"
 )
 _LEFT_OUT += r"|^(projectors?|predictor|lm_head|cls_pt_layers|local_cls_norm)\b"
-# FCMAE's decoder, too; in other files these names can belong to the model.
+# FCMAE's decoder has two more names; in other files these names can belong to the model.
 _LEFT_OUT_OF_CONVNEXT = _LEFT_OUT + r"|^(proj|pred)\b"
 
 
 def is_torch_file(source: str) -> bool:
-    """Returns True for the path of a PyTorch file, with or without `@KEY`."""
+    """Returns True for the path of a PyTorch file, with or without `@KEY` at the end."""
     return source.rpartition("@")[0].endswith(SUFFIXES) or source.endswith(SUFFIXES)
 
 
 def refuse_module(source: str) -> None:
-    """Raises UserError for the path of a pickled module, with instructions to save its tensors."""
+    """Raises UserError for a pickled module; the message explains how to save its tensors."""
     if source.endswith(".pkl"):
         raise UserError(
             f"{source} is a pickle, which can run any code and is never loaded: if you trust it, "
@@ -124,22 +125,24 @@ def refuse_module(source: str) -> None:
 def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, list[str]]:
     """Converts a PyTorch file to a timm checkpoint; DINO's heads are written to files next to it.
 
-    If there is a `config.json` next to a `pytorch_model.bin`, tensors keep their names, and the
-    library's JSON files are copied. float64 is rounded to float32.
+    A `pytorch_model.bin` with a `config.json` next to it belongs to another library. Its tensors
+    are written with unchanged names, and the library's JSON files are copied. float64 is rounded to
+    float32.
 
     Args:
-      source: path of the file, or `FILE@KEY` if it contains several dicts of tensors, such as
-        `teacher`.
+      source: path of the file. If it contains several dicts of tensors, `FILE@KEY`, where the key
+        is, for example, `teacher`.
       folder: an empty folder for the converted files.
-      pixels: mean and std of the preprocessing, a key of `PIXELS`; None: the authors' own.
+      pixels: mean and std of the preprocessing, a key of `PIXELS`. None: the values that the
+        authors use.
 
     Returns:
       The folder, and notes about skipped tensors and assumptions.
 
     Raises:
       UserError: the file does not exist, torch 2.6 or later is not installed, the file contains
-        objects other than tensors, or it contains several dicts of tensors and no key is given; see
-        also `as_timm`.
+        objects other than tensors, or it contains several dicts of tensors and no key is given. The
+        errors of `as_timm` are raised, too.
     """
     path, read = _path_and_key(source)[0], folder / READ
     loaded, notes = read_tensors(source, folder)
@@ -188,10 +191,10 @@ def _path_and_key(source: str) -> tuple[str, str]:
 
 
 def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | None) -> list[str]:
-    """Writes authors' tensors as a timm checkpoint; returns notes as in `unpack`.
+    """Writes tensors of an author's file as a timm checkpoint; returns notes as in `unpack`.
 
     Args:
-      named: pairs of a timm name and a tensor.
+      named: pairs of a name, converted by `_short`, and a tensor.
       folder: as in `unpack`.
       pixels: as in `unpack`.
     """
@@ -216,13 +219,13 @@ def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | N
 def _model_tensors(
     named: list[tuple[str, Any]],
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Separates the model's tensors from those used only in pre-training.
+    """Separates the model's tensors from tensors that were used in pre-training only.
 
     Args:
-      named: pairs of a timm name and a tensor, without the heads that `read_heads` converts.
+      named: pairs of a name and a tensor, without the heads that `read_heads` converts.
 
     Returns:
-      The model's tensors by name, and the names of the skipped ones.
+      The model's tensors by name, and the names of the skipped tensors.
 
     Raises:
       UserError: two tensors have the same name.
@@ -260,7 +263,7 @@ def _write_timm(folder: Path, tensors: dict[str, np.ndarray], config: dict) -> N
 
 
 def _preprocessing_note(preprocessing: dict) -> str:
-    """Returns a line about the assumed preprocessing (a `pretrained_cfg` of timm)."""
+    """Returns a line for the user about the assumed preprocessing, a `pretrained_cfg` of timm."""
     name = next(name for name, pixels in PIXELS.items() if pixels["mean"] == preprocessing["mean"])
     if "crop_mode" in preprocessing:
         crop = "all of the image, squeezed"
@@ -272,7 +275,7 @@ def _preprocessing_note(preprocessing: dict) -> str:
 
 
 def _read(path: str, key: str, destination: Path) -> None:
-    """Writes a PyTorch file's tensors to a safetensors file, in a separate process.
+    """Runs a process that writes the tensors of a PyTorch file to a safetensors file.
 
     Raises:
       UserError: as in `unpack`.
@@ -292,7 +295,7 @@ def _read(path: str, key: str, destination: Path) -> None:
 
 
 def _load(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Loads a safetensors file; also returns a note if float64 was rounded to float32."""
+    """Returns the tensors of a safetensors file, and a note if float64 was rounded to float32."""
     from safetensors.numpy import load_file
 
     loaded = load_file(file)
@@ -315,7 +318,9 @@ def _with_files_beside(
     """Writes tensors with unchanged names to a folder, and copies the library's JSON files.
 
     Args:
-      described: the JSON file with the description of the model.
+      tensors: tensors by name.
+      folder: the folder for the files.
+      described: path of the JSON file that describes the model.
       weights: name of the new weights file.
 
     Raises:
@@ -337,10 +342,10 @@ def _with_files_beside(
 def _of_openai(
     tensors: dict[str, np.ndarray], read: Path, pixels: str | None
 ) -> tuple[Path, list[str]]:
-    """Writes the tensors of DALL-E's encoder with unchanged names; returns the same as `unpack`.
+    """Writes the tensors of DALL-E's encoder with unchanged names; returns the result of `unpack`.
 
     Raises:
-      UserError: `pixels` is given, but this encoder has a fixed normalization.
+      UserError: `pixels` is given, although this encoder has a fixed normalization.
     """
     from safetensors.numpy import save_file
 
@@ -356,7 +361,7 @@ def _of_openai(
 
 
 def _short(name: str) -> str:
-    """Converts an authors' tensor name to timm's."""
+    """Converts a tensor name of an author's file to timm's name."""
     name = re.sub(_PREFIXES, "", name)
     for pattern, other in _RENAMED.items():
         name = re.sub(pattern, other, name)

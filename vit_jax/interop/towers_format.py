@@ -1,4 +1,4 @@
-"""Parts of the formats of image-text models that libraries share."""
+"""Common code for writing image-text models in the formats of several libraries."""
 
 import json
 import shutil
@@ -26,9 +26,9 @@ class Towers(NamedTuple):
 
     Attributes:
       options: arguments of the image tower.
-      read: `path -> parameter` of the image tower.
+      read: called with the path of a parameter of the image tower; returns the parameter.
       preprocessing: preprocessing of images; None: the default, `UNSAID`.
-      part: all parts except the image tower.
+      part: text tower, tokenizer and similarity.
     """
 
     options: ImageOptions
@@ -38,10 +38,11 @@ class Towers(NamedTuple):
 
 
 class TowersFiles(NamedTuple):
-    """The content of a library's files.
+    """The content of a library's files for an image-text model.
 
     Attributes:
-      towers: the model as it is stored, with the same embeddings.
+      towers: the model as it is stored. Its parameters may differ from those of the original model,
+        but its embeddings are the same.
       arrays: tensors by name.
       files: content of each JSON file.
       tokenizer: values to add to `tokenizer_config.json`.
@@ -60,8 +61,8 @@ class TowersFormat(NamedTuple):
 
     Attributes:
       title: name of the library.
-      describe: returns the content of the files. It raises UserError if the library has no such
-        model.
+      describe: called with `Towers`; returns the content of the files. Raises UserError if the
+        library has no model with these arguments.
       tensors: name of the file with the tensors.
     """
 
@@ -71,7 +72,7 @@ class TowersFormat(NamedTuple):
 
 
 def text_arrays(rules: Sequence[Rule], part: TextPart, title: str) -> Arrays:
-    """Returns the text tower's tensors."""
+    """Returns the text tower's tensors by the names in `rules`."""
     params = {path: np.asarray(x) for path, x in params_of(part.tower).items()}
     arrays: Arrays = {}
     for entry in entries(rules, {path: x.shape for path, x in params.items()}, title):
@@ -80,7 +81,7 @@ def text_arrays(rules: Sequence[Rule], part: TextPart, title: str) -> Arrays:
 
 
 def similarity_arrays(part: TextPart, shape: tuple[int, ...]) -> Arrays:
-    """Returns scale and bias of the similarities, each with a shape."""
+    """Returns the tensors `logit_scale` and, if any, `logit_bias`, each with the given shape."""
     arrays = {"logit_scale": np.full(shape, part.logit_scale, np.float32)}
     if part.logit_bias is not None:
         arrays["logit_bias"] = np.full(shape, part.logit_bias, np.float32)
@@ -88,10 +89,12 @@ def similarity_arrays(part: TextPart, shape: tuple[int, ...]) -> Arrays:
 
 
 def copy_tokenizer(folder: Path, part: TextPart, more: dict[str, Any]) -> None:
-    """Copies the tokenizer's files, and sets the length of the tower's texts.
+    """Copies the tokenizer's files, and stores the length of texts in `tokenizer_config.json`.
 
     Args:
-      more: values to add to the configuration.
+      folder: the folder to which the files are copied.
+      part: the text tower and its tokenizer.
+      more: further entries for `tokenizer_config.json`.
     """
     for file in part.tokenizer.files:
         if file.name in TOKENIZER_FILES:
@@ -109,15 +112,15 @@ def copy_tokenizer(folder: Path, part: TextPart, more: dict[str, Any]) -> None:
 
 
 def without_bias(towers: Towers, title: str) -> tuple[Towers, list[str]]:
-    """Moves the bias of the image tower's projection to the last norm's bias.
+    """Removes the bias of the image tower's projection by changing the bias of the last norm.
 
-    The embeddings are the same.
+    The embeddings stay the same.
 
     Returns:
-      The changed model, and a note; the model itself, and no note, if the bias is zero.
+      The changed model, and a list with a note. If the bias is zero, the model itself and no note.
 
     Raises:
-      UserError: the last norm cannot replace the bias.
+      UserError: no bias of the last norm has the same effect.
     """
     options, read = towers.options, towers.read
     if not options.num_classes or not np.any(bias := np.asarray(read("head/bias"), np.float64)):

@@ -17,21 +17,22 @@ from vit_jax.interop.writing import compare_arguments, compare_parameters, write
 from vit_jax.models import family_of
 
 FORMATS = {"transformers": transformers_towers.FORMAT, "open_clip": open_clip_towers.FORMAT}
-_TEXTS = ("a cat", "red")  # No cleaning changes them; their tokens are compared.
+_TEXTS = ("a cat", "red")  # The tokens of these texts are compared. No cleaning changes the texts.
 
 
 def save_towers(destination: Path, library: str, towers: Towers) -> list[str]:
-    """Writes both towers, the preprocessing and the tokenizer, then reads the files and compares.
+    """Writes both towers, the preprocessing and the tokenizer; verifies the files by reading them.
 
     Args:
-      destination: a new folder.
+      destination: path of a new folder.
       library: a key of `FORMATS`.
+      towers: the model.
 
     Returns:
       A line for each property that the format changes or cannot store.
 
     Raises:
-      UserError: the library has no such model, or the destination exists.
+      UserError: the library has no model with these arguments, or the destination exists.
     """
     form = FORMATS[library]
     if not towers.part.tokenizer.files:
@@ -53,7 +54,13 @@ def save_towers(destination: Path, library: str, towers: Towers) -> list[str]:
 
 
 def _compare_text(written: TextPart, part: TextPart, title: str) -> None:
-    """Raises UserError unless text tower, similarity and tokens in the files are the same."""
+    """Raises UserError if text tower, similarity or tokens in the files differ from the model's.
+
+    Args:
+      written: read from the files.
+      part: the model.
+      title: name of the library, for errors.
+    """
     theirs, ours = params_of(written.tower), params_of(part.tower)
     for path, array in ours.items():
         if not np.array_equal(theirs[path], array):
@@ -69,7 +76,7 @@ def _compare_text(written: TextPart, part: TextPart, title: str) -> None:
 
 
 def _tokens(part: TextPart) -> list[list[int]]:
-    """Returns the tokens of two texts, for causal towers without padding, which they ignore."""
+    """Returns the tokens of the texts `_TEXTS`, without padding if the text tower ignores it."""
     rows = part.tokenizer(_TEXTS).tolist()
     if not part.tower.options.causal:
         return rows

@@ -1,4 +1,4 @@
-"""Writes models in the formats of other libraries, and verifies the files."""
+"""Writes models in the formats of other libraries, and verifies the files by reading them."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,12 +22,13 @@ from vit_jax.models.image_model import ImageModel
 from vit_jax.models.model_card import parameter_shapes
 from vit_jax.options.model import ImageOptions
 
-# Arguments with a flag of `convert`: users can set them to the value that a format implies.
+# Model arguments for which the command `convert` has a flag. If a format requires another value,
+# the error message names the flag.
 _FLAGS = {"gelu", "norm_epsilon", "resnet_epsilons", "image_size"}
 
 
 class Content(NamedTuple):
-    """The content of a library's files: entries of the model, description and tensors."""
+    """The content of a library's files: entries of all parameters, `config.json` and tensors."""
 
     mapped: list[Entry]
     described: dict
@@ -35,7 +36,7 @@ class Content(NamedTuple):
 
 
 class _Objective(NamedTuple):
-    """The parameters of an objective by our path, and its state by name, as arrays."""
+    """The parameters of an objective by vit_jax's path, and its state by name, as arrays."""
 
     name: str
     values: Values
@@ -54,20 +55,20 @@ def save(
     objective_shapes: Shapes | None = None,
     probabilities: str = "softmax",
 ) -> list[Entry]:
-    """Writes a model in another library's format, then reads the files and compares.
+    """Writes a model in another library's format, and verifies the files by reading them.
 
     Google's format stores only the model's parameters.
 
     Args:
-      destination: a new file (google) or folder (timm, transformers).
+      destination: path of a new file (google) or a new folder (timm, transformers).
       library: a key of `LIBRARIES`.
       options: the arguments of the model.
-      read: `path -> parameter`.
+      read: called with the path of a parameter; returns the parameter.
       preprocessing: preprocessing of images; None: the default, `UNSAID`.
-      class_names: names of all classes; empty if unknown.
-      objective: parameters of an objective to write with the model: in the library's format if it
-        has one, else in additional files.
-      objective_shapes: shapes of the objective's parameters by our path.
+      class_names: names of all classes; empty: unknown.
+      objective: parameters of a training objective to write with the model. They are written in the
+        library's own format or, if it has none, in additional files. None: no such parameters.
+      objective_shapes: shapes of the objective's parameters by vit_jax's path.
       probabilities: a key of `PROBABILITIES`.
 
     Raises:
@@ -100,7 +101,7 @@ def save(
 def content_of(
     form: Format, title: str, options: ImageOptions, read: Callable[[str], Any]
 ) -> Content:
-    """Returns the content of the files for a model without an objective."""
+    """Returns the content of the files for a model without parameters of an objective."""
     shapes, values = parameter_shapes(sketch(options)), asdict(options)
     described = form.describe(values)
     mapped = form.number(entries(form.rules(values), shapes, title), values)
@@ -119,9 +120,9 @@ def _read_objective(objective: ObjectiveParams, shapes: Shapes | None) -> _Objec
 def _with_objective(
     content: Content, form: Format, title: str, values: Values, own: _Objective, shapes: Shapes
 ) -> Content:
-    """Adds an objective's parameters in the library's own format."""
+    """Adds the parameters of an objective, in the library's own format, to the files' content."""
     known = form.objective
-    # `Library.writes_objective` checks this.
+    # The caller has checked this by `Library.writes_objective`.
     assert known is not None and known.describe is not None
     mapped = [
         entry._replace(names=tuple(known.prefix + name for name in entry.names))
@@ -140,6 +141,9 @@ def write_folder(
     """Writes a new folder with tensors and JSON files.
 
     Args:
+      folder: path of the folder.
+      arrays: tensors by name.
+      files: content of the JSON files by name.
       tensors: name of the file with the tensors.
     """
     folder.mkdir()
@@ -151,7 +155,7 @@ def write_folder(
 def compare_arguments(
     written: Checkpoint, title: str, model: type[ImageModel], values: Values
 ) -> None:
-    """Raises UserError unless the files contain the model's arguments."""
+    """Raises UserError if the model in the files has other arguments than the written model."""
     ignored = _without_effect(model, values)
     changed = {
         name: written.arguments[name]
@@ -169,25 +173,25 @@ def compare_arguments(
 
 
 def _without_effect(model: type[ImageModel], values: Values) -> set[str]:
-    """Returns the names of arguments without an effect on the trained model's outputs."""
+    """Returns the names of the arguments that do not change the trained model's outputs."""
     names = set(TRAINING_ONLY)
     if family_of(model).any_size:
         names.add("image_size")
-    # No layer uses a GELU.
+    # In such a model no layer uses a GELU.
     if values.get("mlp") == "swiglu" and values["pooling"] != "map":
         names.add("gelu")
     return names
 
 
 def compare_parameters(written: Checkpoint, title: str, read: Callable[[str], Any]) -> None:
-    """Raises UserError unless the parameters in the files are bit-exact."""
+    """Raises UserError if a parameter in the files differs from the model's, by a bit or more."""
     for path in written.shapes:
         if not np.array_equal(written.read(path), np.asarray(read(path)), equal_nan=True):
             raise UserError(f"{title} does not store {path} exactly")
 
 
 def _compare_objective(written: ObjectiveParams | None, title: str, own: _Objective) -> None:
-    """Raises UserError unless an objective in the files is identical to `own`."""
+    """Raises UserError if the objective's parameters or state in the files differ from `own`."""
     if written is None:
         raise UserError(f"{title} cannot store {own.name}'s parameters")
     for name, value in written.values.items():

@@ -1,6 +1,7 @@
 """Models by their names in the papers: `ViT-B/16` is size B with patches of 16 pixels.
 
-`MODELS` lists the names; `list_models("*ViT-L/16")` returns the matching ones with their sizes.
+`MODELS` lists the names. `list_models("*ViT-L/16")` returns the names that match this pattern and
+prints them with the models' sizes.
 `FAMILIES` lists the model families.
 """
 
@@ -39,7 +40,11 @@ MODELS = tuple(name for family in FAMILIES for name in family.names)
 
 
 def family_of(model: ImageModel | type[ImageModel] | ImageOptions) -> Family:
-    """Returns the family of a model, of a class of models, or of a model's options."""
+    """Returns the `Family` of a model, such as the ViTs'.
+
+    Args:
+      model: a model, a model class such as `ViT`, or a model's options.
+    """
     if isinstance(model, ImageOptions):
         return next(family for family in FAMILIES if family.model.options_type is type(model))
     kind = model if isinstance(model, type) else type(model)
@@ -47,11 +52,13 @@ def family_of(model: ImageModel | type[ImageModel] | ImageOptions) -> Family:
 
 
 def parse_name(name: str) -> tuple[Family, dict]:
-    """Returns the family of a model name, and the name's arguments.
+    """Returns the family of a model name, and the model arguments that the name implies.
+
+    For example, `ViT-B/16` implies `dim=768` and `patch_size=16`.
 
     Raises:
-      UserError: no family has such a name. For an unsupported published model the message lists the
-        features that are missing.
+      UserError: the name is unknown. For a published model that is not supported, the message lists
+        the missing features.
     """
     for family in FAMILIES:
         if (values := family.parse(name)) is not None:
@@ -61,25 +68,30 @@ def parse_name(name: str) -> tuple[Family, dict]:
 
 
 def takes(name: str, argument: str) -> bool:
-    """Returns True if the named model has this argument."""
+    """Returns True if the model with this name has an argument named `argument`."""
     return argument in known_arguments(parse_name(name)[0].model)
 
 
 def known_arguments(model: type[ImageModel]) -> set[str]:
-    """Returns the names of all arguments of a class of models."""
+    """Returns the names of all arguments of a model class, such as `ViT`."""
     return {*options_of(model.options_type)}
 
 
 def logical_axes(path: str, rank: int) -> Axes | None:
-    """Returns the logical axes of a parameter from the end of its path and its rank, or None.
+    """Returns the logical axes of a parameter, such as `dim` and `mlp_dim`; None: unknown path.
 
-    All families use the same path endings, so this also works for the layers of objectives.
+    All families use the same names for the same layers. The function therefore also works for
+    layers of training objectives.
+
+    Args:
+      path: path of the parameter, such as `blocks/00/mlp/fc1/kernel`; only its end is compared.
+      rank: number of axes of the parameter.
     """
     return match_axes((entry for family in FAMILIES for entry in family.axes), path, rank)
 
 
 def is_undecayed(path: str) -> bool:
-    """Returns True if the end of the path marks a parameter without weight decay."""
+    """Returns True if a family excludes the parameter with this path from weight decay."""
     return any(re.search(rf"(^|/){end}$", path) for family in FAMILIES for end in family.undecayed)
 
 
@@ -89,14 +101,15 @@ def model_options(
     """Returns the options of the named model.
 
     Args:
-      name: one of `MODELS`, or another name of the same pattern: any size with any patch size, any
-        hybrid with any size, any BiT width.
+      name: one of `MODELS`, or another combination of its parts: a ViT size with any patch size, a
+        hybrid with any ViT size, or a BiT with any width.
       num_classes: width of the head; 0 for no head.
       image_size: pixels, or (height, width).
-      **overrides: other fields of the family's options, in place of the name's values.
+      **overrides: further options of the model; they replace the values that the name implies.
 
     Raises:
-      UserError: the name is unknown, the model has no such argument, or the value is invalid.
+      UserError: the name is unknown, an override is not an argument of the model, or a value is
+        invalid.
     """
     family, values = parse_name(name)
     known = known_arguments(family.model)
@@ -108,15 +121,15 @@ def model_options(
 
 
 def stored_options(options: ImageOptions) -> dict[str, Any]:
-    """Returns a model's options for a manifest: the family's name as `class`, and all fields."""
+    """Returns all options of a model as a dictionary, with the family's name under `class`."""
     return {"class": family_of(options).name} | dataclasses.asdict(options)
 
 
 def read_options(stored: Mapping[str, Any]) -> ImageOptions:
-    """Returns the options from the output of `stored_options`; missing fields get their defaults.
+    """Inverts `stored_options`; options that are missing in the dictionary get their defaults.
 
     Raises:
-      UserError: there is no such family, or an option is unknown or invalid.
+      UserError: the family is unknown, or an option is unknown or invalid.
     """
     values = dict(stored)
     name = values.pop("class", None)
@@ -129,9 +142,9 @@ def read_options(stored: Mapping[str, Any]) -> ImageOptions:
 def model_factory(
     name: str, *, num_classes: int, image_size: int | tuple[int, int], **overrides: Any
 ) -> Callable[..., ImageModel]:
-    """Returns a function that builds the named model; its argument is `rngs=nnx.Rngs(...)`.
+    """Returns a function that builds the named model.
 
-    See `model_options` for the arguments.
+    The function is called as `build(rngs=nnx.Rngs(...))`. See `model_options` for the arguments.
     """
     options = model_options(name, num_classes=num_classes, image_size=image_size, **overrides)
     return partial(family_of(options).model, options)
@@ -153,14 +166,14 @@ def create_model(
 
 
 class Names(tuple[str, ...]):
-    """Model names that print as model cards, one line each."""
+    """A tuple of model names, which prints as model cards: a line for each model."""
 
     def __repr__(self):
         return "\n".join(str(_card_of(name)) for name in self)
 
 
 class Listed(tuple[Weights, ...]):
-    """Published weights that print one line each."""
+    """A tuple of published weights, which prints a line for each of them."""
 
     def __repr__(self):
         return "\n".join(map(str, self))
@@ -175,14 +188,16 @@ def list_models(pattern: str = "*", *, pretrained: Literal[True]) -> Listed: ...
 
 
 def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | Listed:
-    """Returns the model names that match a pattern such as `*ViT-L/16`; prints as model cards.
+    """Returns the model names that match a pattern such as `*ViT-L/16`.
 
-    A name without `*`, `?` or `[` may be any name that `create_model` accepts, such as `ViT-b/16`.
+    The returned tuple prints as model cards, one line for each model. A pattern without `*`, `?` or
+    `[` is the name of one model, and may be any name that `create_model` accepts.
 
     Args:
-      pretrained: return the published `Weights` of these models in place of names;
-        `load_model(name, pretrained=tag)` loads them. The pattern may also match the tag or the
-        repository, as `*deit*` does.
+      pattern: pattern of model names. With `pretrained` it may also match the tag or the repository
+        of weights, as `*deit*` does.
+      pretrained: return the published `Weights` of these models instead of their names.
+        `load_model(name, pretrained=tag)` loads such weights.
 
     Raises:
       UserError: a name without wildcards is unknown.
@@ -204,7 +219,7 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
 
 
 def _card_of(name: str) -> ModelCard:
-    """Returns `model_card(name)`; for the listed models it is stored, not computed."""
+    """Returns `model_card(name)`; the cards of `MODELS` are read from a table."""
     if (figures := all_figures().get(name)) is None:
         return model_card(name)
     source = parse_name(name)[0].source(name)

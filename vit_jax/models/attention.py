@@ -1,22 +1,24 @@
 """Softmax attention, softmax(q k / sqrt(head_dim)) v (paper, appendix A), tuned for each device.
 
-TPU: with 64-wide heads and a few hundred tokens, attention is limited by memory bandwidth: each
-pass over the `[tokens, tokens]` scores is expensive. Therefore
+TPU: with 64-wide heads and a few hundred tokens, memory bandwidth limits attention: each pass over
+the `[tokens, tokens]` scores is expensive. Therefore
 
-- scores are computed twice and not stored: once for each row's maximum, once for its exponentials.
-  Only the exponentials are stored for the backward pass, in the model's dtype;
-- the exponentials are divided by their sum after the product with the values, on `[tokens,
-  head_dim]`;
-- the backward pass computes the softmax's inner sum as sum(dout * out), as in FlashAttention (Dao
-  et al., 2022), and recomputes the scores' gradient in each of the two products that use it.
+- the scores are not stored but computed twice: once for the maximum of each row, and once for the
+  exponentials. Only the exponentials are stored for the backward pass, in the model's dtype;
+- the softmax's division comes after the product with the values, because the outputs, `[tokens,
+  head_dim]`, are smaller than the scores;
+- the backward pass computes the inner sum of the softmax's gradient as sum(dout * out), as in
+  FlashAttention (Dao et al., 2022). Two products use the gradient of the scores, and each of them
+  recomputes this gradient.
 
-CPU: the heads axis comes before the tokens axis, so that each head's product reads memory in order.
-The division comes after the product with the values.
+CPU: the heads axis comes before the tokens axis, so the product of each head reads memory in order.
+The division comes after the product with the values, too.
 
-NVIDIA GPU: cuDNN's fused attention computes in bfloat16 and float16, and stores no scores.
+NVIDIA GPU: in bfloat16 and float16, attention is computed by cuDNN's fused kernel, which stores no
+scores.
 
-All variants compute the same function, term by term; a test checks this. docs/measurements.md has
-the effect of each step.
+All variants compute the same function; a test compares them. docs/measurements.md lists how much
+time each of these steps saves.
 """
 
 import functools
@@ -30,7 +32,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from vit_jax.models.dropout import drop
 from vit_jax.models.layers import capture, platform
 
-LANES = 128  # Width of a TPU's vector registers; fewer tokens leave lanes empty.
+LANES = 128  # Width of a TPU's vector registers. With fewer tokens, part of a register is empty.
 
 # Scope names in traces and profiles.
 SCORES, VALUES = "attention_scores", "attention_values"
@@ -56,8 +58,8 @@ def attend(
       value: `[batch, keys, heads, head_dim]`.
       bias: `[batch or 1, heads or 1, queries, keys]`, added to the scores.
       dropout: dropout rate of the attention weights, applied only with `rngs`.
-      attended: number of keys to attend to; later keys are padding and are masked. Bias and dropout
-        are ignored then. None: all keys.
+      attended: number of keys to attend to; later keys are padding and are masked. None: all keys.
+        With a number, bias and dropout are ignored.
     """
     if attended is not None:
         return _attend_to_first(query, key, value, attended)
@@ -76,9 +78,9 @@ def attend(
 
 
 def cudnn_takes(dtype: jnp.dtype, head_dim: int) -> bool:
-    """Returns True if cuDNN's fused attention supports these sizes on this machine's GPU.
+    """Returns True if cuDNN's fused attention supports this dtype and head width on this machine.
 
-    A program traced here for another machine's GPU uses XLA's attention.
+    If a machine without a GPU exports a program for GPUs, the program uses XLA's attention.
     """
     sixteen_bits = dtype in (jnp.bfloat16, jnp.float16)
     return (
@@ -122,7 +124,7 @@ def _attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
 def _attend_to_first(
     query: jax.Array, key: jax.Array, value: jax.Array, attended: int
 ) -> jax.Array:
-    """Computes attention to the first `attended` keys; the others are masked.
+    """Computes attention to the first `attended` keys; all later keys are masked.
 
     JAX requires even numbers of tokens for the gradients of cuDNN's attention, so callers pad odd
     numbers.
@@ -213,7 +215,7 @@ _attend_on_tpu.defvjp(_forward, _backward)
 
 
 def _tokens_in_lanes(x):
-    """Lays tokens along the lanes: 64-wide heads would fill half of them and prevent fusion."""
+    """Stores the tokens along the TPU's 128 lanes, which 64-wide heads would half fill."""
     layout = Layout(major_to_minor=(0, 1, 3, 2))
     return jax.lax.platform_dependent(
         x, tpu=lambda x: with_layout_constraint(x, layout), default=lambda x: x

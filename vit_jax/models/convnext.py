@@ -2,7 +2,7 @@
 
 Four stages of blocks: a 7x7 depthwise convolution, a layer norm, and an MLP over the channels. V1
 scales a block's output by a learned factor (LayerScale). V2 applies global response normalization
-(GRN) to the MLP's hidden values. Dimensions are named: batch height width channels.
+(GRN) to the MLP's hidden values. Names of axes: batch height width channels.
 """
 
 import math
@@ -26,8 +26,8 @@ from vit_jax.models.layers import GELUS, dense_dot, named, rising, run_blocks
 from vit_jax.models.resnet import HEAD_AXES, classifier
 from vit_jax.options.model import ConvNeXtOptions
 
-# Blocks and channels of each stage, by the authors' names. Atto to Nano were introduced with V2;
-# Small exists in V1 only.
+# Number of blocks and channels of each stage, by the authors' name of the size. The sizes Atto to
+# Nano were introduced with V2. Small exists in V1 only.
 SIZES = {
     "Atto": dict(blocks=(2, 2, 6, 2), widths=(40, 80, 160, 320)),
     "Femto": dict(blocks=(2, 2, 6, 2), widths=(48, 96, 192, 384)),
@@ -39,15 +39,15 @@ SIZES = {
     "L": dict(blocks=(3, 3, 27, 3), widths=(192, 384, 768, 1536)),
     "XL": dict(blocks=(3, 3, 27, 3), widths=(256, 512, 1024, 2048)),
     "H": dict(blocks=(3, 3, 27, 3), widths=(352, 704, 1408, 2816)),
-    # OpenCLIP's.
+    # From OpenCLIP.
     "XXL": dict(blocks=(3, 4, 30, 3), widths=(384, 768, 1536, 3072), norm_epsilon=1e-5),
-    "Zepto": dict(blocks=(2, 2, 4, 2), widths=(32, 64, 128, 256), centred_norm=False),  # timm's.
+    "Zepto": dict(blocks=(2, 2, 4, 2), widths=(32, 64, 128, 256), centred_norm=False),  # From timm.
 }
 SMALL = ("Atto", "Femto", "Pico", "Nano")
 _ABSENT = ("ConvNeXtV2-XL", "ConvNeXtV2-XXL", "ConvNeXtV2-Zepto")
 VERSIONS = {"ConvNeXt": {}, "ConvNeXtV2": dict(grn=True, layer_scale=None)}
 
-KERNEL = 7  # Side of a block's convolution.
+KERNEL = 7  # Side of the kernel of a block's convolution.
 RATIO = 4  # Width of the MLP's hidden layer, relative to the block's width.
 
 
@@ -110,8 +110,8 @@ class ResponseNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[batch, height, width, channels]` to the same shape; norms are in float32."""
         squares = jnp.square(x.astype(jnp.float32)).sum((1, 2), keepdims=True)
-        # Small feature maps can be all zeros, where the square root has no finite gradient. The
-        # gradient is 0 there, as in PyTorch's norm.
+        # A channel of a small feature map can be all zeros. The square root has no finite gradient
+        # at zero; here the gradient is 0, as in PyTorch's norm.
         strength = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
         share = (strength / (strength.mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
         return x + self.scale[...].astype(x.dtype) * (x * share) + self.bias[...].astype(x.dtype)
@@ -173,8 +173,8 @@ class ConvNeXtBlock(nnx.Module):
         """Maps `[batch, height, width, channels]` to the same shape.
 
         Args:
-          kept: the patches of each image in `x`; the convolution reads zeros in place of the
-            others.
+          kept: `x` contains only these patches of each image, and the convolution reads zeros in
+            place of the missing patches. None: `x` contains whole images.
         """
         around = self.depthwise(x) if kept is None else kept.gather(self.depthwise(kept.scatter(x)))
         branch = self.fc1(self.norm(around))
@@ -190,9 +190,9 @@ class ConvNeXtBlock(nnx.Module):
 class ConvNeXt(ImageModel):
     """A ConvNeXt, V1 or V2, for images of any size.
 
-    The stem reduces the image's sides by a factor of 4 and each later stage by 2. A remainder at
-    the right and at the bottom is ignored, as in the authors' code. `ConvNeXtOptions` describes the
-    arguments.
+    The stem divides the image's height and width by 4, and each later stage divides them by 2.
+    Pixels that remain at the right and at the bottom are ignored, as in the authors' code.
+    `ConvNeXtOptions` describes the arguments.
 
     Raises:
       UserError: the numbers of blocks and widths differ, or the images are too small.
@@ -242,8 +242,8 @@ class ConvNeXt(ImageModel):
 
         Args:
           dense: return a list of each stage's features instead, `[batch, rows, columns, channels]`,
-            the finest first. They are not normalized: in the authors' code the heads for dense
-            prediction have the norms.
+            the finest first. These features are not normalized, because in the authors' code the
+            heads for dense prediction contain the norms.
         """
         stages = self._stages(images, rngs)
         if dense:
@@ -270,8 +270,8 @@ class ConvNeXt(ImageModel):
         """Returns the features of each stage, the finest first.
 
         Args:
-          keep: as in `features_of`; each stage's features are then of these patches, stacked
-            vertically.
+          keep: indices of the kept patches, as in `features_of`. The returned features are those of
+            the kept patches only, stacked vertically. None: all patches.
         """
         options = self.options
         _check_size(jnp.shape(images)[1:3], len(options.blocks))
@@ -303,7 +303,7 @@ class ConvNeXt(ImageModel):
 def _stem(
     kind: str, channels: int, width: int, common: Common, rngs: nnx.Rngs
 ) -> dict[str, nnx.Conv]:
-    """Returns the convolutions that reduce an image's sides by a factor of 4."""
+    """Returns the convolutions that divide an image's height and width by 4."""
     if kind == "patches":
         return {"0": common.conv(channels, width, 4, 4, rngs)}
     middle = _divisible(width // 2) if kind == "tiered" else width
@@ -370,11 +370,12 @@ def _smallest(values: dict) -> dict:
 
 
 def _layers(model: ConvNeXt) -> Callable[[str], float]:
-    """Returns a function from a parameter's path to its layer number in the papers' fine-tuning.
+    """Returns a function from a parameter's path to its layer number, for layer-wise decay.
 
-    Models with 27 or more blocks in the third stage (V1, and large V2) have twelve layers: every
-    three blocks of the third stage are one layer, and each other stage is one. In smaller models
-    (V2) each block is one layer, and the stem belongs to the first.
+    The numbers are those of the papers' fine-tuning. Models with 27 or more blocks in the third
+    stage (V1, and large V2) have twelve layers: three consecutive blocks of the third stage form
+    one layer, and each of the other stages is one layer. In smaller models (V2) each block is one
+    layer, and the stem belongs to the first layer.
     """
     blocks = model.options.blocks
     grouped = len(blocks) == 4 and blocks[2] >= 27

@@ -1,8 +1,8 @@
 """The encoder of DALL-E's discrete autoencoder (Ramesh et al., 2021): images to codes.
 
 A 7x7 convolution is followed by stages of residual blocks of four convolutions, with 2x2 max
-pooling between the stages. A 1x1 convolution computes the logits of the codes at each place; by
-default a code represents 8x8 pixels. Dimensions are named: batch height width channels.
+pooling between the stages. At each place a 1x1 convolution computes the logits of the codes. By
+default a code represents 8x8 pixels. Names of axes: batch height width channels.
 """
 
 import math
@@ -23,7 +23,7 @@ from vit_jax.models.resnet import HEAD_AXES
 from vit_jax.options.model import DVAEOptions
 from vit_jax.options.option import options_of
 
-STEM = 7  # Side of the first kernel.
+STEM = 7  # Side of the kernel of the first convolution.
 
 
 class CodeBlock(nnx.Module):
@@ -64,7 +64,7 @@ class CodeBlock(nnx.Module):
 
 
 class DVAE(CodeModel):
-    """The encoder of DALL-E's discrete autoencoder, for images of any size divisible by its stride.
+    """The encoder of DALL-E's discrete autoencoder; its stride must divide the size of the images.
 
     `code_scores` applies the linear head at each place of the last stage. A plain call applies it
     to the mean over all places. `DVAEOptions` describes the arguments.
@@ -115,8 +115,8 @@ class DVAE(CodeModel):
         """Returns the mean over places of relu(last stage's features), `[batch, features]`.
 
         Args:
-          dense: return a list of each stage's features instead, `[batch, rows, columns, channels]`,
-            before the ReLU and the finest first; the first stage has the image's resolution.
+          dense: return a list of each stage's features before the ReLU instead, `[batch, rows,
+            columns, channels]`, the finest first. The first stage has the image's resolution.
         """
         pixels = self.normalize(images)
         check_divides(pixels.shape[1:3], self.code_stride)
@@ -138,7 +138,7 @@ class DVAE(CodeModel):
 
 
 def convolution(inputs: int, outputs: int, side: int, *, dtype: Any, rngs: nnx.Rngs) -> nnx.Conv:
-    """Returns a "same" convolution, initialized as OpenAI's: normal with variance 1 / inputs."""
+    """Returns a convolution that keeps height and width; its weights have variance 1 / inputs."""
     drawn = initializers.normal(1 / math.sqrt(inputs * side**2))
     return nnx.Conv(inputs, outputs, (side, side), kernel_init=drawn, dtype=dtype, rngs=rngs)
 
@@ -152,7 +152,7 @@ def check_divides(size: tuple[int, ...], stride: int) -> None:
         )
 
 
-# OpenAI's size.
+# Number of blocks and widths of OpenAI's model.
 _SIZE = {name: options_of(DVAEOptions)[name].default for name in ("blocks", "widths")}
 
 
@@ -172,7 +172,7 @@ def _smallest(values: dict) -> dict:
 
 
 def _layers(model: DVAE) -> Callable[[str], float]:
-    """Returns the function from a parameter's path to its layer number; each block is one layer."""
+    """Returns a function from a parameter's path to its layer number; each block is one layer."""
     return partial(_layer, model.options.blocks)
 
 

@@ -1,18 +1,18 @@
-"""A depthwise convolution that is fast on CPUs, too, where XLA has no fast kernel for it.
+"""A depthwise convolution that is also fast on CPUs, where XLA's own convolution is slow.
 
-On a CPU it is a sum of shifted elementwise products, which XLA compiles to one loop over the
-channels. A trace contains both variants, and the compiler selects the device's. FLOPs are counted
-for the convolution, and models exported for any device also contain the convolution.
-docs/measurements.md has the effect of each variant.
+On a CPU the convolution is computed as a sum of shifted elementwise products, which XLA compiles to
+one loop over the channels. On other devices it is XLA's convolution. A traced program contains both
+variants, and the compiler selects the variant for its device. FLOPs are counted for XLA's
+convolution. docs/measurements.md compares the speed of the variants.
 """
 
 import jax
 import jax.numpy as jnp
 
-# Maximum number of image columns per iteration of the kernel's gradient: they fit in a core's
-# cache.
+# Maximum number of image columns in one iteration of the loop that computes the kernel's gradient.
+# So many columns fit in a core's cache.
 COLUMNS = 28
-# Minimum number of products per sum. With fewer, XLA copies the slices for each product.
+# Minimum number of products in one sum. In sums of fewer products XLA would copy each slice.
 LEAST = 16
 
 
@@ -73,10 +73,11 @@ def _shifted(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 @jax.jit(static_argnums=2)
 def _of_kernel(x: jax.Array, gradient: jax.Array, sides: tuple[int, int]) -> jax.Array:
-    """Returns the kernel's gradient, float32: sums of shifted images times `gradient`.
+    """Returns the kernel's gradient, float32 `[rows, columns, 1, channels]`.
 
-    A loop sums elementwise over a few images and columns at a time; the image's rows are summed at
-    the end. XLA would compute a single sum over all three axes channel by channel.
+    The gradient is a sum of shifted images times `gradient` over images, rows and columns. A loop
+    sums over a few images and columns in each iteration; the rows are summed at the end. XLA would
+    compute a single sum over all three axes slowly, channel by channel.
     """
     batch, height, width, channels = x.shape
     rows, columns = sides

@@ -1,6 +1,6 @@
-"""Dropout and stochastic depth; the masks depend only on the random key.
+"""Dropout and stochastic depth; the masks are the same on any device and mesh.
 
-Stochastic depth can also skip the computation of branches for dropped images.
+`add_for_subset` is stochastic depth that does not compute a branch for the images that skip it.
 """
 
 import math
@@ -20,13 +20,14 @@ def drop(
 ) -> jax.Array:
     """Applies dropout: zeros a random share of the values and scales up the others.
 
-    Without `rngs` the values are returned unchanged. The dtype is kept. The scale is float32,
-    because bfloat16 rounds 0.9 to 0.8984, an error of 0.2 %.
+    Without `rngs` the values are returned unchanged. The result has the dtype of `x`. The values
+    are scaled in float32. In bfloat16 a factor of 0.9 would be rounded to 0.8984, an error of
+    0.2 %.
 
     Args:
       rate: dropout rate, from 0 to below 1, rounded to a multiple of 1 / 65,536.
-      shape: shape of the mask, with as many axes as `x` and at least two; an axis of size 1 is
-        broadcast, so values along it are dropped together.
+      shape: shape of the mask, with the number of axes of `x`, at least two. Along an axis of size
+        1 all values are dropped or kept together. None: the shape of `x`.
     """
     if rngs is None or (not isinstance(rate, jax.Array) and not rate):
         return x
@@ -43,9 +44,10 @@ def drop(
 def draw16(key: jax.Array, shape: tuple[int, ...], first: jax.Array | int = 0) -> list[jax.Array]:
     """Draws uniform integers below 2^16, uint32, as four arrays: quarters of `shape`.
 
-    The numbers are the same on any mesh. A threefry block has 64 bits, and `jax.random.bits` uses
-    only 32 of them. This function splits each block into four numbers, one for each quarter
-    (rounded up) of the second-to-last axis. This is the axis of the tokens, which no mesh splits.
+    The numbers are the same on any mesh. JAX's generator (threefry) computes blocks of 64 random
+    bits, and `jax.random.bits` uses only 32 bits of each block. This function splits each block
+    into four numbers. Each number goes to one quarter of the second-to-last axis; the length of a
+    quarter is rounded up. The second-to-last axis is the tokens' axis, which is never sharded.
 
     Args:
       first: index of the first row within a larger array.
@@ -70,13 +72,15 @@ def add_for_subset(
     rngs: nnx.Rngs,
     read: int | None = None,
 ) -> jax.Array:
-    """Returns `x + branch(x)`; the branch is computed for a random subset of images and rescaled.
+    """Returns `x + branch(x)` with stochastic depth: only a random subset of the images is changed.
+
+    The branch is computed for this subset only, and its outputs are scaled up.
 
     Args:
       x: `[batch, ..., tokens, dim]`.
       branch: a function that treats each image independently.
-      rate: share of images without the branch, from 0 to below 1, rounded to whole images of a
-        group.
+      rate: share of images without the branch, from 0 to below 1. In each group of images (see
+        `subset_sizes`) it is rounded to a whole number of images.
       read: number of leading tokens that the branch and this function return; None: all.
     """
     groups, size, kept = subset_sizes(x.shape[0], rate)
@@ -89,7 +93,7 @@ def add_for_subset(
     def of_groups(x):
         return x.reshape(groups, -1, *x.shape[1:])
 
-    # Each group is indexed separately, so that a device with whole groups needs no communication.
+    # Each group is indexed separately: a device that holds whole groups needs no communication.
     chosen = jax.vmap(lambda x, rows: x.at[rows].get(**indexed))(of_groups(x), drawn)
     changes = branch(chosen.reshape(-1, *x.shape[1:]))
     changes = (changes * jnp.float32(size / kept)).astype(x.dtype)
@@ -98,9 +102,10 @@ def add_for_subset(
 
 
 def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
-    """Draws the indices of the kept images in each group, int32 `[groups, kept]`, all distinct.
+    """Draws the images of each group that get the branch, int32 `[groups, kept]`, all distinct.
 
-    The result is the same on any mesh.
+    The indices count the images within their group (see `subset_sizes`). They are the same on any
+    mesh.
     """
     groups, size, kept = subset_sizes(images, rate)
     numbers = part() * groups + jnp.arange(groups)
@@ -109,11 +114,11 @@ def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
 
 
 def subset_sizes(images: int, rate: float) -> tuple[int, int, int]:
-    """Returns the number of groups, of images per group, and of kept images per group.
+    """Returns the number of groups, the images in a group, and the kept images in a group.
 
-    A group contains consecutive images. At least one image of each group is kept. The size of a
-    group is the largest power of two up to 32 that divides the number of images; if that is below
-    8, all images are one group.
+    A batch is divided into groups of consecutive images, and from each group the same number of
+    images is kept, at least one. The size of a group is 32, 16 or 8: the largest of these numbers
+    that divides the number of images. If none of them divides it, all images form one group.
     """
     size = math.gcd(images, 32)
     size = size if size >= 8 else images

@@ -1,6 +1,7 @@
-"""A family of models: its names, and the properties of its parameters.
+"""A family of models, such as the ViTs: the models' names and the properties of their parameters.
 
-`vit_jax.models.FAMILIES` lists all families. No other code distinguishes a ViT from a BiT.
+`vit_jax.models.FAMILIES` lists all families. Code that treats ViTs and BiTs differently reads the
+difference from here.
 """
 
 import re
@@ -16,12 +17,12 @@ from vit_jax.models.image_model import ImageModel
 class Axes(NamedTuple):
     """The logical axes of a parameter, such as dim, part, heads and head_dim of a projection.
 
-    The axis `part` indexes arrays that published code stores separately and that are stacked here
-    in one parameter, such as q, k and v.
+    Along the axis `part`, one parameter stacks several arrays that published code stores
+    separately, such as the kernels of q, k and v.
     """
 
     names: tuple[str, ...]
-    inputs: int  # Number of leading axes that are summed over; 0: not a kernel.
+    inputs: int  # Number of leading axes that a product sums over; 0: not a kernel.
 
 
 class Change(NamedTuple):
@@ -29,8 +30,8 @@ class Change(NamedTuple):
 
     Attributes:
       path: the parameter's path.
-      shape: its shape in the adapted model.
-      before, after: the models, with shapes in place of arrays.
+      shape: the parameter's shape in the adapted model.
+      before, after: the two models; they contain shapes in place of arrays.
     """
 
     path: str
@@ -41,18 +42,19 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Resize:
-    """A rule that resizes parameters with a size-dependent layout, such as position tables.
+    """A rule that resizes a parameter whose shape depends on a size, such as a position table.
 
-    The rule applies if the layout's size (such as the grid) differs between the two models.
+    A position table, for example, depends on the grid of patches. The rule is applied if this size
+    differs between the checkpoint's model and the adapted model.
 
     Attributes:
-      path: regular expression for whole paths.
-      size: returns the layout's size for a model and the shape of its parameter.
-      resize: converts the checkpoint's values to float32 of `Change.shape`, for the adapted model.
-        Raises UserError if they cannot be resized.
-      note: returns a log message for the sizes before and after; empty: none.
-      has_tokens: the parameter also has rows for prefix tokens; the rule also applies if only these
-        differ.
+      path: regular expression that matches the whole path of the parameter.
+      size: called with a model and the shape of the parameter; returns the size, such as the grid.
+      resize: called with the checkpoint's values and a `Change`; returns float32 values of the
+        shape `Change.shape`. Raises UserError if the values cannot be resized.
+      note: called with the two sizes; returns a log message, or an empty string for no message.
+      has_tokens: the parameter also has rows for prefix tokens, such as the class token. The rule
+        is also applied if the two models differ only in these tokens.
     """
 
     path: str
@@ -67,15 +69,15 @@ class Adaptation:
     """Rules that convert a checkpoint's parameters for a model with other arguments.
 
     Attributes:
-      resizes: rules that resize parameters; the first one that matches a path is used.
+      resizes: rules that resize parameters; the first rule that matches a path is used.
       heads: prefixes of the paths of the classification heads.
-      new_norms: path prefixes of norms; if the checkpoint lacks them, they start as the identity.
-      copied: maps a regular expression to the path of one parameter. If the checkpoint has this
-        parameter, it is copied to all matching paths.
-      computed: returns, by path, arrays that this model computes but other models of the family
-        learn.
-      implied: called with the checkpoint's arguments and the changed ones; returns further
-        arguments that must change with them.
+      new_norms: path prefixes of norms. A norm that the checkpoint lacks starts as the identity.
+      copied: maps a regular expression to the path of a parameter. If the checkpoint has this
+        parameter, it is copied to all paths that match the expression.
+      computed: returns arrays that the given model computes but that are parameters of other models
+        of the family, by path. For example, fixed position embeddings can initialize learned ones.
+      implied: called with the checkpoint's arguments and the changed arguments; returns further
+        arguments that must change as a consequence.
     """
 
     resizes: tuple[Resize, ...] = ()
@@ -86,13 +88,14 @@ class Adaptation:
     implied: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda known, changes: {}
 
     def resize_of(self, path: str) -> Resize | None:
-        """Returns the rule for the parameter with this path; None: it cannot be resized."""
+        """Returns the rule for the parameter with this path; None: no rule resizes it."""
         return next((rule for rule in self.resizes if re.fullmatch(rule.path, path)), None)
 
     def source_of(self, path: str, stored: Iterable[str]) -> str:
-        """Returns the checkpoint path of the values that initialize this parameter.
+        """Returns the path, in the checkpoint, of the values that initialize a parameter.
 
         Args:
+          path: path of the parameter in the adapted model.
           stored: the paths of all parameters of the checkpoint.
         """
         for pattern, source in self.copied.items():
@@ -106,28 +109,33 @@ class Family:
     """One family of models.
 
     Attributes:
-      model: the class; its name is the family's, and is stored in manifests of workdirs.
-      names: names of the listed models.
-      parse: returns the class's arguments for a name such as "ViT-B/16"; None: a name of another
-        family.
-      spell: returns the name for complete arguments, or a description of the sizes if they have no
-        name.
+      model: the model class. Its name, such as `ViT`, is also the name of the family, and the
+        manifests of workdirs contain it.
+      names: the model names of this family in `vit_jax.models.MODELS`.
+      parse: returns the model arguments that a name such as "ViT-B/16" implies; None if the name
+        belongs to another family.
+      spell: inverts `parse`: returns the name of the model with these arguments, which must be
+        complete. If the model has no name, returns a description of its size.
       source: returns the publication of a named model.
-      smallest: given complete or parsed arguments, returns changes (including `image_size`) that
-        make the model small but run all of its code, for `:smoke` and tests.
-      axes: logical axes for the end of a parameter's path, a regular expression: "dim -> part heads
-        head_dim" for a kernel, inputs before the arrow, and "part heads head_dim" for its bias.
-        Two entries may have the same path if they differ in their number of axes.
-      layer: given a model, returns a function from a parameter's path to its encoder layer: -1
-        before the encoder, infinity after it. None: the family has no such layers.
-      embedding: path prefixes of the patch embedding and its norm, whose learning rate can be
-        scaled; empty: the family has no patch embedding.
+      smallest: called with the arguments of a model; returns changes of these arguments (including
+        `image_size`) that make the model small but still run all of its code. Used by `:smoke` and
+        by tests.
+      axes: pairs of a regular expression for the end of a parameter's path and of the parameter's
+        logical axes. A kernel's axes are, for example, "dim -> part heads head_dim", with the
+        inputs before the arrow; its bias has the axes "part heads head_dim". Two entries may have
+        the same path if their numbers of axes differ.
+      layer: called with a model; returns a function from a parameter's path to the number of its
+        encoder layer: -1 before the encoder, infinity after it. None: the family has no such
+        function.
+      embedding: path prefixes of the patch embedding and its norm. The config has a factor for the
+        learning rate of these parameters. Empty: the family has no patch embedding.
       undecayed: regular expressions for the ends of paths of parameters without weight decay, in
         addition to biases and scales.
       any_size: the shapes of a model's parameters do not depend on the size of its images.
-      fixed_size: `vit-jax finetune` keeps the checkpoint's image size instead of choosing one, as
-        another size could change the model's arguments, such as Swin's windows.
-      loose: arguments of the name that may differ between a run and the checkpoint it starts from.
+      fixed_size: `vit-jax finetune` keeps the checkpoint's image size, because another image size
+        could change arguments of the model, such as Swin's windows.
+      loose: names of arguments that may differ between a run and the checkpoint that initializes
+        it, even if the model name implies them.
       adaptation: rules that adapt a checkpoint's parameters to other arguments.
     """
 
@@ -153,7 +161,7 @@ class Family:
 
 
 def parse_axes(text: str) -> Axes:
-    """Parses a description of axes such as "dim -> part heads head_dim"."""
+    """Parses the axes in `Family.axes`, such as "dim -> part heads head_dim"."""
     inputs, arrow, outputs = text.partition("->")
     if not arrow:
         return Axes(tuple(text.split()), 0)
@@ -161,7 +169,10 @@ def parse_axes(text: str) -> Axes:
 
 
 def match_axes(table: Iterable[tuple[str, str]], path: str, rank: int) -> Axes | None:
-    """Returns the axes of the first entry of `Family.axes` that matches path and rank, or None."""
+    """Returns the axes of a parameter from a table like `Family.axes`; None: no entry matches.
+
+    The first entry is used that matches the parameter's path and its number of axes, `rank`.
+    """
     for end, text in table:
         axes = parse_axes(text)
         if len(axes.names) == rank and re.search(rf"(^|/){end}$", path):

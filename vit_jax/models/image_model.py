@@ -1,7 +1,7 @@
 """Base classes of all models: `ImageModel`, and `TokenModel` and `CodeModel` for special kinds.
 
-Code outside `models/` and `interop/` does not depend on concrete model classes: it calls these
-methods, or tests whether the model is a `TokenModel` or a `CodeModel`.
+Code outside `models/` and `interop/` does not depend on model classes such as `ViT`. It calls the
+methods of the base classes, or tests whether the model is a `TokenModel` or a `CodeModel`.
 """
 
 import copy
@@ -28,36 +28,37 @@ from vit_jax.options.model import ImageOptions, Statistic
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Images `[batch, height, width, channels]`; lists of images or of numbers; a single PIL image is a
-# batch of one.
+# An array `[batch, height, width, channels]`, nested lists of numbers, a list of images, or a PIL
+# image, which is a batch of one image.
 ImagesLike: TypeAlias = "jax.Array | npt.NDArray[Any] | Image | Sequence[Any]"
 
-# Tolerance for floats outside of [-1, 1].
+# Pixels may exceed the range [-1, 1] by this rounding error.
 ROUNDING = 1e-3
 
 
 def height_and_width(image_size: int | tuple[int, int]) -> tuple[int, int]:
-    """Returns the size of images as (height, width); one number stands for a square."""
+    """Returns an image size as (height, width); 224 becomes (224, 224)."""
     if isinstance(image_size, int | np.integer):
         return int(image_size), int(image_size)
     height, width = image_size
     return height, width
 
 
-# Convert logits to class probabilities: softmax for mutually exclusive classes, sigmoid for
-# independent ones.
+# Functions from logits to class probabilities: softmax if an image has exactly one class, sigmoid
+# if it can have several classes or none.
 PROBABILITIES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 
 class About:
-    """Metadata of a model: its name and the information of its checkpoint.
+    """Metadata of a model: its name, and the information that its checkpoint stores.
 
     Attributes:
       name: name of the model, such as `ViT-B/16`.
       preprocessing: the checkpoint's preprocessing of images, if it stores one.
-      objective: the training objective's parameters, if the checkpoint stores any.
+      objective: parameters of the training objective, such as a decoder, if the checkpoint stores
+        them.
       class_names: names of all classes, if the checkpoint stores them.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: a key of `PROBABILITIES`: `softmax` or `sigmoid`.
     """
 
     preprocessing: Any = None
@@ -69,13 +70,13 @@ class About:
         self.name = name
 
     def for_classes(self, names: tuple[str, ...], probabilities: str) -> "About":
-        """Returns the same metadata with other classes."""
+        """Returns the metadata with these class names and this key of `PROBABILITIES`."""
         other = copy.copy(self)
         other.class_names, other.probabilities = names, probabilities
         return other
 
     def lines(self, model: "ImageModel") -> dict[str, str]:
-        """Returns additional lines for the model's card, by their first word."""
+        """Returns additional lines for the model's card: the first word and the text of each."""
         return {"from": "fresh parameters, not trained"}
 
     def predict(
@@ -101,7 +102,7 @@ def as_array(images: ImagesLike, channels: int) -> Any:
         images = [images]
     if not isinstance(images, list | tuple):
         return images
-    if any(isinstance(image, jax.Array) for image in images):  # They may be traced.
+    if any(isinstance(image, jax.Array) for image in images):  # The arrays may be traced.
         return jnp.stack([jnp.asarray(image) for image in images])
     return _stacked([_pixels(image, channels) for image in images])
 
@@ -166,13 +167,13 @@ class ImageModel(nnx.Module):
 
     Attributes:
       options: the model's arguments, an instance of `options_type`, where they are documented.
-      any_size: the model accepts images of other sizes, too.
+      any_size: the model accepts images of any size, not only of `image_size`.
     """
 
     about: About | None = None
     options: Any
     options_type: ClassVar[type[ImageOptions]] = ImageOptions
-    # Intermediate results that a call can return.
+    # Names of the intermediate results that a call can return.
     captures: ClassVar[tuple[str, ...]] = ("features",)
     head: nnx.Linear | None
 
@@ -191,7 +192,7 @@ class ImageModel(nnx.Module):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes; 0: no head."""
+        """Number of classes; 0: the model has no head."""
         return self.options.num_classes
 
     @property
@@ -201,7 +202,7 @@ class ImageModel(nnx.Module):
 
     @property
     def std(self) -> Statistic:
-        """Standard deviation of pixels in [0, 1] for normalization, in the form of `mean`."""
+        """Std of pixels in [0, 1] for normalization, one value or one per channel."""
         return self.options.std
 
     @property
@@ -227,12 +228,13 @@ class ImageModel(nnx.Module):
         A model without a head returns its features.
 
         Args:
-          images: uint8 or floats in [-1, 1], as an array or lists; or PIL images of the model's
-            size.
+          images: uint8 or floats in [-1, 1], as an array or as nested lists; or PIL images of the
+            model's size.
           rngs: random keys with a `dropout` stream for a training call; None: evaluation.
-          capture: names from the class's `captures`. The call then also returns a dictionary with a
-            list of intermediate results for each name. `features`: `[batch, rows, columns,
-            channels]` before the first block and after each block and each change of resolution.
+          capture: names of intermediate results, from the class's `captures`. With names, the call
+            returns the logits and a dictionary of a list for each name. The list `features`
+            contains `[batch, rows, columns, channels]` before the first block, after each block and
+            after each change of resolution.
 
         Raises:
           UserError: the images have another shape or type, or a name cannot be captured.
@@ -252,21 +254,21 @@ class ImageModel(nnx.Module):
     def features(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> Any:
-        """Returns the input of the head, `[batch, features]`, whether there is a head or not.
+        """Returns the features of each image, `[batch, features]`: the input of the head, if any.
 
         Args:
           dense: return the features of each place instead, for dense prediction. A `TokenModel`
             returns the last layer's patches, `[batch, rows, columns, dim]`. Other models return a
-            list with each stage's features, `[batch, rows, columns, channels]`, the finest first
-            and not normalized.
+            list of each stage's features, `[batch, rows, columns, channels]`, the finest stage
+            first. The features of stages are not normalized.
         """
         raise NotImplementedError
 
     @property
     def leaves_out(self) -> int | None:
-        """Side in pixels of the patches that `features_of` can skip; None: unsupported.
+        """Side in pixels of the patches that `features_of` can leave out; None: unsupported.
 
-        Such a patch corresponds to one place of the last stage.
+        A patch of this size corresponds to one place of the last stage.
         """
         return None
 
@@ -275,9 +277,9 @@ class ImageModel(nnx.Module):
     ) -> jax.Array:
         """Returns the last stage's features of the kept patches, `[batch, kept, channels]`.
 
-        The features are not normalized and do not depend on the other patches: layers read zeros in
-        their place, and image statistics are computed over the kept patches only. The sides of the
-        images must be multiples of `leaves_out`.
+        The features are not normalized. They do not depend on the patches that are left out: layers
+        read zeros in place of these patches, and image statistics are computed over the kept
+        patches only. Height and width of the images must be multiples of `leaves_out`.
 
         Args:
           keep: int32 `[batch, kept]`, distinct raster indices of each image's patches.
@@ -285,9 +287,10 @@ class ImageModel(nnx.Module):
         raise NotImplementedError
 
     def each_head(self, images: ImagesLike, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
-        """Returns the logits of each head, `[batch, classes]`; a call returns their mean.
+        """Returns a tuple of each head's logits, `[batch, classes]`.
 
-        Only a ViT with a distillation token has a second head.
+        Only a ViT with a distillation token has two heads. `__call__` returns the mean of their
+        logits.
         """
         x = self.features(images, rngs)
         return (x if self.head is None else self.head(x),)
@@ -309,7 +312,7 @@ class ImageModel(nnx.Module):
         """Returns the same model for images of another size, in pixels or as (height, width).
 
         Both models share their parameters and gradients, so an objective may use crops of several
-        sizes in one step. The original model still rejects images of another size.
+        sizes in one step. The original model does not change: it still accepts its own size only.
 
         Raises:
           UserError: the model does not support the size.
@@ -328,17 +331,18 @@ class ImageModel(nnx.Module):
         """Returns the most likely classes of images, with the checkpoint's preprocessing.
 
         Args:
-          images: the path of an image or of a folder; a PIL image or uint8 `[height, width, 3]`; a
-            list of these; or uint8 `[images, height, width, 3]`. Images may have any size. A model
-            with one channel converts them to grey; a model with four or more requires uint8 arrays
-            with that number of channels.
-          top: maximum number of classes for each image; None: 3, or all if there is a threshold.
+          images: the path of an image or of a folder, a PIL image, an array uint8 `[height, width,
+            3]`, a list of paths, PIL images or arrays, or an array uint8 `[images, height, width,
+            3]`. Images may have any size. A model with one channel converts the images to grey. A
+            model with four or more channels requires uint8 arrays with its number of channels.
+          top: maximum number of classes for each image. None: 3 classes without `threshold`, all
+            classes with `threshold`.
           threshold: minimum probability of the returned classes.
 
         Returns:
-          A `Prediction` for each image, with `classes` and `probabilities`, the most likely first.
-          Probabilities are a softmax over the classes or a sigmoid of each class, as in the model's
-          training.
+          A `Prediction` for each image, with `classes` and `probabilities`, the most likely class
+          first. Probabilities are a softmax over the classes or a sigmoid of each class, depending
+          on the model's training.
 
         Raises:
           UserError: an image cannot be read, the model has no head, or it was not loaded from a
@@ -347,7 +351,7 @@ class ImageModel(nnx.Module):
         return (self.about or About(type(self).__name__)).predict(self, images, top, threshold)
 
     def tree(self) -> str:
-        """Returns all modules and parameters as Flax prints them: thousands of lines."""
+        """Returns a text with all modules and parameters, as Flax prints them."""
         return super().__repr__()
 
     def __repr__(self):
@@ -406,22 +410,23 @@ class ImageModel(nnx.Module):
 class TokenModel(ImageModel):
     """A Transformer over patch and prefix tokens: ViT and similar models.
 
-    The forward pass consists of `patches`, `assemble`, `encode`, the layer norm `norm` (unless
-    None) and a head. An objective may change the tokens between these steps. `__call__` has another
-    argument, `whole`, to compute all tokens of the last layer.
+    The forward pass has five steps: `patches`, `assemble`, `encode`, the layer norm `norm` (which
+    may be None) and a head. A training objective may change the tokens between these steps.
+    `__call__` has the additional argument `whole`, which computes all tokens of the last layer.
 
     Attributes:
-      prefix_tokens: names of the tokens before the patches, and of their parameters.
+      prefix_tokens: names of the tokens before the patches, such as `cls`. The tokens' parameters
+        have these names, too.
       grid: rows and columns of patches.
       tokens: number of all tokens, including the registers after the patches.
       embeds_pixels: a patch's embedding depends only on its own pixels. False for hybrids, which
         have a larger receptive field.
-      attends_fully: every patch attends to every other, so that rollout and attention distance are
-        defined.
-      keeps_any: `assemble` supports any subset of the patches.
+      attends_fully: every patch attends to all patches. Attention rollout and attention distance
+        are defined only for such models.
+      keeps_any: `assemble` accepts any subset of the patches, as masked autoencoders require.
       takes_queries: `encode_with` supports additional tokens in the last layers.
-      pools_plainly: the head reads one normalized token or the mean of the patches, without further
-        layers.
+      pools_plainly: the head's input is one normalized token or the mean of the normalized patches;
+        no other layer comes between the encoder and the head.
     """
 
     prefix_tokens: tuple[str, ...]
@@ -435,7 +440,7 @@ class TokenModel(ImageModel):
 
     @property
     def patch_size(self) -> int:
-        """Side of a patch, in pixels if `embeds_pixels`."""
+        """Side of a patch, in pixels; in hybrids, in places of the ResNet's feature map."""
         return self.options.patch_size
 
     @property
@@ -455,12 +460,12 @@ class TokenModel(ImageModel):
 
     @property
     def prefix(self) -> int:
-        """Number of prefix tokens, those before the patches."""
+        """Number of prefix tokens: the tokens before the patches."""
         return len(self.prefix_tokens)
 
     @property
     def patch_tokens(self) -> slice:
-        """Slice of the patches among all tokens."""
+        """Slice of the token axis that contains the patches."""
         return slice(self.prefix, self.prefix + math.prod(self.grid))
 
     def patches(self, images: ImagesLike) -> jax.Array:
@@ -477,8 +482,8 @@ class TokenModel(ImageModel):
         """Returns all tokens with their positions, `[batch, tokens, dim]`, from patch embeddings.
 
         Args:
-          keep: int32 `[batch, kept]`: use only these patches of each image, in this order; requires
-            `keeps_any`.
+          keep: int32 `[batch, kept]`: use only these patches of each image, in this order. Only
+            models with `keeps_any` support this. None: all patches.
         """
         raise NotImplementedError
 
@@ -492,9 +497,10 @@ class TokenModel(ImageModel):
         """Applies all layers, `[batch, tokens, dim]` to the same shape, before the final norm.
 
         Args:
-          read: number of leading tokens to return; the last layer computes no others. None: all.
-          after: return a pair: the result, and all tokens after this number of layers (less than
-            the depth).
+          read: number of leading tokens to return; the last layer computes only these tokens. None:
+            all tokens.
+          after: number of layers, smaller than the depth. With this argument the method returns a
+            pair: the tokens after all layers, and all tokens after `after` layers.
         """
         raise NotImplementedError
 
@@ -506,14 +512,16 @@ class TokenModel(ImageModel):
         mask: Callable[[int, jax.Array], jax.Array | None],
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
-        """Applies all layers, with additional tokens in the last ones; requires `takes_queries`.
+        """Applies all layers, with additional tokens in the last layers.
+
+        Only models with `takes_queries` support this.
 
         Args:
           queries: additional tokens, without positions, `[batch, queries, dim]`.
           layers: number of last layers to which the queries are appended.
-          mask: called as `mask(number, x)` before each of these layers; `number` counts them from
-            0, and `x` is the layer's input. Returns the tokens that each query attends to, bool
-            `[batch, queries, tokens + queries]`, or None for all.
+          mask: called as `mask(number, x)` before each layer with queries. `number` counts these
+            layers from 0, and `x` is the layer's input. Returns bool `[batch, queries, tokens +
+            queries]`, True for each token that a query attends to; or None: all tokens.
 
         Returns:
           `[batch, tokens + queries, dim]`, before the final norm.
@@ -521,26 +529,26 @@ class TokenModel(ImageModel):
         raise NotImplementedError
 
     def layer_positions(self, rngs: nnx.Rngs | None = None) -> dict[str, Any]:
-        """Returns the arguments for positions inside the layers, such as rotary ones.
+        """Returns the layers' keyword arguments for positions, such as angles of rotary embeddings.
 
         Args:
-          rngs: random keys, in training, for the rescaling of coordinates.
+          rngs: random keys, in training, for the random rescaling of the patches' coordinates.
         """
         raise NotImplementedError
 
     def more_layers(
         self, count: int, first: int, scheme: Scheme | None = None, *, rngs: nnx.Rngs
     ) -> nnx.Dict:
-        """Creates layers with the model's settings that are not part of the model.
+        """Creates new layers with the settings of the model's layers, for use outside the model.
 
         Args:
           count: number of layers.
-          first: index of the first new layer, from 0; determines the initialization and the
-            stochastic depth rate.
+          first: index of the first new layer, counted from 0, in a model that would also contain
+            the new layers. Initialization and stochastic depth rate depend on this index.
           scheme: initialization scheme; None: the model's own.
 
         Raises:
-          UserError: the model's layers are not plain ones.
+          UserError: the layers of the model are not plain encoder layers.
         """
         raise NotImplementedError
 
@@ -548,7 +556,7 @@ class TokenModel(ImageModel):
 class CodeModel(ImageModel):
     """An image tokenizer: predicts one code of a vocabulary for each place of an image.
 
-    Its linear `head` has an output for each code.
+    The linear `head` computes the logits of the codes.
 
     Attributes:
       code_stride: side in pixels of the square that a code represents.
@@ -577,7 +585,7 @@ class CodeModel(ImageModel):
 
 
 def card_of(model: ImageModel) -> str:
-    """Returns about ten lines: the model's name, sizes, parameters by part, and its source."""
+    """Returns a model card of about ten lines: name, sizes, number of parameters, and source."""
     about = model.about or About(type(model).__name__)
     height, width = model.image_size
     sizes: dict[str, int] = {}

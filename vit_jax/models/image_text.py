@@ -15,7 +15,7 @@ from vit_jax.models.text import TextTower
 from vit_jax.models.text_tokens import Tokenizer
 
 MOST_TEXTS = 64  # Maximum number of texts in one call of the text tower.
-MOST_EMBEDDED = 4096  # Maximum number of embeddings in memory before they are averaged.
+MOST_EMBEDDED = 4096  # Maximum number of text embeddings in memory before they are averaged.
 TEMPLATES = ("a photo of a {}.",)
 
 
@@ -42,8 +42,8 @@ class ImageTextModel(nnx.Module):
     Attributes:
       image: the image tower.
       text: the text tower.
-      logit_scale: logarithm of the factor on cosine similarities.
-      logit_bias: offset of the logits; None: CLIP, which has none.
+      logit_scale: logarithm of the factor that multiplies cosine similarities.
+      logit_bias: offset that is added to the logits; None: no offset, as in CLIP.
       probabilities: a key of `PROBABILITIES`: `softmax` over the texts (CLIP), or a `sigmoid` of
         each pair (SigLIP).
       tokenizer: maps texts to tokens, int32 `[texts, length]`.
@@ -72,13 +72,14 @@ class ImageTextModel(nnx.Module):
         return unit(self.image(images).astype(jnp.float32))
 
     def encode_text(self, texts: str | Sequence[str]) -> jax.Array:
-        """Returns embeddings of length 1, float32 `[texts, dim]`.
+        """Returns the embeddings of texts, of length 1, float32 `[texts, dim]`.
 
         Args:
-          texts: one text or several; texts longer than the tower's length are truncated.
+          texts: one text or several texts. Texts that are too long for the text tower are
+            truncated.
 
         Raises:
-          UserError: there is no text.
+          UserError: `texts` is empty.
         """
         tokens = self.tokenizer([texts] if isinstance(texts, str) else texts)
         parts = []
@@ -107,18 +108,19 @@ class ImageTextModel(nnx.Module):
     def classifier(
         self, names: Sequence[str], templates: Sequence[str] = TEMPLATES
     ) -> "ZeroShotClassifier":
-        """Returns an image classifier for classes that are described by texts.
+        """Returns a zero-shot classifier of images for the given class names.
 
-        A class's embedding is the mean over the templates, scaled to length 1 (Radford et al.,
-        2021, section 3.1.4). The classifier's `predict` applies the checkpoint's preprocessing.
+        The embedding of a class is the mean of its texts' embeddings, one for each template, scaled
+        to length 1 (Radford et al., 2021, section 3.1.4). The classifier's `predict` applies the
+        checkpoint's preprocessing.
 
         Args:
           names: names of the classes.
-          templates: texts with `{}` for the name.
+          templates: texts such as "a photo of a {}.", where `{}` is replaced by the name.
 
         Raises:
-          UserError: there are no names or templates; a name is empty; two names are equal or have
-            the same tokens; there is only one name for a softmax; or a template has no `{}`.
+          UserError: there are no names or no templates; a name is empty; two names have the same
+            tokens; the model uses a softmax and there is only one name; or a template has no `{}`.
         """
         templates = checked_templates(templates)
         names = checked_names(names, self.tokenizer, self.probabilities, templates)
@@ -131,12 +133,13 @@ def class_embeddings(
 ) -> np.ndarray:
     """Returns the embedding of each class, float32 `[classes, dim]`.
 
-    It is the mean of the embeddings of its texts, one for each template, scaled to length 1.
+    Each template and a class name give a text. A class's embedding is the mean of the embeddings of
+    its texts, scaled to length 1.
 
     Args:
-      encode: returns embeddings of length 1 of texts, `[texts, dim]`.
+      encode: returns the embeddings of texts, of length 1, `[texts, dim]`.
       names: names of the classes.
-      templates: texts with `{}` for the name.
+      templates: texts such as "a photo of a {}.", where `{}` is replaced by the name.
     """
     at_once, means = max(1, MOST_EMBEDDED // len(templates)), []
     for start in range(0, len(names), at_once):
@@ -151,12 +154,14 @@ def class_embeddings(
 def checked_names(
     names: Sequence[str], tokenizer: Tokenizer, probabilities: str, templates: Sequence[str]
 ) -> tuple[str, ...]:
-    """Returns class names without surrounding spaces.
+    """Returns the class names without surrounding spaces, after checking them.
+
+    The tokens of two names are compared in the template with the fewest characters before the name,
+    because the text tower reads only the first tokens of a text.
 
     Raises:
-      UserError: there is no name; a name is empty; two names are equal, or have the same tokens in
-        the template with the fewest characters before the name; or there is only one name for a
-        softmax.
+      UserError: there is no name; a name is empty or has no tokens; two names have the same tokens;
+        or `probabilities` is "softmax" and there is only one name.
     """
     names = tuple(name.strip() for name in ([names] if isinstance(names, str) else names))
     if not names or not all(names):
@@ -186,7 +191,7 @@ def checked_names(
 
 
 def checked_templates(templates: Sequence[str]) -> tuple[str, ...]:
-    """Returns the templates; raises UserError if there is none, or one has no `{}`."""
+    """Returns the templates; raises UserError for no templates, or for a template without `{}`."""
     templates = tuple([templates] if isinstance(templates, str) else templates)
     for template in templates or ("",):
         if "{}" not in template:
@@ -198,7 +203,7 @@ def checked_templates(templates: Sequence[str]) -> tuple[str, ...]:
 
 
 class ZeroShotClassifier(ImageModel):
-    """Image tower with a head that compares image embeddings with text embeddings."""
+    """An image tower whose head computes logits from the similarity of images and class texts."""
 
     def __init__(self, model: ImageTextModel, classes: jax.Array, names: tuple[str, ...]):
         """Creates a classifier from a model and the embeddings of classes, `[classes, dim]`."""

@@ -1,8 +1,8 @@
-"""Initializers that draw on the host with NumPy: compiling JAX's random functions takes seconds.
+"""Initializers that draw with NumPy on the CPU; compiling JAX's random functions takes seconds.
 
 The values depend only on the key and the shape, not on the devices or the mesh. Each initializer
-has Flax's signature: a key, a shape and a dtype. Under tracing it becomes a callback and draws
-nothing.
+has Flax's signature: a key, a shape and a dtype. If JAX traces an initializer, the trace contains a
+callback, and no values are drawn.
 """
 
 import math
@@ -32,7 +32,9 @@ def xavier(parts: int = 1, dense: bool = False) -> Initializer:
     """Returns Glorot's uniform initializer, applied separately to `parts` concatenated kernels.
 
     Args:
-      dense: treat a convolution as a dense layer over its patch: fan-out is the number of outputs.
+      parts: number of kernels of equal size that are concatenated along the outputs.
+      dense: treat a convolution as a dense layer over its patch: its fan-out is the number of
+        output channels.
     """
 
     def draw(generator, out):
@@ -53,7 +55,9 @@ def xavier_normal(parts: int = 1, factors: tuple[float, ...] = (1.0,)) -> Initia
     """Returns Glorot's normal initializer, applied separately to `parts` concatenated kernels.
 
     Args:
-      factors: factors of equal groups of the kernel's outputs.
+      parts: number of kernels of equal size that are concatenated along the outputs.
+      factors: the outputs are divided into as many groups of equal size as there are factors, and
+        the values of each group are multiplied by its factor.
     """
 
     def draw(generator, out):
@@ -103,10 +107,10 @@ def uniform(limit: float) -> Initializer:
 
 
 def torch_convolution(share: float = 1.0) -> Initializer:
-    """Returns PyTorch's initializer of dense layers: uniform, variance 1 / (3 inputs).
+    """Returns PyTorch's initializer of dense layers: uniform with variance 1 / (3 * inputs).
 
     Args:
-      share: factor of the std.
+      share: factor that multiplies the std.
     """
     return _initializer(
         lambda generator, out: _fill_evenly(generator, out, share * _fans(out.shape)[0] ** -0.5)
@@ -143,64 +147,70 @@ def _initializer(draw: Callable[[np.random.Generator, np.ndarray], None]) -> Ini
 
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Returns an aligned array, so that JAX on a CPU need not copy it (as slow as drawing)."""
+    """Returns an empty float32 array, aligned in memory so that JAX on a CPU does not copy it."""
     memory = np.empty(math.prod(shape) + 16, np.float32)
     start = -memory.ctypes.data // memory.itemsize % 16
     return memory[start : start + math.prod(shape)].reshape(shape)
 
 
 class Scheme(NamedTuple):
-    """Initializers of the Transformer's parameters that differ between libraries."""
+    """The initializers of a Transformer's parameters, which differ between libraries."""
 
     patches: Initializer  # Kernel of the patch embedding.
-    patches_bias: Callable[[int], Initializer]  # Its bias, given the kernel's fan-in.
+    patches_bias: Callable[[int], Initializer]  # Bias of the patch embedding, given its fan-in.
     qkv: Initializer
     mlp_bias: Initializer
     dense: Initializer = xavier()  # Kernel of the MLP's first layer.
-    gated: Initializer = xavier(parts=2)  # The same for a gated MLP.
-    out: Initializer = xavier()  # Kernel of the last layer of either branch.
+    gated: Initializer = xavier(parts=2)  # Kernel of the first layer of a gated MLP.
+    out: Initializer = xavier()  # Kernel of the last layer of attention and of the MLP.
 
-    # Initializers that depend on the layer; see `of_layer`.
+    # Returns the initializers that depend on the layer; see `of_layer` for the arguments.
     own: Callable[[int, int, bool], dict[str, Initializer]] = lambda layer, depth, sub_norm: {}
 
-    # Class, mask and other tokens. None: zeros if the token has a learned position, else normal.
+    # Class token, mask token and other tokens. None: a token with a learned position embedding
+    # starts at zero, and other tokens are normal.
     token: Initializer | None = None
     positions: Initializer = normal(0.02)  # Learned positions.
 
     def of_layer(self, layer: int, depth: int, sub_norm: bool) -> "Scheme":
-        """Returns the initializers of one layer, counted from 0, of `depth` layers.
+        """Returns the initializers of one encoder layer.
 
         Args:
+          layer: index of the layer, from 0.
+          depth: number of layers.
           sub_norm: the layer's branches contain norms (sub-LN; Wang et al., 2022).
         """
         return self._replace(**self.own(layer, depth, sub_norm))
 
 
 def _of_beit(std: float) -> "Scheme":
-    """Returns BEiT's scheme: all parameters have the same std before truncation."""
+    """Returns BEiT's initializers: truncated normals; `std` is divided only in `Scheme.out`."""
     drawn, zeros = cut_normal(std), jax.nn.initializers.zeros
 
     def own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-        """Divides the std of each branch's last layer by sqrt(2 (layer + 1))."""
+        """Divides the std of the last layer of attention and MLP by sqrt(2 (layer + 1))."""
         return {"out": cut_normal(std / math.sqrt(2 * (layer + 1)))}
 
     return Scheme(drawn, lambda inputs: zeros, drawn, zeros, *[drawn] * 3, own, drawn, drawn)
 
 
 def _vqkds_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """Returns normal initializers of branches' last layers, divided as in `_of_beit`."""
+    """Returns a normal initializer for `Scheme.out`, with std 0.02 / sqrt(2 (layer + 1))."""
     return {"out": normal(0.02 / math.sqrt(2 * (layer + 1)))}
 
 
 def _plain_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """Returns PyTorch's initializers of branches' last layers, divided as in `_of_beit`."""
+    """Returns PyTorch's initializer for `Scheme.out`, divided by sqrt(2 (layer + 1))."""
     return {"out": torch_convolution(1 / math.sqrt(2 * (layer + 1)))}
 
 
 def aggregation(dim: int) -> "Scheme":
-    """Returns the scheme of the layers of BEiT v2's patch aggregation, of width `dim`.
+    """Returns the initializers of the layers that BEiT v2 adds for patch aggregation.
 
-    The values are PyTorch's defaults, except that biases are zero.
+    Kernels have PyTorch's default values, and biases are zero.
+
+    Args:
+      dim: width of the layers.
     """
     return SCHEMES["beit"]._replace(
         qkv=uniform(dim**-0.5),
@@ -211,7 +221,11 @@ def aggregation(dim: int) -> "Scheme":
 
 
 def _eva02s_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """Returns EVA-02's initializers; with `sub_norm` all but q and k times sqrt(log(2 depth))."""
+    """Returns EVA-02's initializers that differ from `SCHEMES["eva02"]`; {} without `sub_norm`.
+
+    With `sub_norm`, the kernels of values, of the attention's output and of the MLP are multiplied
+    by sqrt(log(2 depth)). The kernels of queries and keys are not.
+    """
     if not sub_norm:
         return {}
     factor = math.sqrt(math.log(2 * depth))
@@ -221,8 +235,9 @@ def _eva02s_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer
     return {"qkv": qkv, "dense": one, "gated": gated, "out": one}
 
 
-# DeiT's, DINO's and Swin's schemes in PyTorch; their truncation at -2 and 2 has no effect. The
-# patch embedding has the initialization of PyTorch's convolutions.
+# The initializers of DeiT, DINO and Swin in PyTorch. Their normal distributions are truncated at -2
+# and 2, which has no effect at this std. The patch embedding is initialized like PyTorch's
+# convolutions.
 _DEIT = Scheme(
     torch_convolution(),
     lambda inputs: uniform(inputs**-0.5),
@@ -237,8 +252,8 @@ SCHEMES = {
     "flax": Scheme(
         lecun(), lambda inputs: jax.nn.initializers.zeros, xavier(parts=3), normal(1e-6)
     ),
-    # The authors' masked autoencoders in PyTorch: Xavier, with the patch embedding treated as a
-    # dense layer and q, k and v as one kernel.
+    # The authors' masked autoencoders in PyTorch: Xavier's values. The patch embedding is treated
+    # as a dense layer, and q, k and v as one kernel.
     "mae": Scheme(
         xavier(dense=True),
         lambda inputs: uniform(inputs**-0.5),
@@ -246,18 +261,18 @@ SCHEMES = {
         jax.nn.initializers.zeros,
     ),
     "deit": _DEIT,
-    # DeiT III's class token has no position embedding. Here the token starts at zero, and its
-    # position embedding has the token's initial values.
+    # In DeiT III the class token has no position embedding. Here the token starts at zero and has a
+    # position embedding, which starts with the values of DeiT III's token.
     "deit3": _DEIT._replace(token=None),
     "dinov2": _DEIT._replace(token=normal(1e-6)),
     # BEiT's and EVA-g's schemes in PyTorch.
     "beit": _of_beit(0.02),
     "eva": _of_beit(0.015),
-    # BEiT v2's tokenizer in PyTorch, encoder and decoder: DeiT's scheme with BEiT's division of the
-    # last layers.
+    # Encoder and decoder of BEiT v2's tokenizer in PyTorch: DeiT's initializers. As in BEiT, the
+    # std of the last layer of attention and MLP is divided by sqrt(2 (layer + 1)).
     "vqkd": _DEIT._replace(own=_vqkds_own),
-    # EVA-02's scheme in PyTorch: Xavier's normal values, q, k and v as one kernel; patches as in
-    # MAE.
+    # EVA-02's initializers in PyTorch: Xavier's normal values, with q, k and v treated as one
+    # kernel. The patch embedding is initialized as in masked autoencoders.
     "eva02": Scheme(
         xavier(dense=True),
         lambda inputs: uniform(inputs**-0.5),

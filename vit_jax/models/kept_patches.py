@@ -10,9 +10,10 @@ class KeptPatches(NamedTuple):
     """Positions of the kept patches of each image.
 
     The kept patches are stacked vertically to a tall image, `[batch, kept * side, side, channels]`.
-    Layers with a receptive field within one patch compute the same values as on the whole image.
-    Feature maps of a lower resolution are gathered in the same way if a patch covers whole places;
-    `side` is then the patch's side in places.
+    A layer whose receptive field lies within one patch computes the same values from the tall image
+    as from the whole image. Feature maps of a lower resolution can be gathered, too, if a patch
+    covers whole places of the map. `side` is the side of a patch, in pixels or in places of the
+    map.
 
     Attributes:
       positions: int32 `[batch, kept]`, distinct raster indices of the patches.
@@ -23,7 +24,7 @@ class KeptPatches(NamedTuple):
     grid: tuple[int, int]
 
     def gather(self, x: jax.Array) -> jax.Array:
-        """Returns the tall image from a whole one, `[batch, height, width, channels]`."""
+        """Stacks the kept patches of whole images `[batch, height, width, channels]`."""
         rows, columns = self.grid
         batch, height, _, channels = x.shape
         side = height // rows
@@ -35,7 +36,7 @@ class KeptPatches(NamedTuple):
         return kept.reshape(batch, -1, side, channels)
 
     def scatter(self, x: jax.Array) -> jax.Array:
-        """Returns the whole image from a tall one, with zeros at the other patches."""
+        """Inverts `gather`; patches that were not kept are zeros in the whole images."""
         rows, columns = self.grid
         batch, _, side, channels = x.shape
         kept = x.reshape(batch, -1, side * side * channels)

@@ -1,4 +1,4 @@
-"""Named activations, and stacks of layers: one by one, as a scan, with rematerialization."""
+"""Named activations, and functions that run a stack of layers, with rematerialization or a scan."""
 
 import contextlib
 import math
@@ -26,20 +26,20 @@ _part: ContextVar[jax.Array | int] = ContextVar("part", default=0)
 
 
 def named(name: str, x: jax.Array) -> jax.Array:
-    """Returns the activation, and marks it with a name for sharding and capturing."""
+    """Returns `x` marked with a name, which selects its sharding and lets callers capture it."""
     capture(name, lambda: x)
     return _place.get()(name, x)
 
 
 def capture(name: str, compute: Callable[[], jax.Array]) -> None:
-    """Computes and records an intermediate result if its name is being captured."""
+    """Records the result of `compute` if an open `capturing` context lists this name."""
     captured = _captured.get()
     if captured and name in captured:
         captured[name].append(compute())
 
 
 def captures() -> bool:
-    """Returns True while intermediate results are collected."""
+    """Returns True within a `capturing` context."""
     return bool(_captured.get())
 
 
@@ -62,8 +62,9 @@ def platform() -> str:
 def _exact_gelu(x: jax.Array) -> jax.Array:
     """Computes x times the normal distribution's CDF at x, in float32 or wider, as PyTorch does.
 
-    erfc would be more precise far below zero, but takes twice the memory and longer on a CPU, and
-    by the TPU compiler's estimate a quarter more cycles for a whole ConvNeXt block in bfloat16.
+    The function `erfc` would be more precise far below zero. On a CPU it takes twice the memory and
+    more time. On a TPU, by the compiler's estimate, a ConvNeXt block in bfloat16 takes a quarter
+    more cycles with it.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
@@ -79,10 +80,11 @@ GELUS = {
 def dense_dot(
     x: jax.Array, kernel: jax.Array, dimension_numbers: jax.lax.DotDimensionNumbers, **keywords: Any
 ) -> jax.Array:
-    """Multiplies like `lax.dot_general` in a dense layer over the last axes of `x`.
+    """Multiplies `x` by the kernel of a dense layer, over the last axes of `x`.
 
-    On a CPU it reshapes the operands to two matrices; results differ only by rounding. With more
-    axes XLA would transpose the output's gradient in memory before computing the kernel's.
+    The result equals `lax.dot_general`'s up to rounding. On a CPU the function reshapes the
+    operands to two matrices. With more axes XLA would transpose the output's gradient in memory
+    before it computes the kernel's gradient.
 
     Args:
       x: `[..., *inputs]`.
@@ -106,7 +108,7 @@ def dense_dot(
 
 
 def part() -> jax.Array | int:
-    """Returns the index of the batch shard for which the model is traced; 0: the whole batch."""
+    """Returns the index of the batch shard for which the model is traced; 0 without sharding."""
     return _part.get()
 
 
@@ -114,10 +116,11 @@ def part() -> jax.Array | int:
 def placing(
     place: Callable[[str, jax.Array], jax.Array], platform: str, part: jax.Array | int = 0
 ) -> Iterator[None]:
-    """Sets the platform and the placement of named activations for models traced in the context.
+    """Sets the platform and the sharding of named activations for models traced in the context.
 
     Args:
-      place: called as `place(name, x)` for every named activation; its result replaces `x`.
+      place: called as `place(name, x)` for every activation of `named`; returns `x` with a sharding
+        constraint.
       platform: `cpu`, `gpu` or `tpu`.
       part: index of the batch shard; all shards have the same size.
     """
@@ -130,7 +133,13 @@ def placing(
 
 
 def rising(rate: float, number: int, layers: int) -> float:
-    """Returns the stochastic depth rate of a layer: linear from 0 (first) to `rate` (last)."""
+    """Returns a layer's stochastic depth rate, which rises linearly from 0 to `rate`.
+
+    Args:
+      rate: rate of the last layer.
+      number: index of the layer, from 0.
+      layers: number of layers.
+    """
     return rate * number / max(1, layers - 1)
 
 
@@ -150,7 +159,7 @@ def run_blocks(
       blocks: the blocks, called as `block(x, rngs, stochastic_depth, **given)`.
       first: index of the first block among all blocks of the model.
       rate: returns the stochastic depth rate for a block's index.
-      key: random key, in training; each block's key is folded from it and the index.
+      key: random key, in training. A block's key is `jax.random.fold_in(key, index of the block)`.
       remat: a key of `REMAT`.
     """
 
@@ -172,13 +181,13 @@ def run_layers(
 ) -> jax.Array:
     """Applies `x = call(layer, x, inputs of the layer)` for each layer in turn.
 
-    While intermediate results are captured, `remat` and `scan` are ignored, because their
-    transformations would not return the results.
+    Within a `capturing` context `remat` and `scan` are ignored, because JAX's transformations would
+    not return the captured results.
 
     Args:
       remat: a key of `REMAT`.
-      scan: run identical layers with `lax.scan`, which compiles one layer; their parameters are
-        stacked.
+      scan: stack the parameters of the layers and run the layers with `lax.scan`, which compiles
+        only one layer.
     """
     if captures():
         remat, scan = "none", False

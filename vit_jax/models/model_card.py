@@ -1,4 +1,4 @@
-"""A model's shapes, number of parameters and cost, before its parameters are allocated."""
+"""Computes a model's shapes, number of parameters and cost without allocating its parameters."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Kind = TypeVar("Kind", bound=nnx.Module)
 
 @dataclass(frozen=True)
 class ModelCard:
-    """One line of facts about a model."""
+    """The name, sizes and cost of a model, which print as one line."""
 
     name: str
     parameters: int
@@ -39,7 +39,7 @@ class ModelCard:
 
 
 class _OneKey:
-    """A fast substitute for `nnx.Rngs` that does not count keys, for shapes only."""
+    """A fast substitute for `nnx.Rngs`: all keys are equal. It serves to compute shapes only."""
 
     def __init__(self):
         self._key = jax.random.key(0)
@@ -51,7 +51,7 @@ class _OneKey:
 
 
 def abstract(build: Callable[..., Kind]) -> Kind:
-    """Returns the result of `build(rngs=...)` with shapes in place of arrays."""
+    """Returns the model that `build(rngs=...)` builds, with shapes in place of arrays."""
     return nnx.eval_shape(lambda: build(rngs=_OneKey()))
 
 
@@ -72,9 +72,9 @@ def parameter_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
 def count_multiply_adds(model: nnx.Module) -> int:
     """Returns the multiply-adds of matrix products and convolutions in one image's forward pass.
 
-    As in the papers' "GFLOPs", one multiply-add counts as one, and kernel elements on padding do
-    not count. All tokens of the last layer count, even if the model skips those that no head reads.
-    `model` may be abstract.
+    As in the papers' "GFLOPs", a multiply-add counts as one operation, and products with padding do
+    not count. All tokens of the last layer count, although a model may skip the tokens that no head
+    reads. `model` may be abstract.
     """
     graphdef, params = nnx.split(model)
     images = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.float32)
@@ -87,15 +87,15 @@ def count_multiply_adds(model: nnx.Module) -> int:
 
 
 def training_flops(multiply_adds: float) -> float:
-    """Returns the minimum FLOPs of a training step from the multiply-adds of its forward pass.
+    """Returns the minimum FLOPs of a training step: six times the multiply-adds of a forward pass.
 
-    A multiply-add is two operations, and the backward pass costs twice the forward pass.
+    A multiply-add is two operations, and the backward pass costs twice as much as the forward pass.
     """
     return 6.0 * multiply_adds
 
 
 def traced_multiply_adds(function: Callable, *arguments) -> int:
-    """Returns a function's multiply-adds from its jaxpr; the arguments may be shapes."""
+    """Returns the multiply-adds of `function(*arguments)`; the arguments may be shapes."""
     with placing(lambda _, x: x, platform="cpu"):
         return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
@@ -151,11 +151,11 @@ def count_taps(
     dilation: int,
     kernel_dilation: int,
 ) -> int:
-    """Returns the number of pairs (output, kernel element) on one axis that are not on padding.
+    """Returns the number of products along one axis of a convolution that do not read padding.
 
-    Output o and element k read place p = o stride + k kernel_dilation - padding. Place p is an
-    input if it is within the image and `dilation` divides it. For each k, these are every
-    `period`-th o in a range of outputs.
+    There is one product for each output o and kernel element k. It reads the place p = o * stride +
+    k * kernel_dilation - padding. The place p holds an input if it lies within the image and is a
+    multiple of `dilation`. For a fixed k, this is true for every `period`-th o of a range.
     """
     start = np.arange(kernel) * kernel_dilation - padding
     common = math.gcd(stride, dilation)

@@ -34,8 +34,9 @@ def from_lists(values: Any) -> np.ndarray:
 def in_channels(images: jax.Array, channels: int) -> jax.Array:
     """Converts RGB images, uint8 `[..., 3]`, to grey, `[..., 1]`, for a model with one channel.
 
-    For other models the images are returned unchanged. Grey is ITU-R 601-2 luma in Pillow's
-    fixed-point arithmetic, so an image with equal channels keeps its values.
+    For models with other numbers of channels the images are returned unchanged. Grey is the ITU-R
+    601-2 luma in Pillow's fixed-point arithmetic. If the three channels of an image are equal, its
+    values do not change.
     """
     if channels != 1 or images.shape[-1] != 3:
         return images
@@ -44,5 +45,5 @@ def in_channels(images: jax.Array, channels: int) -> jax.Array:
 
 
 def affine(mean: Statistic, std: Statistic) -> tuple[np.ndarray, np.ndarray]:
-    """Converts mean and std of pixels in [0, 1] to those of pixels in [-1, 1], float32."""
+    """Converts mean and std, float32, from pixels in [0, 1] to pixels in [-1, 1]."""
     return np.float32(2 * np.asarray(mean) - 1), np.float32(2 * np.asarray(std))

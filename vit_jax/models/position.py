@@ -12,19 +12,20 @@ from flax import nnx
 from vit_jax.models import initializers
 
 FIXED = ("sincos2d", "sincos2d_mae")
-# Interpolation of a table: linear with aligned corners (the paper's code), or PyTorch's image
-# resizing: bicubic (Transformers), bicubic with a scale of (new side + 0.1) / old side (DINO,
-# DINOv2), or bicubic with antialiasing (timm).
+# The kinds of interpolation of a table, `POSITION_RESIZES`, are linear with aligned corners (the
+# paper's code) and three that resize like PyTorch's images: bicubic (Transformers), bicubic with a
+# scale of (new side + 0.1) / old side (DINO, DINOv2), and bicubic with antialiasing (timm).
 
 
 class PositionEmbedding(nnx.Module):
-    """A vector for each prefix token and patch.
+    """Position embeddings that are added to tokens: a vector for each prefix token and each patch.
 
     Args:
-      kind: `1d`, a learned table; `2d`, learned halves for column and row; or one of `FIXED`.
+      kind: `1d`: a learned vector for each patch. `2d`: a learned vector for each column is
+        concatenated to a learned vector for each row. Otherwise one of `FIXED`.
       grid: rows and columns of patches.
-      prefix: number of tokens before the patches. In `2d` each has its own vector; in fixed
-        embeddings theirs are zeros.
+      prefix: number of tokens before the patches. With `1d` and `2d` these tokens have learned
+        vectors; in fixed embeddings their vectors are zeros.
       resize: one of `POSITION_RESIZES` (options/model.py).
       drawn: initializer of learned embeddings; None: a normal distribution with std 0.02.
     """
@@ -69,10 +70,11 @@ class PositionEmbedding(nnx.Module):
         return table[None]
 
     def resized(self, grid: tuple[int, int]) -> "PositionEmbedding":
-        """Returns the embeddings for another grid; gradients reach the original table.
+        """Returns the embeddings for another grid; gradients flow to the original table.
 
         Learned embeddings are interpolated as in `models.resize.resize_positions` (paper, section
-        3.2). Fixed ones are computed for the new grid. The rows of prefix tokens are kept.
+        3.2). Fixed embeddings are computed for the new grid. The vectors of prefix tokens do not
+        change.
         """
         other = nnx.clone(self)
         other.grid = tuple(grid)
@@ -92,12 +94,13 @@ class PositionEmbedding(nnx.Module):
 
 
 def interpolation(old: int, new: int, kind: str = "linear") -> np.ndarray:
-    """Returns the weights `[new, old]` that resize an axis of a table, float32.
+    """Returns the weights `[new, old]` that resize an axis of a position table, float32.
 
     Args:
-      kind: one of `POSITION_RESIZES`. `linear` aligns the centres of the outermost patches; the
-        others align their outer edges. The others use Keys's cubic kernel with parameter -0.75, or
-        with -0.5 for antialiasing.
+      old, new: length of the axis before and after resizing.
+      kind: one of `POSITION_RESIZES`. `linear` aligns the centres of the outermost patches. The
+        bicubic kinds align the outer edges of these patches, and use Keys's cubic kernel with the
+        parameter -0.75, or -0.5 with antialiasing.
     """
     if kind == "linear":
         places = np.arange(new) * ((old - 1) / max(1, new - 1))
@@ -110,7 +113,7 @@ def interpolation(old: int, new: int, kind: str = "linear") -> np.ndarray:
         return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
     first = np.floor(centres).astype(int) - 1
     weights = np.zeros((new, old))
-    for tap in range(4):  # Places are clamped to the table.
+    for tap in range(4):  # Places beyond the ends of the table are clamped.
         places = first + tap
         at = np.clip(places, 0, old - 1)
         np.add.at(weights, (np.arange(new)[:, None], at), _cubic(places - centres, -0.75))
@@ -118,7 +121,7 @@ def interpolation(old: int, new: int, kind: str = "linear") -> np.ndarray:
 
 
 def _cubic(x: np.ndarray, a: float) -> np.ndarray:
-    """Computes Keys's cubic convolution kernel (1981), which is 0 from 2 on."""
+    """Computes Keys's cubic convolution kernel (1981), which is 0 for |x| >= 2."""
     x = np.abs(x)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
@@ -128,10 +131,14 @@ def _cubic(x: np.ndarray, a: float) -> np.ndarray:
 def sincos2d(grid: tuple[int, int], dim: int, kind: str) -> np.ndarray:
     """Returns fixed embeddings `[rows * columns, dim]`: sines and cosines of column and row.
 
+    There are D/4 frequencies, where D is `dim`.
+
     Args:
-      kind: one of `FIXED`. There are D/4 frequencies; number i is 10,000 to the power -i / (D/4 -
-        1) for `sincos2d`, as in "Better plain ViT baselines for ImageNet-1k" (Beyer et al., 2022),
-        and to -i / (D/4) for `sincos2d_mae`, as in masked autoencoders (He et al., 2022).
+      grid: rows and columns of patches.
+      dim: width of the embeddings.
+      kind: `sincos2d`: frequency i is 10,000 ** (-i / (D/4 - 1)), as in "Better plain ViT baselines
+        for ImageNet-1k" (Beyer et al., 2022). `sincos2d_mae`: frequency i is 10,000 ** (-i /
+        (D/4)), as in masked autoencoders (He et al., 2022).
     """
     frequencies = 10_000.0 ** -np.linspace(0, 1, dim // 4, endpoint=kind == "sincos2d")
     y, x = (part.reshape(-1, 1) * frequencies for part in np.indices(grid))
@@ -141,9 +148,10 @@ def sincos2d(grid: tuple[int, int], dim: int, kind: str) -> np.ndarray:
 class RelativeLayout(NamedTuple):
     """The layout of a relative position table, `[offsets, head_dim]` (paper, D.4).
 
-    The N patches are numbered in raster order. The difference of query and key number, from -(N-1)
-    to N-1, selects one of rows 0 to 2N-2. Other tokens use three more rows: from a token to a
-    patch, from a patch to a token, and from a token to another token or itself.
+    The N patches are numbered in raster order. The number of the query's patch minus the number of
+    the key's patch, from -(N-1) to N-1, selects one of the rows 0 to 2N-2. Three more rows are for
+    pairs with another token, such as the class token: from another token to a patch, from a patch
+    to another token, and between two other tokens.
     """
 
     grid: tuple[int, int]
@@ -156,7 +164,7 @@ class RelativeLayout(NamedTuple):
         return 2 * math.prod(self.grid) - 1 + (3 if self.prefix + self.registers else 0)
 
     def offsets(self) -> np.ndarray:
-        """Returns the row of the table for each query and key, `[tokens, tokens]`."""
+        """Returns the index of the table's row for each query and key, `[tokens, tokens]`."""
         patches = math.prod(self.grid)
         number = np.arange(patches)
         last = 2 * patches - 1
@@ -170,9 +178,9 @@ class RelativeLayout(NamedTuple):
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
         """Returns the table for another grid, resized bicubically like Swin's bias tables.
 
-        One difference of patch numbers can stand for two offsets: with C columns, (0 rows, C - 1
-        columns) and (1 row, -1 column) have the same difference. The new vector is the mean over
-        all pairs of patches with this difference.
+        Two different offsets can have the same difference of patch numbers. For example, on a grid
+        with C columns these are the offsets (0 rows, C - 1 columns) and (1 row, -1 column). The new
+        vector of a difference is the mean over all pairs of patches with this difference.
         """
         old, new = math.prod(self.grid), math.prod(grid)
         among = table[difference(self.grid) + old - 1]  # [row offset, column offset, head_dim]
@@ -189,23 +197,26 @@ class RelativeLayout(NamedTuple):
 
 
 def difference(grid: tuple[int, int]) -> np.ndarray:
-    """Returns the difference of patch numbers for each offset, `[2 rows - 1, 2 columns - 1]`."""
+    """Returns the difference of raster indices for each offset, `[2 rows - 1, 2 columns - 1]`."""
     rows, columns = grid
     return np.arange(1 - rows, rows)[:, None] * columns + np.arange(1 - columns, columns)
 
 
 def spread_offsets(table: jax.Array) -> jax.Array:
-    """Expands a table by offset, `[2 height - 1, 2 width - 1, heads]`, to one by query and key.
+    """Expands a bias table of offsets to a bias for each query and key, `[heads, tokens, tokens]`.
 
-    The result is `[heads, tokens, tokens]`; the offset is the query's place minus the key's. Each
-    axis is expanded by broadcasting, so that gradients are sums and not scatters.
+    An offset is the query's position minus the key's position. Each axis is expanded by
+    broadcasting, whose gradient is a sum; the gradient of a lookup would be a slower scatter.
+
+    Args:
+      table: `[2 height - 1, 2 width - 1, heads]`.
     """
 
     def spread(x):
-        """Expands `[2 side - 1, ...]` to `[side, side, ...]`, by query and key."""
+        """Expands offsets `[2 side - 1, ...]` to queries and keys `[side, side, ...]`."""
         side = (len(x) + 1) // 2
-        # Copies of a row with 2 side numbers are reshaped to rows of 2 side - 1, which shifts row i
-        # by i places.
+        # A row of 2 * side numbers is repeated. Reshaping the copies to rows of 2 * side - 1
+        # numbers shifts row i by i places.
         row = jnp.concatenate([x[::-1], jnp.zeros_like(x[:1])])
         rows = jnp.broadcast_to(row, (side, *row.shape)).reshape(-1, *x.shape[1:])
         return rows[: side * len(x)].reshape(side, *x.shape)[:, side - 1 :]
@@ -218,10 +229,11 @@ def spread_offsets(table: jax.Array) -> jax.Array:
 
 
 class BiasLayout(NamedTuple):
-    """The layout of a bias table by offset, `[offsets, heads]`, over queries and keys (BEiT).
+    """The layout of a table of attention biases, `[offsets, heads]`, as in BEiT.
 
-    It has a row for each offset between two patches, query minus key, in raster order. Other tokens
-    add three rows: from such a token to a patch, from a patch to such a token, and between such
+    The table has a row for each offset between two patches (position of the query minus position of
+    the key), in raster order. Three more rows are for pairs with another token, such as the class
+    token: from another token to a patch, from a patch to another token, and between two other
     tokens.
     """
 
@@ -237,7 +249,7 @@ class BiasLayout(NamedTuple):
         )
 
     def spread(self, table: jax.Array) -> jax.Array:
-        """Expands the table to queries and keys, `[heads, tokens, tokens]`."""
+        """Returns the bias of each query and key, `[heads, tokens, tokens]`."""
         heads, patches = table.shape[-1], math.prod(self.grid)
         shape = tuple(2 * side - 1 for side in self.grid)
         among = spread_offsets(table[: math.prod(shape)].reshape(*shape, heads))
@@ -259,8 +271,8 @@ class BiasLayout(NamedTuple):
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
         """Returns the table for another grid, resized by splines as in BEiT's fine-tuning.
 
-        The old offsets are placed on the new axis as a geometric series from the middle to the
-        outermost new offsets, so that the table keeps its detail at small offsets.
+        The positions of the old offsets on the new axis form a geometric series from the middle
+        outwards. Therefore the table keeps its detail at small offsets.
         """
         old, new = (tuple(2 * side - 1 for side in sides) for sides in (self.grid, grid))
         count, heads = math.prod(old), table.shape[-1]
@@ -270,7 +282,7 @@ class BiasLayout(NamedTuple):
 
 
 def spline(old: int, new: int) -> np.ndarray:
-    """Returns the weights `[new, old]` that resize an axis of a bias table, float32."""
+    """Returns the weights `[new, old]` that resize an axis of a bias table by a spline, float32."""
     if old == new:
         return np.eye(old, dtype=np.float32)
     if old == 1:
@@ -279,8 +291,8 @@ def spline(old: int, new: int) -> np.ndarray:
     from scipy.interpolate import InterpolatedUnivariateSpline
 
     places, offsets = spline_places(old, new), np.arange(new) - new // 2
-    # A spline is linear in its values, so unit vectors yield the weights. It is constant beyond its
-    # ends.
+    # A spline is linear in its values. Therefore the splines through unit vectors give the weights.
+    # Beyond the ends of the table a spline is constant.
     units = np.eye(old)
     values = [
         InterpolatedUnivariateSpline(places, unit, k=min(3, old - 1), ext=3)(offsets)
@@ -290,7 +302,7 @@ def spline(old: int, new: int) -> np.ndarray:
 
 
 def spline_places(old: int, new: int) -> np.ndarray:
-    """Returns the places of the old offsets on the new axis, `[old]`: a geometric series from 0."""
+    """Returns the positions of the old offsets on the new axis, `[old]`: a geometric series."""
     low, high = 1.01, 1.5
     while high - low > 1e-6:
         ratio = (low + high) / 2
@@ -301,14 +313,17 @@ def spline_places(old: int, new: int) -> np.ndarray:
 
 
 class Rope(NamedTuple):
-    """A kind of rotary position embedding: the angles for a patch's row and column.
+    """A kind of rotary position embedding: how a patch's row and column give rotation angles.
 
     Attributes:
-      base: frequency i of D/4 is base to the power -i / (D/4), where D is the width of a head.
-      columns_first: the first half of a head's pairs is rotated by the column, not by the row.
-      stretched: rows and columns are scaled to the grid of pre-training.
-      after_cls: with a class token, rows and columns are counted from 1.
-      centred: coordinates are the patch's centre between -1 and 1, times 2 pi.
+      base: there are D/4 frequencies, where D is the width of a head. Frequency i is
+        base ** (-i / (D/4)).
+      columns_first: the first half of a head's channel pairs is rotated by the patch's column, and
+        the second half by its row. False: rows first.
+      stretched: rows and columns are scaled to the pre-training grid: they are multiplied by its
+        size divided by the size of the model's grid.
+      after_cls: in models with a class token, rows and columns are counted from 1.
+      centred: a patch's coordinates are those of its centre, from -1 to 1, times 2 pi.
     """
 
     base: float
@@ -341,8 +356,11 @@ def rotation_angles(
 
     Args:
       kind: a key of `ROPES`.
-      unit: the grid of pre-training, used by `stretched` kinds.
+      grid: rows and columns of patches.
+      unit: rows and columns of the pre-training grid, for kinds that are `stretched`.
       tokens: names of the tokens before the patches.
+      registers: number of tokens after the patches.
+      head_dim: width of a head.
     """
     rope = ROPES[kind]
     frequencies = rope.base ** (-np.arange(head_dim // 4) / (head_dim // 4))
@@ -360,7 +378,7 @@ def rotation_angles(
 
 
 def draw_scale(most: float, key: jax.Array) -> jax.Array:
-    """Draws a number between 1 / most and most, uniformly on a logarithmic scale."""
+    """Draws a number from 1 / `most` to `most`, uniformly on a logarithmic scale."""
     return jnp.exp(jax.random.uniform(key, minval=-math.log(most), maxval=math.log(most)))
 
 
@@ -373,9 +391,10 @@ def places_of(grid: tuple[int, int], prefix: int, registers: int) -> np.ndarray:
 
 
 def mixed_frequencies(heads: int, head_dim: int, rngs: nnx.Rngs) -> jax.Array:
-    """Returns initial frequencies for columns and rows, `[2, heads, head_dim / 2]`, to be learned.
+    """Returns initial values of learned frequencies, `[2, heads, head_dim / 2]`.
 
-    Each magnitude has two orthogonal directions, rotated randomly for each head (Heo et al., 2024).
+    The first axis is (columns, rows): a frequency is a 2-D vector. For each magnitude there are two
+    orthogonal vectors, rotated by a random angle for each head (Heo et al., 2024).
     """
     magnitudes = 10.0 ** (-np.arange(0, head_dim, 4) / head_dim)
     turns = initializers.uniform(np.pi)(rngs.params(), (heads, 1))
@@ -399,8 +418,9 @@ def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array, halves: bool = Fa
     """Rotates pairs of channels of `[batch, tokens, heads, head_dim]` by the given angles.
 
     Args:
-      halves: pair a channel of the first half with the corresponding one of the second half;
-        otherwise pair adjacent channels.
+      cosines, sines: cosines and sines of the angles, which broadcast to `x`.
+      halves: channel i forms a pair with channel i + head_dim / 2. False: adjacent channels form
+        pairs.
     """
     if halves:
         first, second = jnp.split(x, 2, axis=-1)

@@ -8,9 +8,9 @@ class Prediction:
     """The most likely classes of an image.
 
     Attributes:
-      image: its path, or its index among the input images.
-      classes: names, the most likely first; empty if no class reaches the threshold.
-      probabilities: probability of each of these classes, float.
+      image: path of the image, or its index among the input images.
+      classes: names of the classes, the most likely first; empty if no class reaches the threshold.
+      probabilities: probability of each class in `classes`.
     """
 
     image: str

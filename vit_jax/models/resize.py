@@ -1,4 +1,4 @@
-"""Resizing of position tables (paper, section 3.2), bias tables and patch embeddings."""
+"""Resizes position tables (paper, section 3.2), bias tables and patch embeddings."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def resize_positions(
 ) -> np.ndarray:
     """Interpolates a learned position table to another grid of patches.
 
-    The rows of prefix tokens are copied.
+    The vectors of prefix tokens are copied.
 
     Args:
       table: `[1, prefix + old rows * columns, dim]`.
@@ -68,8 +68,9 @@ def resize_bias_table(table: np.ndarray, rows: int, columns: int) -> np.ndarray:
 def resize_patches(kernel: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """Resizes the kernel of a patch embedding to another patch size (FlexiViT; Beyer et al., 2023).
 
-    If a patch is enlarged bilinearly, its embedding stays exactly the same. For smaller patches the
-    new kernel is the least-squares approximation over white-noise patches.
+    With a larger kernel, a bilinearly enlarged patch has exactly the embedding that the original
+    patch has with the old kernel. For smaller patches the new kernel is the least-squares
+    approximation over white-noise patches.
 
     Args:
       kernel: `[old rows, old columns, channels, dim]`.
@@ -92,12 +93,12 @@ def _bilinear(old: int, new: int) -> np.ndarray:
 
 
 def grid_of(model, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the grid of patches, the layout's size in `Resize` rules."""
+    """Returns the grid of patches; it is `Resize.size` of rules for position tables."""
     return model.grid
 
 
 def _resize_table(table: np.ndarray, change: Change) -> np.ndarray:
-    """Resizes position embeddings to the new grid; drops rows of tokens that the model lacks."""
+    """Resizes position embeddings to the new grid, without tokens that the new model lacks."""
     before, after = change.before, change.after
     if missing := [token for token in after.prefix_tokens if token not in before.prefix_tokens]:
         token = missing[0].removesuffix("_token")
@@ -110,7 +111,7 @@ def _resize_table(table: np.ndarray, change: Change) -> np.ndarray:
 
 
 def _resize_coordinate(table: np.ndarray, change: Change) -> np.ndarray:
-    """Resizes the embeddings of rows (`y`) or columns (`x`) to the new grid."""
+    """Resizes the learned vectors of rows (`y`) or columns (`x`) to the new grid."""
     return resize_axis(
         table, change.after.grid[change.path.endswith("/x")], change.after.position_resize
     )

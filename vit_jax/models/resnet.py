@@ -1,8 +1,8 @@
 """ResNets with group norm and weight standardization: the paper's baselines and hybrids.
 
-There are two kinds of units. BiT's are pre-activated (Kolesnikov et al., 2020). The hybrids'
-(paper, section 3.1) apply norm and activation after the convolution, as in the released
-checkpoints. Dimensions are named: batch height width channels.
+There are two kinds of residual units. BiT's units apply norm and activation before each convolution
+(Kolesnikov et al., 2020). The units of hybrids (paper, section 3.1) apply norm and activation after
+each convolution, as in the released checkpoints. Names of axes: batch height width channels.
 """
 
 import dataclasses
@@ -27,17 +27,18 @@ from vit_jax.options.model import BiTOptions, HeadOptions
 
 
 class Rules(NamedTuple):
-    """Differences between BiT's and the hybrids' code, except for the order of layers."""
+    """Settings in which BiT's code and the hybrids' code differ, besides the order of layers."""
 
-    same_padding: bool  # False: both sides are padded by (kernel size - 1) // 2.
+    same_padding: bool  # "SAME" padding. False: both sides are padded by (kernel size - 1) // 2.
     norm_epsilon: float
     # Weights are divided by sqrt(variance + variance_epsilon) + std_epsilon.
     variance_epsilon: float
     std_epsilon: float
 
 
-# Keys: whether the units are pre-activated, and the source of the epsilons. timm and Transformers
-# use other epsilons than Google, which changes the fifth digit of the outputs.
+# The first part of a key is True for BiT's units and False for the hybrids' units. The second part
+# is the library of the epsilons: timm and Transformers use other epsilons than Google, which
+# changes the fifth digit of the outputs.
 RULES = {
     (True, "google"): Rules(False, 1e-5, 1e-10, 0.0),
     (True, "timm"): Rules(False, 1e-5, 1e-8, 0.0),
@@ -46,8 +47,8 @@ RULES = {
 }
 
 
-# Units in each stage, by the number of layers; a unit has three layers. BiT's sizes are 50 and
-# above; 14 and 26 are for small models and images.
+# Number of residual units in each stage, by the number of layers of the network; a unit has three
+# layers. BiT has 50 or more layers. Networks of 14 and 26 layers are for small models and images.
 BIT_BLOCKS = {
     "14": (1, 1, 1, 1),
     "26": (2, 2, 2, 2),
@@ -62,14 +63,14 @@ HEAD_AXES = ((r"(head|distillation_head)/kernel", "features -> classes"),)
 
 
 class StdConv(nnx.Module):
-    """A convolution with a kernel standardized to mean 0 and std 1 for each output channel."""
+    """A convolution with weight standardization: mean 0 and std 1 for each output channel."""
 
     def __init__(self, inputs, outputs, size, *, stride=1, rules: Rules, dtype, rngs: nnx.Rngs):
         self.kernel = nnx.Param(initializers.lecun()(rngs.params(), (size, size, inputs, outputs)))
         self.size, self.stride, self.rules, self.dtype = size, stride, rules, dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[batch, height, width, inputs]` to an output with sides divided by the stride."""
+        """Convolves `[batch, height, width, inputs]`; divides height and width by the stride."""
         kernel = self.kernel[...]
         mean = kernel.mean(axis=(0, 1, 2))
         std = jnp.sqrt(kernel.var(axis=(0, 1, 2)) + self.rules.variance_epsilon)
@@ -89,12 +90,13 @@ class StdConv(nnx.Module):
 
 
 def _convolve_small_maps(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Computes a 3x3 convolution of maps of at most 2x2 as one product over all places.
+    """Computes a 3x3 convolution of feature maps of at most 2x2 places as one matrix product.
 
-    On CPUs, XLA's convolution takes 8 to 20 times as long, and with gradients 3 to 7 times
-    (docs/measurements.md).
+    On CPUs, XLA's convolution of such maps takes 8 to 20 times as long as the matrix product, and
+    with gradients 3 to 7 times as long (docs/measurements.md).
     """
-    # The index, from 0 to 2, of the kernel element between each input place and output place.
+    # For each input place and output place: the index, from 0 to 2, of the kernel element between
+    # them, in rows and in columns.
     rows, columns = (
         np.subtract.outer(np.arange(size), np.arange(size)) + 1 for size in x.shape[1:3]
     )
@@ -105,10 +107,10 @@ def _convolve_small_maps(x: jax.Array, kernel: jax.Array) -> jax.Array:
 class AxialAttention(nnx.Module):
     """Attention within columns, then within rows, in place of a 3x3 convolution (appendix D.6).
 
-    As in Axial-DeepLab (Wang et al., 2020): 8 heads, queries and keys of half the values' width,
-    and learned relative positions for queries, keys and values. Group norms replace the batch norms
-    after the projection and at the end; the scale 1 / sqrt(width) replaces the batch norms of the
-    logits.
+    As in Axial-DeepLab (Wang et al., 2020), there are 8 heads, queries and keys have half the width
+    of values, and queries, keys and values have learned relative positions. Axial-DeepLab's batch
+    norms are replaced: by group norms after the projection and at the end, and by the scale 1 /
+    sqrt(width) for the logits.
 
     Args:
       span: height and width of the input.
@@ -125,7 +127,7 @@ class AxialAttention(nnx.Module):
         self.column, self.row, self.stride = axis(span[0]), axis(span[1]), stride
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Applies attention to `[batch, height, width, channels]`, then pools by the stride."""
+        """Applies attention to `[batch, height, width, channels]`, and then average pooling."""
         x = self.column(x.swapaxes(1, 2)).swapaxes(1, 2)
         x = self.row(x)
         if self.stride > 1:
@@ -134,7 +136,7 @@ class AxialAttention(nnx.Module):
 
 
 class _AxisAttention(nnx.Module):
-    """Attention of `[batch, lines, length, width]` within each line."""
+    """Attention within each line (row or column) of `[batch, lines, length, width]`."""
 
     def __init__(self, width: int, length: int, heads: int, *, rules: Rules, dtype, rngs):
         self.heads, self.length = heads, length
@@ -142,7 +144,7 @@ class _AxisAttention(nnx.Module):
         self.norm = group_norm(2 * width, rules, dtype, rngs)
         self.out_norm = group_norm(width, rules, dtype, rngs)
         head = width // heads
-        # For offsets -(length - 1) to length - 1, for queries, keys and values.
+        # A vector for each offset from -(length - 1) to length - 1, for queries, keys and values.
         self.relative_embedding = nnx.Param(
             initializers.normal(head**-0.5)(rngs.params(), (2 * length - 1, 2 * head))
         )
@@ -183,7 +185,7 @@ class _AxisAttention(nnx.Module):
 
 
 class PreActivationUnit(nnx.Module):
-    """BiT's bottleneck: norm, ReLU, convolution, three times; no activation after the sum."""
+    """BiT's residual unit: three times norm, ReLU, convolution; no activation after the sum."""
 
     def __init__(self, inputs: int, middle: int, stride: int, span, rules: Rules, dtype, rngs):
         def conv(*sizes, stride=1):
@@ -212,7 +214,10 @@ class PreActivationUnit(nnx.Module):
 
 
 class PostActivationUnit(nnx.Module):
-    """The hybrids' bottleneck: convolution, norm, ReLU; the last norm's scale starts at zero."""
+    """The hybrids' residual unit: three times convolution, norm, ReLU.
+
+    The last ReLU comes after the sum. The scale of the last norm is initialized with zero.
+    """
 
     def __init__(self, inputs: int, middle: int, stride: int, span, rules: Rules, dtype, rngs):
         def conv(*sizes, stride=1):
@@ -238,20 +243,22 @@ class ResNet(nnx.Module):
     """A ResNet trunk that returns the features of each stage.
 
     Args:
-      blocks: units in each stage, such as (3, 4, 6, 3). The first stage keeps the root's
-        resolution, and each later one halves it. With an empty tuple the trunk is the root only.
-      width: factor on all channels.
-      stem: `large`, a 7x7 convolution and a pooling, each with stride 2; `small`, a 3x3 convolution
-        with stride 1, for images of about 32 pixels.
-      channels: channels of the images.
-      preactivation: True for BiT's units, False for the hybrids'.
-      epsilons: source of the epsilons, `google` or `timm`.
-      axial_span: height and width of the images, for axial attention instead of 3x3 convolutions.
+      blocks: number of residual units in each stage, such as (3, 4, 6, 3). The first stage keeps
+        the resolution of the stem, and each later stage halves it. With an empty tuple there is
+        only the stem.
+      width: factor that multiplies all numbers of channels.
+      stem: layers before the first stage. `large`: a 7x7 convolution and a pooling, each with
+        stride 2. `small`: a 3x3 convolution with stride 1, for images of about 32 pixels.
+      channels: number of channels of the images.
+      preactivation: True for BiT's units, False for the hybrids' units.
+      epsilons: library of the epsilons, `google` or `timm`.
+      axial_span: height and width of the images. If it is given, axial attention replaces the 3x3
+        convolutions.
       remat: rematerialization policy of the units, as in `ViTOptions`.
 
     Raises:
-      UserError: the norms' groups, or axial attention's heads, do not divide the number of
-        channels.
+      UserError: the groups of the group norms do not divide the number of channels, or the heads of
+        axial attention do not.
     """
 
     def __init__(
@@ -299,9 +306,9 @@ class ResNet(nnx.Module):
             self.stages[f"{stage}"] = nnx.Dict(units)
 
     def __call__(self, images: jax.Array) -> list[jax.Array]:
-        """Returns the features of the root and each stage.
+        """Returns a list with the features of the stem and of each stage.
 
-        The images are `[batch, height, width, channels]`, and the last features `[batch, height /
+        For images `[batch, height, width, channels]` the last features are `[batch, height /
         stride, width / stride, self.channels]`.
         """
         x = self.root(images)
@@ -327,18 +334,19 @@ class ResNet(nnx.Module):
 
 
 def resnet_stride(blocks: tuple[int, ...] | None, stem: str) -> int:
-    """Returns the stride of the features in pixels; 1 without a ResNet (None)."""
+    """Returns the stride of a ResNet's last features in pixels; 1 if `blocks` is None."""
     return 1 if blocks is None else dict(large=4, small=1)[stem] * 2 ** max(0, len(blocks) - 1)
 
 
 class BiT(ImageModel):
     """A BiT ResNet: the paper's baseline (Kolesnikov et al., 2020).
 
-    It accepts images of any size, except with `axial`. `BiTOptions` describes the arguments.
+    A BiT accepts images of any size; with axial attention it accepts one size only. `BiTOptions`
+    describes the arguments.
 
     Raises:
-      UserError: the norms' groups do not divide the width, or with `axial` the stride does not
-        divide the image size.
+      UserError: the groups of the group norms do not divide the number of channels, or the model
+        has axial attention and its stride does not divide the image size.
     """
 
     options: BiTOptions
@@ -381,16 +389,18 @@ class BiT(ImageModel):
 
         Args:
           dense: return a list of each stage's features instead, `[batch, rows, columns, channels]`,
-            the finest first, before the norm and activation of the next unit.
+            the finest first. No norm and activation are applied to the features of a stage.
         """
         _, *stages = self.resnet(self.normalize(images))
         return stages if dense else nnx.relu(self.norm(stages[-1])).mean(axis=(1, 2))
 
     def resized(self, image_size: int | tuple[int, int]) -> "BiT":
-        """Returns the same model for another image size; axial relative positions are interpolated.
+        """Returns the same model for another image size.
+
+        The relative positions of axial attention are interpolated.
 
         Raises:
-          UserError: the model is axial, and its stride does not divide the size.
+          UserError: the model has axial attention, and its stride does not divide the image size.
         """
         size = height_and_width(image_size)
         if size == self.image_size or self.any_size:
@@ -407,7 +417,7 @@ class BiT(ImageModel):
 
 
 def _check_size(size: tuple[int, int], stride: int) -> None:
-    """Raises UserError unless the stride divides the sides of the images."""
+    """Raises UserError if the stride does not divide the height and width of the images."""
     if size[0] % stride or size[1] % stride:
         raise UserError(
             f"axial attention needs an image of multiples of {stride} pixels, not "
@@ -416,7 +426,7 @@ def _check_size(size: tuple[int, int], stride: int) -> None:
 
 
 def classifier(inputs: int, options: HeadOptions, rngs: nnx.Rngs) -> nnx.Linear | None:
-    """Returns the linear head of a model; None: it has no classes."""
+    """Returns the linear head of a model; None if the number of classes is 0."""
     if not options.num_classes:
         return None
     return linear_head(inputs, options.num_classes, options.head_bias, rngs, options.head_std)
@@ -425,7 +435,7 @@ def classifier(inputs: int, options: HeadOptions, rngs: nnx.Rngs) -> nnx.Linear 
 def linear_head(
     inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs, std: float = 0.0
 ) -> nnx.Linear:
-    """Returns a dense layer, float32; with `std` 0 its initial outputs equal the bias.
+    """Returns a linear classification head in float32; by default its initial outputs are `bias`.
 
     Args:
       bias: initial value of the biases.
@@ -441,25 +451,25 @@ def linear_head(
     )
 
 
-WIDTH = r"[1-9]\d*(?:/[1-9]\d*)?"  # Regular expression for the width in a name: R50x2, R26x1/4.
+WIDTH = r"[1-9]\d*(?:/[1-9]\d*)?"  # Matches the width factor in a name: 2 in R50x2, 1/4 in R26x1/4.
 
 
 def parse_width(text: str) -> float:
-    """Parses the width factor in a name: 2 or 1/4."""
+    """Converts the width factor of a name, such as "2" or "1/4", to a number."""
     width = Fraction(text)
     return int(width) if width.denominator == 1 else float(width)
 
 
 def spell_width(width: float) -> str:
-    """Returns the width factor as written in a name."""
+    """Inverts `parse_width`: returns the width factor as a name contains it, such as "1/4"."""
     return str(Fraction(width))
 
 
 def group_norm(channels, rules, dtype, rngs, scale=1.0):
     """Returns a group norm with 32 groups, or fewer groups of two channels each.
 
-    Fewer than 64 channels are split into groups of two, the size of R50x1's groups in its first
-    stage. BiT uses 32 groups at every width. Statistics are in float32.
+    BiT uses 32 groups at every width. Here, fewer than 64 channels are split into groups of two
+    channels, the size of the groups in R50x1's first stage. Statistics are in float32.
 
     Raises:
       UserError: the groups do not divide the channels.
@@ -500,7 +510,7 @@ def _smallest(values: dict) -> dict:
     return dict(resnet_blocks=(1, 1), resnet_width=1, image_size=size)
 
 
-# Relative positions of axial attention along the rows and columns of a feature map.
+# Resizes the relative positions of axial attention along the rows and columns of a feature map.
 LINES = Resize(
     ".*/relative_embedding",
     size=lambda model, shape: shape[:1],

@@ -1,4 +1,4 @@
-"""Image-text retrieval: ranks of the correct results, and recall."""
+"""Image-text retrieval: the rank of each query's correct result, and recall at 1, 5 and 10."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ class Paired(NamedTuple):
     Attributes:
       images: embeddings of length 1, float32 `[images, dim]`.
       texts: embeddings of length 1, one for each distinct text, float32 `[texts, dim]`.
-      pairs: indices of each image and each of its texts, int `[pairs, 2]`.
+      pairs: index of the image and index of the text of each correct pair, int `[pairs, 2]`.
     """
 
     images: np.ndarray
@@ -27,15 +27,19 @@ class Paired(NamedTuple):
         return np.bincount(self.pairs[:, 1], minlength=len(self.texts))
 
     def ranks_of_texts(self) -> np.ndarray:
-        """Returns the rank of each text's best correct image, from 0, int `[texts]`."""
+        """Returns, for each text, the rank of its best correct image, from 0, int `[texts]`."""
         return ranks(self.texts, self.images, self.pairs[:, ::-1])
 
 
 def distinct(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the index of each distinct text's first occurrence, and each text's distinct index.
+    """Finds repeated texts, like `numpy.unique` with `return_index` and `return_inverse`.
 
     Args:
       tokens: int `[texts, length]`; texts with the same tokens are equal.
+
+    Returns:
+      The index of the first occurrence of each distinct text, `[distinct]`; and, for each text, its
+      index among the distinct texts, `[texts]`.
     """
     _, first, each = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
     return first, each.reshape(-1)
@@ -44,13 +48,14 @@ def distinct(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def ranks(queries: np.ndarray, keys: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """Returns the rank of each query's best correct key: the number of wrong keys before it.
 
-    Wrong keys with the same similarity as the best correct key, or with NaN, count as more similar.
-    So a model with constant embeddings retrieves nothing.
+    A wrong key counts as before the best correct key if it is more similar to the query, if both
+    are equally similar, or if its similarity is NaN. Therefore a model with constant embeddings
+    retrieves nothing.
 
     Args:
       queries, keys: embeddings of length 1, float32 `[count, dim]`.
-      pairs: indices of each query and each of its correct keys, int `[pairs, 2]`; at least one pair
-        for each query.
+      pairs: index of the query and index of the key of each correct pair, int `[pairs, 2]`. Each
+        query has at least one pair.
 
     Returns:
       Ranks from 0, int64 `[queries]`.
@@ -70,9 +75,9 @@ def ranks(queries: np.ndarray, keys: np.ndarray, pairs: np.ndarray) -> np.ndarra
 def recalls(paired: Paired) -> dict[str, float]:
     """Returns recall at 1, 5 and 10 in both directions, such as `recall@1_image_to_text`.
 
-    From image to text, an image counts as correct if one of its texts is among the k most similar
-    distinct texts. From text to image each pair is a query; it is correct if one of the text's
-    images is among the k most similar images.
+    From image to text, each image is a query. The query is correct if one of the image's texts is
+    among the k most similar distinct texts. From text to image, the text of each pair is a query.
+    The query is correct if one of the text's images is among the k most similar images.
     """
     images, texts, pairs = paired
     ways = {

@@ -1,13 +1,15 @@
 """Swin Transformer V1 and V2 (Liu et al., 2021 and 2022): attention within shifted windows.
 
-Four stages of blocks; each stage has half the resolution and twice the width of the previous one.
-Dimensions are named: batch height width dim heads head_dim tokens, where tokens are a window's.
+Four stages of blocks; each stage has half the resolution and twice the width of the previous stage.
+Names of axes: batch height width dim heads head_dim tokens. The tokens are the places of one
+window.
 
 Layout of windows: norms and MLPs treat each place independently, on a map `[batch, height, width,
-dim]`. Before attention the map is cut into windows, `[batch, windows, tokens, dim]`; afterwards the
-output is joined to a map again. Both steps are one transpose that keeps rows of `dim` numbers
-contiguous. Queries, keys and values are computed after the cut, so that these three arrays with
-narrow heads need no transpose. A shifted map is also copied before the cut and after the join.
+dim]`. Before attention the map is cut into windows, `[batch, windows, tokens, dim]`; after
+attention the windows are joined to a map again. Each of these two steps is a transpose that keeps
+vectors of `dim` numbers contiguous. Queries, keys and values are computed from the windows.
+Therefore no transpose is needed for these three arrays, whose heads are narrow. Shifted windows
+require a cyclic shift of the map before the cut and after the join, which is a copy.
 """
 
 import dataclasses
@@ -34,7 +36,7 @@ from vit_jax.models.resnet import HEAD_AXES, classifier
 from vit_jax.models.transformer import Mlp, Stack, make_norm
 from vit_jax.options.model import SwinOptions
 
-# Tables 6 and 7 of the paper, and the authors' configs.
+# The sizes in tables 6 and 7 of the paper and in the authors' configs.
 SIZES = {
     "T": dict(dim=96, blocks=(2, 2, 6, 2), stage_heads=(3, 6, 12, 24)),
     "S": dict(dim=96, blocks=(2, 2, 18, 2), stage_heads=(3, 6, 12, 24)),
@@ -42,20 +44,20 @@ SIZES = {
     "L": dict(dim=192, blocks=(2, 2, 18, 2), stage_heads=(6, 12, 24, 48)),
 }
 
-# Found by architecture search by Chen et al.: windows of each stage (2111.14725).
+# Sizes that Chen et al. found by architecture search, with the windows of each stage (2111.14725).
 SEARCHED = {
     "T": SIZES["T"] | dict(window=(7, 7, 14, 7)),
     "S": SIZES["S"] | dict(window=(14, 14, 14, 7)),
     "B": SIZES["T"] | dict(blocks=(2, 2, 30, 2), window=(7, 7, 14, 7)),
 }
 
-PATCH, WINDOW = 4, 7  # Default patch size and window of a Swin.
+PATCH, WINDOW = 4, 7  # Default patch size in pixels, and default side of a window in places.
 RATIO = 4  # Width of the MLP's hidden layer, relative to the block's width.
 EPSILON = 1e-5  # Epsilon of the layer norms.
-MASKED = -100.0  # Added to scores of places that only the cyclic shift made adjacent.
+MASKED = -100.0  # Masks the scores of two places that are in one window only by the cyclic shift.
 # Initial and maximum logarithm of V2's factor on cosines.
 FIRST_SCALE, MOST_SCALE = math.log(10), math.log(100)
-UNITS = 512  # Hidden units of V2's position bias MLP.
+UNITS = 512  # Width of the hidden layer of V2's MLP for position biases.
 MOST_BIAS = 16.0  # Maximum of V2's position bias.
 
 
@@ -63,13 +65,14 @@ class QueryKeyValue(nnx.Module):
     """Projection of each place to query, key and value, in one product.
 
     Args:
-      key_bias: keys have a bias, too. V2's do not, since the bias would change the cosines.
+      key_bias: the projection to keys has a bias. It is False in V2, where a bias would change the
+        cosines of queries and keys.
     """
 
     def __init__(self, stack: Stack, key_bias: bool, rngs: nnx.Rngs):
         shape = (stack.dim, 3, stack.heads, stack.head_dim)
         self.kernel = nnx.Param(stack.scheme.qkv(rngs.params(), shape))
-        # Biases of queries, keys and values; or of queries and values only.
+        # With `key_bias`: biases of queries, keys and values. Without: of queries and values.
         self.bias = nnx.Param(jnp.zeros((3 if key_bias else 2, *shape[2:])))
         self.key_bias, self.dtype = key_bias, stack.dtype
 
@@ -78,7 +81,7 @@ class QueryKeyValue(nnx.Module):
         kernel, bias = self.kernel[...].astype(self.dtype), self.bias[...].astype(self.dtype)
         if not self.key_bias:
             bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
-        # Separate products have better layouts on a TPU.
+        # On a TPU, three separate products lead to better memory layouts.
         if platform() == "tpu":
             return tuple(jnp.einsum("...c,chd->...hd", x, kernel[:, i]) + bias[i] for i in range(3))
         fused = dense_dot(x, kernel, (((x.ndim - 1,), (0,)), ((), ()))) + bias
@@ -90,7 +93,7 @@ class PositionMlp(nnx.Module):
 
     Args:
       window: height and width of the windows.
-      unit: height and width of the pre-training windows, to which offsets are normalized.
+      unit: height and width of the pre-training windows; offsets are divided by them.
     """
 
     def __init__(self, heads: int, window: tuple[int, int], unit: tuple[int, int], rngs: nnx.Rngs):
@@ -99,7 +102,7 @@ class PositionMlp(nnx.Module):
         self.fc1, self.fc2 = dense(2, UNITS), dense(UNITS, heads, use_bias=False)
 
     def __call__(self) -> jax.Array:
-        """Returns the bias table by offset, float32 `[2 height - 1, 2 width - 1, heads]`."""
+        """Returns the bias of each offset, float32 `[2 height - 1, 2 width - 1, heads]`."""
         hidden = nnx.relu(self.fc1(jnp.asarray(log_offsets(self.window, self.unit))))
         return MOST_BIAS * nnx.sigmoid(self.fc2(hidden))
 
@@ -107,8 +110,12 @@ class PositionMlp(nnx.Module):
 def log_offsets(window: tuple[int, int], unit: tuple[int, int]) -> np.ndarray:
     """Returns the log-scaled offsets in a window, float32 `[2 height - 1, 2 width - 1, 2]`.
 
-    Offset d in windows of side M is mapped to sign(d) log2(1 + 8 |d| / (M - 1)) / log2(8), which
-    lies between -1.06 and 1.06.
+    Offset d is mapped to sign(d) log2(1 + 8 |d| / (M - 1)) / log2(8), where M is the side of the
+    pre-training windows. In the pre-training windows the result lies between -1.06 and 1.06.
+
+    Args:
+      window: height and width of the windows.
+      unit: height and width of the pre-training windows.
     """
     axes = [
         np.arange(1 - side, side) * (8 / max(1, base - 1))
@@ -121,13 +128,15 @@ def log_offsets(window: tuple[int, int], unit: tuple[int, int]) -> np.ndarray:
 def shifted_regions(
     size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]
 ) -> np.ndarray:
-    """Returns the region of each place after a cyclic shift, int32 `[windows, tokens]`.
+    """Returns the number of each place's region after a cyclic shift, int32 `[windows, tokens]`.
 
-    If two places of a window are in different regions, they were not adjacent before the shift, and
-    attention between them is masked.
+    A cyclic shift brings places from opposite edges of the map into one window. Such places have
+    different region numbers, and attention between them is masked.
 
     Args:
-      size: height and width of the map, multiples of the window's.
+      size: height and width of the map, multiples of the window's height and width.
+      window: height and width of a window.
+      shift: rows and columns by which the map is shifted.
     """
     axes = []
     for length, side, by in zip(size, window, shift, strict=True):
@@ -142,13 +151,13 @@ def shifted_regions(
 class WindowAttention(nnx.Module):
     """Multi-head self-attention within each window, with a learned bias for each offset.
 
-    V1: softmax(q k / sqrt(head_dim) + bias) v. V2 replaces the scaled product by the cosine of q
-    and k, times a learned factor of each head, at most 100.
+    V1 computes softmax(q k / sqrt(head_dim) + bias) v. V2 replaces q k / sqrt(head_dim) by the
+    cosine of q and k, times a learned factor of each head, at most 100.
 
     Args:
-      window: height and width.
+      window: height and width of the windows.
       version: 1 or 2.
-      unit: as in `PositionMlp`, for version 2.
+      unit: height and width of the pre-training windows, used by version 2.
     """
 
     def __init__(
@@ -181,8 +190,8 @@ class WindowAttention(nnx.Module):
         height, width = x.shape[1:3]
         if any(shift):
             x = jnp.roll(x, (-shift[0], -shift[1]), axis=(1, 2))
-        # The last windows are padded with zeros that are attended to, as in the authors' detection
-        # code.
+        # The last windows are padded with zeros. The padding is not masked: other tokens attend to
+        # it, as in the authors' detection code.
         missing = tuple(
             -size % side for size, side in zip((height, width), self.window, strict=True)
         )
@@ -229,8 +238,8 @@ class WindowAttention(nnx.Module):
             masked.
 
         Returns:
-          The outputs, in the shape of the inputs, and a function that computes the weights,
-          `[batch, windows, heads, tokens, tokens]`.
+          The outputs, in the shape of the inputs; and a function that returns the attention
+          weights, `[batch, windows, heads, tokens, tokens]`.
         """
         if self.version == 1:
             factor, table = 1 / math.sqrt(query.shape[-1]), self.bias_table[...].astype(jnp.float32)
@@ -267,11 +276,12 @@ def unit_length(x: jax.Array) -> jax.Array:
 class SwinBlock(nnx.Module):
     """Window attention and an MLP with residual connections: pre-norm in V1, post-norm in V2.
 
-    V2's norms start at zero, so each block is initially the identity.
+    The scales of V2's norms start at zero, so each block is initially the identity.
 
     Args:
-      window: height and width.
-      shifted: shift the windows by half of their sides, along each axis with several windows.
+      window: height and width of the windows.
+      shifted: shift the windows by half of their height and width. An axis with only one window is
+        not shifted.
       version, unit: as in `WindowAttention`.
     """
 
@@ -320,7 +330,10 @@ class SwinBlock(nnx.Module):
 
 
 class PatchMerging(nnx.Module):
-    """A layer that merges 2x2 places into one of twice the width; norm first (V1) or last (V2)."""
+    """A layer that merges 2x2 places into one place of twice the width.
+
+    The norm comes before the linear layer in V1, and after it in V2.
+    """
 
     def __init__(self, stack: Stack, version: int, rngs: nnx.Rngs):
         dim = stack.dim
@@ -337,12 +350,16 @@ class PatchMerging(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[batch, height, width, dim]` to half the sides (rounded up) and twice the width."""
+        """Maps `[batch, height, width, dim]` to `[batch, height / 2, width / 2, 2 dim]`.
+
+        Odd heights and widths are rounded up.
+        """
         batch, height, width, dim = x.shape
         if height % 2 or width % 2:
             x = jnp.pad(x, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)))
         x = x.reshape(batch, (height + 1) // 2, 2, (width + 1) // 2, 2, dim)
-        # The lower neighbour comes before the right one.
+        # The four places are concatenated column by column: the lower neighbour before the right
+        # one.
         x = x.transpose(0, 1, 3, 4, 2, 5).reshape(
             batch, (height + 1) // 2, (width + 1) // 2, 4 * dim
         )
@@ -354,10 +371,11 @@ class Swin(ImageModel):
 
     In addition to `features`, a call can capture, for each block:
 
-    - `attention`, float32 `[batch, windows, heads, tokens, tokens]`. Windows, and places within
-      them, are in raster order; in a shifted block, in that of the shifted map.
-    - `attended`, float32 `[batch, rows, columns, heads]`: the sum of the attention that a place
-      receives from its window; 1 for uniform attention.
+    - `attention`, float32 `[batch, windows, heads, tokens, tokens]`. The windows are in raster
+      order, and so are the tokens of a window. In a shifted block it is the raster order of the
+      shifted map.
+    - `attended`, float32 `[batch, rows, columns, heads]`: the sum of the attention weights that a
+      place receives from all places of its window. With uniform attention the sum is 1.
 
     `SwinOptions` describes the arguments.
 
@@ -386,7 +404,7 @@ class Swin(ImageModel):
         self._make_stem(stack, rngs)
         self.stages, self.merges = nnx.Dict(), nnx.Dict()
         for stage, own in enumerate(_stacks(stack, options.stage_heads), start=1):
-            if stage > 1:  # Named by the preceding stage.
+            if stage > 1:  # A patch merging has the number of the stage before it.
                 previous = dataclasses.replace(own, dim=own.dim // 2)
                 self.merges[f"{stage - 1}"] = PatchMerging(previous, options.version, rngs)
             self._make_stage(stage, own, rngs)
@@ -418,7 +436,13 @@ class Swin(ImageModel):
         )
 
     def _make_stage(self, stage: int, stack: Stack, rngs: nnx.Rngs) -> None:
-        """Creates the blocks of a stage, counted from 1; every second block is shifted."""
+        """Creates the blocks of a stage; every second block has shifted windows.
+
+        Args:
+          stage: number of the stage, from 1.
+          stack: settings of the blocks.
+          rngs: random keys for initialization.
+        """
         options, index = self.options, stage - 1
         window = windows(self.grid, options.window, len(options.blocks))[index]
         unit = (options.pretrained_windows[index],) * 2 if options.pretrained_windows else window
@@ -442,8 +466,8 @@ class Swin(ImageModel):
 
         Args:
           dense: return a list of each stage's features instead, `[batch, rows, columns, dim]`, the
-            finest first. They are not normalized, as in the authors' code for dense prediction
-            before its norms.
+            finest first. These features are not normalized, because in the authors' code the heads
+            for dense prediction contain the norms.
         """
         stages = self._stages(images, rngs)
         return stages if dense else self.norm(stages[-1]).mean(axis=(1, 2))
@@ -472,8 +496,8 @@ class Swin(ImageModel):
         """Returns the same model for images of another size, with the same windows.
 
         Raises:
-          UserError: the patches do not divide the size, the windows of a stage would change, or the
-            model has learned positions.
+          UserError: the patch size does not divide the image size, the windows of a stage would
+            change, or the model has learned position embeddings.
         """
         size = height_and_width(image_size)
         if size == self.image_size:
@@ -510,10 +534,13 @@ def _stacks(stack: Stack, heads: tuple[int, ...]) -> list[Stack]:
 def windows(
     grid: tuple[int, int], window: int | tuple[int, ...], stages: int
 ) -> list[tuple[int, int]]:
-    """Returns height and width of each stage's windows, which are not larger than its map.
+    """Returns height and width of each stage's windows; a window is not larger than the map.
 
     Args:
-      grid: rows and columns of patches; each further stage has half of them, rounded up.
+      grid: rows and columns of patches in the first stage. Each further stage has half as many rows
+        and columns, rounded up.
+      window: side of the windows, or the side in each stage.
+      stages: number of stages.
     """
     maps = [tuple(-(-side // 2**stage) for side in grid) for stage in range(stages)]
     sides = (window,) * stages if isinstance(window, int) else window
@@ -547,7 +574,11 @@ def _check_together(options: SwinOptions) -> None:
 
 
 def _grid(size: tuple[int, int], patch: int) -> tuple[int, int]:
-    """Returns rows and columns of patches; raises UserError unless patches divide the images."""
+    """Returns rows and columns of patches.
+
+    Raises:
+      UserError: the patch size does not divide the image size.
+    """
     height, width = size
     if height % patch or width % patch:
         down = max(patch, height // patch * patch)
@@ -571,19 +602,19 @@ def _parse(name: str) -> dict | None:
 
 
 def _first_version(size: dict, window: int = WINDOW, *later: int) -> dict | None:
-    """Returns a Swin V1's arguments; None: two windows are not a valid name in V1."""
+    """Returns the arguments of a Swin V1; None for a name with two windows, which only V2 has."""
     return None if later else size | dict(window=window, version=1)
 
 
 def _second_version(size: dict, *windows: int) -> dict | None:
-    """Returns a Swin V2's arguments, or None if no Swin V2 has these windows.
+    """Returns the arguments of a Swin V2; None if no Swin V2 has these windows.
 
     Args:
-      size: the size's arguments.
-      *windows: the window; or the windows of pre-training and of fine-tuning.
+      size: the arguments that the size, such as `T`, implies.
+      *windows: side of the window; or two numbers, the sides in pre-training and in fine-tuning.
     """
     if len(windows) == 2 and windows[0] % 2 == 0:
-        # In pre-training the last stage's map was half a window.
+        # In pre-training the map of the last stage had half the side of a window.
         pretrained = (windows[0],) * 3 + (windows[0] // 2,)
         return size | dict(window=windows[1], version=2, pretrained_windows=pretrained)
     return size | dict(window=windows[0], version=2) if len(windows) == 1 else None
@@ -601,7 +632,7 @@ def _spell(values: dict) -> str:
 
 
 def _spell_size(size: dict) -> str:
-    """Returns the authors' letter for the size, or the numbers."""
+    """Returns the authors' letter for the size, such as T; for other sizes the numbers."""
     for name, known in SIZES.items():
         if known == size:
             return name
@@ -610,7 +641,7 @@ def _spell_size(size: dict) -> str:
 
 
 def _spell_windows(values: dict) -> str:
-    """Returns the windows as written in a name; empty: V1's default window."""
+    """Returns the end of a name, such as `/w8to16`; empty for V1 with the default window."""
     window, former = values.get("window", WINDOW), values.get("pretrained_windows")
     if former and former == (former[0],) * 3 + (former[0] // 2,):
         return f"/w{former[0]}to{window}"
@@ -678,8 +709,8 @@ FAMILY = Family(
     ),
     layer=lambda model: partial(_layer, model),
     embedding=("patch_embedding", "patch_norm"),
-    # The authors exclude bias tables, the layers that compute biases and the factors on cosines
-    # from weight decay.
+    # As in the authors' code, there is no weight decay for bias tables, for the layers that compute
+    # position biases and for the factors of cosines.
     undecayed=(r"stages/\d+/\d+/attention/bias_table", r"bias_mlp/.*", r"attention/logit_scale"),
     fixed_size=True,
     loose=("window", "pretrained_windows"),

@@ -16,10 +16,11 @@ from vit_jax.options.text import TextOptions
 
 
 class TextTower(nnx.Module):
-    """Pre-norm Transformer over tokens; one token's output is projected to the embedding.
+    """A pre-norm Transformer over text tokens; one token's output is projected to the embedding.
 
-    CLIP's attention is causal and reads the end-of-text token. SigLIP's attention has no mask and
-    reads the last token, so texts must be padded to the full length.
+    In CLIP attention is causal, and the embedding is read from the end-of-text token. In SigLIP
+    attention has no mask, and the embedding is read from the last token; therefore texts must be
+    padded to the full length.
     """
 
     def __init__(self, options: TextOptions, *, rngs: nnx.Rngs):
@@ -32,7 +33,7 @@ class TextTower(nnx.Module):
             epsilon=options.norm_epsilon,
             dtype=jnp.dtype(options.dtype),
         )
-        # Standard deviations of CLIP's code, and of big_vision's.
+        # Standard deviations of token and position embeddings in CLIP's and in big_vision's code.
         stds = (0.02, 0.01) if options.causal else (options.dim**-0.5, options.dim**-0.5)
         tokens, positions = map(nnx.initializers.normal, stds)
         self.token_embedding = nnx.Embed(
@@ -61,11 +62,11 @@ class TextTower(nnx.Module):
         return self.head(self.norm(self._pooled(x, tokens))).astype(jnp.float32)
 
     def _causal_mask(self, length: int) -> jax.Array:
-        """Returns the bias of the scores, `[1, length, length]`: minus infinity for later keys."""
+        """Returns the mask that is added to scores, `[1, length, length]`: -inf for later keys."""
         return jnp.where(jnp.tri(length, dtype=bool), 0.0, -jnp.inf)[None]
 
     def _pooled(self, x: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Returns the token that is read, `[texts, dim]`."""
+        """Returns the output of the end-of-text token (CLIP) or the last token, `[texts, dim]`."""
         if self.options.pooling == "last":
             return jax.lax.index_in_dim(x, -1, axis=1, keepdims=False)
         ends = tokens if self.options.pooling == "highest" else tokens == self.options.end
@@ -76,10 +77,10 @@ class TextTower(nnx.Module):
 
 
 def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
-    """Opens the tokenizer of a run.
+    """Opens the tokenizer that a run's config selects.
 
     Raises:
-      UserError: it does not exist, or is damaged.
+      UserError: the tokenizer does not exist or is damaged.
     """
     return _opened(
         options.tokenizer,
@@ -90,7 +91,7 @@ def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
     )
 
 
-@functools.lru_cache(maxsize=2)  # A run opens it several times, and a large one takes a second.
+@functools.lru_cache(maxsize=2)  # A run opens its tokenizer several times, which can take a second.
 def _opened(
     folder: str, length: int, cleaning: str, vocabulary: int | None, identity: str
 ) -> Tokenizer:

@@ -1,8 +1,8 @@
-"""Tokenizers of text towers: UTF-8 bytes, or a folder's files, read by their own libraries.
+"""Tokenizers of text towers: UTF-8 bytes, or the tokenizer files in a checkpoint's folder.
 
-CLIP and SigLIP 2 have a `tokenizer.json` of Hugging Face's tokenizers (CLIP also `vocab.json` and
-`merges.txt`); SigLIP has a `spiece.model` of SentencePiece. Transformers, big_vision and open_clip
-clean texts differently before they use the same files.
+CLIP and SigLIP 2 have a `tokenizer.json`, which Hugging Face's `tokenizers` reads. CLIP also has
+`vocab.json` and `merges.txt`. SigLIP has a `spiece.model`, which SentencePiece reads. Transformers,
+big_vision and open_clip use the same files, but they clean texts in different ways before.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.small_files import read_small
 
-# Downloaded from the Hub in addition to the model's files.
+# Tokenizer files, which are downloaded from the Hub in addition to the model's files.
 TOKENIZER_FILES = (
     *("tokenizer.json", "spiece.model", "vocab.json", "merges.txt"),
     *("tokenizer_config.json", "special_tokens_map.json"),
 )
-OPEN_CLIP = "open_clip_config.json"  # Describes open_clip's model and its tokenizer.
-BYTES = "bytes"  # The tokenizer without files.
+OPEN_CLIP = "open_clip_config.json"  # Config of an open_clip model and its tokenizer.
+BYTES = "bytes"  # Name of the tokenizer of UTF-8 bytes, which has no files.
 _FILES = "tokenizer.json, spiece.model, or vocab.json and merges.txt"
 _START, _END = "<|startoftext|>", "<|endoftext|>"
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -43,15 +43,15 @@ class Tokenizer:
     """Converts texts to a fixed number of tokens; warns once if a text is truncated.
 
     Args:
-      encode: returns for each text at most `length` tokens, with special tokens, and whether the
-        text was truncated.
-      length: number of tokens of a text.
-      padding: token after the end token.
-      vocabulary: number of tokens that exist.
+      encode: called with a list of texts; returns a pair for each text: at most `length` tokens,
+        including special tokens, and whether the text was truncated.
+      length: number of tokens of a text, including padding.
+      padding: id of the token that fills up short texts.
+      vocabulary: number of token ids.
 
     Attributes:
       files: the tokenizer's files.
-      cleaning: `open_clip`, or the argument of `open_tokenizer`.
+      cleaning: how texts are cleaned: `open_clip`, or the argument `cleaning` of `open_tokenizer`.
     """
 
     files: tuple[Path, ...] = ()
@@ -69,7 +69,7 @@ class Tokenizer:
 
     @property
     def end(self) -> int:
-        """The token that ends each text."""
+        """Id of the token that ends each text."""
         tokens = self.tokens_of("")
         return tokens[-1] if tokens else self.padding
 
@@ -79,10 +79,10 @@ class Tokenizer:
         return list(tokens)
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns tokens, int32 `[texts, length]`.
+        """Returns the token ids of texts, int32 `[texts, length]`.
 
         Raises:
-          UserError: there are no texts, or one is not a string.
+          UserError: there are no texts, or a text is not a string.
         """
         texts = list(texts)
         if not texts:
@@ -108,17 +108,17 @@ def open_tokenizer(
     """Opens the tokenizer in a checkpoint's folder.
 
     Args:
-      folder: the folder with its files; `bytes`: UTF-8 bytes. An `open_clip_config.json` in the
-        folder takes precedence over `cleaning`.
+      folder: the folder with the tokenizer's files; `bytes` selects the tokenizer of UTF-8 bytes.
       length: number of tokens of a text.
-      cleaning: how other libraries clean texts: `clip` (as in tokenizer.json), `siglip`
-        (Transformers: in lower case, and without punctuation for spiece.model) or `big_vision` (in
-        lower case, ASCII only).
-      vocabulary: number of tokens of the text tower; None: the tokenizer's.
+      cleaning: how texts are cleaned before they are split into tokens. `clip`: as tokenizer.json
+        prescribes. `siglip`: as in Transformers, which converts texts to lower case and, for
+        spiece.model, removes punctuation. `big_vision`: converts ASCII letters to lower case. If
+        the folder has an `open_clip_config.json`, this file prescribes the cleaning instead.
+      vocabulary: number of token embeddings of the text tower; None: not checked.
 
     Raises:
       UserError: there is no tokenizer, it is damaged, its library is not installed, or it has more
-        tokens than the tower.
+        tokens than the text tower has embeddings.
     """
     if str(folder) == BYTES:
         return _of_bytes(length)
@@ -143,13 +143,13 @@ def _no_tokenizer(folder: Path) -> UserError:
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """Returns the files of a folder that determine a text's tokens; `bytes` has none."""
+    """Returns the files in a folder that determine the tokens of a text; () for `bytes`."""
     names = TOKENIZER_FILES + (() if open_clip_config(folder) is None else (OPEN_CLIP,))
     return tuple(folder / name for name in names if (folder / name).is_file())
 
 
 def tokenizer_identity(folder: Path) -> str:
-    """Returns a hash of a tokenizer's files; `bytes` has none."""
+    """Returns a hash of a tokenizer's files; for `bytes`, which has no files, its name."""
     files = tokenizer_files(folder)
     made_of = hashlib.blake2b(digest_size=8)
     for file in files:
@@ -158,11 +158,11 @@ def tokenizer_identity(folder: Path) -> str:
 
 
 def open_clip_config(folder: Path) -> dict[str, Any] | None:
-    """Returns the content of a folder's `open_clip_config.json`.
+    """Returns the content of the `open_clip_config.json` in a folder.
 
     Returns:
-      None if there is none, or if the folder also has the model in Transformers' format, which
-      takes precedence.
+      None if the folder does not have this file, or if the folder also contains the model in
+      Transformers' format, which takes precedence.
 
     Raises:
       UserError: the file is damaged.
@@ -176,12 +176,12 @@ def open_clip_config(folder: Path) -> dict[str, Any] | None:
 
 
 def is_of_transformers(folder: Path) -> bool:
-    """Returns True if a `config.json` describes an image-text model of Transformers."""
+    """Returns True if the `config.json` in a folder is that of Transformers' CLIP or SigLIP."""
     return _read_json(folder / "config.json").get("model_type") in ("clip", "siglip")
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Returns the content of a JSON file; {} if there is none, or if it contains no object.
+    """Returns the object in a JSON file; {} if the file is missing or does not contain an object.
 
     Raises:
       UserError: the file is not valid JSON.
@@ -196,7 +196,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _of_bytes(length: int) -> Tokenizer:
-    """Returns the tokenizer of UTF-8 bytes: 0 is padding, 1 the end, and byte b is b + 2."""
+    """Returns the tokenizer of UTF-8 bytes: id 0 is padding, 1 the end token, b + 2 the byte b."""
 
     def encode(texts: list[str]) -> list[tuple[list[int], bool]]:
         found = [[byte + 2 for byte in text.encode(errors="replace")] for text in texts]
@@ -225,7 +225,7 @@ def _special_tokens(folder: Path) -> dict[str, str]:
 
 
 def _of_tokenizers(folder: Path, length: int, clean: Clean, vocabulary: int | None) -> Tokenizer:
-    """Opens a `tokenizer.json`, or CLIP's vocabulary and merges, with Hugging Face's tokenizers."""
+    """Opens `tokenizer.json`, or `vocab.json` and `merges.txt`, with Hugging Face's tokenizers."""
     with_json = (folder / "tokenizer.json").is_file()
     file = folder / ("tokenizer.json" if with_json else "vocab.json")
     made = _opened(file, _from_json if with_json else _clip_tokenizer)
@@ -245,7 +245,7 @@ def _from_json(tokenizers: Any, folder: Path) -> Any:
 
 
 def _opened(file: Path, make: Callable[[Any, Path], Any]) -> Any:
-    """Returns `make(library, folder of the file)`, a tokenizer of Hugging Face's library.
+    """Returns `make(tokenizers, folder of the file)`, a tokenizer of Hugging Face's `tokenizers`.
 
     Raises:
       UserError: the file is damaged, or the library is not installed.
@@ -265,8 +265,8 @@ def _opened(file: Path, make: Callable[[Any, Path], Any]) -> Any:
 def _with_tokenizers(
     made: Any, file: Path, length: int, padding: int, clean: Clean, vocabulary: int | None
 ) -> Tokenizer:
-    """Wraps a tokenizer of Hugging Face's library."""
-    # Token ids may have gaps.
+    """Returns a `Tokenizer` that uses a tokenizer of Hugging Face's library."""
+    # The number of ids is computed from the largest id, because some ids may be unused.
     tokens = 1 + max(made.get_vocab().values(), default=-1)
     _check_size(file, tokens, vocabulary)
     made.no_padding()
@@ -296,7 +296,14 @@ def _clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
 
 
 def _byte_pairs(tokenizers: Any, model: Any, words: str, start: str, end: str) -> Any:
-    """Returns a byte-pair tokenizer of words that adds a start and an end token."""
+    """Returns a byte-pair tokenizer that adds a start token and an end token to each text.
+
+    Args:
+      tokenizers: Hugging Face's library.
+      model: the byte-pair model of the library.
+      words: regular expression that splits texts into words.
+      start, end: the special tokens.
+    """
     made = tokenizers.Tokenizer(model)
     pre_tokenizers = tokenizers.pre_tokenizers
     split = pre_tokenizers.Split(tokenizers.Regex(words), behavior="removed", invert=True)
@@ -314,7 +321,7 @@ def _byte_pairs(tokenizers: Any, model: Any, words: str, start: str, end: str) -
 def _of_open_clip(
     folder: Path, length: int, config: dict[str, Any], vocabulary: int | None
 ) -> Tokenizer:
-    """Opens the files as open_clip does: CLIP's byte pairs, or a named tokenizer of the Hub.
+    """Opens the tokenizer as open_clip does: CLIP's byte pairs, or a tokenizer named in the config.
 
     Raises:
       UserError: the tokenizer is unsupported, missing or damaged.
@@ -335,10 +342,14 @@ def _of_open_clip(
 
 
 def _open_clip_cleaning(text: dict[str, Any], default: str) -> Clean:
-    """Returns the function that cleans texts as a `text_cfg` describes.
+    """Returns the function that cleans texts as `text_cfg` in open_clip's config prescribes.
+
+    Args:
+      text: the content of `text_cfg`.
+      default: name of the cleaning function if the config has none.
 
     Raises:
-      UserError: it is unsupported, or ftfy is not installed.
+      UserError: the cleaning is unsupported, or ftfy is not installed.
     """
     try:
         import ftfy
@@ -365,7 +376,7 @@ def _open_clip_cleaning(text: dict[str, Any], default: str) -> Clean:
     return clean
 
 
-# open_clip's cleaning functions, applied after encodings, HTML entities and spaces are fixed.
+# open_clip's cleaning functions. Before them, wrong encodings, HTML entities and spaces are fixed.
 _OPEN_CLIP_CLEANINGS: dict[str, Clean] = {
     "lower": str.lower,
     "whitespace": str,
@@ -377,7 +388,8 @@ _OPEN_CLIP_CLEANINGS: dict[str, Clean] = {
 def _open_clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
     """Returns open_clip's byte-pair tokenizer from the vocabulary and merges of CLIP's files.
 
-    Its special tokens have other names than in Transformers: `<start_of_text>` is one of them.
+    In open_clip the special tokens are `<start_of_text>` and `<end_of_text>`; in Transformers they
+    are `<|startoftext|>` and `<|endoftext|>`.
     """
     model = _read_json(folder / "tokenizer.json").get("model")
     if model is None:
@@ -401,7 +413,7 @@ def _open_clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
 
 
 def _of_sentencepiece(file: Path, length: int, clean: Clean, vocabulary: int | None) -> Tokenizer:
-    """Opens SigLIP's tokenizer; texts end with `</s>`."""
+    """Opens SigLIP's `spiece.model`; each text gets the end token `</s>`."""
     try:
         import sentencepiece
     except ImportError as error:
@@ -423,7 +435,7 @@ def _of_sentencepiece(file: Path, length: int, clean: Clean, vocabulary: int | N
 
 
 def canonical(text: str) -> str:
-    """Returns a text in lower case, without punctuation, with single spaces (SigLIP)."""
+    """Returns a text in lower case, without punctuation and repeated spaces, as SigLIP does."""
     return re.sub(r"\s+", " ", text.lower().translate(_NO_PUNCTUATION)).strip()
 
 

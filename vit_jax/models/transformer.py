@@ -1,6 +1,6 @@
 """Layers of a Transformer (paper, section 3.1): attention, MLP, encoder block, attention pooling.
 
-Dimensions are named: batch tokens dim heads head_dim mlp_dim. Dropout is active only in calls with
+Names of axes: batch tokens dim heads head_dim mlp_dim. Dropout is applied only in calls with
 `rngs`.
 """
 
@@ -28,11 +28,13 @@ class Stack:
     """Settings that all layers of a Transformer share.
 
     Attributes:
-      dim, heads, mlp_dim: width, attention heads, and width of the MLP.
+      dim: width of a token.
+      heads: number of attention heads.
+      mlp_dim: width of the MLP's hidden layer.
       mlp, gelu, dropout, attention_dropout, depth_by, layer_scale, qk_norm, qkv_bias, bias, norm,
         norm_at, sub_norm, rope: as in `ViTOptions`.
-      offsets: rows of each layer's table of relative positions; 0: none.
-      biases: rows of each layer's bias table by offset; 0: none.
+      offsets: number of rows of each layer's relative position table; 0: no table.
+      biases: number of rows of each layer's table of attention biases; 0: no table.
       epsilon: epsilon of the norms.
       scheme: initializers of the parameters.
       dtype: dtype of the computation.
@@ -75,10 +77,11 @@ def make_norm(dim: int, stack: Stack, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMS
 class Attention(nnx.Module):
     """Multi-head self-attention (appendix A): softmax(q k / sqrt(head_dim)) v, all heads at once.
 
-    Queries and keys of each head can be normalized (QK norm; Dehghani et al., 2023), and also the
-    concatenated output of the heads (sub-LN; Wang et al., 2022). Relative positions are either an
-    embedding for each offset, shared by all heads and added to the keys (appendix D.4), or a bias
-    for each offset and head, added to the scores.
+    The queries and keys of each head can be normalized (QK norm; Dehghani et al., 2023). The
+    concatenated output of the heads can be normalized, too (sub-LN; Wang et al., 2022). There are
+    two kinds of relative positions: an embedding for each offset, which all heads share and which
+    is added to the keys (appendix D.4), or a bias for each offset and head, which is added to the
+    scores.
     """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
@@ -133,18 +136,18 @@ class Attention(nnx.Module):
 
         Args:
           rngs: random keys for dropout, in training.
-          offsets: `[tokens, tokens]`, row of the table of relative positions for each query and
+          offsets: `[tokens, tokens]`, the row of the relative position table for each query and
             key.
-          layout: layout of the layer's bias table over the tokens.
-          bias: `[heads, tokens, tokens]`, added to the scores; ignored with offsets or a layout.
+          layout: layout of the layer's table of attention biases.
+          bias: `[heads, tokens, tokens]`, added to the scores; ignored with `offsets` or `layout`.
           rotation: cosines and sines that rotate queries and keys.
-          places: `[tokens, 2]`, column and row, for a rotation with the layer's learned
-            frequencies.
+          places: `[tokens, 2]`, column and row of each token, for rotary positions with the layer's
+            learned frequencies.
           read: number of leading tokens that are queries; None: all.
           attended: number of leading tokens to attend to; None: all.
-          mask: bool `[batch, queries, tokens]`. The last `queries` tokens attend only to tokens
-            with True; the others attend to all. Unsupported with positions that are added to the
-            scores. None: no mask.
+          mask: bool `[batch, queries, tokens]`, for the last `queries` tokens: they attend only to
+            tokens where it is True. All other tokens attend to all tokens. A mask cannot be
+            combined with positions that are added to the scores. None: no mask.
         """
         query, key, value = (named("heads", part) for part in self.project(x, read))
         if self.query_norm is not None:
@@ -162,14 +165,15 @@ class Attention(nnx.Module):
             bias = jnp.einsum("bqhd,qkd->bhqk", query, table) / math.sqrt(query.shape[-1])
         if layout is not None:
             bias = layout.spread(self.bias_table[...].astype(jnp.float32))[None, :, :read]
-        # Axes between the batch and the tokens are lines of a grid; each line is attended
-        # separately.
+        # Axes between the batch and the tokens are the lines of a grid, such as its rows. Attention
+        # is computed within each line.
         lines = [part.reshape(-1, *part.shape[-3:]) for part in (query, key, value)]
         drops = dict(dropout=self.dropout, rngs=rngs)
         if mask is None:
             out = attend(*lines, bias=bias, attended=attended, **drops)
         else:
-            # Computed separately: the attention of the other tokens needs no bias, which is slow.
+            # The attention of the first tokens is computed separately, because it needs no mask.
+            # Attention with a mask is slower.
             first, last = jnp.split(query, [query.shape[1] - mask.shape[1]], axis=1)
             masked = jnp.where(mask, 0, MASKED)[:, None]
             parts = (
@@ -185,15 +189,16 @@ class Attention(nnx.Module):
     def project(
         self, x: jax.Array, read: int | None = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns queries of the first `read` tokens, keys and values.
+        """Returns queries, keys and values, each `[batch, ..., tokens, heads, head_dim]`.
 
-        Each is `[batch, ..., tokens, heads, head_dim]`.
+        Args:
+          read: compute queries of the first `read` tokens only; None: of all tokens.
         """
         kernel = self.qkv.kernel[...].astype(x.dtype)
         bias = self._biases(x.dtype)
         if platform() == "gpu":
-            # A single product would concatenate the gradients twice: for its inputs and for its
-            # kernel.
+            # The backward pass of a single product would concatenate the gradients of q, k and v
+            # twice: for the gradient of the inputs and for the gradient of the kernel.
             return tuple(
                 _flat_product(tokens, kernel[:, part], None if bias is None else bias[part])
                 for part, tokens in enumerate((x if read is None else x[..., :read, :], x, x))
@@ -201,7 +206,7 @@ class Attention(nnx.Module):
         if read is None and platform() != "tpu":
             fused = jnp.einsum("...c,cshd->...shd", x, kernel)
             return tuple(jnp.moveaxis(fused if bias is None else fused + bias, -3, 0))
-        # Separate products have better layouts on a TPU.
+        # On a TPU, three separate products lead to better memory layouts.
         parts = (
             jnp.einsum("...c,chd->...hd", tokens, kernel[:, part])
             for part, tokens in enumerate((x if read is None else x[..., :read, :], x, x))
@@ -224,10 +229,11 @@ def _flat_product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> ja
 
 
 class Mlp(nnx.Module):
-    """Dense, GELU, dropout, dense, applied to each token separately.
+    """MLP of each token: dense layer, GELU, dropout, dense layer.
 
-    With `swiglu` the first layer is twice as wide: SiLU of one half gates the other (Shazeer,
-    2020). Hidden values can be normalized (sub-LN; Wang et al., 2022).
+    With `swiglu` the first layer is twice as wide, and SiLU of one half of its outputs is
+    multiplied by the other half (Shazeer, 2020). The hidden layer can be normalized (sub-LN; Wang
+    et al., 2022).
     """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
@@ -251,14 +257,14 @@ class Mlp(nnx.Module):
         return self.fc2(x if self.norm is None else named("hidden", self.norm(x)))
 
     def _first(self, x: jax.Array) -> jax.Array:
-        """Applies the first layer and the activation; returns hidden values."""
+        """Applies the first layer and the activation; returns `[..., mlp_dim]`."""
         if self.kind == "swiglu":
             x = self.fc1(x)
             return nnx.silu(x[..., 0, :]) * x[..., 1, :]
         gelu = GELUS[self.gelu]
         if platform() != "gpu":
             return gelu(self.fc1(x))
-        # Recomputing GELU's derivative is cheaper than storing it.
+        # The backward pass recomputes GELU's derivative, which is cheaper than storing it.
         product = x @ self.fc1.kernel[...].astype(x.dtype)
         if self.fc1.bias is None:
             return jax.checkpoint(gelu)(product)
@@ -268,9 +274,10 @@ class Mlp(nnx.Module):
 
 
 class EncoderBlock(nnx.Module):
-    """One encoder layer, pre-norm (equations 2 and 3) or with norms after its branches.
+    """One encoder layer: attention and MLP, each with a norm and a residual connection.
 
-    With LayerScale each channel of a branch has a learned factor (Touvron et al., 2021).
+    The norms come before attention and MLP (equations 2 and 3) or after them. With LayerScale each
+    output channel of attention and MLP has a learned factor (Touvron et al., 2021).
 
     Args:
       stochastic_depth: probability that an image skips a branch in training (Huang et al., 2016).
@@ -298,14 +305,15 @@ class EncoderBlock(nnx.Module):
         """Maps `[batch, ..., tokens, dim]` to the same shape; see `Attention` for `positions`.
 
         Args:
-          stochastic_depth: rate in place of the block's own, for a scan over blocks. Ignored with
-            `depth_by="subset"`, since the subset's size must be static.
+          stochastic_depth: stochastic depth rate that replaces the block's own rate, for a scan
+            over blocks. It is ignored with `depth_by="subset"`, because the size of the subset must
+            be static.
           read: number of leading tokens to return; None: all.
         """
         skipped = self.stochastic_depth if stochastic_depth is None else stochastic_depth
 
         def add(x, layer, norm, scale, read=None):
-            """Adds a branch to the tokens."""
+            """Adds the output of attention or MLP, with norm and scale, to the tokens."""
 
             def branch(x):
                 changes = layer(norm(x)) if self.norm_at == "before" else norm(layer(x))
@@ -345,8 +353,8 @@ class AxialBlock(nnx.Module):
 class WindowBlock(EncoderBlock):
     """An encoder layer within each square window of the grid (ViTDet; Li et al., 2203.16527).
 
-    It has the parameters of an `EncoderBlock`. The grid is padded to whole windows with zeros,
-    which are attended to (detectron2 pads after the first norm).
+    It has the same parameters as an `EncoderBlock`. The grid is padded with zeros to whole windows.
+    The padding is not masked: other tokens attend to it. (detectron2 pads after the first norm.)
     """
 
     def __init__(
@@ -398,7 +406,7 @@ class WindowBlock(EncoderBlock):
 
 
 class AttentionPooling(nnx.Module):
-    """Pooling by one learned query that attends to all tokens, and an MLP (Zhai et al., 2022)."""
+    """Attention pooling: a learned query attends to all tokens; then an MLP (Zhai et al., 2022)."""
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
         dim, heads, head_dim, dtype = stack.dim, stack.heads, stack.head_dim, stack.dtype

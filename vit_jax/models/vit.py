@@ -1,8 +1,8 @@
 """The Vision Transformer (Dosovitskiy et al., 2021, section 3.1): images to logits.
 
-Dimensions are named: batch height width channels tokens dim heads head_dim mlp_dim classes. A model
-contains only parameters: no random state, no statistics. Dropout is active only in calls with
-`rngs`.
+Names of axes: batch height width channels tokens dim heads head_dim mlp_dim classes. A model
+contains only parameters. It has no random state and no running statistics. Dropout is applied only
+in calls with `rngs`.
 """
 
 import dataclasses
@@ -83,7 +83,7 @@ class ViT(TokenModel):
         shared = biases > 0 and options.position_at == "shared"
         self.bias_table = nnx.Param(jnp.zeros((biases, options.heads))) if shared else None
         self.stack = _stack(options, offsets, 0 if shared else biases)
-        # The order matters: random keys are drawn in sequence.
+        # The order must not change: it determines the random key of each layer.
         self._make_embedding(rngs)
         self._make_tokens(rngs)
         self._make_layers(rngs)
@@ -117,10 +117,12 @@ class ViT(TokenModel):
     def _make_tokens(self, rngs: nnx.Rngs) -> None:
         """Creates the learned tokens, and the position embeddings that are added to tokens."""
         options, scheme, small = self.options, self.stack.scheme, initializers.normal(0.02)
-        # A learned position embedding also initializes its token.
+        # If the scheme has no initializer for tokens, a token with a learned position embedding
+        # starts at zero: its position embedding is random.
         learned = options.position in ("1d", "2d")
         for token in self.prefix_tokens:
-            # The gradient of a layer norm at zero is 1 / sqrt(epsilon), i.e. 1,000.
+            # Without positions a token must not start at zero, where the gradient of a layer norm
+            # is very large: 1 / sqrt(epsilon) = 1,000.
             shape, drawn = (1, 1, self.dim), scheme.token or (None if learned else small)
             first = drawn(rngs.params(), shape) if drawn else jnp.zeros(shape)
             setattr(self, token, nnx.Param(first))
@@ -161,16 +163,19 @@ class ViT(TokenModel):
                 return WindowBlock(self.grid, options.window, own, rate, rngs=rngs)
             return EncoderBlock(own, rate, rngs=rngs)
 
-        # The keys are zero-padded strings, so that a checkpoint's paths sort in order.
+        # The keys are zero-padded strings. Therefore the paths in a checkpoint sort by layer.
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
 
     def _attends_globally(self, layer: int) -> bool:
-        """Returns True for layers without windows, which are evenly spaced."""
+        """Returns True for layers with global attention among layers with windows.
+
+        The layers with global attention are evenly spaced.
+        """
         count = min(self.options.global_layers, self.depth)
         return (layer + 1) * count // self.depth > layer * count // self.depth
 
     def _make_pooling(self, rngs: nnx.Rngs) -> None:
-        """Creates the layers between the encoder and the head."""
+        """Creates the layers that pool the tokens, between the encoder and the head."""
         options, stack = self.options, self.stack
         plain = options.final_norm and not options.fc_norm
         self.norm = make_norm(self.dim, stack, rngs) if plain else None
@@ -227,11 +232,13 @@ class ViT(TokenModel):
           images: uint8, or floats in [-1, 1].
           rngs: random keys with a `dropout` stream for a training call; None: evaluation.
           whole: compute all tokens of the last layer, including those that the head does not read.
-          capture: names from `captures`. The call then also returns a dictionary with a list of
-            intermediate results for each name. `attention`: float32 `[batch, heads, tokens,
-            tokens]` of each layer. For axial attention it is `[batch * lines, heads, line, line]`,
-            rows before columns; in training with `subset` it covers only the images that a layer
-            keeps. `tokens`: `[batch, tokens, dim]` before the first layer and after each layer.
+          capture: names of intermediate results, from `captures`. With names, the call returns the
+            logits and a dictionary of a list for each name. The list `tokens` contains `[batch,
+            tokens, dim]` before the first layer and after each layer. The list `attention` contains
+            the attention weights of each layer, float32 `[batch, heads, tokens, tokens]`. For axial
+            attention the weights are `[batch * lines, heads, line, line]`, those of rows before
+            those of columns. In training with `depth_by="subset"` only the images that a layer
+            keeps have weights.
 
         Raises:
           UserError: the images have another shape or type, or a name cannot be captured.
@@ -247,15 +254,15 @@ class ViT(TokenModel):
         """Returns the input of the head, `[batch, dim]`.
 
         Args:
-          dense: return the last layer's patches instead, `[batch, rows, columns, dim]`. They are
-            normalized, except in a model with an `fc_norm`, which normalizes only the pooled
-            vector.
+          dense: return the last layer's patches instead, `[batch, rows, columns, dim]`. The patches
+            are normalized by the model's final norm. A model with `fc_norm` has no such norm, and
+            its patches are not normalized.
         """
         x = self.encoded(images, rngs, whole=dense)
         return x[:, self.patch_tokens].reshape(-1, *self.grid, self.dim) if dense else self.pool(x)
 
     def each_head(self, images: ImagesLike, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
-        """Returns the logits of the head, and of the distillation head if there is one."""
+        """Returns a tuple with the logits of the head and, if any, of the distillation head."""
         return self._read_by_heads(self.encoded(images, rngs))
 
     def encoded(
@@ -264,7 +271,7 @@ class ViT(TokenModel):
         """Returns the last layer's tokens after the final norm, if any, `[batch, tokens, dim]`.
 
         Args:
-          whole: return all tokens, including those that the head does not read.
+          whole: return all tokens. False: return only the tokens that the head reads.
         """
         read = self.prefix if self.options.pooling == "cls" and not whole else None
         x = self.encode(self.assemble(self.patches(images), rngs), rngs, read)
@@ -273,7 +280,7 @@ class ViT(TokenModel):
     def resized(self, image_size: int | tuple[int, int]) -> "ViT":
         """Returns the same model for another image size, with interpolated learned positions.
 
-        Gradients reach the original positions.
+        Gradients flow to the original positions.
 
         Raises:
           UserError: the patches do not divide the size.
@@ -305,7 +312,7 @@ class ViT(TokenModel):
 
     @property
     def layout(self) -> RelativeLayout | BiasLayout:
-        """Layout of relative position tables, if `position` is `relative` or `bias`."""
+        """Layout of the tables of relative positions; only for `position` `relative` or `bias`."""
         kind = BiasLayout if self.options.position == "bias" else RelativeLayout
         return kind(self.grid, self.prefix, self.options.registers)
 
@@ -332,7 +339,7 @@ class ViT(TokenModel):
         if platform() != "gpu":
             x = self.patch_embedding(features)
             return x.reshape(x.shape[0], -1, self.dim)
-        # On a GPU a product of flat patches is faster than a convolution.
+        # On a GPU the product of flattened patches and kernel is faster than a convolution.
         kernel = self.patch_embedding.kernel[...].astype(self.patch_embedding.dtype)
         (side, _, channels, _), (batch, height, width, _) = kernel.shape, features.shape
         rows, columns = height // side, width // side
@@ -349,8 +356,9 @@ class ViT(TokenModel):
         """Returns all tokens with their positions, `[batch, tokens, dim]`, from patch embeddings.
 
         Args:
-          keep: int32 `[batch, kept]`: use only these patches of each image, in this order. Requires
-            positions only in the stem: `position_at="stem"`, no `rope`, no `relative`.
+          keep: int32 `[batch, kept]`: use only these patches of each image, in this order. This
+            requires that positions are used only before the first layer: `position_at="stem"`,
+            without `rope` and without relative positions. None: all patches.
         """
 
         def repeated(token):
@@ -371,7 +379,12 @@ class ViT(TokenModel):
         return x if self.stem_norm is None else self.stem_norm(x)
 
     def layer_rate(self, layer: int, depth: int | None = None) -> float:
-        """Returns the stochastic depth rate of a layer of `depth` layers (None: the model's)."""
+        """Returns the stochastic depth rate of a layer.
+
+        Args:
+          layer: index of the layer, from 0.
+          depth: number of layers over which the rate rises; None: the model's depth.
+        """
         rate = self.options.stochastic_depth
         return rate if self.options.uniform_depth else rising(rate, layer, depth or self.depth)
 
@@ -443,7 +456,7 @@ class ViT(TokenModel):
         )
         x = named("tokens", jnp.concatenate([x, queries.astype(x.dtype)], axis=1))
         behind = ((0, queries.shape[1]), (0, 0))
-        if "rotation" in positions:  # By an angle of 0.
+        if "rotation" in positions:  # Queries are rotated by an angle of 0.
             positions["rotation"] = [
                 jnp.pad(table, (*behind, (0, 0)), constant_values=fill)
                 for table, fill in zip(positions["rotation"], (1, 0), strict=True)
@@ -459,12 +472,14 @@ class ViT(TokenModel):
     def _calls(
         self, positions: dict[str, Any], rngs: nnx.Rngs | None
     ) -> tuple[Callable[..., jax.Array], list[dict[str, Any]]]:
-        """Returns a function that applies a layer, and the inputs that differ between layers.
+        """Returns a function that applies a layer, and a dictionary of inputs for each layer.
 
-        These are the layer's random key, its stochastic depth rate and its positions.
+        The inputs are the layer's random key, its stochastic depth rate and its position
+        embeddings.
 
         Args:
-          positions: arguments common to all layers; the function reads them when it is called.
+          positions: keyword arguments that all layers share, from `layer_positions`. The function
+            reads this dictionary when it is called, so the caller may change it before.
         """
         options = self.options
         key = None if rngs is None else rngs.dropout()
@@ -494,9 +509,10 @@ class ViT(TokenModel):
     def _tokens_to_even(
         self, x: jax.Array, positions: dict[str, Any], rngs: nnx.Rngs | None
     ) -> int:
-        """Returns the padding (0 or 1 token) to an even number of tokens for cuDNN's attention.
+        """Returns 1 if a token must be added to make their number even for cuDNN, else 0.
 
-        Without it, each layer would have to pad its queries, keys and values by a copy.
+        Without this padding, each layer would have to copy its queries, keys and values to pad
+        them.
         """
         plain = self.attends_fully and not positions.keys() & {"offsets", "bias", "layout"}
         drops = self.stack.attention_dropout and rngs is not None
@@ -521,9 +537,9 @@ class ViT(TokenModel):
         return nnx.Dict(blocks)
 
     def _rotation(self, rngs: nnx.Rngs | None) -> Rotation:
-        """Returns cosines and sines of all tokens, `[tokens, 1, head_dim]`.
+        """Returns the cosines and sines that rotate queries and keys, `[tokens, 1, head_dim]` each.
 
-        In training the coordinates are randomly rescaled.
+        In training the coordinates of patches are randomly rescaled.
         """
         options, head_dim = self.options, self.dim // self.heads
         unit = options.rope_grid or self.grid
@@ -536,10 +552,10 @@ class ViT(TokenModel):
         return jnp.cos(angles), jnp.sin(angles)
 
     def classify(self, x: jax.Array) -> jax.Array:
-        """Returns logits, or pooled features without a head, from tokens `[batch, tokens, dim]`.
+        """Pools tokens `[batch, tokens, dim]` and applies the head: returns logits.
 
-        The tokens must be normalized, except in a model without a final norm or with an `fc_norm`,
-        which is applied here.
+        A model without a head returns the pooled features. The caller applies the final norm to the
+        tokens before, if the model has one. A model with `fc_norm` applies it here, after pooling.
         """
         if self.head is None:
             return self.pool(x)
@@ -547,14 +563,14 @@ class ViT(TokenModel):
         return (logits + taught[0]) / 2 if taught else logits
 
     def _read_by_heads(self, x: jax.Array) -> tuple[jax.Array, ...]:
-        """Returns logits of the head, and of the distillation head if there is one."""
+        """Returns the logits of the head and, if any, of the distillation head."""
         own = self.head(self.pool(x))
         return (own,) if self.distillation_head is None else (own, self.distillation_head(x[:, 1]))
 
     def pool(self, x: jax.Array) -> jax.Array:
         """Pools tokens `[batch, tokens, dim]` to the input of the head, `[batch, dim]`.
 
-        With `pooling="cls_gap"` the result is twice as wide.
+        With `pooling="cls_gap"` the result is `[batch, 2 * dim]`: class token and mean of patches.
         """
         pooling = self.options.pooling
         patches = x if self.options.pool_all else x[:, self.patch_tokens]
@@ -580,7 +596,7 @@ def _prefix_tokens(options: ViTOptions) -> tuple[str, ...]:
 
 
 def _resnet(options: ViTOptions, rngs: nnx.Rngs) -> ResNet | None:
-    """Returns the ResNet of a hybrid; None: the model is no hybrid."""
+    """Returns the ResNet before the encoder of a hybrid; None if the model is no hybrid."""
     if options.resnet_blocks is None:
         return None
     return ResNet(
@@ -597,9 +613,11 @@ def _resnet(options: ViTOptions, rngs: nnx.Rngs) -> ResNet | None:
 
 
 def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
-    """Returns a ViT's `Stack`.
+    """Returns the `Stack` of a ViT: the settings of its encoder layers.
 
-    Fields with the name of an option have its value; the others are derived.
+    Args:
+      options: the model's options.
+      offsets, biases: fields of `Stack` that are not options.
     """
     names = {field.name for field in dataclasses.fields(Stack)} & options_of(ViTOptions).keys()
     values = {name: getattr(options, name) for name in names} | dict(
@@ -616,7 +634,8 @@ def _check_together(options: ViTOptions, stride: int) -> None:
     """Raises UserError for arguments that contradict one another.
 
     Args:
-      stride: pixels from one patch to the next.
+      options: the model's options.
+      stride: distance between the centres of neighbouring patches in pixels.
     """
     words = f"patch size {options.patch_size}"
     if options.resnet_blocks is not None:
@@ -629,11 +648,12 @@ def _check_together(options: ViTOptions, stride: int) -> None:
                 raise UserError(message)
 
 
-Contradictions = Iterable[tuple[bool, str]]  # Whether the contradiction occurs; error message.
+# For each contradiction between options: whether it occurs, and its error message.
+Contradictions = Iterable[tuple[bool, str]]
 
 
 def _of_pooling(options: ViTOptions) -> Contradictions:
-    """Returns the contradictions of width, tokens and pooling."""
+    """Checks the options for width, tokens and pooling for contradictions."""
     dim, heads, pooling = options.dim, options.heads, options.pooling
     both, two_heads = pooling == "cls_gap", options.distillation == "heads"
     return (
@@ -661,7 +681,7 @@ def _of_pooling(options: ViTOptions) -> Contradictions:
 
 
 def _of_axial(options: ViTOptions) -> Contradictions:
-    """Returns the contradictions of axial attention."""
+    """Checks the options for axial attention for contradictions."""
     more_than_patches = bool(_prefix_tokens(options)) or options.registers > 0
     in_layers = options.rope != "none" or options.position in ("none", "relative", "bias")
     return (
@@ -675,7 +695,7 @@ def _of_axial(options: ViTOptions) -> Contradictions:
 
 
 def _of_windows(options: ViTOptions) -> Contradictions:
-    """Returns the contradictions of attention within windows."""
+    """Checks the options for attention within windows for contradictions."""
     more_than_patches = bool(_prefix_tokens(options)) or options.registers > 0
     in_layers = options.rope == "mixed" or options.position in ("relative", "bias")
     windows = options.attention == "windows"
@@ -695,7 +715,7 @@ def _of_windows(options: ViTOptions) -> Contradictions:
 
 
 def _of_positions(options: ViTOptions) -> Contradictions:
-    """Returns the contradictions of positions."""
+    """Checks the options for position embeddings for contradictions."""
     dim, position, rope = options.dim, options.position, options.rope
     head_dim, place = dim // options.heads, options.position_at
     once = ("1d", "2d", "bias") if place == "shared" else ("1d", "2d")
@@ -729,7 +749,7 @@ def _of_positions(options: ViTOptions) -> Contradictions:
 
 
 def _of_layers(options: ViTOptions) -> Contradictions:
-    """Returns the contradictions of the encoder's layers."""
+    """Checks the options for the encoder's layers for contradictions."""
     by_subset = options.depth_by == "subset" and options.stochastic_depth > 0
     return (
         (
@@ -749,7 +769,7 @@ def _of_layers(options: ViTOptions) -> Contradictions:
 
 
 def _of_map_pooling(options: ViTOptions) -> Contradictions:
-    """Returns the contradictions of attention pooling and of the pooled tokens."""
+    """Checks the options for attention pooling and the pooled tokens for contradictions."""
     dim, pooling, heads = options.dim, options.pooling, options.pool_heads
     return (
         (
@@ -764,10 +784,12 @@ def _of_map_pooling(options: ViTOptions) -> Contradictions:
 
 
 def _check_size(size: tuple[int, int], stride: int, words: str) -> None:
-    """Raises UserError unless the stride divides the height and width of the images.
+    """Raises UserError if the stride does not divide the height and width of the images.
 
     Args:
-      words: name of the stride in the error message.
+      size: height and width of the images in pixels.
+      stride: the stride in pixels.
+      words: description of the stride in the error message, such as "patch size 16".
     """
     height, width = size
     if height % stride or width % stride:
@@ -798,7 +820,7 @@ STEM += ("register_tokens", "stem_norm")
 
 
 def _layer(path: str) -> float:
-    """Returns a parameter's encoder layer: -1 before the encoder, infinity after it."""
+    """Returns the index of a parameter's encoder layer; -1: before the encoder, inf: after it."""
     first, *rest = path.split("/")
     if first in ("blocks", "position_embedding") and rest[0].isdigit():
         return int(rest[0])
@@ -823,7 +845,7 @@ FAMILY = Family(
         (r"attention_pooling/key_value/kernel", "dim -> part heads head_dim"),
         (r"attention_pooling/key_value/bias", "part heads head_dim"),
         (r"mlp/fc1/kernel", "dim -> mlp_dim"),
-        (r"mlp/fc1/kernel", "dim -> part mlp_dim"),  # A gate and the gated values.
+        (r"mlp/fc1/kernel", "dim -> part mlp_dim"),  # A gated MLP; the two parts are the halves.
         (r"mlp/fc1/bias", "mlp_dim"),
         (r"mlp/fc1/bias", "part mlp_dim"),
         (r"mlp/fc2/kernel", "mlp_dim -> dim"),

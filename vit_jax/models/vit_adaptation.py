@@ -24,7 +24,7 @@ def _resize_offsets(table: np.ndarray, change: Change) -> np.ndarray:
 
 
 def _computed(model) -> dict[str, np.ndarray]:
-    """Returns fixed position embeddings, which can initialize learned ones."""
+    """Returns the fixed position embeddings of a model; they can initialize learned embeddings."""
     embedding = model.position_embedding
     if not isinstance(embedding, PositionEmbedding) or embedding.kind not in FIXED:
         return {}
@@ -32,7 +32,10 @@ def _computed(model) -> dict[str, np.ndarray]:
 
 
 def _implied(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Keeps the distillation token, without its head, if the two heads are removed."""
+    """Returns `distillation="token"` if the changes remove the two heads of a distilled model.
+
+    The adapted model then still has the distillation token, as the checkpoint has.
+    """
     if not changes.get("num_classes", known["num_classes"]) and known["distillation"] == "heads":
         return {"distillation": "token"}
     return {}
@@ -45,7 +48,7 @@ ADAPTATION = Adaptation(
         Resize("(.*/)?(bias_table|relative_embedding)", grid_of, _resize_offsets),
     ),
     heads=("head/", "distillation_head/"),
-    # For fine-tuning on averaged patches (MAE, BEiT).
+    # Fine-tuning of MAE and BEiT adds a norm of the averaged patches.
     new_norms=("fc_norm/",),
     # BEiT copies the shared table to each layer for fine-tuning.
     copied={".*/attention/bias_table": "bias_table"},

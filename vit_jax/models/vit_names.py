@@ -1,7 +1,7 @@
-"""Names of ViTs: sizes with patches, hybrids, and later plain ViTs by their authors' names.
+"""Names of ViTs, hybrids and later plain ViTs, such as DINOv2's.
 
-`ViT-B/16` is size B with patches of 16 pixels; any size can be combined with any patch size.
-`FOLLOWERS` lists the later models.
+`ViT-B/16` is size B with patches of 16 pixels. Any size can be combined with any patch size.
+`FOLLOWERS` lists the later models by their authors' names.
 """
 
 import re
@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from vit_jax.models.resnet import WIDTH, parse_width, resnet_stride, spell_width
 
-# B, L and H: table 1 of the ViT paper. b (figure 4): B with every width halved. Ti and S: "How to
-# train your ViT?" (Steiner et al., 2022). The others: "Scaling Vision Transformers" (Zhai et al.,
-# 2022) and "Getting ViT in Shape" (Alabdulmohsin et al., 2023), with big_vision's names.
+# B, L and H are from table 1 of the ViT paper. b (figure 4) is B with all widths halved. Ti and S
+# are from "How to train your ViT?" (Steiner et al., 2022). The other sizes are from "Scaling Vision
+# Transformers" (Zhai et al., 2022) and "Getting ViT in Shape" (Alabdulmohsin et al., 2023), with
+# big_vision's names.
 SIZES = {
     "mu": dict(dim=32, depth=1, mlp_dim=128, heads=2),
     "Ti": dict(dim=192, depth=12, mlp_dim=768, heads=3),
@@ -27,13 +28,15 @@ SIZES = {
     "e": dict(dim=1792, depth=56, mlp_dim=15360, heads=16),
 }
 
-# Width of a head in models with numbers for a size: ViT-64x4 has 4 layers of width 64 and 2 heads.
+# Width of a head in models whose size is given by numbers: ViT-64x4 has 4 layers of width 64, each
+# with 2 heads.
 HEAD_WIDTH = 32
 
-# A hybrid's ResNet, by its name and the number after the slash. This number is the total stride,
-# except for R+ViT-Ti/16, where patches of 8 features increase it to 32. The variants with 4 and 8
-# are for images of about 32 pixels. R50 at 16, R14 at 4 and R26 at 4 have no stage 4; its units are
-# in stage 3.
+# The ResNet of a hybrid, by the ResNet's name and the number after the slash. For R50+ViT-B/16
+# these are ("R50", 16). The number is the total stride in pixels. Only R+ViT-Ti/16 has another
+# stride, 32, because its patches are 8 places of the ResNet's feature map wide. Hybrids with the
+# numbers 4 and 8 are for images of about 32 pixels. R50 with 16, R14 with 4 and R26 with 4 have no
+# stage 4; they have its residual units in stage 3.
 HYBRIDS = {
     ("R50", 32): dict(resnet_blocks=(3, 4, 6, 3), patch_size=1),
     ("R50", 16): dict(resnet_blocks=(3, 4, 9), patch_size=1),
@@ -50,10 +53,11 @@ class Follower(NamedTuple):
     """Plain ViTs of one publication.
 
     Attributes:
-      family: the first part of their names.
+      family: the first part of the models' names, such as `DINOv2`.
       source: the publication.
-      fixed: arguments that all of them share.
-      models: size, patch size and other arguments of each model, by the rest of its name.
+      fixed: arguments that all these models share.
+      models: the size, patch size and further arguments of each model, by the second part of its
+        name, such as `B/14`.
     """
 
     family: str
@@ -63,19 +67,25 @@ class Follower(NamedTuple):
 
 
 def _sized(*names: str, **others) -> dict[str, dict]:
-    """Returns models such as `B/16`, with sizes from `SIZES` and these other arguments."""
+    """Returns the arguments of models such as `B/16`, by name.
+
+    Args:
+      *names: a size of `SIZES` and a patch size for each model.
+      **others: further arguments that all these models have.
+    """
     sizes = ((name, *name.split("/")) for name in names)
     return {name: SIZES[size] | dict(patch_size=int(patch)) | others for name, size, patch in sizes}
 
 
 def _gated(patch: int, dim: int, depth: int, mlp_dim: int, heads: int, **others) -> dict:
-    """Returns a size with gated MLPs."""
+    """Returns the arguments of a model with gated MLPs."""
     size = dict(patch_size=patch, dim=dim, depth=depth, mlp_dim=mlp_dim, heads=heads)
     return size | dict(mlp="swiglu") | others
 
 
 _DINOV2 = _sized("S/14", "B/14", "L/14") | {"g/14": _gated(14, 1536, 40, 4096, 24)}
-_AVERAGED = dict(pooling="gap", cls_token=True, fc_norm=True)  # For fine-tuning as classifiers.
+# The head of fine-tuned classifiers reads the averaged patches.
+_AVERAGED = dict(pooling="gap", cls_token=True, fc_norm=True)
 _BEIT = dict(position="bias", qkv_bias="qv", gelu="erf") | _AVERAGED
 _BEITS = _sized("B/16", layer_scale=0.1) | _sized("L/16", layer_scale=1e-5)
 _PE = dict(stem_norm="tokens", rope="pe", gelu="erf", norm_epsilon=1e-5)
@@ -103,7 +113,8 @@ FOLLOWERS = (
         },
     ),
     Follower("BEiT", "Bao et al., 2022 (BEiT)", _BEIT, _BEITS),
-    # The same architectures as BEiT's: from the arguments alone `spell` returns BEiT's name.
+    # BEiT v2's models have the same arguments as BEiT's. For these arguments `spell` returns BEiT's
+    # name.
     Follower("BEiTv2", "Peng et al., 2022 (BEiT v2)", _BEIT, _BEITS),
     Follower(
         "EVA",
@@ -168,7 +179,7 @@ FOLLOWERS = (
         | _sized("B/16", rope_grid=(14, 14)),
     ),
 )
-# Arguments and publication by name.
+# Arguments and publication of each model of `FOLLOWERS`, by its full name.
 _FOLLOWING = {
     f"{follower.family}-{name}": (follower.fixed | own, follower.source)
     for follower in FOLLOWERS
@@ -197,8 +208,9 @@ NAMES = (
     *_FOLLOWING,
 )
 
-# Arguments that distinguish models of the same size and patch size, with the values of the ViT
-# paper. Pooling is excluded, since fine-tuning changes it, and so are constants such as epsilons.
+# Arguments that distinguish models of the same size and patch size, with their values in the ViT
+# paper. Two kinds of arguments are not compared: pooling, which fine-tuning changes, and constants
+# such as epsilons.
 _TELLING = dict(
     resnet_blocks=None,
     distillation="none",
@@ -224,7 +236,8 @@ def _trunk(values: dict) -> dict:
     arguments = {name: values.get(name, papers) for name, papers in _TELLING.items()}
     if arguments["rope"] == "dinov3":
         del arguments["qkv_bias"]  # DINOv3's biases are all zero, and timm omits them.
-    # CLIP and OpenCLIP differ only in the GELU. Exact GELU and tanh approximation count as equal.
+    # CLIP and OpenCLIP differ only in the kind of GELU. Therefore "quick" GELU is compared; the
+    # exact GELU and its tanh approximation count as equal.
     return arguments | dict(
         scaled=values.get("layer_scale") is not None, quick=values.get("gelu") == "quick"
     )
@@ -246,7 +259,7 @@ def _following(values: dict) -> str | None:
 
 
 def parse(name: str) -> dict | None:
-    """Returns the arguments of a model name; None: it is no ViT. See `Family.parse`."""
+    """Returns the arguments that a ViT's name implies; None: the name of another family."""
     if name in _FOLLOWING:
         return dict(_FOLLOWING[name][0])
     match = re.fullmatch(rf"(Axial-)?(?:(R\d*)(?:x({WIDTH}))?\+)?ViT-(\w+)/(\d+)", name)
@@ -261,7 +274,7 @@ def parse(name: str) -> dict | None:
 
 
 def _parse_trunk(resnet: str | None, width: str | None, patch: int) -> dict | None:
-    """Returns the arguments of the layers before the encoder; None: there is no such hybrid."""
+    """Returns the arguments of a hybrid's ResNet and of the patches; None: unknown hybrid."""
     if resnet is None:
         return dict(resnet_blocks=None, patch_size=patch)
     hybrid = HYBRIDS.get((resnet, patch))
@@ -271,9 +284,9 @@ def _parse_trunk(resnet: str | None, width: str | None, patch: int) -> dict | No
 
 
 def _numbered_size(text: str) -> dict | None:
-    """Returns the size for numbers such as 64x4: width and depth.
+    """Returns the arguments of a size such as `64x4`: width 64 and 4 layers.
 
-    The MLP is four times as wide, and heads have the width `HEAD_WIDTH`.
+    The MLP is four times as wide as a token, and the heads have the width `HEAD_WIDTH`.
     """
     match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
     if not match or int(match[1]) % HEAD_WIDTH:
@@ -305,7 +318,7 @@ def spell(values: dict) -> str:
 
 
 def source(name: str) -> str:
-    """Returns the publication of a named model."""
+    """Returns the publication that introduced the model with this name."""
     if name in _FOLLOWING:
         return _FOLLOWING[name][1]
     if name.startswith(("R+", "R26")) or re.match(r"ViT-(Ti|S)/", name):

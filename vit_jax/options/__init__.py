@@ -1,5 +1,6 @@
 """Options of a run: each is declared once, with default, rule and help text.
 
-`RunOptions` (`run.py`) has a section for each part of a run. A model's arguments are in `model.py`.
-No module here imports JAX, so that `--help` and errors in a config take less than a second.
+`RunOptions` (`run.py`) contains a section for each part of a run, such as `data` and `optimizer`.
+The arguments of models are in `model.py`. No module in this folder imports JAX. Therefore `--help`
+and errors in a config appear in less than a second.
 """

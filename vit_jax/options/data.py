@@ -27,12 +27,15 @@ CROPS += ("large_scale_jitter", "none")
 JITTERED_CROPS = ("scale_jitter", "large_scale_jitter")
 TEST_CROPS = ("short_side", "square", "fit")
 PHOTOMETRIC = ("mmsegmentation", "dinov3", "eomt")
-BORDER = 4  # Padding of the crop `simple_random`, in pixels on each side.
+BORDER = 4  # Number of pixels by which the crop `simple_random` pads each side.
 
-# AugReg's levels (Steiner et al., 2021): layers and magnitude of RandAugment, alpha of mixup.
+# AugReg's levels (Steiner et al., 2021): number of operations and magnitude of RandAugment, and
+# alpha of mixup.
 LEVELS = {
     "none": (0, 0, 0.0),
-    "light1": (2, 0, 0.0),  # At magnitude 0, operations still invert, posterize and remove colour.
+    # With magnitude 0, some operations still change images: they invert, posterize or remove
+    # colour.
+    "light1": (2, 0, 0.0),
     "light2": (2, 10, 0.2),
     "medium1": (2, 15, 0.2),
     "medium2": (2, 15, 0.5),

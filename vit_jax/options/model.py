@@ -21,8 +21,10 @@ from vit_jax.options.rules import (
 Kind = TypeVar("Kind", bound="ImageOptions")
 Statistic = float | tuple[float, ...]  # One value for all channels, or one per channel.
 
-SIDE = whole(1, 2**16)  # Pixels.
-MOST_LAYERS = 1000  # Bounds the time to create layers before a lack of memory is detected.
+SIDE = whole(1, 2**16)  # Rule for the side of an image or a patch, in pixels.
+# Maximum number of layers. Without a limit, a wrong number would be detected only when memory runs
+# out, after a long time.
+MOST_LAYERS = 1000
 POSITION_RESIZES = ("linear", "bicubic", "bicubic_offset", "bicubic_antialias")
 ROPES = ("eva02", "pe", "axial", "dinov3")
 INITIALIZATIONS = ("flax", "mae", "deit", "deit3", "dinov2", "beit", "eva", "vqkd", "eva02")

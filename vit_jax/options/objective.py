@@ -7,7 +7,8 @@ from typing import Any
 from vit_jax.options.option import only_with, option, options, unless
 from vit_jax.options.rules import RATE, SHARE, Rule, flag, number, one_of, several, text, whole
 
-# Each is a module of vit_jax/training/objectives with an `OBJECTIVE`.
+# Names of training objectives. Each is a module of vit_jax/training/objectives that defines
+# `OBJECTIVE`.
 OBJECTIVE_NAMES = (
     "classification",
     "masked_patch",
@@ -25,9 +26,10 @@ OBJECTIVE_NAMES = (
     "detection",
     "segmentation",
 )
-CELLS = {"color": 1, "cells": 4}  # Cells along each side of a patch, by target of masked_patch.
+# Targets of masked_patch that predict mean colours: the number of cells along each side of a patch.
+CELLS = {"color": 1, "cells": 4}
 TARGETS = (*CELLS, "pixels")
-THRESHOLD = 128  # For solarization.
+THRESHOLD = 128  # Solarization inverts pixel values at or above this threshold.
 STRENGTHS = several(number(least=0, most=100), count=4)
 SHARES = several(SHARE, count=3, words="3 numbers from 0 to 1")
 
@@ -153,7 +155,7 @@ class FCMAEOptions:
 class DINOOptions:
     """Self-distillation: DINO, iBOT, DINOv2 and DINOv3"""
 
-    # Views.
+    # Options of the views.
     global_crops: int = option(
         2,
         whole(1, 2),
@@ -196,7 +198,7 @@ class DINOOptions:
         "Local crops of an image, inputs of the student in addition to the global crops.",
         validate=lambda value, config: unless(
             not value
-            or config.objective.name == "contrastive"  # Its crops here are always `random_resized`.
+            or config.objective.name == "contrastive"  # Its crops are always random_resized.
             or config.data.crop in ("inception", "random_resized"),
             f"0 with data.crop={config.data.crop!r}, which draws no area; 'random_resized' does",
         ),
@@ -208,7 +210,7 @@ class DINOOptions:
         requires=only_with("dino.local_crops"),
         validate=lambda value, config: unless(
             not config.dino.local_crops
-            or config.auto != "none"  # The size of the images is chosen later.
+            or config.auto != "none"  # The image size is chosen later.
             or value <= config.data.image_size,
             f"at most data.image_size = {config.data.image_size}, or give dino.local_crops=0",
         ),
@@ -221,7 +223,7 @@ class DINOOptions:
         requires=only_with("dino.local_crops"),
     )
 
-    # Heads and teacher.
+    # Options of the heads and of the teacher.
     head_hidden: int = option(
         2048,
         whole(1, 2**20),
@@ -286,7 +288,7 @@ class DINOOptions:
         ),
     )
 
-    # Terms of the loss.
+    # Options of the terms of the loss.
     patch_weight: float = option(
         0.0,
         number(least=0),

@@ -4,7 +4,7 @@ from vit_jax.options.objective import only_with_objective
 from vit_jax.options.option import only_with, option, options, unless
 from vit_jax.options.rules import RATE, SHARE, flag, number, one_of, several, whole
 
-# Each is a module of vit_jax/training/update_rules.
+# Names of optimizers. Each is a module of vit_jax/training/update_rules.
 OPTIMIZERS = ("adam", "adafactor", "sgd", "muon", "lamb")
 LOSSES = ("softmax", "sigmoid", "binary")
 

@@ -7,25 +7,29 @@ from typing import Any, dataclass_transform
 
 from vit_jax.options.rules import Rule
 
-_OPTION, _SECTION, _REQUIRES = "option", "section", "requires"  # Keys of a field's metadata.
+_OPTION, _SECTION, _REQUIRES = "option", "section", "requires"  # Keys in a field's metadata.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """One value of a config.
+    """The declaration of one value of a config.
 
     Attributes:
-      default: value for the paper's pre-training (section 4.1, table 3) on the embedded digits.
-        With a default of None, None is a valid value.
-      rule: type and bounds.
-      help: meaning.
-      operational: may be changed in a resumed run, because training does not depend on it.
+      default: default value. The defaults of all options are those of the paper's pre-training
+        (section 4.1, table 3), on the embedded digits. If the default is None, None is a valid
+        value.
+      rule: type and bounds of the value.
+      help: description of the option.
+      operational: the value may change when a run is resumed, because training does not depend on
+        it.
       optional: None is a valid value although it is not the default.
-      validate: checks the value against the rest of the config. Returns words that complete "must
-        be ...", or an empty string if the value is valid.
-      requires: checks whether this config uses the option. Returns the unmet condition, or an empty
-        string if it is used. An unused option must keep its default.
-      smoke: value in a config's two-step version (`:smoke`); None: unchanged.
+      validate: function that compares the value with other values of the config. It returns words
+        that complete "must be ...", or an empty string if the value is valid.
+      requires: function that checks whether a config uses the option. It returns the condition that
+        is not met, or an empty string if the option is used. An option that is not used must have
+        its default value.
+      smoke: value in the version `:smoke` of a config, which trains for two steps. None: the value
+        does not change.
     """
 
     default: Any

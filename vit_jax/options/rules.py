@@ -1,4 +1,4 @@
-"""Rules for single values: a type with bounds, and words for the error message."""
+"""Rules for single values: a type, a check of its bounds, and words for the error message."""
 
 import math
 import re
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 
 class Rule(NamedTuple):
-    """A type with bounds.
+    """The type of a value with its bounds.
 
     Attributes:
       kind: the declared type of the value.
-      words: completes "must be ...".
-      holds: returns True if the value, which is not None, is valid.
+      words: description of valid values, which completes "must be ..." in error messages.
+      holds: called with a value that is not None; returns True if it is valid.
     """
 
     kind: type

@@ -2,8 +2,9 @@
 
 Usage: python -m vit_jax.data.glyphs.draw_glyphs
 
-The files are committed, drawn with matplotlib 3.11.2 and Pillow 13.0.0. Do not draw them again: a
-different version of FreeType may draw different pixels, and composed images must not change.
+The repository contains both files, drawn with matplotlib 3.11.2 and Pillow 13.0.0. Do not draw them
+again: a different version of FreeType may draw different pixels, and the composed images that use
+them must not change.
 """
 
 import json
@@ -15,23 +16,25 @@ import numpy as np
 from PIL import Image, ImageFont
 
 FOLDER = Path(__file__).parent
-# Oblique fonts (slanted copies of others) are excluded: images apply a random shear anyway.
+# Oblique fonts are excluded. They are slanted copies of other fonts, and images apply a random
+# shear anyway.
 FONTS = (
     *(f"DejaVuSans{style}" for style in ("", "-Bold")),
     *(f"DejaVuSansMono{style}" for style in ("", "-Bold")),
     *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
 )
-COMPARED = (0, 4)  # DejaVu Sans and Serif: characters are compared in these fonts.
+COMPARED = (0, 4)  # Indices of DejaVu Sans and Serif, the fonts in which characters are compared.
 FEWEST_STYLES = 8  # Minimum number of different drawings of a character.
-CELL = 32  # Pixels.
+CELL = 32  # Side of a drawing in pixels.
 GREYS = 4
-ALIKE = 0.4  # Share of their ink that two characters must differ in.
-SAME = 0.08  # Share of their ink that two fonts' drawings of a character must differ in.
+ALIKE = 0.4  # Two characters must differ in at least this share of their ink.
+SAME = 0.08  # Drawings of a character in two fonts must differ in at least this share of their ink.
 SLENDER = 3  # Characters with this aspect ratio or more are excluded.
 CATEGORIES = ("Lu", "Ll", "Lo", "Nd", "Sm", "So", "Sc", "Po")
-# For each collection: the most characters, and the first words of their Unicode names.
-# Characters that resemble an earlier one are skipped, so that the alphabets do not overlap.
+# For each collection: the maximum number of characters, and the first words of their Unicode names.
+# A character that resembles an earlier character is skipped. Therefore the alphabets do not
+# overlap.
 COLLECTIONS = {
     "glyphs": (200, ("LATIN", "DIGIT", "")),
     "greek": (32, ("GREEK",)),
@@ -42,7 +45,7 @@ COLLECTIONS = {
 
 
 def draw(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray | None:
-    """Draws a character that fills a cell, uint8 `[CELL, CELL]`; None if it is blank or slender."""
+    """Draws a character at the size of a cell, uint8 `[CELL, CELL]`; None if blank or slender."""
     mask = font.getmask(character, mode="L")
     ink = np.asarray(mask, np.uint8).reshape(mask.size[::-1])
     rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
@@ -60,12 +63,12 @@ def draw(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray | None:
 
 
 def differ(one: np.ndarray, others: np.ndarray, share: float) -> bool:
-    """Returns True if a drawing differs from each of `others` in more than a share of their ink."""
+    """Returns True if a drawing differs from each of `others` in more than `share` of the ink."""
     return bool((np.abs(others - one).sum(1) > share * np.minimum(others.sum(1), one.sum())).all())
 
 
 def distinct(drawn: list[np.ndarray | None]) -> list[np.ndarray | None]:
-    """Replaces drawings of a character by None if they resemble the drawing of an earlier font."""
+    """Replaces a character's drawing in a font by None if it resembles that in an earlier font."""
     kept = np.zeros((0, CELL * CELL))
     result = []
     for one in drawn:
@@ -85,18 +88,21 @@ def script(character: str) -> str:
 
 
 def candidates(maps: list[set[int]]) -> list[str]:
-    """Returns characters without accents that enough fonts have, by collection, letters first."""
+    """Returns the characters without accents that enough fonts contain.
+
+    They are sorted by collection, and in each collection letters come first.
+    """
     characters = [
         character
         for character in map(chr, sorted(maps[0]))
         if sum(ord(character) in known for known in maps) >= FEWEST_STYLES
         and unicodedata.category(character) in CATEGORIES
         and not unicodedata.decomposition(character)
-        and character != "\ufffd"  # The replacement for missing characters.
+        and character != "\ufffd"  # Unicode's replacement character.
     ]
     plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
     order = tuple(COLLECTIONS)
-    # Spread symbols over the Unicode table, where arrows and boxes fill long ranges.
+    # Take symbols from all over the Unicode table: arrows and boxes alone fill long ranges of it.
     spread = {
         character: (index * 0.6180339887498949) % 1 for index, character in enumerate(characters)
     }
@@ -106,7 +112,7 @@ def candidates(maps: list[set[int]]) -> list[str]:
 
 
 def drawings(character: str, fonts: list, maps: list[set[int]]) -> list[np.ndarray | None]:
-    """Draws a character in each font; None for the fonts that lack it."""
+    """Draws a character in each font; None for a font that does not contain it."""
     return [
         draw(character, font) if ord(character) in known else None
         for font, known in zip(fonts, maps, strict=True)
@@ -126,10 +132,10 @@ def compared_ink(drawn: list[np.ndarray | None]) -> np.ndarray | None:
 
 
 def choose(fonts: list, maps: list[set[int]]) -> dict[str, list[np.ndarray | None]]:
-    """Returns the drawings of the chosen characters, by character in the order of the sheet.
+    """Chooses the characters of the sheet; returns their drawings by character, in row order.
 
-    A character is chosen if its collection has room, enough of its styles differ, and it does not
-    resemble an earlier one.
+    A character is chosen if three conditions are met: its collection is not yet full, enough of its
+    drawings in different fonts differ, and it does not resemble a character chosen earlier.
     """
     chosen, sizes = {}, Counter()
     earlier = np.zeros((0, len(COMPARED) * CELL * CELL))
@@ -165,7 +171,7 @@ def save_sheet(chosen: dict[str, list[np.ndarray | None]]) -> None:
 
 
 def main() -> None:
-    """Writes both files."""
+    """Writes glyphs.png and glyphs.json."""
     import matplotlib
     from matplotlib.ft2font import FT2Font
 

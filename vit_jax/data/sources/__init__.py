@@ -1,8 +1,8 @@
 """Data sources: data sets with random access by index, in a common interface.
 
-`len(source)` is the number of examples, `source[index]` is an `Example`, and `describe(index)`
-returns its name for messages. Sources are read by many threads and pickled for worker processes, so
-they hold no open files.
+`len(source)` is the number of examples, `source[index]` is an `Example`, and
+`source.describe(index)` returns the example's name for messages. Many threads read a source, and it
+is pickled for worker processes. Therefore it has no open files.
 
 `SOURCES` lists all kinds. To add a kind, write a module with a `SourceKind` and list it there.
 """
@@ -38,11 +38,11 @@ def open_source(kind: str, split: str, *, only: Sequence[str] | None = None, **o
 
     Args:
       kind: one of `SOURCES`.
-      split: name of the split, with slices as in TFDS: `train`, `train[:90%]`, `test[100:]`,
-        `all[:80%][:90%]`. A slice is a representative sample, even if images are stored by class. A
-        whole split keeps the stored order.
-      only: names of the classes to keep, in the order of their new indices; images of other classes
-        are excluded.
+      split: name of the split, optionally with slices as in TFDS: `train`, `train[:90%]`,
+        `test[100:]`, `all[:80%][:90%]`. A slice is a representative sample, even if images are
+        stored by class. A split without a slice has the stored order.
+      only: names of the classes to use, in the order of their new indices. Images of other classes
+        are excluded. None: all classes.
       **options: `path` and other fields of `SourceOptions`.
 
     Raises:
@@ -69,15 +69,15 @@ def open_source(kind: str, split: str, *, only: Sequence[str] | None = None, **o
 def open_handed_in(
     data: Mapping[str, Any], split: str, *, only: Sequence[str] | None = None, **options
 ) -> Source:
-    """Opens a split of data sets that the caller passes in; slices are as in `open_source`.
+    """Opens a split of data sets that the caller passes in as Python objects.
 
     Args:
       data: the data set of each split (`train`, `test`), as in `handed_in`.
-      split, only, options: see `open_source`.
+      split, only, options: as in `open_source`.
 
     Raises:
-      UserError: the split is missing, is not a data set, or lacks labels or fields that the options
-        require.
+      UserError: the split is missing or is not a data set, or it lacks labels or fields that the
+        options require.
     """
     source_options, name = SourceOptions(**options), split.split("[")[0]
     if data.get(name) is None:
@@ -98,7 +98,7 @@ def open_handed_in(
 
 
 def _handed_in(data: Any, name: str, options: SourceOptions) -> Source:
-    """Returns the source of a split that the caller passes in, without its slices."""
+    """Returns the source of a whole split that the caller passes in as a Python object."""
     if MASK in options.fields:
         return handed_in_masks(data, name, options.class_names, options.num_classes)
     return handed_in(
@@ -125,7 +125,10 @@ def _open(kind: str, split: str, options: SourceOptions) -> Source:
 
 
 def _cut(source: Source, split: str, options: SourceOptions) -> Source:
-    """Returns the slice of a source for a split name; the options define how slices are cut."""
+    """Returns the slice of a source that a split name such as `train[:90%]` denotes.
+
+    The options define whether slices are representative samples or follow the stored order.
+    """
     groups = options.groups
     if isinstance(groups, str):
         groups = source.groups(groups) if "[" in split else None
@@ -155,13 +158,13 @@ SOURCES: dict[str, SourceKind] = {
 }
 
 
-SPLITS = ("train", "test")  # Splits for which a data set's folder may contain a list of files.
+SPLITS = ("train", "test")  # A data set's folder may contain a list of files for these splits.
 
 
 class DataSet(NamedTuple):
     """A data set to evaluate on."""
 
-    name: str  # For metrics and tables.
+    name: str  # Name of the data set in metrics and tables.
     kind: str
     path: str
     train_split: str
@@ -172,7 +175,7 @@ def data_set(text: str) -> DataSet:
     """Parses `kind:path` or `kind:path@TRAIN_SPLIT,TEST_SPLIT`; default splits are train and test.
 
     Kinds and paths are values of `data.source` and `data.path`. The kind is optional for a local
-    folder or CSV. The data set's name is derived from the path: `uc_merced` for
+    folder or CSV. The data set's name is derived from the path: it is `uc_merced` for
     `tfds:uc_merced@train[:1000],train[1000:]`.
 
     Raises:

@@ -21,15 +21,15 @@ from vit_jax.errors import UserError
 class Records(Source):
     """ArrayRecord files of tf.Examples.
 
-    TFDS is imported when the source is opened or unpickled, never in `__getitem__`: concurrent
-    imports in two threads may deadlock (etils' lazy modules before Python 3.12).
+    TFDS is imported when the source is opened or unpickled, and never in `__getitem__`. Imports in
+    two threads at the same time may deadlock (etils' lazy modules before Python 3.12).
 
     Attributes:
-      read: converts the features of a tf.Example to an `Example`.
+      read: function that converts the features of a tf.Example to an `Example`.
       max_labels: maximum number of labels of an example.
-      each_labelled: an example without a label is an error.
+      each_labelled: raise an error for an example without a label.
       one_hot: labels are one-hot or multi-hot rows, not lists of class indices.
-      caption_key: the feature with the captions; None: captions are not read.
+      caption_key: name of the feature with the captions; None: captions are not read.
       captions_digest: hash of all captions; empty if unknown.
     """
 
@@ -41,8 +41,8 @@ class Records(Source):
     each_labelled: bool = False
     one_hot: bool = False
     numbered: bool = False
-    distinct: bool = True  # Repeated labels of an example are merged.
-    shards: tuple[tuple[str, int], ...] = ()  # Names of the files, and the size of each.
+    distinct: bool = True  # If a label occurs twice in an example, it is read once.
+    shards: tuple[tuple[str, int], ...] = ()  # Name and number of records of each file.
     caption_key: str | None = None
     captions_digest: str = ""
     _last: threading.local = dataclasses.field(
@@ -103,7 +103,8 @@ class Records(Source):
     def _features(self, index: int) -> Mapping:
         """Returns the features of an example.
 
-        Each thread caches its last example, because captions are read after the image.
+        Each thread caches the example that it has read last, because the pipeline reads the
+        captions of an example after its image.
         """
         if getattr(self._last, "index", None) == index:
             return self._last.features
@@ -130,11 +131,11 @@ class Records(Source):
         return tuple(label for label, is_set in enumerate(row) if is_set)
 
     def checked(self, samples: int = 16) -> "Records":
-        """Checks a few examples, and returns the source with `one_hot` set according to them.
+        """Checks a few examples, and returns the source with `one_hot` as in these examples.
 
         Raises:
-          UserError: one of these examples lacks an image, a required label or a caption, or has a
-            label of an unsupported kind.
+          UserError: an example lacks the image, a required label or a caption, or has a label of an
+            unsupported kind.
         """
         labels = [self._example(index).labels for index in spread(len(self), samples)]
         labels = [label for label in labels if label]
@@ -163,7 +164,7 @@ class Records(Source):
 
 @contextlib.contextmanager
 def _named(example: str) -> Iterator[None]:
-    """Prefixes the message of a UserError with the name of an example."""
+    """Prefixes messages of UserErrors, raised within the context, with the name of an example."""
     try:
         yield
     except UserError as error:
@@ -171,10 +172,14 @@ def _named(example: str) -> Iterator[None]:
 
 
 def image_and_labels(features: Mapping, label_key: str | None) -> Example:
-    """Returns the encoded `image` of a tf.Example and its labels; no labels if the key is None.
+    """Returns the encoded image and the labels of a tf.Example.
+
+    Args:
+      features: the features of the tf.Example; the image is the feature `image`.
+      label_key: name of the feature with the labels; None: labels are not read.
 
     Raises:
-      UserError: the example lacks the image or the label, or one has an unsupported type.
+      UserError: the image or the label is missing, or has an unsupported type.
     """
     image = feature_values(features, "image", "bytes_list")
     if len(image) != 1:
@@ -187,7 +192,7 @@ def image_and_labels(features: Mapping, label_key: str | None) -> Example:
 def caption_values(features: Mapping, key: str) -> tuple[str, ...]:
     """Returns the captions of a tf.Example from its text feature `key`.
 
-    Invalid UTF-8 becomes surrogates, which `check_captions` rejects.
+    Bytes that are not valid UTF-8 become surrogates, which `check_captions` rejects.
 
     Raises:
       UserError: the feature does not exist, or is not text.
@@ -203,11 +208,13 @@ def feature_values(features: Mapping, key: str, kind: str, option: str = "data.l
     """Returns the values of a feature of a tf.Example; an empty tuple if the feature is empty.
 
     Args:
-      kind: `bytes_list`, `float_list` or `int64_list`.
+      features: the features of the tf.Example.
+      key: name of the feature.
+      kind: required type of the feature: `bytes_list`, `float_list` or `int64_list`.
       option: the option that names the feature, for errors.
 
     Raises:
-      UserError: the feature does not exist, or has another kind.
+      UserError: the feature does not exist or has another type.
     """
     option = f" ({option})" if key != "image" else ""
     if key not in features:
@@ -234,9 +241,11 @@ def array_records(
     """Opens ArrayRecord files that have no TFDS metadata.
 
     Args:
-      path: a glob pattern, such as `/data/train-*.array_record`, local or `gs://`.
-      each_labelled: an example without a label is an error.
-      caption_key: the feature with the captions; None: captions are not read.
+      path: a glob pattern, local or `gs://`, such as `/data/train-*.array_record`.
+      label_key: name of the feature with the labels; None: labels are not read.
+      num_classes: number of classes; None: unknown.
+      each_labelled: raise an error for an example without a label.
+      caption_key: name of the feature with the captions; None: captions are not read.
     """
     from array_record.python.array_record_data_source import ArrayRecordDataSource
     from etils import epath
@@ -266,14 +275,14 @@ def array_records(
 
 
 def _caption_feature(source: Records, caption_key: str) -> str:
-    """Returns the name of the caption feature, as found in the first example."""
+    """Returns the name of the feature with the captions, which the first example determines."""
     features = source._features(0)
     names = [name for key in caption_keys(caption_key) for name in (key, f"{key}/text")]
     return next((name for name in names if name in features), caption_key)
 
 
 def refuse_s3(path: str) -> None:
-    """Raises UserError for an S3 path: the reader of ArrayRecord files does not support it."""
+    """Raises UserError for an S3 path, which the reader of ArrayRecord files does not support."""
     if path.startswith("s3://"):
         raise UserError(
             f"{path} (data.path): ArrayRecord files are read from disks and gs://; mount the "

@@ -1,4 +1,4 @@
-"""Interface of a data source, and sources with a subset of another source's images or classes."""
+"""Interface of a data source; and sources that contain some images or classes of another source."""
 
 import dataclasses
 import hashlib
@@ -24,11 +24,13 @@ class Source:
     """A data set that the pipeline reads, with a length and random access by index.
 
     Attributes:
-      weights: shares of the parts of a mixture.
+      weights: shares of the parts of a mixture in training batches. A part is one of the sources
+        that the mixture concatenates.
       numbered: `class_names` are only numbers.
-      shared_classes: class names that occur in several parts of a mixture, merged into one class.
+      shared_classes: class names that occur in several parts of a mixture. Each such name is one
+        class of the mixture.
       left_out: number of skipped files by reason; `folder_rules.in_words` formats it.
-      fields: names of additional values of each example, such as `text` (captions); see
+      fields: names of further values of each example, such as `text` (captions); see
         `vit_jax.data.fields`.
       recognized: description of the recognized file layout; empty if this kind of source has
         only one layout.
@@ -48,12 +50,12 @@ class Source:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of examples in each part."""
+        """Number of examples in each part of a mixture; other sources have one part."""
         return (len(self),)
 
     @property
     def empty_classes(self) -> tuple[str, ...]:
-        """Classes without images; empty if labels are unknown without reading images."""
+        """Names of classes without images; empty if only reading the images would tell."""
         table = self.known_labels()
         if table is None:
             return ()
@@ -61,7 +63,7 @@ class Source:
         return tuple(name for label, name in enumerate(self.class_names) if label not in present)
 
     def __getitem__(self, index: int) -> Example:
-        """Raises OSError if an image's file cannot be read."""
+        """Returns an example; raises OSError if the image's file cannot be read."""
         raise NotImplementedError
 
     def describe(self, index: int) -> str:
@@ -69,14 +71,18 @@ class Source:
         raise NotImplementedError
 
     def fair_order(self) -> Sequence[int] | np.ndarray:
-        """Returns all indices in an order in which every slice is a representative sample."""
+        """Returns all indices in an order of which every slice is a representative sample."""
         return range(len(self))
 
     def groups(self, key: str) -> Sequence:
-        """Returns the group of each image for a value of `data.groups`.
+        """Returns the group of each image; images of one group stay in the same slice.
+
+        Args:
+          key: value of the option `data.groups`.
 
         Raises:
-          UserError: there is no such group, or this kind of source has no groups.
+          UserError: `key` does not define groups of these images, or this kind of source does not
+            support groups.
         """
         raise UserError(
             f"data.groups={key!r} is unsupported for these data: folders and CSVs have paths, and "
@@ -84,25 +90,28 @@ class Source:
         )
 
     def known_labels(self) -> np.ndarray | None:
-        """Returns the `label_table` if labels are known without reading the images, else None."""
+        """Returns the `label_table` if it is known without reading images, else None."""
         return None
 
     def stored_files(self, indices: Sequence[int] | None = None) -> Iterable[tuple[str, int]]:
-        """Returns the names and sizes of the stored files, the same on every host.
+        """Returns the names and sizes of the stored files, without reading the files.
 
-        Files are not read. Sizes are in bytes, or in examples for files with many examples.
+        The result is the same on every host. Sizes are in bytes; for files with many examples they
+        are the number of examples.
 
         Args:
-          indices: indices of the examples; None: all.
+          indices: indices of the examples whose files are returned; None: all.
         """
         return ()
 
     def fields_of(self, index: int) -> Mapping[str, Any]:
-        """Returns the fields of an example by name."""
+        """Returns the values of an example's fields (`vit_jax.data.fields`) by name."""
         return {}
 
     def known_fields(self, indices: Sequence[int] | None = None) -> Iterable[bytes]:
-        """Returns the encoded fields of examples if they are known without reading images.
+        """Returns the fields of examples as bytes if they are known without reading images.
+
+        Otherwise the result is empty.
 
         Args:
           indices: indices of the examples; None: all.
@@ -130,7 +139,7 @@ class Source:
         def read(start: int) -> list[tuple[int, ...]]:
             return [self.labels_of(index) for index in range(start, min(start + 256, len(self)))]
 
-        with ThreadPoolExecutor(16) as pool:  # Storage may have a high latency.
+        with ThreadPoolExecutor(16) as pool:  # Storage may have a high latency: use many threads.
             for start, rows in zip(starts, pool.map(read, starts), strict=True):
                 for index, labels in enumerate(rows, start):
                     table[index, : len(labels)] = labels
@@ -139,10 +148,12 @@ class Source:
 
 
 def lacking(images: str, source: Source, most: int = 20) -> list[str]:
-    """Returns a note with the names of the classes without images; an empty list if there are none.
+    """Returns a note with the names of classes without images; empty if all classes have images.
 
     Args:
-      images: adjective for the source's images, such as "training".
+      images: adjective for the source's images in the note, such as "training".
+      source: the source.
+      most: maximum number of names in the note.
     """
     empty = source.empty_classes
     more = f" and {len(empty) - most:,} more" if len(empty) > most else ""
@@ -155,10 +166,10 @@ def spread(images: int, most: int) -> list[int]:
 
 
 def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
-    """Returns short values to detect if two hosts, or two starts, read different data.
+    """Returns a fingerprint of the data, to detect hosts or starts that read different data.
 
-    They include counts, class names, some examples, the names and sizes of all files, and all
-    labels and fields that are known without reading images.
+    It contains counts, class names, hashes of some examples, of the names and sizes of all files,
+    and of all labels and fields that are known without reading images.
     """
 
     def digest(*parts: bytes) -> str:
@@ -167,16 +178,16 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
     def content(index: int) -> bytes:
         try:
             image, labels = source[index]
-        except OSError:  # The pipeline counts and replaces unreadable images.
+        except OSError:  # Ignored here: the pipeline counts and replaces unreadable images.
             return b""
         fields = sorted(source.fields_of(index).items()) if source.fields else []
         encoded = repr([(name, plain(value)) for name, value in fields]).encode() if fields else b""
         return bytes(image) + repr(labels).encode() + encoded
 
     def plain(value: Any) -> Any:
-        """Replaces arrays of a field by shape and hash, because `repr` shortens arrays."""
+        """Replaces each array in a field by its shape and hash, because `repr` shortens arrays."""
         if isinstance(value, Boxes):
-            # Unknown areas are excluded, so that fingerprints equal those of older versions.
+            # Areas that are None are left out: fingerprints then equal those of older versions.
             known = value if value.areas is not None else value[:-1]
             return [plain(array) for array in known]
         return (value.shape, digest(value.tobytes())) if isinstance(value, np.ndarray) else value
@@ -198,7 +209,7 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
 
 @dataclasses.dataclass(frozen=True)
 class Subset(Source):
-    """Some images of another source, in the given order."""
+    """A source with some images of another source, in the order of `indices`."""
 
     source: Source
     indices: Sequence[int] | np.ndarray
@@ -261,7 +272,7 @@ class Renumbered(Source):
 
     source: Source
     class_names: tuple[str, ...]
-    number: dict[int, int]  # New index by old index; other classes are removed from the labels.
+    number: dict[int, int]  # New class index by old one; labels of other classes are removed.
     empty_classes: tuple[str, ...] = ()
 
     @property
@@ -296,7 +307,7 @@ class Renumbered(Source):
         known = self.source.known_labels()
         if known is None:
             return None
-        # The last entry maps the padding -1 to itself.
+        # The last entry, which the padding -1 selects, maps -1 to -1.
         numbers = np.full(len(self.source.class_names) + 1, -1, np.int32)
         numbers[list(self.number)] = list(self.number.values())
         table = numbers[known]
@@ -316,7 +327,12 @@ class Renumbered(Source):
 
 
 def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
-    """Returns the source with the class indices of `class_names`, matched by name.
+    """Returns the source with class indices that follow the names in `class_names`.
+
+    Args:
+      source: the source.
+      class_names: class names of the training data.
+      name: name of the data in errors, such as "test".
 
     Raises:
       UserError: the source has a class that is not in `class_names`.
@@ -346,7 +362,7 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
 def check_labelled(source: Source, name: str) -> None:
     """Raises UserError if an example has no label.
 
-    Checks all examples if labels are known without reading images, else only a few.
+    If labels are known without reading images, all examples are checked, else only a few.
     """
     table = source.known_labels()
     if table is None:
@@ -362,7 +378,7 @@ def check_labelled(source: Source, name: str) -> None:
         )
 
 
-# For each field: the end of an error message if the data lack it, with ways to provide it.
+# For each field, ways to provide it: the end of the error message if the data lack the field.
 REMEDIES = {
     TEXT: "captions: give a CSV or JSON lines with a column of captions (data.source=csv), "
     "prepared pairs (data.source=tfds), or pass pairs of images and captions",
@@ -377,19 +393,19 @@ REMEDIES = {
 
 
 def check_fields(source: Source, names: Sequence[str], split: str) -> None:
-    """Raises UserError unless the examples of a split have fields with these names."""
+    """Raises UserError if the examples of a split lack a field with one of these names."""
     for name in names:
         if name not in source.fields:
             raise UserError(f"the {split} data have no {REMEDIES.get(name, name)}")
 
 
 def of_classes(source: Source, names: Sequence[str]) -> Renumbered:
-    """Returns the images of the classes `names`; their new indices are in this order.
+    """Returns a source with the images of the classes `names`, which get the indices 0, 1, 2, ...
 
     Raises:
-      UserError: a class does not exist or is named twice, or there are no images of these classes.
+      UserError: a class does not exist or occurs twice in `names`, or these classes have no images.
     """
-    names = tuple(map(str, names))  # A config may contain (5, 6) for digits.
+    names = tuple(map(str, names))  # For the classes of digits a config may contain numbers.
     if len(set(names)) < len(names):
         raise UserError(f"data.classes names a class twice: {', '.join(names)}")
     for name in names:

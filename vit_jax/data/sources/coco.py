@@ -1,4 +1,4 @@
-"""Images with objects from a COCO file: boxes, and masks that pycocotools decodes."""
+"""Images with boxes and masks of objects from a COCO file; pycocotools decodes the masks."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from vit_jax.data.sources.pairs import DEV, SAMPLES, folder_of, shortened
 from vit_jax.data.sources.slices import groups_by_path, shuffled
 from vit_jax.errors import UserError, as_text
 
-IN_SPLIT = "_annotations.coco.json"  # Roboflow's file in the folder of a split.
+IN_SPLIT = "_annotations.coco.json"  # Name of Roboflow's COCO file in the folder of a split.
 EMPTY = "boxes without area"
 FORM = 'COCO\'s form is {"images": [...], "annotations": [...], "categories": [...]}'
 
@@ -34,11 +34,11 @@ class Coco(Source):
       root: folder of the images; it ends with a slash.
       files: paths of the images, relative to the root.
       shapes: height and width of each image, int64 `[images, 2]`.
-      starts: index of each image's first object, then the total number of objects, int64 `[images +
-        1]`.
-      objects: corners, labels, crowds and areas of all objects.
-      fields: names among `boxes`, `instances` and `mask`.
-      segmentations: COCO's `segmentation` of each object; empty if no field needs them.
+      starts: index of each image's first object in `objects`, followed by the total number of
+        objects, int64 `[images + 1]`.
+      objects: corners, labels, crowds and areas of the objects of all images.
+      fields: the requested fields: some of `boxes`, `instances` and `mask`.
+      segmentations: COCO's `segmentation` of each object; empty if only boxes are requested.
     """
 
     file: str
@@ -101,7 +101,7 @@ class Coco(Source):
         for index in spread(len(self), SAMPLES):
             try:
                 image = open_image(self[index].image)
-            except (Unreadable, OSError):  # The pipeline counts and replaces unreadable images.
+            except (Unreadable, OSError):  # Ignored: the pipeline counts and replaces these images.
                 continue
             height, width = self.shapes[index].tolist()
             check_size((height, width), (image.height, image.width), self.describe(index))
@@ -135,7 +135,7 @@ class Listed(NamedTuple):
 
 
 def open_coco(split: str, options: SourceOptions) -> Coco:
-    """Opens a split.
+    """Opens a split of a COCO data set.
 
     If the field `mask` is required, `background` is added as the first class.
 
@@ -158,10 +158,10 @@ def open_coco(split: str, options: SourceOptions) -> Coco:
 
 
 def splits_at(path: str) -> dict[str, Listed]:
-    """Returns the COCO files of a folder by split; a single file is the split `all`.
+    """Returns the COCO file of each split in a folder. If `path` is a file, its split is `all`.
 
     Raises:
-      UserError: there is no COCO file, or a split has several.
+      UserError: there is no COCO file, or a split has several COCO files.
     """
     if path.lower().endswith(".json"):
         folder = os.path.join(os.path.dirname(path), "")
@@ -172,7 +172,7 @@ def splits_at(path: str) -> dict[str, Listed]:
     for file, stem in files.items():
         if (split := split_name(stem)) is None:
             continue
-        bare = re.sub(r"\d+$", "", split)  # `train` for train2017.
+        bare = re.sub(r"\d+$", "", split)  # train2017 becomes train.
         if bare in splits:
             raise UserError(
                 f"{path} has two COCO files of the split {bare}: {splits[bare].file} and {file}; "
@@ -190,14 +190,18 @@ def splits_at(path: str) -> dict[str, Listed]:
 
 
 def _stem(file: str) -> str:
-    """Returns the part of a COCO file's path that may name its split."""
+    """Returns the part of a COCO file's path that may be the name of its split."""
     folder, name = os.path.split(file)
     stem = os.path.basename(folder) if name == IN_SPLIT else os.path.splitext(name)[0]
     return stem.removeprefix("instances_")
 
 
 def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
-    """Returns a COCO file with the folders to search for its images: its own and some in `root`."""
+    """Returns a COCO file with the folders that may contain its images.
+
+    They are the file's own folder, and folders in `root`: `stem`, `images/stem`, the given folders,
+    `images`, and `root` itself.
+    """
     inner = (stem, f"images/{stem}", *folders, "images", "")
     return Listed(
         file,
@@ -206,7 +210,7 @@ def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
 
 
 def _json_files(root: str) -> list[str]:
-    """Returns the JSON files in the usual locations of COCO files."""
+    """Returns the JSON files in the usual locations of COCO files below `root`."""
     folders = [root, os.path.join(root, "annotations")]
     files = [
         os.path.join(folder, name)
@@ -246,7 +250,7 @@ def _read(file: str) -> Mapping[str, Any]:
 
 
 def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) -> Coco:
-    """Returns the source of a COCO file's content."""
+    """Returns the source for the content of a COCO file."""
     images = content["images"]
     files = tuple(str(image["file_name"]) for image in images)
     shapes = np.array([(image["height"], image["width"]) for image in images], np.int64)
@@ -281,9 +285,11 @@ def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) 
 
 
 def _boxes(file: str, annotations: Sequence[Mapping], number: Mapping[int, int]) -> Boxes:
-    """Returns the boxes of annotations.
+    """Converts COCO's annotations to `Boxes`.
 
     Args:
+      file: the COCO file, for errors.
+      annotations: the annotations.
       number: class index by category id.
 
     Raises:
@@ -302,7 +308,7 @@ def _boxes(file: str, annotations: Sequence[Mapping], number: Mapping[int, int])
 
 
 def _in_order(file: str, content: Mapping[str, Any]) -> tuple[list[Mapping], np.ndarray]:
-    """Sorts annotations by image; returns them and the image index of each."""
+    """Sorts annotations by image; returns the annotations and the image index of each of them."""
     index = {image["id"]: number for number, image in enumerate(content["images"])}
     annotations = content["annotations"]
     if others := [one for one in annotations if one["image_id"] not in index]:
@@ -321,8 +327,10 @@ def _classes(
     """Returns the class names, and the class index by category id.
 
     Args:
+      file: the COCO file, for errors.
+      content: the content of the COCO file.
       masks: add `background` as the first class.
-      class_names: class names of the training data; None: these are the training data.
+      class_names: class names of the training data; None: the file is the training data.
 
     Raises:
       UserError: the training data lack a class of this file.
@@ -338,12 +346,13 @@ def _classes(
 
 
 def _check_within(file: str, corners: np.ndarray, most: np.ndarray, images: list[str]) -> None:
-    """Raises UserError if a box exceeds its image by more than one pixel (rounding).
+    """Raises UserError if a box exceeds its image by more than one pixel, which rounding explains.
 
     Args:
-      corners: left, top, right and bottom, `[boxes, 4]`.
-      most: maximum values of `corners`, `[boxes, 4]`.
-      images: the image of each box.
+      file: the COCO file, for errors.
+      corners: left, top, right and bottom of each box, `[boxes, 4]`.
+      most: maximum values of `corners`, by the size of the image, `[boxes, 4]`.
+      images: the image of each box, for errors.
     """
     outside = ((corners < -TOLERANCE) | (corners > most + TOLERANCE)).any(1)
     if not outside.any():
@@ -402,7 +411,8 @@ def _pixels(segmentation: list | dict, height: int, width: int, image: str) -> n
     """Decodes the mask of an object, bool `[height, width]`.
 
     Args:
-      segmentation: polygons, or run lengths as a list or as compressed text.
+      segmentation: polygons, or a run-length encoding as a list or as compressed text.
+      height, width: size of the image in pixels.
       image: name of the image, for errors.
     """
     from pycocotools import mask

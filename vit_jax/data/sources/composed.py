@@ -1,15 +1,17 @@
-"""Unlimited composed images: objects scattered on clutter, or one object that fills the image.
+"""Unlimited composed images of digits or characters: scattered on clutter, or one in the centre.
 
-A scattered image contains one large object, which defines the label, and smaller ones. Behind them
-are faint fragments and bars, a texture and noise (`vit_jax.data.scenes`). A centred image has a
-single object on texture and noise, which a small Transformer learns within some hundred steps.
+A scattered image contains one large object, which defines the label, and smaller objects. Behind
+the objects are faint fragments and bars, a texture and noise (`vit_jax.data.scenes`). A centred
+image has a single large object on texture and noise. A small Transformer learns to classify centred
+images within some hundred steps.
 
-A caption counts the objects: "a large 7 with two 3s and a 5". A mask has the class of each pixel
-that an object covers by at least half. Boxes enclose the visible pixels of each object.
+A caption lists the objects with their numbers: "a large 7 with two 3s and a 5". In a mask, a pixel
+has the class of the object that covers at least half of it. Boxes enclose the visible pixels of
+each object.
 
-Image k of a split depends only on k: the first 1,000 images are part of the first 1,000,000. The
-image size is the resolution of the drawing; the scene does not depend on it. Images are cached in
-the user's cache folder, from which they are read a hundred times faster.
+Image k of a split depends only on k. For example, the first 1,000 images are part of the first
+1,000,000. The image size is only the resolution of the drawing; it does not change the scene.
+Images are cached in the user's cache folder; reading them from there is a hundred times faster.
 """
 
 import dataclasses
@@ -48,27 +50,28 @@ from vit_jax.data.sources.slices import split_range
 from vit_jax.errors import UserError, nearest
 
 IMAGES = {"train": 10_000_000, "dev": 10_000, "test": 10_000}
-SIZES = range(16, 225)  # Pixels.
-# Collections of objects. Random keys depend on their positions, so the order must not change.
+SIZES = range(16, 225)  # Supported image sizes in pixels.
+# Collections of objects. A collection's index is part of the random keys. Therefore the order of
+# the collections must not change.
 COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian", "letters")
-# The order of layouts must not change either, for the same reason.
+# The order of the layouts must not change either, for the same reason.
 LAYOUTS = {
     "scattered": Layout((40000, 60000), (1, FRAGMENTS), (0, BARS), (1, SMALLER)),
     "centred": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
 }
-COUNTS = ("no", "a", "two", "three", "four")  # Numbers from 0 to 4 in captions.
+COUNTS = ("no", "a", "two", "three", "four")  # Words for the numbers 0 to 4 in captions.
 GLYPHS = Path(__file__).parent.parent / "glyphs"
 
 
 @dataclasses.dataclass(frozen=True)
 class Composed(Source):
-    """Images of a collection's objects, each a function of its index.
+    """Composed images of the objects of a collection; an image depends only on its index.
 
     Attributes:
       layout: a name in `LAYOUTS`.
       images: indices of the images in the split.
-      fields: names of the examples' fields. With masks, the first class is the background, and
-        images have no labels.
+      fields: names of the examples' fields. With the field `mask`, the first class is the
+        background, and images have no labels.
     """
 
     layout: str
@@ -121,14 +124,14 @@ class Composed(Source):
         return values
 
     def objects(self, index: int) -> Objects:
-        """Returns an image's objects, from back to front, and their visible pixels."""
+        """Returns the objects in an image, from back to front, and their visible pixels."""
         scene, parts, _ = self._compose(index)
         return objects(scene, parts, self.image_size)
 
     def _pixels(self, index: int) -> np.ndarray:
-        """Returns the object and the class visible at each pixel, uint8 `[size, size, 2]`.
+        """Returns the object and the class at each pixel, uint8 `[size, size, 2]`.
 
-        Both are counted from 1; 0 is the background.
+        Objects and classes are counted from 1; 0 is the background.
         """
         name = _kept_name(self.layout, self.collection, self.split, self.image_size)
         kept = kept_images(f"{name}-objects", self.image_size, 2)
@@ -160,7 +163,12 @@ class Composed(Source):
 
 
 def composed(layout: str, split: str, options: SourceOptions) -> Composed:
-    """Returns a slice of the images of a collection (`options.path`) in a layout of `LAYOUTS`.
+    """Opens composed images.
+
+    Args:
+      layout: a name in `LAYOUTS`.
+      split: name of the split, with a slice such as `train[:50000]`.
+      options: `path` is the name of the collection.
 
     Raises:
       UserError: the collection, split or slice does not exist, or the image size is unsupported.
@@ -190,7 +198,7 @@ def boxes_of(numbers: np.ndarray, classes: np.ndarray) -> Boxes:
     """Returns the boxes and masks of visible objects.
 
     Args:
-      numbers: the object at each pixel, counted from 1, `[size, size]`; 0: none.
+      numbers: the object at each pixel, counted from 1, `[size, size]`; 0: no object.
       classes: the class of each pixel, `[size, size]`.
     """
     present = np.unique(numbers[numbers > 0])
@@ -204,7 +212,7 @@ def boxes_of(numbers: np.ndarray, classes: np.ndarray) -> Boxes:
 
 
 def caption_of(scene: Scene, class_names: Sequence[str]) -> str:
-    """Returns a caption with the counts of a scene's objects, the main object first."""
+    """Returns the caption of a scene, such as "a large 7 with two 3s and a 5"."""
     main = cast("int", scene.items[scene.main].label)
     counts = Counter(item.label for item in scene.items if item.label is not None)
     counts[main] -= 1
@@ -245,7 +253,7 @@ def kept_characters() -> dict[str, str]:
 
 @functools.cache
 def parts_of(collection: str, split: str) -> Parts:
-    """Returns the drawings for a split's images; splits share no drawings."""
+    """Returns the drawings for the images of a split; each drawing is used in one split only."""
     cells, labels = (scans if collection == "digits" else glyphs)(collection, split)
     order = np.argsort(labels, kind="stable")
     count = np.bincount(labels, minlength=len(class_names(collection)))
@@ -254,7 +262,7 @@ def parts_of(collection: str, split: str) -> Parts:
 
 @functools.cache
 def _kept_name(layout: str, collection: str, split: str, size: int) -> str:
-    """Returns the name of the cache file; it changes with the code and the drawings."""
+    """Returns the name of the cache file, with a hash of the code and the drawings."""
     made_of = hashlib.blake2b(digest_size=8)
     for code in (scenes.__file__, __file__):
         made_of.update(Path(code).read_bytes())
@@ -264,14 +272,14 @@ def _kept_name(layout: str, collection: str, split: str, size: int) -> str:
 
 
 def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns scans, uint8 `[scans, 32, 32]`, and their digits.
+    """Returns scans of handwritten digits, uint8 `[scans, 32, 32]`, and the digit of each scan.
 
-    The test scans are the test split of the source `digits`.
+    The scans of the split test are the test split of the source `digits`.
     """
     source = digits("test" if split == "test" else "train")
     chosen = {"train": slice(0, 1257), "dev": slice(1257, None), "test": slice(None)}[split]
     grey = source.images[chosen, :, :, 0].astype(np.int64)
-    # Upsample each side by four, then sharpen the edges of the ink to a width of two pixels.
+    # Enlarge the scans by four, and sharpen the edges of the ink to a width of two pixels.
     for axis in (1, 2):
         places = 2 * np.arange(CELL) - 3
         near, share = places >> 3, places & 7
@@ -284,8 +292,8 @@ def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns characters drawn in several fonts, uint8 `[drawings, 32, 32]`, and their classes.
 
-    Of each character's drawings, a quarter is in the split test and one in dev. The fonts in these
-    splits vary between characters.
+    The drawings of a character are divided between the splits: a quarter is in test, one drawing is
+    in dev, and all others are in train. Which fonts are in test and dev varies between characters.
     """
     sheet = np.asarray(Image.open(GLYPHS / "glyphs.png")).astype(np.uint8)
     sheet = sheet.reshape(sheet.shape[0] // CELL, CELL, -1, CELL).swapaxes(1, 2) * 85
@@ -307,7 +315,7 @@ def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kind(layout: str, about: str) -> SourceKind:
-    """Returns the source kind for the images of a layout."""
+    """Returns the `SourceKind` of composed images with this layout."""
     return SourceKind(
         layout,
         about,

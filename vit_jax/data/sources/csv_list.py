@@ -1,4 +1,4 @@
-"""Image files listed in a CSV or JSON lines file, with labels or captions in each row."""
+"""Image files listed in a CSV or JSON lines file; each row contains a file's labels or captions."""
 
 import csv
 import dataclasses
@@ -32,27 +32,30 @@ FILE_COLUMNS = {
     "image_path",
     "img",
 }
-LABEL_COLUMNS = {  # Not read as captions, unless `data.caption_key` names them.
+LABEL_COLUMNS = {  # Columns with these names are captions only if `data.caption_key` names them.
     *("label", "labels", "class", "classes"),
     *("category", "categories", "target", "targets"),
 }
-LISTS = (".csv", ".jsonl")  # Suffixes of lists.
+LISTS = (".csv", ".jsonl")  # Suffixes of files that list images.
 AGAIN = "rows of a file listed before with the same labels or captions"
-LOOKED_AT = 100  # At least one of this many first files must exist.
+LOOKED_AT = 100  # At least one of the first 100 listed files must exist.
 
 
 @dataclasses.dataclass(frozen=True)
 class CsvList(Captioned):
-    """Image files with their labels, in the order of the CSV; paths are relative to its folder."""
+    """Image files in the order of a CSV, with their labels.
+
+    Paths are relative to the folder of the CSV.
+    """
 
     root: str
     files: tuple[str, ...]
     table: np.ndarray  # int32 [images, max_labels], padded with -1.
     class_names: tuple[str, ...]
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    # For each column name, the cell of each file.
+    # For each column name: the content of the column by file.
     columns: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    captions: tuple[tuple[str, ...], ...] = ()  # Of each file; empty: captions are not read.
+    captions: tuple[tuple[str, ...], ...] = ()  # Captions of each file; empty: not read.
 
     @property
     def max_labels(self):
@@ -96,23 +99,23 @@ class CsvList(Captioned):
 
 
 class _Columns(NamedTuple):
-    """Indices of the columns in a row."""
+    """Indices of the columns of a CSV, by their meaning."""
 
     file: int
     labels: list[int]
     split: int | None
-    rows: int  # Header rows before the first image.
+    rows: int  # Number of header rows before the first image.
     caption: int | None = None
 
 
 class _Listed(NamedTuple):
-    """The labels and captions of a file, as ordered dict keys."""
+    """The labels and captions of a file, as keys of dictionaries: each once, in order."""
 
     labels: dict[str, None]
     captions: dict[str, None]
 
     def add(self, other: "_Listed") -> bool:
-        """Adds the values of another row of the file; returns True if some are new."""
+        """Adds labels and captions of another row for the same file; returns True if any is new."""
         before = len(self.labels) + len(self.captions)
         self.labels.update(other.labels)
         self.captions.update(other.captions)
@@ -120,11 +123,11 @@ class _Listed(NamedTuple):
 
 
 def open_csv(split: str, options: SourceOptions) -> CsvList:
-    """Opens a split: `SPLIT.csv` in a folder, or the rows of one CSV.
+    """Opens a split: the file `SPLIT.csv` in a folder, or the rows of a split in one CSV.
 
     Raises:
-      UserError: the CSV does not exist or cannot be read, none of its first images exists, or it
-        lacks the required columns.
+      UserError: the CSV does not exist, cannot be read or lacks required columns, or none of its
+        first images exists.
     """
     path, whole = _file_of(options.path, split)
     rows = _read(path, caption_keys(options.caption_key) if TEXT in options.fields else ())
@@ -161,13 +164,13 @@ def _listed(
     """Collects the files of a split with their labels and captions.
 
     Args:
-      path: the CSV.
-      rows: its rows.
-      columns: indices of its columns.
+      path: path of the CSV, for errors.
+      rows: rows of the CSV.
+      columns: indices of the columns.
       split: name of the split; None: all rows.
 
     Returns:
-      The values of each file, and the number of skipped rows by reason.
+      The labels and captions of each file, and the number of skipped rows by reason.
 
     Raises:
       UserError: a row has an empty file name.
@@ -199,7 +202,7 @@ def _values(row: list[str], columns: _Columns) -> _Listed:
 def _captions(
     path: str, listed: Mapping[str, _Listed], columns: _Columns
 ) -> tuple[tuple[str, ...], ...]:
-    """Returns the captions of each file; empty if captions are not required.
+    """Returns the captions of each file; () if captions are not required.
 
     Raises:
       UserError: a caption is empty.
@@ -213,7 +216,13 @@ def _captions(
 
 
 def _is_of_split(row: list[str], place: int | None, split: str | None) -> bool:
-    """Returns True if the cell at index `place` names the split, or if `split` is None."""
+    """Returns True if a row belongs to a split.
+
+    Args:
+      row: cells of the row.
+      place: index of the column with the split's name; None: there is no such column.
+      split: name of the split; None: all rows belong to it.
+    """
     if split is None or place is None:
         return True
     cell = _cell(row, place)
@@ -221,7 +230,7 @@ def _is_of_split(row: list[str], place: int | None, split: str | None) -> bool:
 
 
 def _file_of(path: str, split: str) -> tuple[str, bool]:
-    """Returns the CSV of a split, and whether the split contains all its rows."""
+    """Returns the CSV of a split, and True if all rows of the CSV belong to the split."""
     if not path:
         raise UserError("data.path is empty: give a CSV, or a folder with train.csv and test.csv")
     if path.lower().endswith(LISTS):
@@ -240,7 +249,7 @@ def _file_of(path: str, split: str) -> tuple[str, bool]:
 
 
 def _refuse_archives(folder: str) -> None:
-    """Raises UserError for a folder of tars or Parquet files."""
+    """Raises UserError for a folder of tar or Parquet files, which must be converted first."""
     if any(name.endswith((".tar", ".parquet")) for name in os.listdir(folder)):
         raise UserError(
             f"{folder} contains tars or Parquet files (data.path): convert them first with "
@@ -249,10 +258,13 @@ def _refuse_archives(folder: str) -> None:
 
 
 def _read(path: str, texts: Sequence[str] = ()) -> list[list[str]]:
-    """Returns the rows of a CSV; cells are separated by commas, semicolons or tabs.
+    """Returns the rows of a CSV or JSON lines file.
+
+    The cells of a CSV are separated by commas, semicolons or tabs.
 
     Args:
-      texts: keys of JSON lines whose values must be texts or lists of texts.
+      path: path of the file.
+      texts: keys of JSON lines; their values must be texts or lists of texts.
     """
     try:
         content = read_file(path)
@@ -267,7 +279,7 @@ def _read(path: str, texts: Sequence[str] = ()) -> list[list[str]]:
     delimiter = next((mark for mark in ",;\t" if mark in first), ",")
     rows: list[list[str]] = []
     try:
-        # Not strict, a cell whose quote is not closed would contain all rows behind it.
+        # With strict=False a cell with a quote that is not closed would contain all later rows.
         for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True):
             rows.append(row)
     except csv.Error as error:
@@ -279,10 +291,10 @@ def _read(path: str, texts: Sequence[str] = ()) -> list[list[str]]:
 
 
 def _read_json_lines(path: str, content: bytes, texts: Sequence[str]) -> list[list[str]]:
-    """Converts JSON lines to a header and rows of text cells; lists become several rows.
+    """Converts JSON lines to a header and rows of texts; a line with lists becomes several rows.
 
     Raises:
-      UserError: a line is not a JSON object, or has other values of `texts`.
+      UserError: a line is not a JSON object, or a key in `texts` has a value of another type.
     """
     lines = content.decode("utf-8-sig", "surrogateescape").split("\n")
     examples = [
@@ -294,14 +306,14 @@ def _read_json_lines(path: str, content: bytes, texts: Sequence[str]) -> list[li
     rows = [header]
     for example in examples:
         values = [_as_cells(example.get(key)) for key in header]
-        # One row per item of the longest list; single values are repeated.
+        # There is a row for each item of the longest list; values that are not lists are repeated.
         for place in range(max(map(len, values))):
             rows.append([cells[min(place, len(cells) - 1)] for cells in values])
     return rows
 
 
 def _as_cells(value: Any) -> list[str]:
-    """Converts a JSON value, or each value of a list, to text."""
+    """Converts a JSON value to a list of texts: the items of a list, or the single value."""
     values = value if isinstance(value, list) else [value]
     return ["" if one is None else str(one) for one in values] or [""]
 
@@ -310,7 +322,7 @@ def _json_object(line: str, place: str, texts: Sequence[str]) -> dict[str, Any]:
     """Parses a line as a JSON object.
 
     Raises:
-      UserError: the line is not a JSON object, or has other values of `texts`.
+      UserError: the line is not a JSON object, or a key in `texts` has a value of another type.
     """
     try:
         content = json.loads(line)
@@ -330,11 +342,12 @@ def _caption_column(
 ) -> int | None:
     """Returns the index of the caption column; None if captions are not required.
 
-    It is the column named `options.caption_key`. With the default key, it may also be `captions` or
-    `text`, or else the only column besides those of files and splits.
+    The caption column has the name `options.caption_key`. If this option has its default, the
+    column may also be named `captions` or `text`. If no column has such a name, it is the only
+    column besides the columns of files and splits.
 
     Raises:
-      UserError: the column does not exist, or the only column has a name for labels.
+      UserError: the column does not exist, or the only further column has a name for labels.
     """
     if TEXT not in options.fields:
         return None
@@ -354,7 +367,7 @@ def _caption_column(
 
 
 def _other_columns(rows: list[list[str]], columns: _Columns) -> list[int]:
-    """Returns the indices of all columns except those of files and splits."""
+    """Returns the indices of all columns that contain neither files nor splits."""
     cells = len(rows[0]) if columns.rows else max(map(len, rows))
     return [place for place in range(cells) if place not in (columns.file, columns.split)]
 
@@ -362,7 +375,7 @@ def _other_columns(rows: list[list[str]], columns: _Columns) -> list[int]:
 def _check_cells(path: str, rows: list[list[str]], columns: _Columns) -> None:
     """Raises UserError if a row of captions has more cells than the header.
 
-    This detects unquoted captions with commas, which would be cut off at the first comma.
+    Such a row has an unquoted caption with a comma, which would be cut off at the comma.
     """
     if columns.caption is None or not columns.rows:
         return
@@ -376,7 +389,10 @@ def _check_cells(path: str, rows: list[list[str]], columns: _Columns) -> None:
 
 
 def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Columns:
-    """Finds the columns by the header; without a header the file comes first, then the labels."""
+    """Finds the columns by the names in the header.
+
+    Without a header, the first column contains the files, and the other columns the labels.
+    """
     if not rows:
         raise UserError(f"{path} is empty: write a row FILE,LABEL for each image")
     header = _header(rows)
@@ -399,18 +415,19 @@ def _label_columns(
 ) -> list[int]:
     """Returns the indices of the label columns.
 
-    They are the columns named `label_key`, with an optional number or "s" at the end, or else the
-    only column besides those of files and splits.
+    Label columns have the name `label_key`, optionally with a number or "s" at the end. If no
+    column has such a name, the only column besides the columns of files and splits is the label
+    column.
 
     Args:
-      path: the CSV.
-      rows: its rows, with a header.
-      file: index of the file column.
-      split: index of the split column, or None.
+      path: path of the CSV, for errors.
+      rows: rows of the CSV, with a header.
+      file: index of the column of files.
+      split: index of the column of splits, or None.
       label_key: name of the label column.
 
     Raises:
-      UserError: there is no such column.
+      UserError: no column contains the labels.
     """
     header = _header(rows)
     others = [place for place in range(len(header)) if place not in (file, split)]
@@ -428,7 +445,7 @@ def _label_columns(
 
 
 def _check_first_row(path: str, row: list[str]) -> None:
-    """Raises UserError unless the first row is a known header or starts with an image."""
+    """Raises UserError if the first row is neither a known header nor a row with an image."""
     file = _cell(row, 0)
     if why_left_out(file) and not os.path.exists(os.path.join(os.path.dirname(path), file)):
         raise UserError(
@@ -440,7 +457,10 @@ def _check_first_row(path: str, row: list[str]) -> None:
 def _group_columns(
     path: str, rows: list[list[str]], columns: _Columns, listed: Collection[str], groups: Any
 ) -> dict[str, dict[str, str]]:
-    """Returns the cells of the column that `data.groups` names, by file; empty without a column."""
+    """Returns the column that `data.groups` names, as cell by file and by column name.
+
+    The result is empty if `data.groups` does not name a column.
+    """
     key = groups.strip().lower() if isinstance(groups, str) and columns.rows else None
     header = _header(rows)
     if key not in header:
@@ -454,7 +474,7 @@ def _group_columns(
 
 
 def _file(row: list[str], columns: _Columns) -> str:
-    """Returns the file of a row; `./a.png` and `a.png` are one file."""
+    """Returns the file name in a row, normalized: `./a.png` becomes `a.png`."""
     file = _cell(row, columns.file)
     return re.sub(r"(^|(?<=/))(\./+)+", "", file)
 
@@ -464,7 +484,7 @@ def _cell(row: list[str], place: int) -> str:
 
 
 def _check_names(path: str, labels: list[list[str]]) -> None:
-    """Raises UserError if no image has a label, or if labels are columns of zeros and ones."""
+    """Raises UserError if no image has a label, or if each class has a column of zeros and ones."""
     if not any(labels):
         raise UserError(
             f"{path} has no labels, and the objective needs them: write them behind the file"
@@ -479,7 +499,7 @@ def _check_names(path: str, labels: list[list[str]]) -> None:
 
 
 def _class_names(labels: list[list[str]]) -> tuple[str, ...]:
-    """Returns the sorted names of all classes; sorted by value if all are numbers."""
+    """Returns the names of all classes, sorted; numbers are sorted by their value."""
     names = {as_text(name) for row in labels for name in row}
     by_value = all(re.fullmatch(r"\d{1,18}", name) for name in names)
     return tuple(sorted(names, key=(lambda name: (int(name), name)) if by_value else None))
@@ -503,7 +523,10 @@ def _table(
 
 
 def _check_there(path: str, source: CsvList) -> None:
-    """Raises UserError if none of the first files exists; with captions, if any file is missing."""
+    """Raises UserError if none of the first files exists.
+
+    If the CSV contains captions, all files must exist.
+    """
     if "://" in path:
         return
     first = [source._path(index) for index in range(min(LOOKED_AT, len(source)))]
@@ -532,7 +555,7 @@ def _check_all_there(path: str, source: CsvList) -> None:
 
 
 def lists_files(path: str) -> bool:
-    """Returns True if a CSV lists images: it has a file column, or its first row has an image."""
+    """Returns True if a CSV lists images: it has a column of files or starts with an image."""
     try:
         _columns(path, _read(path), None)
     except UserError:
@@ -541,13 +564,12 @@ def lists_files(path: str) -> bool:
 
 
 def value_columns(path: str) -> list[str]:
-    """Returns the names of a CSV's columns, except files and splits, in lower case.
+    """Returns the names, in lower case, of a CSV's columns besides files and splits.
 
-    Returns:
-      The names; empty if the CSV has no header.
+    The list is empty if the CSV has no header.
 
     Raises:
-      UserError: the CSV cannot be read, or has no file column.
+      UserError: the CSV cannot be read, or has no column of files.
     """
     rows = _read(path)
     columns = _columns(path, rows, None)
@@ -558,14 +580,14 @@ def value_columns(path: str) -> list[str]:
 
 
 def split_files(path: str) -> dict[str, str]:
-    """Returns the CSV of each split, in order.
+    """Returns the CSV of each split.
 
     Args:
-      path: a folder of CSVs named like splits; or a CSV with split names in the column `split`.
-        Without this column, all rows belong to the split `all`.
+      path: a folder of CSVs with the names of splits, such as train.csv; or a CSV with the column
+        `split`. In a CSV without this column, all rows belong to the split `all`.
 
     Raises:
-      UserError: the CSV cannot be read, or has no file column.
+      UserError: the CSV cannot be read, or has no column of files.
     """
     if os.path.isdir(path):
         return _split_files_in(path)
@@ -578,7 +600,7 @@ def split_files(path: str) -> dict[str, str]:
 
 
 def _split_files_in(folder: str) -> dict[str, str]:
-    """Returns the CSVs in a folder that are named like splits, by split."""
+    """Returns the CSVs in a folder that have the name of a split, by split."""
     files = {}
     for name in sorted(os.listdir(folder)):
         stem, suffix = os.path.splitext(name)
@@ -588,7 +610,7 @@ def _split_files_in(folder: str) -> dict[str, str]:
 
 
 def _is_whole(path: str) -> bool:
-    """Returns True for a CSV without a split column."""
+    """Returns True for a CSV without a column of splits."""
     return path.lower().endswith(LISTS) and _columns(path, _read(path), None).split is None
 
 

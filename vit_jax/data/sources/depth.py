@@ -16,7 +16,7 @@ class Depths(Pairs):
     """Images with depth maps.
 
     Attributes:
-      scale: metres per unit of PNG values.
+      scale: factor from the values of PNG files to metres.
     """
 
     fields = (DEPTH,)
@@ -33,11 +33,11 @@ class Depths(Pairs):
 
 
 def open_depths(split: str, options: SourceOptions) -> Depths:
-    """Opens a split.
+    """Opens a split of images with depth maps.
 
     Raises:
-      UserError: there are no folders of images and depth maps, the split does not exist, or an
-        image has no depth map or one of a different size.
+      UserError: there are no folders of images and depth maps, the split does not exist, an image
+        has no depth map, or an image and its depth map differ in size.
     """
     root = folder_of(options.path)
     _, splits = _layout(root)

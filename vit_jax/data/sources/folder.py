@@ -24,18 +24,19 @@ from vit_jax.data.sources.kind import SourceKind
 from vit_jax.data.sources.slices import groups_by_path, stratified
 from vit_jax.errors import UserError, as_text
 
-PART = 4096  # Files whose sizes one thread reads.
+PART = 4096  # Number of files whose sizes are read by one thread.
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder(Source):
     """Image files in `<root>/<split>/<class>/`, or in `<root>/<class>/` for the split `all`.
 
-    Images without labels may be in any subfolder. `folder_rules` defines which folders and files
-    are skipped. Files are sorted by path; slices are stratified by class, or by folder.
+    If labels are not required, images may be in any subfolder. `folder_rules` defines which folders
+    and files are skipped. Files are sorted by path. Each class, or each folder, has the same share
+    of its images in a slice.
     """
 
-    root: str  # Prefix of `files`; the rest of each path is the same in copies of the folder.
+    root: str  # Prefix of the paths in `files`. It may differ between copies of the folder.
     files: tuple[str, ...]
     labels: tuple[int, ...]
     class_names: tuple[str, ...]
@@ -56,18 +57,18 @@ class Folder(Source):
         labels: bool = True,
         only: tuple[str, ...] = (),
     ) -> "Folder":
-        """Lists the files.
+        """Lists the files of a split.
 
         Args:
           root: a local path, or a URL that fsspec reads (`gs://`, `s3://`).
           split: name of a folder in `root`, ignoring case (`train` also finds `Train`), or `all`.
-          class_names: class names of the training split; None: the folders are the classes.
+          class_names: class names of the training split; None: the names of the folders.
           labels: labels are required.
-          only: names of folders that the user has named as classes.
+          only: names of folders that the user has chosen as classes.
 
         Raises:
-          UserError: the folder does not exist or has no images, or it is ambiguous which folders
-            are classes.
+          UserError: the folder does not exist or has no images, or a folder may be a class as well
+            as a split.
         """
         where, paths, folders = _listed_split(root, split)
         images, left_out = sort_out(paths)
@@ -129,7 +130,7 @@ def file_sizes(root: str, files: Sequence[str]) -> list[int]:
         return [_local_size(file) for file in part]
 
     parts = [files[start : start + PART] for start in range(0, len(files), PART)]
-    with ThreadPoolExecutor(16) as pool:  # Storage may have a high latency.
+    with ThreadPoolExecutor(16) as pool:  # Many threads, because storage may have a high latency.
         return [size for entries in pool.map(sizes, parts) for size in entries]
 
 
@@ -148,7 +149,8 @@ def read_file(file: str) -> bytes:
     """
     if "://" in file:
         return _read_remote(file)
-    # Three times as fast as pathlib. O_NONBLOCK avoids waiting for the writer of a named pipe.
+    # This is three times as fast as pathlib. With O_NONBLOCK, a named pipe without a writer does
+    # not block.
     opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = os.fstat(opened)
@@ -162,11 +164,12 @@ def read_file(file: str) -> bytes:
 def walk(where: str, above: str | None = None) -> Iterator[str]:
     """Yields paths of all files below a folder; links to folders are followed.
 
-    Each folder is visited once, even if there are links to it, and by its own path rather than a
-    link.
+    Each folder is visited once, even if there are links to it. Its own path is used rather than the
+    path of a link.
 
     Args:
-      above: another folder, which is not visited.
+      where: the folder.
+      above: a folder above it, which links must not lead to.
 
     Raises:
       UserError: a folder cannot be read.
@@ -188,7 +191,7 @@ def walk(where: str, above: str | None = None) -> Iterator[str]:
 
 
 def folders_in(where: str) -> list[str]:
-    """Returns sorted paths of the folders in a folder, including links to folders.
+    """Returns the sorted paths of the subfolders of a folder, including links to folders.
 
     Raises:
       UserError: the folder cannot be read.
@@ -209,7 +212,7 @@ def _entries(folder: str) -> list[os.DirEntry]:
 def _is_folder(entry: os.DirEntry) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # A link to itself.
+    except OSError:  # For example, a link to itself.
         return False
 
 
@@ -235,13 +238,13 @@ def _list_local(where: str) -> tuple[list[str], set[str]]:
     for entry in others:
         _check_link(entry)
     files = [entry.path[start:] for entry in others]
-    for folder in folders:  # Separate walks, because two classes may link to the same folder.
+    for folder in folders:  # One walk for each: two classes may link to the same folder.
         files += [file[start:] for file in walk(folder, where)]
     return files, {folder[start:] for folder in folders}
 
 
 def _check_link(entry: os.DirEntry) -> None:
-    """Raises UserError for a broken link that may stand for a class folder."""
+    """Raises UserError for a broken link that may be a class: it is not named like an image."""
     is_class_name = not entry.name.startswith(".") and why_left_out(entry.name)
     if is_class_name and not os.path.exists(entry.path):
         raise UserError(f"{entry.path} is a broken link: fix it or remove it")
@@ -262,7 +265,7 @@ def _read_remote(file: str) -> bytes:
 
 
 def _remote(url: str):
-    """Returns a URL's file system and the path in it; fsspec caches the file system."""
+    """Returns the file system of a URL and the path in it; fsspec caches file systems."""
     import fsspec
 
     try:
@@ -274,9 +277,10 @@ def _remote(url: str):
 
 
 def _listed_split(root: str, split: str) -> tuple[str, list[str], set[str]]:
-    """Returns the folder of a split, with its files and folders as in `_list`.
+    """Returns the folder of a split, and its files and subfolders as in `_list`.
 
-    The folder has the split's exact name, or else a synonym (`split_name`).
+    The folder has the split's exact name. If no such folder exists, it has a synonym of the name
+    (`split_name`).
     """
     root = root.rstrip("/")
     where = _path_of_split(root, split)
@@ -292,10 +296,10 @@ def _path_of_split(root: str, split: str) -> str:
 
 
 def _folder_of_split(root: str, split: str) -> str:
-    """Returns the folder name in `root` that is a synonym of `split`.
+    """Returns the name of the folder in `root` that is a synonym of `split`, such as `Train`.
 
     Raises:
-      UserError: no folder or several folders match.
+      UserError: `root` has no folder with a synonym of the split's name, or several.
     """
     siblings = sorted(_list(root or "/")[1])
     named = [name for name in siblings if split_name(name) == split]
@@ -317,7 +321,15 @@ def _labelled(
     class_names: tuple[str, ...] | None,
     only: tuple[str, ...],
 ) -> tuple[list[tuple[int, str]], tuple[str, ...]]:
-    """Returns the labels and paths of the images in class folders, and the class names."""
+    """Returns the label and the path of each image in a class folder, and all class names.
+
+    Args:
+      where: folder of the split.
+      images: paths of images, relative to `where`.
+      folders: names of the folders in `where`.
+      class_names: class names of the training split; None: the names of the folders.
+      only: names of folders that the user has chosen as classes.
+    """
     names = {folder: as_text(folder) for folder in folders if not is_ignored(folder)}
     check_classes(where, {*names.values()} - {*(class_names or ()), *only})
     classes = class_names or tuple(sorted(names.values()))

@@ -1,7 +1,7 @@
 """Rules for image folders: names of splits, skipped folders and files, and the layout.
 
-They apply to all code that reads image folders: the source `folder`, `prepare`, and commands with
-image paths as arguments.
+The rules apply to all code that reads image folders: the data source `folder`, the command
+`prepare`, and commands with image paths as arguments.
 """
 
 import mimetypes
@@ -38,10 +38,10 @@ OUTSIDE = "images outside the folders of classes"
 
 
 def split_name(folder: str) -> str | None:
-    """Returns the split for a folder's name, or None.
+    """Returns the split that a folder's name stands for; None: the name of no split.
 
-    `Train` and `training_set` are `train`. Case is ignored. `val`, `valid`, `validation` and `dev`
-    are returned unchanged.
+    For example, `Train` and `training_set` stand for `train`. `val`, `valid`, `validation` and
+    `dev` stand for themselves. Case is ignored.
     """
     if not (named := SPLIT.fullmatch(folder)):
         return None
@@ -57,12 +57,12 @@ def is_ignored(folder: str) -> bool:
 
 
 def why_left_out(path: str) -> str | None:
-    """Returns the reason why a file below an image folder is skipped; None if it is not.
+    """Returns the reason why a file below an image folder is skipped; None: it is not skipped.
 
-    The reason is worded to follow a count: "20 <reason>".
+    The reason is a text that can follow a number, such as ".txt files" in "20 .txt files".
 
     Args:
-      path: path relative to the folder, with `/` between its parts.
+      path: path relative to the image folder, with `/` as the separator.
     """
     if reason := of_system(path):
         return reason
@@ -75,7 +75,7 @@ def why_left_out(path: str) -> str | None:
 
 
 def of_system(path: str) -> str | None:
-    """Returns the reason for skipping a file that a system has created; None for other files."""
+    """Returns the reason for skipping a file of an operating system; None for other files."""
     *folders, name = path.split("/")
     if any(map(is_ignored, folders)):
         return IGNORED_FOLDER
@@ -83,12 +83,12 @@ def of_system(path: str) -> str | None:
 
 
 def is_unsupported(reason: str) -> bool:
-    """Returns True if a reason of `why_left_out` is an unsupported image format."""
+    """Returns True if a result of `why_left_out` means that the image format is unsupported."""
     return reason.endswith(UNSUPPORTED)
 
 
 def sort_out(paths: Iterable[str]) -> tuple[list[str], Counter[str]]:
-    """Returns the images among the files of a folder, and counts of skipped files by reason."""
+    """Returns the image files among `paths`, and the number of skipped files by reason."""
     images, left_out = [], Counter()
     for path in paths:
         if reason := why_left_out(path):
@@ -99,7 +99,7 @@ def sort_out(paths: Iterable[str]) -> tuple[list[str], Counter[str]]:
 
 
 def in_words(left_out: Mapping[str, int], most: int = 5) -> str:
-    """Formats counts by reason, the largest first: `20 .tif images (...), 3 .txt files`."""
+    """Formats the numbers of skipped files: `20 .tif images (...), 3 .txt files`, largest first."""
     ordered = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
     rest = sum(count for _, count in ordered[most:])
     words = [f"{count:,} {reason}" for reason, count in ordered[:most]]
@@ -110,7 +110,7 @@ def check_classes(where: str, folders: Collection[str]) -> None:
     """Checks that the folders of `where` are classes.
 
     Raises:
-      UserError: some folders have names of splits, so that they are splits or ambiguous.
+      UserError: a folder has the name of a split. It may be a split or a class.
     """
     splits = sorted(filter(split_name, folders))
     if not splits:
@@ -133,16 +133,16 @@ class Entry(NamedTuple):
     """A folder in the root of a data set."""
 
     name: str
-    folders: tuple[str, ...]  # Names of its subfolders that are not ignored.
-    has_images: bool  # Directly in it.
+    folders: tuple[str, ...]  # Names of the subfolders that are not ignored.
+    has_images: bool  # The folder itself contains images, not only its subfolders.
 
 
 class Layout(NamedTuple):
-    """Interpretation of the folders in a data set's root.
+    """How the folders in a data set's root are interpreted: as splits or as classes.
 
     Attributes:
-      splits: the folder of each split, by the split's name; None: the root's folders are classes.
-      others: names of folders that are neither.
+      splits: the folder of each split, by the split's name; None: the folders are classes.
+      others: names of folders that are neither splits nor classes.
     """
 
     splits: dict[str, str] | None
@@ -153,7 +153,7 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
     """Determines if the folders in a data set's root are classes, or splits with classes in them.
 
     Raises:
-      UserError: this is ambiguous, or two folders have names of the same split.
+      UserError: both are possible, or the names of two folders stand for the same split.
     """
     named = [entry for entry in entries if split_name(entry.name)]
     others = [entry for entry in entries if not split_name(entry.name)]
@@ -173,7 +173,7 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
 
 
 def _check_split(root: str, split: Entry, entries: Collection[Entry]) -> None:
-    """Raises UserError if the only folder with a split's name may be a class."""
+    """Raises UserError if only one folder has the name of a split, and it may be a class."""
     others = [entry for entry in entries if entry != split]
     if any(entry.has_images for entry in others):
         names, beside = _listed(_names(entries)), _listed(_names(others))
@@ -189,7 +189,7 @@ def _names(entries: Collection[Entry]) -> list[str]:
 
 
 def _check_classes(root: str, entries: Collection[Entry]) -> None:
-    """Raises UserError if folders not named like splits may be splits as well as classes."""
+    """Raises UserError if folders without the name of a split may be splits as well as classes."""
     if split_name(os.path.basename(os.path.abspath(root))):
         return
     inner = {folder for entry in entries if not entry.has_images for folder in entry.folders}

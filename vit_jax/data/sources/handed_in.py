@@ -1,4 +1,4 @@
-"""Data sets passed in from Python: arrays, Hugging Face or torch data sets, or any sequence."""
+"""Data sets that the caller passes in: arrays, Hugging Face or torch data sets, any sequence."""
 
 import dataclasses
 import io
@@ -25,7 +25,7 @@ IMAGE_KEYS, LABEL_KEYS = (
     ("label", "labels", "target"),
 )
 MOST_CLASSES = 2**24
-GREY, GREY_ALPHA, RGB, RGBA = 1, 2, 3, 4  # Channels of an image.
+GREY, GREY_ALPHA, RGB, RGBA = 1, 2, 3, 4  # Number of channels of each kind of image.
 PNG_MODES = ("I;16", "P", "L", "LA", "RGB", "RGBA")  # Pillow modes that PNG stores losslessly.
 
 
@@ -34,15 +34,15 @@ class HandedIn(Captioned):
     """The caller's data set; an example must return the same image each time it is read."""
 
     name: str
-    data: Any  # With `len(data)` and `data[index]`.
-    # Splits an item into the image and the label (or None).
+    data: Any  # Supports `len(data)` and `data[index]`.
+    # Splits an item, `data[index]`, into the image and the label; the label may be None.
     split: Callable[[Any], tuple[Any, Any]]
     class_names: tuple[str, ...]
     max_labels: int = 1
-    # int32 [images, max_labels], padded with -1, if known.
+    # Class indices of all images, int32 [images, max_labels], padded with -1; None: unknown.
     labels: np.ndarray | None = None
     read_label: "LabelReader | None" = None  # Converts an item's label; None: items have no labels.
-    captions: tuple[tuple[str, ...], ...] = ()  # Of each image; empty: captions are not read.
+    captions: tuple[tuple[str, ...], ...] = ()  # Captions of each image; empty: not read.
 
     def __len__(self):
         return len(self.data)
@@ -92,7 +92,12 @@ class HandedIn(Captioned):
         return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
     def _checked(self, index: int, label: Any) -> tuple[int, ...]:
-        """Returns the known labels of an example; raises UserError if its item's label differs."""
+        """Returns the class indices of an example; raises UserError if `label` has others.
+
+        Args:
+          index: index of the example.
+          label: the label that the example's item contains.
+        """
         if self.labels is None:
             return ()
         known = self.labels_of(index)
@@ -110,8 +115,9 @@ class LabelReader(NamedTuple):
 
     Attributes:
       names: class index by class name, for labels that are text.
-      width: width of one-hot or multi-hot labels; None: labels are class indices or lists of them.
-      numbers: class index by the data set's own index, if they differ.
+      width: length of one-hot or multi-hot labels. None: a label is a class index or a list of
+        class indices.
+      numbers: class index by the data set's own class index; None: both are equal.
     """
 
     names: dict[str, int]
@@ -119,7 +125,7 @@ class LabelReader(NamedTuple):
     numbers: dict[int, int] | None = None
 
     def __call__(self, label: Any) -> tuple[int, ...]:
-        """Returns a label's class indices; raises UserError for other types or unknown classes."""
+        """Returns a label's class indices; raises UserError for wrong types and unknown classes."""
         row: list[Any] = label_values(label)
         if self.width and row:
             row = self._indices(row)
@@ -138,7 +144,7 @@ class LabelReader(NamedTuple):
         return [index for index, is_set in enumerate(row) if is_set]
 
     def _number(self, name: Any) -> int:
-        """Returns the index of a class."""
+        """Returns the index of the class with this name."""
         if name not in self.names:
             raise UserError(f"there is no class {name!r}; {nearest(str(name), self.names)}")
         return self.names[name]
@@ -154,22 +160,23 @@ def handed_in(
     label_key: str = "label",
     caption_key: str | None = None,
 ) -> Source:
-    """Returns a source for a data set in memory or of another library.
+    """Returns a source for a data set in memory, or for a data set of another library.
 
     Args:
-      data: a pair of images and labels, or images alone; a `datasets.Dataset`; a torch `Dataset`; a
-        sequence (`len(data)`, `data[index]`) of images, pairs or mappings; or a `Source`. Images
-        are NumPy arrays (uint8, or floats in [0, 1]) `[height, width]` or `[height, width,
-        channels]`, torch tensors with channels first, PIL images, encoded bytes or paths. Labels
-        are class indices or class names, lists of these, or one-hot or multi-hot rows.
-      name: name in error messages, such as "training".
-      labels: labels are required; otherwise they are not read.
-      class_names: class names of the training data, whose indices are used; None: the data set's
-        own class names, else the distinct labels.
+      data: a pair of images and labels; images alone; a `datasets.Dataset`; a torch `Dataset`; a
+        sequence (`len(data)`, `data[index]`) of images, of pairs or of mappings; or a `Source`. An
+        image is a NumPy array (uint8, or floats in [0, 1]) `[height, width]` or `[height, width,
+        channels]`, a torch tensor with channels first, a PIL image, encoded bytes or a path. A
+        label is a class index, a class name, a list of class indices or names, or a one-hot or
+        multi-hot row.
+      name: name of the data in error messages, such as "training".
+      labels: labels are required. False: labels are not read.
+      class_names: class names of the training data; class indices follow these names. None: use the
+        data set's own class names or, without names, its distinct labels.
       num_classes: number of classes of a data set without class names.
       label_key: the column or key of the label, if items are mappings.
-      caption_key: the column or key of the captions, if items are mappings; in pairs, the second
-        part is then the caption. None: there are no captions.
+      caption_key: the column or key of the captions, if items are mappings. If items are pairs, the
+        second element of a pair is the caption. None: captions are not read.
 
     Raises:
       UserError: the data set has an unsupported type, is empty, has no labels, or returns a
@@ -201,12 +208,13 @@ def _captions(source: HandedIn, column: Any, key: str, name: str) -> tuple[tuple
 
     Args:
       source: the source without captions.
-      column: the captions of all examples, if passed separately; None: each item contains its own.
+      column: the captions of all examples, if they are passed separately. None: each item contains
+        its captions.
       key: the key of the captions, if items are mappings.
       name: as in `handed_in`.
 
     Raises:
-      UserError: an example has no caption, or one that is not text.
+      UserError: an example has no caption, or a caption is not text.
     """
     if column is None and hasattr(source.data, "column_names"):
         if key not in source.data.column_names:
@@ -228,7 +236,7 @@ def _captions(source: HandedIn, column: Any, key: str, name: str) -> tuple[tuple
 
 
 def _caption_of(item: Any, key: str, name: str) -> Any:
-    """Returns the caption or captions of an item (a mapping or a pair)."""
+    """Returns the caption or captions in an item, which is a mapping or a pair."""
     if isinstance(item, Mapping) and key in item:
         return item[key]
     if isinstance(item, tuple | list) and len(item) >= 2:
@@ -249,7 +257,7 @@ def as_image(value: Any) -> bytes | np.ndarray:
         return bytes(value)
     if isinstance(value, str | Path):
         return read_file(str(value))
-    if isinstance(value, Mapping) and "bytes" in value:  # Hugging Face's image, not decoded.
+    if isinstance(value, Mapping) and "bytes" in value:  # An undecoded image of Hugging Face.
         return value["bytes"] if value["bytes"] is not None else read_file(value["path"])
     if isinstance(value, Image.Image):
         return _of_pil(value)
@@ -263,10 +271,10 @@ def as_image(value: Any) -> bytes | np.ndarray:
 
 
 def label_values(value: Any) -> list[int] | list[str]:
-    """Converts a label to a list of integers or class names.
+    """Converts a label to a list of integers or a list of class names.
 
     Raises:
-      UserError: the label is not an integer, a class name, or a list of these.
+      UserError: the label is not an integer, a class name, or a list of integers or class names.
     """
     if isinstance(value, int):
         return [int(value)]
@@ -283,10 +291,10 @@ def label_values(value: Any) -> list[int] | list[str]:
 
 
 def _whole_numbers(values: np.ndarray) -> list[int]:
-    """Returns the integers of a numeric label; raises UserError for other numbers."""
+    """Returns a numeric label as integers; raises UserError for numbers that are no integers."""
     is_list_of_floats = values.dtype.kind == "f" and values.ndim > 0
     if is_list_of_floats and np.isin(values, (0, 1)).all():
-        values = values.astype(np.int64)  # Float one-hot labels, as for loss functions.
+        values = values.astype(np.int64)  # One-hot labels may be floats, as for loss functions.
     if values.size and values.dtype.kind not in "iub":
         remedy = "give whole numbers or texts"
         if is_list_of_floats:
@@ -306,7 +314,7 @@ def is_pair_of_columns(data: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Keys:
-    """Splits an item that is a mapping into image and label."""
+    """A function that splits an item that is a mapping into image and label."""
 
     image: str
     label: str | None
@@ -324,12 +332,12 @@ def _pair(item):
 
 
 def _is_column(value: Any) -> bool:
-    """Returns True for an array or a list of many images or labels, not a single item."""
+    """Returns True for an array or a list, which contains many images or labels."""
     return isinstance(value, list) or (hasattr(value, "shape") and hasattr(value, "__len__"))
 
 
 def checked_columns(data: tuple, name: str, second: str) -> tuple[Any, Any]:
-    """Checks and returns a column of images and a column of labels or captions.
+    """Returns a column of images and a column of labels or captions, after comparing their lengths.
 
     Args:
       data: the two columns.
@@ -344,7 +352,7 @@ def checked_columns(data: tuple, name: str, second: str) -> tuple[Any, Any]:
 
 
 def check_indexable(data: Any, name: str) -> None:
-    """Raises UserError unless the data set has a length, can be indexed, and is not empty."""
+    """Raises UserError if the data set has no length, cannot be indexed, or is empty."""
     if isinstance(data, Mapping):
         raise UserError(
             f"the {name} data are a {type(data).__name__} of {', '.join(map(str, data))}: pass "
@@ -384,10 +392,10 @@ def _check_array(images: np.ndarray, name: str) -> None:
 
 
 def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | None, str | None]:
-    """Returns the data set and the keys of images and labels in its items.
+    """Returns the data set, the key of images and the key of labels in its items.
 
-    The keys are None if items are not mappings. A Hugging Face data set is returned with undecoded
-    images.
+    The keys are None if items are not mappings. The returned data set is the argument; a Hugging
+    Face data set is changed to return undecoded images.
     """
     features, kinds = getattr(data, "features", None), {}
     if isinstance(features, Mapping):  # A Hugging Face data set.
@@ -414,9 +422,9 @@ def _of_kind(kinds: dict[str, str], kind: str) -> list[str]:
 
 
 def _undecoded(data: Any, image_key: str) -> Any:
-    """Makes a Hugging Face data set return encoded images, unless it has a format.
+    """Makes a Hugging Face data set return encoded images, of which rectangles can be decoded.
 
-    Encoded images can be decoded in part, like files.
+    A data set with a format, such as "torch", is returned unchanged.
     """
     has_format = (getattr(data, "format", None) or {}).get("type") is not None
     if has_format or not hasattr(data, "cast_column"):
@@ -425,16 +433,19 @@ def _undecoded(data: Any, image_key: str) -> Any:
 
 
 def _label_column(keys: list[str], classes: list[str], name: str, label_key: str) -> str:
-    """Returns the label column: `label_key`, or, if that is the default, the only class column.
+    """Returns the name of the label column: `label_key`, if this column exists.
+
+    If it does not exist and `label_key` is the default, the label column is the only column of
+    `classes`. Without `classes` it is the only column with a name in `LABEL_KEYS`.
 
     Args:
-      keys: all columns.
-      classes: columns whose features are classes.
+      keys: names of all columns.
+      classes: names of the columns with the feature `ClassLabel`.
       name: as in `handed_in`.
       label_key: as in `handed_in`.
 
     Raises:
-      UserError: there is no such column, or several.
+      UserError: no column or several columns may contain the labels.
     """
     if label_key in keys:
         return label_key
@@ -452,7 +463,7 @@ def _label_column(keys: list[str], classes: list[str], name: str, label_key: str
 
 
 def _known_labels(data: Any, key: str | None) -> Any:
-    """Returns all labels if they are known without reading images, else None."""
+    """Returns the labels of all examples if they are known without reading images, else None."""
     if hasattr(data, "column_names") and key:
         return list(data[key])
     targets = getattr(data, "targets", None)
@@ -477,7 +488,7 @@ def _class_names(data: Any, split: Callable) -> tuple[str, ...] | None:
 def _feature_names(data: Any, key: str | None) -> tuple[str, ...] | None:
     """Returns the class names from the features of a Hugging Face data set, or None."""
     feature = (getattr(data, "features", None) or {}).get(key)
-    for described in (feature, getattr(feature, "feature", None)):  # The latter: multi-label.
+    for described in (feature, getattr(feature, "feature", None)):  # The second is for multi-label.
         if names := getattr(described, "names", None):
             return tuple(names)
     return None
@@ -492,7 +503,11 @@ def _attribute_names(data: Any) -> tuple[str, ...] | None:
 
 
 def _common_names(parts: Sequence, split: Callable) -> tuple[str, ...] | None:
-    """Returns the class names of all parts; raises UserError if they differ."""
+    """Returns the class names that all parts of a `ConcatDataset` share.
+
+    Raises:
+      UserError: the parts have different class names.
+    """
     names = [_class_names(part, split) for part in parts]
     if any(other != names[0] for other in names):
         raise UserError(
@@ -513,9 +528,8 @@ def _labelled(
 
     Args:
       source: the source without labels.
-      given: the labels of all examples; None: read them from the items.
-      class_names: class names of the training data, which define the indices; empty if there are
-        none.
+      given: the labels of all examples; None: the labels are read from the items.
+      class_names: class names of the training data, which define the class indices; empty: unknown.
       num_classes: as in `handed_in`.
       name: as in `handed_in`.
     """
@@ -538,21 +552,25 @@ def _labelled(
 
 
 def _given_labels(source: HandedIn, given: Any) -> tuple[Any, bool]:
-    """Returns the labels of all examples, and True if items contain labels, too.
+    """Returns the labels of all examples, and True if the items contain labels, too.
 
-    If the items' labels differ from the given ones, the items' labels are returned.
+    If the labels in the items differ from `given`, the labels in the items are returned.
+
+    Args:
+      source: the source without labels.
+      given: the labels of all examples; None: the labels are read from the items.
     """
     items_have_labels = given is None or (
         source.split is not _alone and _item_label(source, 0) is not None
     )
     if given is None or (items_have_labels and not _agree(source, given)):
-        # Read items one at a time, each once.
+        # Items are read one after another, and each item once.
         given = [_item_label(source, index) for index in range(len(source))]
     return given, items_have_labels
 
 
 def _label_rows(labels: Any, name: str) -> list:
-    """Returns the list of values of each example's label."""
+    """Converts the label of each example to a list of integers or class names."""
     rows = []
     for index, label in enumerate(labels.tolist() if isinstance(labels, np.ndarray) else labels):
         try:
@@ -563,7 +581,7 @@ def _label_rows(labels: Any, name: str) -> list:
 
 
 def _are_texts(rows: list, name: str) -> bool:
-    """Returns True if labels are class names; raises UserError if only some are."""
+    """Returns True if labels are class names; raises UserError if only some labels are."""
     texts = {isinstance(row[0], str) for row in rows if row}
     if len(texts) > 1:
         raise UserError(
@@ -579,11 +597,11 @@ def _numbered(
     num_classes: int | None,
     name: str,
 ) -> tuple[tuple[str, ...], LabelReader]:
-    """Returns the class names for integer labels, and the reader of these labels.
+    """Returns the class names for integer labels, and the `LabelReader` for these labels.
 
     Args:
-      rows: the values of each example's label.
-      own: the data set's own class names; empty if there are none.
+      rows: the values in each example's label.
+      own: the data set's own class names; empty: it has none.
       class_names: as in `_labelled`.
       num_classes: as in `handed_in`.
       name: as in `handed_in`.
@@ -605,9 +623,9 @@ def _numbered(
 
 
 def _flattened(rows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of values of each label, and all values concatenated.
+    """Returns the number of values in each label, and the values of all labels, concatenated.
 
-    Values of -1 are excluded, and labels that consist only of them.
+    Values of -1 are removed. Labels without any other values are excluded.
     """
     labels = [[value for value in row if value != -1] for row in rows]
     labels = [row for row in labels if row]
@@ -617,12 +635,12 @@ def _flattened(rows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray
 
 
 def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name: str) -> None:
-    """Raises UserError unless labels are class indices or lists of them.
+    """Raises UserError for values in labels that are not class indices.
 
     Args:
-      counts: number of values of each label.
+      counts: number of values in each label.
       values: the values of all labels, concatenated.
-      num_names: number of class names; 0 if there are none.
+      num_names: number of class names; 0: there are no class names.
       name: as in `handed_in`.
     """
     try:
@@ -638,7 +656,7 @@ def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name:
 
 
 def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: str) -> np.ndarray:
-    """Returns class indices of all examples, int32 `[images, max_labels]`, padded with -1."""
+    """Returns the class indices of all examples, int32 `[images, max_labels]`, padded with -1."""
     indices = []
     for number, row in enumerate(rows):
         try:
@@ -660,13 +678,14 @@ def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: 
 
 
 def _agree(source: HandedIn, given: Any) -> bool:
-    """Returns False if the labels of some items differ from the given ones.
+    """Returns False if the labels in some items differ from the labels `given`.
 
-    For example, `__getitem__` may change the labels in `targets`.
+    For example, `given` may be the attribute `targets` of a torch data set whose `__getitem__`
+    changes the labels.
     """
     keys = [repr(np.asarray(_plain(label)).tolist()) for label in given]
     seen: dict[str, int] = {}
-    # Compare an example of each label, because such changes often depend on the label.
+    # One example of each label is compared, because such changes often depend on the label.
     for index, key in enumerate(keys):
         seen.setdefault(key, index)
     for index in sorted({*list(seen.values())[:32], *spread(len(source), 16)}):
@@ -690,7 +709,7 @@ def _plain(label: Any) -> Any:
 
 
 def check_steady(source: HandedIn, name: str) -> None:
-    """Raises UserError if an example's image changes between reads.
+    """Raises UserError if two reads of the same example return different images.
 
     Training with such data could not resume deterministically.
     """
@@ -754,7 +773,7 @@ def _of_pil(image: Image.Image) -> bytes | np.ndarray:
 
 
 def _as_png(image: Image.Image) -> bytes:
-    """Encodes a transparent image as PNG; the config's background is applied when it is decoded."""
+    """Encodes a transparent image as PNG; decoding it later applies the config's background."""
     file = io.BytesIO()
     image.save(file, "PNG", compress_level=1)
     return file.getvalue()

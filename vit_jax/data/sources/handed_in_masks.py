@@ -1,4 +1,4 @@
-"""Images with masks, passed in from Python: arrays, or any sequence of pairs."""
+"""Images with masks that the caller passes in: arrays, or any sequence of pairs."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,8 @@ class HandedInMasks(Source):
     """The caller's images and masks; an example must return the same values each time it is read.
 
     Attributes:
-      data: has `len(data)` and `data[index]`, a pair of an image and a mask, or a mapping.
+      data: supports `len(data)` and `data[index]`; an item is a pair of an image and a mask, or a
+        mapping.
     """
 
     name: str
@@ -77,11 +78,13 @@ class HandedInMasks(Source):
         """Returns the image or mask of an item, converted by `convert`.
 
         Args:
-          place: its index in a pair.
-          keys: its possible keys in a mapping.
+          index: index of the item.
+          convert: function that converts the image or mask.
+          place: index of the image or mask in a pair: 0 or 1.
+          keys: possible keys of the image or mask in a mapping.
 
         Raises:
-          UserError: it does not exist, or cannot be read.
+          UserError: the image or mask does not exist or cannot be read.
         """
         try:
             item = self.data[index]
@@ -105,7 +108,7 @@ class HandedInMasks(Source):
 
 @dataclasses.dataclass(frozen=True)
 class _Zipped:
-    """Two columns as a sequence of pairs."""
+    """A sequence of pairs, made of a column of images and a column of masks."""
 
     images: Any
     masks: Any
@@ -125,13 +128,14 @@ def handed_in_masks(
     Args:
       data: a pair of images and masks; a sequence (`len(data)`, `data[index]`) of pairs `(image,
         mask)` or of mappings with `image` and `mask`; or a `Source`. Images are as in `handed_in`.
-        Masks are integers `[height, width]`, as arrays, tensors, PIL images, or PNG files.
-      name: name in error messages, such as "train".
-      class_names: class names of the training data; None: these are the training data.
-      num_classes: number of classes; None: read all masks to determine it.
+        A mask contains integers `[height, width]`; it is an array, a tensor, a PIL image or a PNG
+        file.
+      name: name of the data in error messages, such as "train".
+      class_names: class names of the training data; None: `data` is the training data.
+      num_classes: number of classes. None: all masks are read to determine it.
 
     Raises:
-      UserError: the data have an unsupported type, or the values of masks are not 0, 1, 2, ...
+      UserError: the data have an unsupported type, or the values in the masks are not 0, 1, 2, ...
     """
     if isinstance(data, Source):
         if class_names and tuple(class_names) != data.class_names:
@@ -173,7 +177,7 @@ def as_mask(value: Any) -> np.ndarray:
 
 
 def _checked(values: np.ndarray) -> np.ndarray:
-    """Removes a mask's channel axis; raises UserError if the values are not a mask."""
+    """Removes a channel axis of size 1; raises UserError if the values are not a mask."""
     if values.ndim == 3 and 1 in (values.shape[0], values.shape[-1]):
         values = values.squeeze(0 if values.shape[0] == 1 else -1)
     if values.ndim != 2 or values.dtype.kind not in "iub":

@@ -13,23 +13,24 @@ class SourceOptions(NamedTuple):
 
     Attributes:
       path: path of the data set; see `SourceKind.path`.
-      label_key: the feature with the label or labels; None: labels are not needed.
-      class_names: class names of the training split; other splits use the same indices.
+      label_key: name of the feature with the label or labels; None: labels are not needed.
+      class_names: class names of the training split; other splits use the same class indices.
       num_classes: number of classes, if the data set does not define it.
-      parts: `kind:path` of each part of a mixture.
+      parts: `kind:path` of each part of a mixture, which concatenates several data sets.
       weights: shares of the parts in training; None: all examples have the same weight.
       image_size: height and width of synthetic images, in pixels.
-      labels: labels are required; otherwise images without labels are included, too.
-      slices: `stratified`: a slice is a representative sample; `in_order`: slices follow the stored
-        order.
-      groups: defines groups of images that are not divided between slices: a regular expression for
-        paths, the name of a column, or the group of each image of `train`. None: no groups.
+      labels: labels are required. False: images without labels are included, too.
+      slices: how slices such as `train[:90%]` are cut. `stratified`: a slice is a representative
+        sample. `in_order`: slices follow the stored order.
+      groups: groups of images, which are not divided between slices: a regular expression for
+        paths, the name of a column, or a list with the group of each image of `train`. None: no
+        groups.
       only: names of the classes that the user has chosen.
       fields: names of the required fields of examples, such as `text`.
       caption_key: name of the column or key with the captions, for the field `text`.
-      each_labelled: an example without a label is an error (softmax); otherwise it is an example of
-        no class.
-      depth_scale: metres per unit of 16-bit depth maps.
+      each_labelled: an example without a label is an error, as a softmax requires. False: such an
+        example belongs to no class.
+      depth_scale: factor from the integers of 16-bit depth maps to metres.
     """
 
     path: str = ""
@@ -50,7 +51,7 @@ class SourceOptions(NamedTuple):
 
 
 def last_folder(path: str) -> str:
-    """Returns the last folder of a path, ignoring version numbers; empty if there is none."""
+    """Returns the name of the last folder in a path that is not a version number; "" if none is."""
     folders = [part for part in path.split("/") if not re.fullmatch(r"[\d.]*", part)]
     return folders[-1] if folders else ""
 
@@ -60,21 +61,22 @@ class SourceKind:
     """A kind of data source: its name in a config, the function to open it, and its properties.
 
     Attributes:
-      name: name in `config.data.source` and in `kind:path`.
+      name: name of the kind in `config.data.source` and in `kind:path`.
       about: short description of the images.
-      open: `(split, options) -> source`. The split is a name without slices; slices such as
-        `train[:90%]` are cut out of the source's `fair_order`, unless `reads_slices`.
-      path: description of the path; empty if the kind needs none.
-      reads_slices: `open` supports slices itself.
+      open: called as `open(split, options)`; returns the source. The caller removes slices such as
+        `[:90%]` from the split's name and cuts them out of the source's `fair_order`.
+      path: description of the path; empty: the kind needs no path.
+      reads_slices: `open` supports slices itself; the caller passes the split's name with its
+        slices.
       stands_alone: `kind:path` is sufficient to open a data set and to evaluate models on it.
-      made_up: images are random; splits may share them.
-      name_of: returns the name of the data set at a path, for metrics and tables.
-      is_whole: returns True if the data set at a path has no splits, so that the user must define
-        slices for training and test.
-      counts: returns the numbers of training images and classes at a path, if known without reading
-        images.
-      layout_at: returns a description of the layout at a path and the names of its splits, for
-        kinds with several layouts.
+      made_up: images are random; several splits may contain the same image.
+      name_of: called with a path; returns the name of the data set for metrics and tables.
+      is_whole: called with a path; returns True if the data set has no splits. The user must then
+        define slices for training and test.
+      counts: called with a path; returns the numbers of training images and of classes, if they are
+        known without reading images.
+      layout_at: for kinds with several file layouts: called with a path; returns a description of
+        the layout and the names of the splits.
     """
 
     name: str

@@ -23,7 +23,8 @@ VOC_CLASSES = (
     *("chair", "cow", "diningtable", "dog", "horse", "motorbike", "person", "pottedplant"),
     *("sheep", "sofa", "train", "tvmonitor"),
 )
-# The id of each class that the benchmark evaluates, in the order of trainIds.
+# The mask value (id) of each class that the Cityscapes benchmark evaluates, in the order of
+# trainIds.
 CITYSCAPES_IDS = {
     **{"road": 7, "sidewalk": 8, "building": 11, "wall": 12, "fence": 13, "pole": 17},
     **{"traffic light": 19, "traffic sign": 20, "vegetation": 21, "terrain": 22, "sky": 23},
@@ -31,17 +32,18 @@ CITYSCAPES_IDS = {
     **{"motorcycle": 32, "bicycle": 33},
 }
 REMEDY = f"name all classes, a line for each, in {CLASSES_FILE}"  # End of an error message.
-INVALID = -1  # Class of mask values that are not allowed.
+INVALID = -1  # Stands for the class of mask values that must not occur.
 
 
 class Layout(NamedTuple):
     """How the masks of a folder are stored.
 
     Attributes:
-      words: description for the user.
+      words: description of the layout for the user.
       splits: the files of each split.
-      class_names: names of the classes; empty if the folder does not contain them.
-      classes: class of each mask value, `IGNORED` or `INVALID`; None: values are class indices.
+      class_names: names of the classes; empty: the folder does not contain names.
+      classes: class index, `IGNORED` or `INVALID` for each mask value. None: mask values are class
+        indices.
     """
 
     words: str
@@ -55,7 +57,7 @@ class Masks(Pairs):
     """Images with masks.
 
     Attributes:
-      classes: class of each mask value, `IGNORED` or `INVALID`, int16 `[values]`.
+      classes: class index, `IGNORED` or `INVALID` for each mask value, int16 `[values]`.
     """
 
     fields = (MASK,)
@@ -76,14 +78,15 @@ class Masks(Pairs):
 
 
 def open_masks(split: str, options: SourceOptions) -> Masks:
-    """Opens a split.
+    """Opens a split of images with masks.
 
-    The classes are defined by the layout or `classes.txt`, else by `data.num_classes`, else by the
-    values of all masks, which are then read.
+    The layout of the folder or its `classes.txt` defines the classes. Without them,
+    `data.num_classes` defines their number. Without this option, all masks are read, and their
+    values define the number of classes.
 
     Raises:
       UserError: the folder has an unsupported layout, the split does not exist, an image has no
-        mask or one of a different size, or the classes are unknown.
+        mask, an image and its mask differ in size, or the classes are unknown.
     """
     if options.only:
         raise UserError("data.classes is unsupported with masks: their pixels have classes")
@@ -153,7 +156,7 @@ def _cityscapes(root: str) -> Layout | None:
     if _has_file(folder, "_gtFine_labelIds.png"):
         classes = np.full(IGNORED + 1, IGNORED, np.int16)
         classes[list(CITYSCAPES_IDS.values())] = range(len(names))
-    else:  # Only the files that Cityscapes' scripts write.
+    else:  # Read the files that Cityscapes' scripts write.
         splits = {
             split: one._replace(map_end="_gtFine_labelTrainIds") for split, one in splits.items()
         }
@@ -171,8 +174,8 @@ def _has_file(folder: str, end: str) -> bool:
 def _ade(root: str) -> Layout | None:
     """Returns the layout of ADE20K's benchmark, or None if the folder has another layout.
 
-    It is recognized by its list of classes or by its file names. Mask value 0 is unknown, and class
-    k has the value k + 1.
+    ADE20K is recognized by its list of classes or by its file names. Pixels with the mask value 0
+    have an unknown class, and pixels of class k have the value k + 1.
     """
     file = os.path.join(root, ADE_NAMES)
     first = os.path.join(root, "annotations", "training", "ADE_train_00000001.png")
@@ -227,16 +230,16 @@ def as_they_are(number: int) -> np.ndarray:
 
 
 def classes_of(values: np.ndarray, classes: np.ndarray, number: int, remedy: str) -> np.ndarray:
-    """Returns the class of each pixel, uint8 `[height, width]`.
+    """Converts the values of a mask to class indices or `IGNORED`, uint8 `[height, width]`.
 
     Args:
       values: values of a mask, integers `[height, width]`.
-      classes: class of each value.
+      classes: class index, `IGNORED` or `INVALID` for each value.
       number: number of classes.
-      remedy: how to define more classes, for errors.
+      remedy: how the user can define more classes, for errors.
 
     Raises:
-      UserError: a value is not a class.
+      UserError: the class of a value is `INVALID`.
     """
     result = classes[np.minimum(values, len(classes) - 1)]
     beyond = (result == INVALID) | (values >= len(classes))
@@ -254,13 +257,13 @@ def classes_of(values: np.ndarray, classes: np.ndarray, number: int, remedy: str
 
 
 def _range(classes: np.ndarray) -> str:
-    """Returns the range of valid values, for an error."""
+    """Returns the range of valid mask values as text, such as "0 to 18", for an error."""
     values = np.flatnonzero((classes >= 0) & (classes != IGNORED))
     return f"{values[0]} to {values[-1]}"
 
 
 def _values_in(root: str, maps: Sequence[str]) -> Iterator[np.ndarray]:
-    """Yields the distinct values of each mask."""
+    """Reads masks, and yields the distinct values in each of them."""
 
     def present(name: str) -> np.ndarray:
         try:
@@ -273,10 +276,12 @@ def _values_in(root: str, maps: Sequence[str]) -> Iterator[np.ndarray]:
 
 
 def check_two_classes(present: Iterable[Iterable[int]], where: str) -> None:
-    """Raises UserError if all masks contain only 0 and `IGNORED`, a wrong value for foreground.
+    """Raises UserError if all masks contain only 0 and 255 (`IGNORED`), but class 1 is expected.
+
+    Such masks probably use 255 for the foreground, and training would ignore it.
 
     Args:
-      present: the distinct values of each mask, read until one has other values.
+      present: the distinct values of each mask; read until a mask has another value.
       where: name of the data, for errors.
     """
     found: set[int] = set()
@@ -292,15 +297,15 @@ def check_two_classes(present: Iterable[Iterable[int]], where: str) -> None:
 
 
 def class_count(present: Iterable[np.ndarray], where: str, remedy: str) -> int:
-    """Determines the number of classes from the values of masks.
+    """Returns the number of classes, determined from the values that occur in masks.
 
     Args:
       present: the distinct values of each mask.
       where: name of the data, for errors.
-      remedy: how to define the classes, for errors.
+      remedy: how the user can define the classes, for errors.
 
     Raises:
-      UserError: values between the lowest and the highest do not occur, or there is only one value.
+      UserError: the values besides `IGNORED` are not 0, 1, 2, ..., or only one value occurs.
     """
     found = set().union(*(found.tolist() for found in present))
     check_two_classes([found], where)

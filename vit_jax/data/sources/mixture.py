@@ -1,4 +1,4 @@
-"""Mixtures: several sources concatenated into one."""
+"""Mixtures: several data sources, the parts, concatenated into one source."""
 
 import dataclasses
 from collections import Counter
@@ -13,7 +13,7 @@ from vit_jax.errors import UserError
 
 
 def _check_named_alike(parts: list[Source]) -> None:
-    """Raises UserError if some parts have class names and others only indices."""
+    """Raises UserError if some parts have class names and other parts have only class indices."""
     with_classes = [part for part in parts if part.class_names]
     numbered = [part for part in with_classes if part.numbered]
     named = [part for part in with_classes if not part.numbered]
@@ -26,7 +26,7 @@ def _check_named_alike(parts: list[Source]) -> None:
 
 
 def _check_numbers(part: Source, class_names: tuple[str, ...]) -> None:
-    """Raises UserError if masks or boxes of a part have class indices other than the mixture's."""
+    """Raises UserError if masks or boxes of a part have other class indices than the mixture."""
     if {MASK, BOXES} & {*part.fields} and part.class_names != class_names[: len(part.class_names)]:
         raise UserError(
             f"{part.describe(0)} is of a part whose classes have other numbers than those of all "
@@ -37,7 +37,7 @@ def _check_numbers(part: Source, class_names: tuple[str, ...]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture(Source):
-    """Several concatenated sources; classes with the same name are merged."""
+    """Several concatenated sources; classes with the same name are one class of the mixture."""
 
     parts: tuple[Source, ...]
     class_names: tuple[str, ...]
@@ -55,11 +55,12 @@ class Mixture(Source):
 
         Args:
           parts: the sources.
-          weights: shares of the parts in a batch; None: proportional to their sizes.
-          class_names: names of all classes; None: the classes of the parts, in their order.
+          weights: shares of the parts in training batches; None: proportional to their sizes.
+          class_names: names of all classes. None: the classes of the first part, followed by new
+            classes of the second part, and so on.
 
         Raises:
-          UserError: there are no parts, or the weights or classes do not match them.
+          UserError: there are no parts, or `weights` or `class_names` do not match the parts.
         """
         if not parts:
             raise UserError(
@@ -130,7 +131,7 @@ class Mixture(Source):
             return None
         table = np.full((len(self), self.max_labels), -1, np.int32)
         for end, own, numbers in zip(self._ends, known, self._tables, strict=True):
-            # The last entry maps the padding -1 to itself.
+            # The last entry, which the padding -1 selects, maps -1 to -1.
             table[end - len(own) : end, : own.shape[1]] = np.array([*numbers, -1], np.int32)[own]
         return table
 
@@ -150,7 +151,7 @@ class Mixture(Source):
             yield from part.known_fields(own)
 
     def _split(self, indices):
-        """Yields each part with its own share of `indices` (None: all)."""
+        """Yields each part, and the indices within this part; None stands for all indices."""
         for part, end in zip(self.parts, self._ends, strict=True):
             if indices is None:
                 yield part, None
@@ -164,7 +165,7 @@ class Mixture(Source):
 
 
 def mixture_of(open_part: Callable[[str, str, SourceOptions], Source]) -> SourceKind:
-    """Returns the source kind of mixtures; `open_part(kind, split, options)` opens a part."""
+    """Returns the `SourceKind` of mixtures; `open_part(kind, split, options)` opens a part."""
 
     def open_mixture(split: str, options: SourceOptions) -> Mixture:
         opened = []
@@ -179,6 +180,6 @@ def mixture_of(open_part: Callable[[str, str, SourceOptions], Source]) -> Source
         "mixture",
         "several sources as one",
         open_mixture,
-        reads_slices=True,  # Each part is sliced.
+        reads_slices=True,  # Slices are cut out of each part.
         stands_alone=False,
     )

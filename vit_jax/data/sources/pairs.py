@@ -1,4 +1,4 @@
-"""Images with maps (masks or depth) in a second folder, in files of the same names."""
+"""Images with maps (masks or depth maps), in a second folder with the same file names."""
 
 import dataclasses
 import os
@@ -14,19 +14,20 @@ from vit_jax.data.sources.slices import groups_by_path, stratified
 from vit_jax.errors import UserError, as_text
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
-DEV = ("val", "valid", "validation", "dev")  # Synonyms of one split.
-SAMPLES = 16  # Pairs whose sizes are compared when a split is opened.
-SHOWN = 3  # File names in an error.
+DEV = ("val", "valid", "validation", "dev")  # Synonyms for the same split.
+SAMPLES = 16  # When a split is opened, the sizes of 16 images and their maps are compared.
+SHOWN = 3  # Maximum number of file names in an error.
 
 
 class Split(NamedTuple):
     """The files of a split.
 
     Attributes:
-      images, maps: folders, relative to the root of the data set.
-      image_end, map_end: ends of file names before the suffix; the rest is the same for both.
-      listed: a text file with the names of the split's images, without folder and suffix; empty:
-        all images.
+      images, maps: folders of images and of maps, relative to the root of the data set.
+      image_end, map_end: ends of file names before the suffix, such as `_leftImg8bit`. Without
+        them, an image and its map have the same name.
+      listed: path of a text file with the names of the split's images, without folder and suffix.
+        Empty: the split contains all images in the folder.
     """
 
     images: str
@@ -38,7 +39,7 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pairs(Source):
-    """Images, each with a map: a file with a value for each pixel.
+    """Images with maps: a map is a file with a value for each pixel of the image.
 
     Attributes:
       root: folder of the data set, with a trailing slash.
@@ -91,15 +92,15 @@ class Pairs(Source):
         return as_text(self.root + self.maps[index])
 
     def check_sizes(self, field: str) -> None:
-        """Compares a few images with their maps; raises UserError if sizes differ.
+        """Raises UserError if one of a few sampled images differs in size from its map.
 
         Args:
-          field: name of the map in `fields_of`.
+          field: key of the map in `fields_of`.
         """
         for index in spread(len(self), SAMPLES):
             try:
                 image = open_image(self[index].image)
-            except (Unreadable, OSError):  # The pipeline counts and replaces unreadable images.
+            except (Unreadable, OSError):  # Ignored: the pipeline counts and replaces these images.
                 continue
             rows, columns = self.fields_of(index)[field].shape
             if (rows, columns) != (image.height, image.width):
@@ -113,11 +114,12 @@ class Pairs(Source):
 def find_splits(root: str, map_folders: Sequence[str]) -> dict[str, Split]:
     """Returns the splits of a data set's folder with images and maps.
 
-    The layout is `images/train` and `masks/train`, or `train/images` and `train/masks`. Without
-    splits, `images` and `masks` are the split `all`.
+    The folders are `images/train` and `masks/train`, or `train/images` and `train/masks`. If the
+    folders `images` and `masks` have no subfolders of splits, they are the split `all`.
 
     Args:
-      map_folders: names that the folder of maps may have, the most likely first.
+      root: folder of the data set.
+      map_folders: possible names of the folder of maps, the most likely first.
     """
     folders = _folders(root)
     if pair := _two_folders(root, map_folders):
@@ -155,10 +157,11 @@ def split_of(path: str, splits: Mapping[str, Split], name: str) -> Split:
 def find_pairs(
     root: str, split: Split, suffixes: Sequence[str], what: str
 ) -> tuple[list[str], list[str], Counter[str]]:
-    """Returns the images of a split, their maps, and counts of skipped files by reason.
+    """Returns the images of a split, their maps, and the number of skipped files by reason.
 
     Args:
       root: the folder of the data set, with a trailing slash.
+      split: the folders and file names of the split.
       suffixes: suffixes of maps, in lower case.
       what: the kind of map, for errors.
 
@@ -196,12 +199,13 @@ def find_pairs(
 def _check_all(
     names: Sequence[str], files: Mapping[str, str], lack: str, folder: str, remedy: str = ""
 ) -> None:
-    """Raises UserError if an image has no file in a folder.
+    """Raises UserError if the file of an image is missing in a folder.
 
     Args:
       names: names of the images.
-      files: the folder's files by image name.
-      lack: description of images without a file, for the error.
+      files: the files in the folder, by image name.
+      lack: text of the error about images without a file.
+      folder: the folder, for the error.
       remedy: end of the error message.
     """
     if missing := [name for name in names if name not in files]:
@@ -229,7 +233,7 @@ def _folders(where: str) -> list[str]:
 
 
 def _two_folders(where: str, map_folders: Sequence[str]) -> tuple[str, str] | None:
-    """Returns the names of the image folder and the map folder in `where`, or None."""
+    """Returns the names of the image and map folders in `where`; None if one is missing."""
     named = {name.lower(): name for name in _folders(where)}
     found = [
         next((named[name] for name in names if name in named), None)
@@ -249,7 +253,9 @@ def _files(folder: str) -> list[str]:
 
 
 def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
-    """Returns files by their path without suffix and `end`; files without this end are skipped.
+    """Returns files by name, which is the path without suffix and without `end`.
+
+    Files whose names do not end with `end` are skipped.
 
     Raises:
       UserError: two files have the same name.
@@ -268,7 +274,7 @@ def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
 
 
 def _listed(file: str) -> list[str]:
-    """Reads a file with one name per line."""
+    """Returns the names in a text file with one name per line."""
     try:
         with open(file, encoding="utf-8") as lines:
             return [line.split()[0] for line in lines if line.strip()]
@@ -277,6 +283,6 @@ def _listed(file: str) -> list[str]:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Returns the first of these file names as text, for an error."""
+    """Returns a text with the first file names, for an error."""
     more = " ..." if len(names) > SHOWN else ""
     return ", ".join(map(as_text, names[:SHOWN])) + more

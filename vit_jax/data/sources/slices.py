@@ -1,8 +1,8 @@
 """Slices of a split, such as `train[:90%]`, for sources in any order.
 
-A slice is cut out of a source's `fair_order`, so it is a representative sample even if images are
-sorted by class. Data sets of TFDS are the exception: they are stored in random order, and slices
-follow this order (`array_record.py`), so that they equal the slices in papers.
+A slice is cut out of a source's `fair_order`. Therefore it is a representative sample even if
+images are sorted by class. Data sets of TFDS are an exception: they are stored in random order, and
+slices follow this order (`array_record.py`). Therefore they equal the slices in papers.
 """
 
 import hashlib
@@ -15,18 +15,22 @@ from vit_jax.data.order import permute
 from vit_jax.data.sources.base import Source, Subset
 from vit_jax.errors import UserError, as_text
 
-# The golden ratio: no other number has multiples, modulo 1, that are spread more evenly.
+# The golden ratio: its multiples, modulo 1, are spread more evenly than those of any other number.
 GOLDEN = 0.6180339887498949
 BRACKET = r"\[(-?\d+%?)?:(-?\d+%?)?\]"
 
 
 def split_range(split: str, images: int) -> range:
-    """Returns the image range of a split `name[from:to]`, with TFDS's percentages and rounding.
+    """Returns the range of images of a split `name[from:to]`, as TFDS defines and rounds it.
 
     Slices may be nested: `all[:80%][:90%]` is the first nine tenths of the first four fifths.
 
+    Args:
+      split: name of a split with its slices.
+      images: number of images in the whole split.
+
     Raises:
-      UserError: the split does not have this form, or is empty.
+      UserError: the name of the split does not have this form, or the range is empty.
     """
     chosen, name = range(images), split.split("[")[0]
     if not re.fullmatch(rf"[^\[\]]*({BRACKET})*", split):
@@ -51,6 +55,7 @@ def overlap(one: str, other: str, images: int) -> bool:
     """Returns True if two splits are known to share images.
 
     Args:
+      one, other: names of splits with their slices.
       images: number of images in a whole split.
     """
     try:
@@ -68,9 +73,9 @@ def overlap(one: str, other: str, images: int) -> bool:
 
 
 def cut(split: str, piece: str) -> str:
-    """Appends a slice to a split: `[:90%]` of `all[:80%]` is `all[:80%][:90%]`.
+    """Appends a slice to the name of a split: `all[:80%]` and `[:90%]` become `all[:80%][:90%]`.
 
-    In `train+test` it is appended to both splits.
+    In `train+test` the slice is appended to both splits.
     """
     return "+".join(part + piece for part in split.split("+"))
 
@@ -81,8 +86,10 @@ def chosen(
     """Returns the image indices of a split `name[from:to]`.
 
     Args:
-      in_order: slices are cut out of the stored order, not out of the source's `fair_order`.
-      groups: the group of each image; groups are not divided between slices.
+      source: the whole split.
+      split: name of the split with its slices.
+      in_order: cut slices out of the stored order instead of the source's `fair_order`.
+      groups: the group of each image; all images of a group are in the same slice. None: no groups.
     """
     part = split_range(split, len(source))
     if len(part) == len(source):
@@ -95,7 +102,11 @@ def chosen(
 def _whole_groups(
     source: Source, split: str, part: range, in_order: bool, groups: Sequence
 ) -> np.ndarray:
-    """Concatenates all groups and returns the images of groups with their middle in `part`."""
+    """Returns the image indices of the groups in a slice.
+
+    All groups are concatenated. A group belongs to the slice if its middle is within the range
+    `part`.
+    """
     names = list(map(str, groups))
     _, first, group, counts = np.unique(
         names, return_index=True, return_inverse=True, return_counts=True
@@ -107,7 +118,7 @@ def _whole_groups(
         classes = (
             np.zeros(len(names), np.int64) if table is None else table[:, 0].astype(np.int64) + 1
         )
-        # A group's stratum is its most frequent class.
+        # The stratum of a group is the most frequent class of its images.
         votes = np.unique(np.stack([group, classes]), axis=1, return_counts=True)
         best = np.lexsort((-votes[1], votes[0][0]))
         strata = votes[0][1][best][np.unique(votes[0][0][best], return_index=True)[1]]
@@ -126,13 +137,13 @@ def _whole_groups(
 def sliced(
     source: Source, split: str, in_order: bool = False, groups: Sequence | None = None
 ) -> Source:
-    """Returns the subset of `source` for a split `name[from:to]`; arguments as in `chosen`."""
+    """Returns a source with the images of a split `name[from:to]`; arguments as in `chosen`."""
     part = chosen(source, split, in_order, groups)
     return source if len(part) == len(source) else Subset(source, part)
 
 
 def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
-    """Returns the group of each path: the match of `pattern`, or its parenthesized groups.
+    """Returns the group of each path: the text that `pattern`, or its part in `(...)`, matches.
 
     Raises:
       UserError: `pattern` is not a regular expression, or does not match a path.
@@ -153,11 +164,13 @@ def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
 
 
 def absolute(split: str, sizes: Mapping[str, int]) -> str:
-    """Resolves nested slices, which TFDS does not support, to absolute indices.
+    """Converts nested slices, which TFDS does not support, to slices with absolute indices.
 
-    `train[:80%][:90%]+test` becomes `train[0:72]+test[0:10]`.
+    For example, `train[:80%][:90%]+test` becomes `train[0:72]+test[0:10]` if train has 100 images
+    and test 10.
 
     Args:
+      split: names of splits with their slices.
       sizes: number of images in each whole split.
 
     Raises:
@@ -174,30 +187,30 @@ def absolute(split: str, sizes: Mapping[str, int]) -> str:
 
 
 def shuffled(images: int) -> np.ndarray:
-    """Returns a fixed permutation of `range(images)`, int64, for images with unknown classes."""
+    """Returns a fixed permutation of `range(images)`, int64, as the order of unlabelled images."""
     return permute(np.arange(images), images, 0)
 
 
 def stratified(strata: Sequence[int] | Sequence[str], names: Sequence[str]) -> np.ndarray:
     """Returns an order of images in which every slice has a proportional share of each stratum.
 
-    The error is less than one image if all strata have the same size. The n images of a stratum are
-    shuffled, and image j is placed at (j + offset) / n of the order; offsets of the strata are
-    spread evenly over [0, 1). The shuffle sorts hashes of the names, so the order is the same on
-    any machine, file system and library version.
+    If all strata have the same size, the share is exact up to less than one image. The n images of
+    a stratum are shuffled, and image j gets the relative position (j + offset) / n in the order.
+    The offsets of the strata are spread evenly over [0, 1). To shuffle, images are sorted by hashes
+    of their names. Therefore the order is the same on any machine, file system and library version.
 
     Args:
       strata: the stratum of each image: its class, or its folder.
       names: names of the images.
 
     Returns:
-      int64 `[images]`, indices.
+      Indices of the images, int64 `[images]`.
     """
     keys = np.fromiter((_hash(name) for name in names), np.uint64, len(names))
     _, strata, counts = np.unique(strata, return_inverse=True, return_counts=True)
     order = np.lexsort((keys, strata))
     strata, starts = strata[order], np.cumsum(counts) - counts
-    # Strata of similar size get distant offsets, so that their rounding errors cancel.
+    # Strata of similar size get distant offsets. Therefore their rounding errors cancel.
     ranks = np.argsort(np.lexsort((np.bitwise_xor.reduceat(keys[order], starts), counts)))
     offsets = (ranks + 0.5) * GOLDEN % 1
     position = (np.arange(len(order)) - starts[strata] + offsets[strata]) / counts[strata]

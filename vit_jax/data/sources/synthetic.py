@@ -11,7 +11,7 @@ from vit_jax.data.sources.kind import SourceKind
 
 @dataclasses.dataclass(frozen=True)
 class Synthetic(Source):
-    """Random images, each a function of its index, to check a setup without data."""
+    """Random images to check a setup without data; an image depends only on its index."""
 
     image_size: int
     num_classes: int

@@ -14,7 +14,7 @@ from vit_jax.data.sources.slices import absolute
 from vit_jax.data.sources.tfds_dense import DenseRecords, dense_reader
 from vit_jax.errors import UserError, nearest
 
-PREPARED = "prepared.json"  # Settings, sizes and hashes, written by `vit_jax.prepare`.
+PREPARED = "prepared.json"  # File with settings, sizes and hashes that `vit_jax.prepare` writes.
 
 
 def tfds_records(
@@ -27,9 +27,10 @@ def tfds_records(
     """Opens a TFDS data set prepared as ArrayRecord, without TensorFlow.
 
     Args:
-      path: `name`, `name:data_dir`, or the folder with its files.
+      path: `name`, `name:data_dir`, or the folder with the data set's files.
       split: split with slices and `+` as in TFDS; slices may be nested.
-      each_labelled: an example without a label is an error.
+      label_key: name of the feature with the labels; None: labels are not read.
+      each_labelled: raise an error for an example without a label.
       caption_key: name of the feature with the captions, as in `caption_feature`; None: captions
         are not read.
     """
@@ -46,7 +47,8 @@ def tfds_records(
             f"{type(feature).__name__}, and must be a ClassLabel or a Sequence of such"
             + (f"; there are: {', '.join(classes)}" if classes else "")
         )
-    # The metadata do not contain the maximum number of labels per image: 16 is ample for JFT.
+    # The metadata do not contain the maximum number of labels of an image. 16 is enough even for
+    # JFT.
     return Records(
         f"{builder.info.full_name} {split}",
         tfds_split(builder, split),
@@ -60,7 +62,7 @@ def tfds_records(
 
 
 def open_tfds(split: str, options: SourceOptions) -> Records:
-    """Opens a split, with boxes or masks if they are required."""
+    """Opens a split of a TFDS data set, with boxes or masks if the options require them."""
     if not {BOXES, MASK} & {*options.fields}:
         captions = options.caption_key if TEXT in options.fields else None
         return tfds_records(options.path, split, options.label_key, options.each_labelled, captions)
@@ -86,7 +88,7 @@ def _is_class(feature) -> bool:
 
 
 def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
-    """Returns the arguments of `Records` for a data set with captions.
+    """Returns the arguments of `Records` that are about captions.
 
     Raises:
       UserError: the feature `caption_key` does not exist or is not text.
@@ -102,10 +104,10 @@ def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
 
 
 def _captions_digest(builder, split: str) -> str:
-    """Returns the hashes of the captions of all splits in `split`.
+    """Returns a hash of the captions of all splits in `split`, such as `train+test`.
 
     Returns:
-      The joined hashes; empty if `vit_jax.prepare` has not stored them.
+      The hashes of the splits, joined to one text; empty if `vit_jax.prepare` has not stored them.
     """
     from etils import epath
 
@@ -124,11 +126,11 @@ def caption_feature(features: Mapping, caption_key: str) -> str | None:
 
     Args:
       features: the features of a TFDS data set.
-      caption_key: name of a text, a sequence of texts, or a sequence of mappings with `text`; the
-        default stands for all `CAPTION_KEYS`.
+      caption_key: name of a feature, which is a text, a sequence of texts, or a sequence of
+        mappings with the key `text`. The default name stands for all `CAPTION_KEYS`.
 
     Returns:
-      The name, or None if there is no such feature.
+      The name; None if the data set has no such feature.
     """
     there = set(text_features(features))
     names = [name for key in caption_keys(caption_key) for name in (key, f"{key}/text")]
@@ -136,12 +138,12 @@ def caption_feature(features: Mapping, caption_key: str) -> str | None:
 
 
 def text_features(features: Mapping, above: str = "", nested: int = 0) -> Iterator[str]:
-    """Yields the tf.Example names of all features that are a text or a sequence of texts.
+    """Yields the names, in a tf.Example, of all features that are texts or sequences of texts.
 
     Args:
       features: TFDS features by name.
-      above: prefix of the names.
-      nested: number of sequences that enclose the mapping.
+      above: prefix of the names, for features within other features.
+      nested: number of sequences within which these features are.
     """
     from tensorflow_datasets.core import features as kinds
     from tensorflow_datasets.core.utils import dtype_utils
@@ -161,7 +163,7 @@ def tfds_builder(path: str):
     """Returns the builder of a prepared TFDS data set.
 
     Args:
-      path: `name`, `name:data_dir`, or the folder with its files.
+      path: `name`, `name:data_dir`, or the folder with the data set's files.
     """
     import tensorflow_datasets as tfds
 
@@ -170,7 +172,8 @@ def tfds_builder(path: str):
             "data.path is empty: give the name of a TFDS data set, such as imagenet2012"
         )
     refuse_s3(path)
-    # A version (imagenet2012:5.1.0) is part of the name, a data_dir starts like a path.
+    # A number after a colon is a version and part of the name, as in imagenet2012:5.1.0. Any other
+    # text after a colon is the data_dir.
     name, data_dir = re.fullmatch(r"((?:gs://)?[^:]*(?::[\d.*]+)?)(?::(.+))?", path).groups()
     is_folder = _is_folder(name)
     try:
@@ -179,7 +182,7 @@ def tfds_builder(path: str):
         else:
             builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except (FileNotFoundError, tfds.core.dataset_info.DatasetInfoFileError) as error:
-        # The path may be the folder of one data set or of several: search two levels.
+        # The path may be the folder of one data set or of several, so two levels are searched.
         folder = Path(os.path.expanduser(name))
         inner = [*folder.glob("*/dataset_info.json"), *folder.glob("*/*/dataset_info.json")]
         there = ", ".join(str(file.parent) for file in sorted(inner)[:5])
@@ -210,7 +213,11 @@ def tfds_builder(path: str):
 
 
 def tfds_feature(builder, key: str):
-    """Returns a feature of a TFDS data set; raises UserError if it or `image` does not exist."""
+    """Returns a feature of a TFDS data set.
+
+    Raises:
+      UserError: the data set does not have this feature, or it has no feature `image`.
+    """
     features = builder.info.features
     for needed in ("image", key):
         if needed not in features:
@@ -231,7 +238,7 @@ def tfds_split(builder, split: str):
             split, {key: part.num_examples for key, part in builder.info.splits.items()}
         )
     try:
-        # Return raw bytes: TFDS parses a record in 0.1 ms, `Records` in 0.01 ms.
+        # Return raw bytes, because `Records` parses a record in 0.01 ms, and TFDS in 0.1 ms.
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
         return builder.as_data_source(split=split, deserialize_method=raw).data_source
     except (ValueError, KeyError, NotImplementedError) as error:

@@ -1,4 +1,4 @@
-"""Boxes and masks of TFDS data sets prepared as ArrayRecord."""
+"""Reads boxes and masks of TFDS data sets that are prepared as ArrayRecord files."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ class DenseRecords(Records):
 
     Attributes:
       field: `boxes` or `mask`.
-      read_field: converts the features of a tf.Example to the field's value.
+      read_field: called with the features of a tf.Example; returns the boxes or the mask.
     """
 
     field: str = BOXES
@@ -47,12 +47,12 @@ class DenseRecords(Records):
 def dense_reader(builder, options: SourceOptions) -> tuple[str, tuple[str, ...], Read]:
     """Returns the required field, its class names, and a function to read it from a tf.Example.
 
-    Boxes are a sequence of mappings with `bbox` and `label`, as in VOC and COCO. A mask is an image
-    with one channel, as in Oxford-IIIT Pet.
+    The TFDS feature for boxes is a sequence of mappings with `bbox` and `label`, as in VOC and
+    COCO. The feature for a mask is an image with one channel, as in Oxford-IIIT Pet.
 
     Raises:
-      UserError: the data set has no such feature or several, the number of classes is unknown, or
-        the options select a subset of the classes.
+      UserError: the data set does not have exactly one such feature, the number of classes is
+        unknown, or the options select some of the classes.
     """
     if options.only:
         raise UserError("data.classes is unsupported with the boxes and masks of TFDS data sets")
@@ -72,7 +72,11 @@ def dense_reader(builder, options: SourceOptions) -> tuple[str, tuple[str, ...],
 
 
 def _only(builder, kind: str, is_one: Callable[[Any], bool]) -> tuple[str, Any]:
-    """Returns the only feature of a kind, with its name; raises UserError if not exactly one."""
+    """Returns the name and the feature of a kind.
+
+    Raises:
+      UserError: the data set does not have exactly one feature for which `is_one` returns True.
+    """
     features = builder.info.features
     found = [name for name, feature in features.items() if name != "image" and is_one(feature)]
     if len(found) != 1:
@@ -100,7 +104,10 @@ def _is_mask(feature) -> bool:
 
 
 def _boxes(features: Mapping, name: str) -> Boxes:
-    """Returns the objects of a tf.Example; TFDS stores relative top, left, bottom and right."""
+    """Returns the objects in a tf.Example, in pixels.
+
+    TFDS stores a box as top, left, bottom and right, relative to the image.
+    """
     image = open_image(image_and_labels(features, None).image)
     shares = np.array(feature_values(features, f"{name}/bbox", "float_list"), np.float32)
     labels = np.array(feature_values(features, f"{name}/label", "int64_list"), np.int32)

@@ -1,11 +1,11 @@
 """VTAB-1k: 19 tasks of 1,000 training images (Zhai et al., 1910.04867; the paper, section 4.1).
 
-The score is the mean of the 19 test accuracies. Each task is a TFDS data set, a rule for its
-labels, and its splits:
+The score is the mean of the 19 test accuracies. A task consists of a TFDS data set, a rule that
+computes the label, and these splits:
 
     train800        the first 800 images of the training part, for the hyper-parameter search
     val200          the first 200 images of the validation part, for the hyper-parameter search
-    train800val200  both: the 1,000 images of the final training
+    train800val200  the images of train800 and val200, for the final training
     test            the whole test part
 
 If a data set has no official validation part, a part of the training images replaces it.
@@ -36,22 +36,23 @@ SPLITS = {
 }
 IMAGES = {"train": 800, "val": 200, "test": None}
 
-# Class boundaries of distances: the class is the index of the last edge below the distance.
+# Boundaries of distance classes. The class is the index of the last boundary below the distance.
 CLEVR_EDGES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
-KITTI_EDGES = (-100.0, 8.0, 20.0, 999.0)  # Metres.
+KITTI_EDGES = (-100.0, 8.0, 20.0, 999.0)  # In metres.
 
 
 class VtabTask(NamedTuple):
     """One of the 19 tasks.
 
     Attributes:
-      name: name in the paper's table 9.
-      dataset: TFDS data set, with the version of the benchmark.
+      name: name of the task in the paper's table 9.
+      dataset: TFDS data set, with the version that the benchmark uses.
       classes: number of classes.
-      label: name of the label feature, or a function from a record's features to the class.
-      train, val, test: the parts, as slices of TFDS's splits.
-      flip, crop: True if training uses random flips or crops, as in BiT and the paper; False if
-        they may change the class.
+      label: name of the feature with the label, or a function from a record's features to the
+        class.
+      train, val, test: the training, validation and test part, as slices of TFDS's splits.
+      flip, crop: training uses random flips or random crops, as in BiT and the paper. False for
+        tasks whose class could change by a flip or a crop.
       image: converts the stored image to the model's input pixels; None: not needed.
     """
 
@@ -74,13 +75,16 @@ def clevr_count(features: Mapping) -> int:
 
 
 def clevr_distance(features: Mapping) -> int:
-    """Returns the distance class of the closest object (the third of its pixel coordinates)."""
+    """Returns the distance class of the closest object.
+
+    The distance of an object is the third of its `pixel_coords`.
+    """
     distances = features["objects/pixel_coords"].float_list.value[2::3]
     return bisect_left(CLEVR_EDGES, min(distances, default=math.inf)) - 1
 
 
 def kitti_distance(features: Mapping) -> int:
-    """Returns the distance class of the nearest car, van or truck; without one, the last class."""
+    """Returns the distance class of the nearest car, van or truck; the last class without any."""
     kinds = features["objects/type"].int64_list.value
     distances = features["objects/location"].float_list.value[2::3]
     distances = [distance for kind, distance in zip(kinds, distances, strict=True) if kind < 3]
@@ -98,11 +102,11 @@ def dsprites_orientation(features: Mapping) -> int:
 
 
 def black_and_white(image: bytes) -> bytes | np.ndarray:
-    """Converts dSprites' pixels of 0 and 1 to RGB from 0 to 255."""
+    """Converts the pixels of dSprites, 0 and 1, to RGB pixels of 0 and 255."""
     try:
         return decode(image) * np.uint8(255)
     except Unreadable:
-        return image  # Decoding will fail in the pipeline, which counts unreadable images.
+        return image  # The pipeline will fail to decode it, too, and count it as unreadable.
 
 
 NINE_TENTHS = dict(train="train[:90%]", val="train[90%:]")
@@ -156,8 +160,8 @@ def open_task(path: str, split: str) -> Records:
       split: one of `SPLITS`.
 
     Raises:
-      UserError: the task or split does not exist, or the data set is not prepared or has another
-        number of classes.
+      UserError: the task or split does not exist, the data set is not prepared, or its number of
+        classes is wrong.
     """
     name, _, data_dir = path.partition(":")
     if name not in TASKS:
@@ -184,13 +188,15 @@ def tfds_slices(task: VtabTask, split: str, sizes: Mapping[str, int]) -> str:
     """Returns a task's split in TFDS's notation, such as `train[0:800]+train[2753:2953]`.
 
     Args:
+      task: the task.
+      split: split of the task, such as `train800val200`.
       sizes: number of images in each TFDS split.
     """
     if split not in SPLITS:
         raise UserError(f"VTAB has no split {split!r}; there are: {', '.join(SPLITS)}")
     slices = []
     for part in SPLITS[split]:
-        whole = getattr(task, part)  # TFDS's split or a slice of it, such as train[:90%].
+        whole = getattr(task, part)  # A TFDS split or a slice, such as train[:90%].
         name = whole.split("[")[0]
         if name not in sizes:
             raise UserError(
@@ -221,5 +227,5 @@ VTAB = SourceKind(
     lambda split, options: open_task(options.path, split),
     path="TASK or TASK:DATA_DIR",
     reads_slices=True,
-    stands_alone=False,  # Its splits have other names.
+    stands_alone=False,  # The splits of VTAB tasks are not named train and test.
 )

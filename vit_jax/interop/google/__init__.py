@@ -1,7 +1,7 @@
-"""Google's npz files: ViT and hybrids (vision_transformer), BiT (big_transfer), big_vision.
+"""Google's npz files, written by vision_transformer (ViT, hybrids), big_transfer (BiT), big_vision.
 
-Training checkpoints also contain the optimizer's state. Files of image-text models also contain the
-text tower, which `google_text.py` reads.
+Files of training checkpoints also contain the optimizer's state, which is ignored. Files of
+image-text models also contain the text tower, which `google_text.py` reads.
 """
 
 import re
@@ -16,10 +16,10 @@ from vit_jax.interop.tensor_files import Tensor
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Returns the image model's tensors, and values derived from their names.
+    """Returns the image model's tensors, and a dictionary that replaces a `config.json`.
 
-    The values replace a `config.json`: `prefix`, the prefix of the model's parameters in the file,
-    and `by_kind`, True if big_vision wrote the file.
+    The dictionary is derived from the tensors' names. `prefix` is the prefix of the image model's
+    parameters in the file. `by_kind` is True if the names are those of big_vision.
     """
     starts = ("params/", "opt/target/")
     prefix = next(
@@ -39,9 +39,10 @@ def _prepare(
 def _preprocessing(
     config: dict, said: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Returns no mean and std (the default applies), and the preprocessing of image-text models.
+    """Implements `Library.preprocessing` for npz files, which do not contain the preprocessing.
 
-    The files do not contain the preprocessing. SigLIP's images are resized to a square.
+    Mean and std have their defaults. Image-text models (SigLIP) resize images to a square. For
+    other models the preprocessing is unknown, None.
     """
     towers = config["prefix"].endswith("img/")
     return {}, Preprocessing("square", Fraction(1), "bilinear") if towers else None, ""

@@ -1,7 +1,7 @@
 """Text towers of SigLIP and SigLIP 2 in big_vision's npz files.
 
-The parameters of the encoder have the same names as in the image model. The files contain neither
-the tokenizer nor the pooling, which is the last token in all SigLIP models.
+The parameters of the text encoder have the same names as the parameters of the image encoder. The
+files do not contain the tokenizer and the kind of pooling. All SigLIP models pool the last token.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from vit_jax.options.text import TextOptions
 
 _STARTS = ("params/", "opt/target/", "")
 _TOWER, _ENCODER = "txt/", "Encoder_0/"
-_OWN = (BLOCK, "norm/", "head/")  # Parts with the same names as in the image model.
+_OWN = (BLOCK, "norm/", "head/")  # Modules whose parameters have the same names as in a ViT.
 _RULES = (
     Rule("token_embedding/embedding", "Embed_0/embedding"),
     Rule("position_embedding/embedding", google_vit.POSITIONS, LEADING),
@@ -31,7 +31,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
     """Returns the text tower in the tensors of an npz file.
 
     Raises:
-      UserError: the model has no text tower, or an unsupported one.
+      UserError: the model has no text tower, or its text tower is unsupported.
     """
     start, tower = _tower(tensors)
     tower = google_vit.rename(_as_image_model(tower), {})
@@ -69,7 +69,7 @@ def _tower(tensors: Tensors) -> tuple[str, Tensors]:
     """Returns the prefix of both towers in the file, and the text tower's tensors without prefix.
 
     Raises:
-      UserError: the model has no text tower, or an unsupported one.
+      UserError: the model has no text tower, or its text tower is unsupported.
     """
     starts = [s for s in _STARTS if any(name.startswith(s + _TOWER) for name in tensors)]
     if not starts:
@@ -95,9 +95,9 @@ def _tower(tensors: Tensors) -> tuple[str, Tensors]:
 
 
 def _as_image_model(tower: Tensors) -> Tensors:
-    """Renames the encoder's tensors as in the image model.
+    """Renames the tensors of the text encoder as in an image model.
 
-    The two position tables of early text towers are summed to one.
+    Early text towers have two position tables, which are added to one table.
     """
     tower = dict(tower)
     positions = tower.get("pos_embedding")

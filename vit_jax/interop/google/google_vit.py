@@ -1,12 +1,12 @@
 """ViT and its hybrids in Google's npz files (google-research/vision_transformer).
 
-The files number the sub-modules of a block consecutively: `LayerNorm_0`,
+vision_transformer numbers all sub-modules of a block consecutively: `LayerNorm_0`,
 `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`. Group norms have the shape `[1, 1, 1,
 channels]`.
 
-big_vision's files are also supported; they number sub-modules of each kind separately:
-`MlpBlock_0`. Models that exist only in big_vision (with fixed positions or attention pooling) are
-written with its names.
+big_vision's files are also supported. big_vision numbers the sub-modules of each kind separately:
+the first MLP of a block is `MlpBlock_0`. Models that exist only in big_vision (with fixed positions
+or attention pooling) are written with big_vision's names.
 """
 
 import functools
@@ -69,7 +69,7 @@ RULES = (
 
 
 def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Renames the model's parameters as in vision_transformer's first files.
+    """Renames the model's parameters to the names in vision_transformer's first files.
 
     Raises:
       UserError: two parameters would have the same name.
@@ -77,7 +77,7 @@ def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
     renamed = {}
     for name, tensor in _one_by_one(tensors).items():
         first = name.split("/")[0]
-        # Names used during the development of ViT-G.
+        # These names were used during the development of ViT-G.
         if first in _POOLING_PARTS:
             name = _POOLING + name
         elif first == "Transformer":
@@ -92,7 +92,7 @@ def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Splits the stacked tensors of big_vision's scan into one tensor per encoder block."""
+    """Splits tensors that big_vision stacks for a scan into one tensor for each encoder block."""
     found = {}
     for name, tensor in tensors.items():
         start, stacked, rest = name.partition("Transformer/encoderblock/")
@@ -107,9 +107,9 @@ def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_class_token(table: Tensor) -> Tensor:
-    """Adds a zero row for the class token to big_vision's position table, unless it has one.
+    """Adds a zero row for the class token to big_vision's position table, if the row is missing.
 
-    As in big_vision, it has one if the other rows form a square grid.
+    As in big_vision, a table contains the row if its other rows form a square grid.
     """
     batch, rows, dim = table.shape
     if rows and math.isqrt(rows - 1) ** 2 == rows - 1:
@@ -120,7 +120,7 @@ def _with_class_token(table: Tensor) -> Tensor:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from renamed tensors; returns them and the assumptions made.
+    """Derives the model's arguments from renamed tensors; also returns the assumptions as text.
 
     See `image_size_of` for `image_size`.
     """
@@ -144,11 +144,11 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _values(shapes: dict, by_kind: bool) -> dict:
-    """Returns the model arguments that the shapes determine.
+    """Returns the model arguments that the arrays' shapes determine.
 
     Args:
-      shapes: shapes of the arrays by their names.
-      by_kind: the file has big_vision's names.
+      shapes: shapes of the arrays by name.
+      by_kind: the names are those of big_vision.
     """
     patch, _, channels, dim = shapes["embedding/kernel"]
     values = dict(
@@ -177,10 +177,10 @@ def _pooling(shapes: dict) -> str:
 
 
 def _position(shapes: dict, by_kind: bool) -> str:
-    """Returns the argument `position`.
+    """Returns the model's argument `position`.
 
-    Without a position table, a big_vision model has fixed positions, and a vision_transformer model
-    has no positions.
+    Without a position table in the file, a big_vision model has fixed positions, and a
+    vision_transformer model has no positions.
     """
     if POSITIONS in shapes:
         return "1d"
@@ -188,10 +188,10 @@ def _position(shapes: dict, by_kind: bool) -> str:
 
 
 def _describe(values: dict) -> dict:
-    """Checks that a model can be written; returns {}, because npz files have no `config.json`.
+    """Returns {}, because npz files have no `config.json`; checks that the model can be written.
 
     Raises:
-      UserError: the arrays would be read as another model.
+      UserError: the files could not be distinguished from those of another model.
     """
     if values.get("mlp") == "swiglu":
         raise UserError("Google's npz has no mlp='swiglu'")
@@ -201,7 +201,7 @@ def _describe(values: dict) -> dict:
 
 
 def _number(mapped: list[Entry], values: dict) -> list[Entry]:
-    """Renames the entries of models that exist only in big_vision."""
+    """Gives models that exist only in big_vision the tensor names of big_vision."""
     if not _by_kind(values):
         return mapped
 

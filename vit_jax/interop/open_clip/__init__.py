@@ -1,7 +1,7 @@
 """Image towers of open_clip: `open_clip_model.safetensors` and `open_clip_config.json`.
 
-The image tower is open_clip's own ViT or a timm model. `open_clip_text.py` reads the text towers.
-These files are read, but not written.
+The image tower is open_clip's own ViT or a timm model. `open_clip_text.py` reads text towers. Image
+towers alone are read, but not written; `open_clip_towers.py` writes models with both towers.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from vit_jax.interop.preprocessing import CLIP
 from vit_jax.interop.tensor_files import Tensor
 
 _TOWER, _TIMM = "visual.", "visual.trunk."
-# timm's `crop_mode` for each `resize_mode`.
+# timm's `crop_mode` for each of open_clip's values of `resize_mode`.
 _CROPS = {
     "shortest": "center",
     "squash": "squash",
@@ -25,7 +25,9 @@ _CROPS = {
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Returns the image tower's tensors without prefix, and adds timm's `pretrained_cfg`.
+    """Returns the image tower's tensors without prefix, and the config with a `pretrained_cfg`.
+
+    `pretrained_cfg` describes the preprocessing as in timm.
 
     Raises:
       UserError: there is no `open_clip_config.json`, or the model is unsupported.
@@ -36,7 +38,7 @@ def _prepare(
     if config["model_cfg"]["vision_cfg"].get("timm_model_name"):
         return _prepare_timm(path, tensors, config)
     kept = {name.removeprefix(_TOWER): x for name, x in tensors.items() if name.startswith(_TOWER)}
-    if "proj" in kept:  # A head without a bias.
+    if "proj" in kept:  # The head has no bias.
         classes = kept["proj"].shape[1]
         kept["proj.bias"] = Tensor(
             (classes,), np.dtype(np.float32), lambda: np.zeros(classes, np.float32)
@@ -45,7 +47,7 @@ def _prepare(
 
 
 def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
-    """Returns the preprocessing as timm's `pretrained_cfg`.
+    """Converts open_clip's preprocessing to timm's `pretrained_cfg`.
 
     Raises:
       UserError: the resize mode is unsupported.
@@ -83,7 +85,8 @@ def _prepare_timm(
                 f"an open_clip model of timm's {architecture} with {name} is unsupported"
             )
     kept = {name.removeprefix(_TIMM): x for name, x in tensors.items() if name.startswith(_TIMM)}
-    # The trunk contains the head, except with attention pooling, which returns the embedding.
+    # timm's model (`trunk`) contains the head. With attention pooling there is no head: the pooling
+    # returns the embedding.
     pooling = tower.get("timm_pool")
     arguments = dict(global_pool=pooling) if pooling in ("map", "token", "avg") else {}
     arguments |= tower.get("timm_model_kwargs") or {}

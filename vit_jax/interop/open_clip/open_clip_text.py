@@ -1,4 +1,4 @@
-"""Text towers of open_clip: CLIP's, SigLIP's and EVA-CLIP's."""
+"""Text towers in open_clip's files: those of CLIP, SigLIP and EVA-CLIP."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from vit_jax.interop.library import Tensors
 from vit_jax.interop.text_format import TextFormat
 from vit_jax.options.text import TextOptions
 
-# Defaults of a `text_cfg`.
+# open_clip's defaults of the entries of `text_cfg`.
 _DEFAULTS: dict[str, Any] = dict(
     context_length=77,
     vocab_size=49408,
@@ -31,13 +31,14 @@ _DEFAULTS: dict[str, Any] = dict(
     proj_type="linear",
     text_arch="clip",
 )
-# Settings that are read here or by the tokenizer, or that do not change the embeddings.
+# Entries of `text_cfg` that are read here or by the tokenizer, or that do not change the
+# embeddings.
 _READ = {"context_length", "vocab_size", "width", "heads", "layers", "no_causal_mask", "pool_type"}
 _READ |= {"proj_bias", "mlp_ratio", "norm_kwargs", "act_kwargs", "eos_id", "bos_id", "pad_id"}
 _READ |= {"hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode", "tokenizer_type"}
 _READ |= {"output_tokens", "tiktoken_name"}
 _POOLINGS = {"argmax": "highest", "last": "last", "eos": "end"}
-_TOWER = "text."  # Prefix of models with `custom_text`; others have no prefix.
+_TOWER = "text."  # Prefix of the text tower's tensors in models with `custom_text`.
 _PARTS = (
     "token_embedding.",
     "positional_embedding",
@@ -52,7 +53,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
     """Reads the text tower from the content of an `open_clip_config.json` and the tensors.
 
     Raises:
-      UserError: the model has no text tower, or an unsupported one.
+      UserError: the model has no text tower, or its text tower is unsupported.
     """
     model = config["model_cfg"]
     text: dict[str, Any] = _DEFAULTS | model["text_cfg"]
@@ -85,13 +86,13 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
         text_rules(biased),
         kept,
         "sigmoid" if sigmoid else "softmax",
-        "clip",  # The folder's configuration determines the cleaning.
+        "clip",  # The `open_clip_config.json` in the folder determines the actual cleaning.
         logit_bias="logit_bias" if sigmoid else None,
     )
 
 
 def _check(model: Mapping, text: Mapping) -> None:
-    """Raises UserError for settings of an unsupported text tower."""
+    """Raises UserError if a setting in the config is unsupported."""
     if "multimodal_cfg" in model:
         raise UserError("Unsupported: an open_clip model that generates texts (CoCa)")
     for name, value in text.items():
@@ -112,10 +113,10 @@ def _tower(tensors: Tensors) -> Tensors:
 
 
 def _gelu(model: Mapping, text: Mapping) -> str:
-    """Returns the kind of GELU.
+    """Returns the text tower's kind of GELU, such as `quick`.
 
     Raises:
-      UserError: the kind of GELU is unsupported.
+      UserError: the activation is unsupported.
     """
     arguments = text.get("act_kwargs") or {}
     if model.get("quick_gelu"):
@@ -128,7 +129,7 @@ def _gelu(model: Mapping, text: Mapping) -> str:
 
 
 def text_config(options: TextOptions) -> dict[str, Any]:
-    """Returns the `text_cfg` of a text tower, without its tokenizer."""
+    """Returns the entries of `text_cfg` that describe a text tower, without its tokenizer."""
     pooling = {ours: theirs for theirs, ours in _POOLINGS.items()}[options.pooling]
     config: dict[str, Any] = dict(
         context_length=options.length,
@@ -151,7 +152,12 @@ def text_config(options: TextOptions) -> dict[str, Any]:
 
 
 def text_rules(biased: bool) -> tuple[Rule, ...]:
-    """Returns the rules; a projection without bias has the same layout as ours."""
+    """Returns the naming rules of a text tower.
+
+    Args:
+      biased: the final projection has a bias. False: the projection is a plain tensor in vit_jax's
+        layout.
+    """
     head = (Rule("head/kernel", "text_projection", SAME),)
     return (
         Rule("token_embedding/embedding", "token_embedding.weight"),

@@ -1,6 +1,7 @@
 """Writes CLIP and SigLIP with both towers for open_clip.
 
-An image tower of CLIP's kind is open_clip's own ViT, and any other one a model of timm.
+An image tower like CLIP's is written as open_clip's own ViT. Any other image tower is written as a
+timm model.
 """
 
 from dataclasses import asdict
@@ -30,20 +31,20 @@ from vit_jax.options.model import ImageOptions
 from vit_jax.published.weights import all_weights
 
 _TITLE = "open_clip"
-_VOCABULARY = 49408  # Tokens of open_clip's own tokenizer, which is CLIP's.
+_VOCABULARY = 49408  # Number of token ids of open_clip's own tokenizer, which is CLIP's.
 _MODES = {"center": "shortest", "squash": "squash"}
-# open_clip's cleaning that is most similar to each other library's; "canonicalize" for SigLIP's
-# spiece.model, which reads texts without punctuation.
+# For each value of `Tokenizer.cleaning`: the most similar cleaning in open_clip. For SigLIP's
+# spiece.model, which reads texts without punctuation, "canonicalize" is used instead.
 _CLEANINGS = {"clip": "whitespace", "siglip": "lower", "big_vision": "lower"}
 _ALSO = "open_clip also repairs encodings and replaces HTML entities in texts"
 _TOKENIZER = ("hf_tokenizer_name", "tokenizer_kwargs")
 
 
 def _describe(towers: Towers) -> TowersFiles:
-    """Returns the content of a folder of open_clip.
+    """Returns the content of a folder in open_clip's format.
 
     Raises:
-      UserError: open_clip has no such model.
+      UserError: open_clip has no model with these arguments.
     """
     part, options, notes = towers.part, towers.options, []
     if asdict(options).get("stem_norm") == "tokens":
@@ -77,15 +78,16 @@ def _own_tower(towers: Towers) -> tuple[dict[str, Any], Arrays]:
     """Returns the `vision_cfg` and the tensors of open_clip's own ViT."""
     content = content_of(open_clip_vit.FORMAT, _TITLE, towers.options, towers.read)
     arrays = {f"visual.{name}": x for name, x in content.arrays.items()}
-    arrays.pop("visual.proj.bias", None)  # It is zero.
+    arrays.pop("visual.proj.bias", None)  # The bias is zero, and open_clip has none.
     return content.described, arrays
 
 
 def _timm_tower(towers: Towers) -> tuple[dict[str, Any], Arrays]:
-    """Returns the `vision_cfg` and the tensors of an image tower of timm.
+    """Returns the `vision_cfg` and the tensors of an image tower that is a timm model.
 
     Raises:
-      UserError: timm has no architecture that is this model without further arguments.
+      UserError: none of timm's architecture names stands for this model. open_clip builds the model
+        from the name alone, without further arguments.
     """
     options, values = towers.options, asdict(towers.options)
     form = timm.LIBRARY.format_of(family_of(options).model, values)
@@ -116,7 +118,10 @@ def _timm_tower(towers: Towers) -> tuple[dict[str, Any], Arrays]:
 
 
 def _architectures(part: TextPart) -> list[str]:
-    """Returns the names of timm's image towers; first that of the open_clip that was read."""
+    """Returns the names of timm's CLIP and SigLIP image towers.
+
+    If the model was read from open_clip's files, the name in these files comes first.
+    """
     described = _read_config(part).get("vision_cfg", {}).get("timm_model_name")
     names = {weights.repository.removeprefix("timm/").split(".")[0] for weights in all_weights()}
     known = sorted(name for name in names if "clip" in name or "siglip" in name)
@@ -124,7 +129,7 @@ def _architectures(part: TextPart) -> list[str]:
 
 
 def _is_architecture(name: str, pooling: str, form: Format, arrays: Arrays, values: Values) -> bool:
-    """Returns True if timm's architecture of a name has the model's arguments."""
+    """Returns True if timm's architecture `name` has the arguments `values` of the model."""
     tensors = {key: Tensor(x.shape, x.dtype, lambda x=x: x) for key, x in arrays.items()}
     config = dict(architecture=name, model_args=dict(global_pool=pooling), pretrained_cfg={})
     try:
@@ -136,7 +141,7 @@ def _is_architecture(name: str, pooling: str, form: Format, arrays: Arrays, valu
 
 
 def _read_config(part: TextPart) -> dict[str, Any]:
-    """Returns the `model_cfg` of the open_clip that was read; {} if it was of another library."""
+    """Returns the `model_cfg` of a model that was read from open_clip's files; {} for others."""
     files = {file.name: file for file in part.tokenizer.files}
     if OPEN_CLIP not in files:
         return {}
@@ -149,7 +154,7 @@ def _size(options: ImageOptions) -> int | list[int]:
 
 
 def _tokenizer(part: TextPart) -> tuple[dict[str, Any], list[str]]:
-    """Returns the entries of a `text_cfg` that describe the tokenizer, and notes."""
+    """Returns the entries of `text_cfg` that describe the tokenizer, and notes for the user."""
     if part.tokenizer.cleaning == _TITLE:
         described = _read_config(part)["text_cfg"]
         return {name: described[name] for name in _TOKENIZER if described.get(name)}, []
@@ -159,7 +164,7 @@ def _tokenizer(part: TextPart) -> tuple[dict[str, Any], list[str]]:
     names = {file.name for file in part.tokenizer.files}
     if part.tokenizer.cleaning == "siglip" and "spiece.model" in names:
         cleaning = "canonicalize"
-    # In a local folder open_clip reads the tokenizer from the folder itself.
+    # If the model is in a local folder, open_clip reads the tokenizer from the same folder.
     text = dict(hf_tokenizer_name="OWNER/NAME", tokenizer_kwargs=dict(clean=cleaning))
     note = f"before an upload, replace OWNER/NAME in {OPEN_CLIP} by the repository's name"
     return text, [note, _ALSO]
@@ -169,7 +174,7 @@ def _preprocessing(towers: Towers) -> tuple[dict[str, Any], list[str]]:
     """Returns the `preprocess_cfg`, and a line for each property that it cannot store.
 
     Raises:
-      UserError: open_clip has no such crop.
+      UserError: open_clip does not support the kind of crop.
     """
     seen, values = towers.preprocessing or UNSAID, asdict(towers.options)
     size, channels = values["image_size"], values["channels"]

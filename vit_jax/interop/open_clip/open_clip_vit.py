@@ -1,4 +1,4 @@
-"""CLIP's image tower with open_clip's own names, which are the same as OpenAI's."""
+"""CLIP's image tower with the tensor names of open_clip's own ViT, which are OpenAI's names."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ _RULES = (
     Rule("head/kernel", "proj"),
     Rule("head/bias", "proj.bias"),
 )
-# Supported settings of a tower's config; all others must have their default.
+# Supported settings in `vision_cfg`. All other settings must have their default.
 _SHOWN = {"layers", "width", "patch_size", "image_size", "head_width", "mlp_ratio", "ls_init_value"}
 _SHOWN |= {"output_dim"}
 _ALWAYS = dict(attentional_pool=False, no_ln_pre=False, pool_type="tok", pos_embed_type="learnable")
@@ -44,12 +44,12 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     """Returns the model's arguments from tensors and an `open_clip_config.json`.
 
     Raises:
-      UserError: the tower is of an unsupported kind.
+      UserError: a setting in the config is unsupported.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     said, tower = config["model_cfg"], config["model_cfg"]["vision_cfg"]
     for name, value in tower.items():
-        droops = name.endswith("dropout")  # Used only in training.
+        droops = name.endswith("dropout")  # Dropout is used in training only.
         if name not in _SHOWN and not droops and value not in (None, False, _ALWAYS.get(name)):
             raise UserError(f"an open_clip tower with {name}={value!r} is unsupported")
     dim, channels, patch, _ = shapes["conv1.weight"]

@@ -1,6 +1,6 @@
-"""The encoder of OpenAI's DALL-E: safetensors with the names of its published code.
+"""The encoder of OpenAI's DALL-E: safetensors with the tensor names of OpenAI's code.
 
-The folder may also contain a `config.json` with preprocessing in timm's form.
+The folder may also contain a `config.json`, which describes the preprocessing as in timm.
 """
 
 from vit_jax.interop import timm
@@ -12,10 +12,7 @@ from vit_jax.interop.preprocessing import Preprocessing
 def _preprocessing(
     config: dict, said: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Returns mean and std, the preprocessing, and no assumptions.
-
-    Without a `config.json` the preprocessing is OpenAI's.
-    """
+    """Implements `Library.preprocessing`. Without a `config.json` the preprocessing is OpenAI's."""
     return timm.LIBRARY.preprocessing(config, said, channels) if config else ({}, None, "")
 
 

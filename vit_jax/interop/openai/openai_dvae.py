@@ -1,4 +1,4 @@
-"""The encoder of DALL-E's discrete autoencoder, with the names of its published code."""
+"""The encoder of DALL-E's discrete autoencoder, with the tensor names of OpenAI's code."""
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import CONV, FLAT, LINEAR_CONV, STAGED, Layout, Rule, count_units
@@ -6,12 +6,12 @@ from vit_jax.interop.library import Format, Tensors, Values
 from vit_jax.interop.timm.timm_config import pretrained_config, stated_size
 from vit_jax.models.dall_e import DVAE
 
-FIRST = "blocks.input.w"  # This tensor name identifies the format.
-PIXELS = 256  # Side of the training images.
+FIRST = "blocks.input.w"  # Files with a tensor of this name have this format.
+PIXELS = 256  # Side of the training images in pixels.
 
 
 def _conv(ours: str, theirs: str, kernel: Layout = CONV) -> tuple[Rule, Rule]:
-    """Returns the rules for kernel and bias of a convolution."""
+    """Returns the naming rules for kernel and bias of a convolution."""
     return Rule(f"{ours}/kernel", f"{theirs}.w", kernel), Rule(f"{ours}/bias", f"{theirs}.b", FLAT)
 
 

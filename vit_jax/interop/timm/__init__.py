@@ -1,6 +1,6 @@
-"""timm's tensors and `config.json`.
+"""timm's format: a folder with `model.safetensors` and `config.json`.
 
-`timm.create_model("local-dir:FOLDER", pretrained=True)` loads a folder with both files.
+`timm.create_model("local-dir:FOLDER", pretrained=True)` loads such a folder.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm import timm_mae
 from vit_jax.published.unheld import refuse_unheld
 
-# One module per family, with its `FORMAT` and a function `named` that parses architecture names.
+# A module for each family of models. It defines `FORMAT` and `named`, a function that parses names
+# of timm's architectures.
 _MODULES = tuple(
     import_module(f"{__name__}.{module}")
     for module in (
@@ -31,7 +32,7 @@ _MODULES = tuple(
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Returns tensors and `config.json` unchanged, after a check of the architecture's name.
+    """Implements `Library.prepare`: checks the architecture's name; changes nothing.
 
     Raises:
       UserError: the architecture is unsupported.
@@ -50,14 +51,14 @@ def _prepare(
 def _preprocessing(
     config: dict, said: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Returns mean and std, the preprocessing, and the assumption if there is no `config.json`."""
+    """Implements `Library.preprocessing`; without a `config.json` timm's defaults are assumed."""
     if not config:
         return {}, None, "pixels in [-1, 1]"
     return *of_timm(config, channels), ""
 
 
 def _class_names(config: dict) -> list:
-    """Returns the names of the classes; empty if there are none."""
+    """Returns the names of the classes in a `config.json`; empty if it contains no names."""
     names = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
     return list(names or [])
 
@@ -69,16 +70,16 @@ def _files(
     names: Sequence[str],
     probabilities: str,
 ) -> dict[str, dict]:
-    """Returns `config.json`, with the preprocessing and the classes, as a dict by file name.
+    """Implements `Library.files`: returns `config.json` with the preprocessing and the classes.
 
     Raises:
-      UserError: timm has no such crop.
+      UserError: timm does not support the kind of crop.
     """
     channels = values["channels"]
     described["pretrained_cfg"] |= dict(
         mean=per_channel(values["mean"], channels), std=per_channel(values["std"], channels)
     ) | to_timm(seen or UNSAID, values["image_size"])
-    # timm ignores the problem type, but Transformers can also read these folders and uses it.
+    # timm ignores the problem type. Transformers, which can read these folders, too, uses it.
     described |= problem_type(values["num_classes"], probabilities)
     return {"config.json": described | (dict(label_names=list(names)) if names else {})}
 
@@ -87,7 +88,7 @@ LIBRARY = Library(
     title="timm",
     formats=(timm_mae.FORMAT, *(module.FORMAT for module in _MODULES)),
     suffix="",
-    claims=lambda path, config, tensors: True,  # timm is the last one in `LIBRARIES`.
+    claims=lambda path, config, tensors: True,  # timm is the last library in `LIBRARIES`.
     prepare=_prepare,
     unknown=lambda config, tensors: (
         "these are not the tensors of a ViT, BiT, ConvNeXt or Swin of timm's: "

@@ -1,4 +1,4 @@
-"""Converts tensor names of the authors of DINOv3, EVA, BEiT, DeiT-III, ConvNeXt, Swin to timm's.
+"""Converts authors' tensor names (DINOv3, EVA, BEiT, DeiT III, ConvNeXt, Swin) to timm's names.
 
 Sources: the published code of facebookresearch/dinov3 (layers, models/convnext.py), baaivision/EVA
 (EVA-01, EVA-02), microsoft/unilm (beit, beit2), facebookresearch/deit (models_v2.py),
@@ -15,7 +15,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.interop.preprocessing import CLIP, IMAGENET
 
-# Mean and std of pixels; `satellite` is for DINOv3's SAT-493M.
+# Mean and std of pixels by name; DINOv3's models that were trained on SAT-493M use `satellite`.
 PIXELS = {
     "imagenet": IMAGENET,
     "clip": CLIP,
@@ -29,11 +29,12 @@ _NAMES = {
     r"\.mlp\.ffn_ln\.": ".mlp.norm.",
     r"\.attn\.inner_attn_ln\.": ".attn.norm.",
 }
-# Tensors that are derived from arguments: angles of rotary positions, and the mask of the bias.
+# Names of tensors that can be computed from the model's arguments, and are therefore skipped:
+# angles of rotary positions, and the mask of the bias.
 _FOLLOWS = re.compile(r"(^|.*\.)(rope\.freqs_(cos|sin)|rope_embed\.periods|bias_mask)$")
 _TABLE = "relative_position_bias_table"
 _CONVNEXT = {
-    r"\.(ln|linear)\.(weight|bias)$": r".\2",  # The sparse layers in FCMAE.
+    r"\.(ln|linear)\.(weight|bias)$": r".\2",  # Names of sparse layers in FCMAE.
     r"^downsample_layers\.0\.": "stem.",
     r"^downsample_layers\.(\d+)\.": r"stages.\1.downsample.",
     r"^stages\.(\d+)\.(\d+)\.": r"stages.\1.blocks.\2.",
@@ -44,20 +45,22 @@ _CONVNEXT = {
     r"^norm\.": "head.norm.",
     r"^head\.(weight|bias)$": r"head.fc.\1",
 }
-# Tensors that a Swin's window and image sizes determine; the sizes are derived from them.
+# Names of tensors that depend only on a Swin's window and image sizes. The sizes are derived from
+# these tensors, which are then skipped.
 _OF_WINDOWS = re.compile(r".*\.(attn_mask|relative_coords_table)$")
 
 
 class _Converted(NamedTuple):
-    """A model with timm's names.
+    """A model that was converted to timm's names.
 
     Attributes:
       tensors: tensors by timm's names.
-      config: the `config.json`, without the preprocessing.
-      side: image height in pixels; 0 if no tensor depends on it.
-      pixels: possible normalizations: keys of `PIXELS`, with the models that use them.
+      config: content of timm's `config.json`, without the preprocessing.
+      side: height of images in pixels; 0: no tensor depends on it.
+      pixels: the possible normalizations of pixels, as keys of `PIXELS`, each with a description of
+        the models that use it.
       squeezed: images are resized to a square, regardless of their aspect ratio.
-      notes: notes about new parameters.
+      notes: notes for the user about parameters that the file does not contain.
     """
 
     tensors: dict[str, np.ndarray]
@@ -71,15 +74,17 @@ class _Converted(NamedTuple):
 def as_timm(
     tensors: Mapping[str, np.ndarray], pixels: str | None
 ) -> tuple[dict[str, np.ndarray], dict, list[str]]:
-    """Converts tensors to timm's names; returns them, timm's `config.json`, and notes.
+    """Converts tensors to timm's names; returns the tensors, timm's `config.json`, and notes.
 
     Args:
-      tensors: tensors by the authors' names, without prefixes of wrappers.
-      pixels: normalization of pixels, a key of `PIXELS`; None: the authors' own.
+      tensors: tensors by the authors' names, without prefixes of wrappers such as `module.`.
+      pixels: normalization of pixels, a key of `PIXELS`. None: the normalization that the authors
+        use for models of this kind.
 
     Raises:
-      UserError: rotary positions differ from the published ones; `pixels` is None, but models of
-        this kind have several normalizations; or the number of heads is unknown.
+      UserError: rotary positions differ from those of the published models; the authors use several
+        normalizations for models of this kind and `pixels` is None; or the number of heads is
+        unknown.
     """
     model = _convert(tensors)
     if pixels is None and len(model.pixels) > 1:
@@ -90,7 +95,7 @@ def as_timm(
         "mean": normalization["mean"],
         "std": normalization["std"],
         "interpolation": "bicubic",
-        "crop_pct": 1.0 if model.side >= 384 else 0.875,  # As in the authors' evaluation.
+        "crop_pct": 1.0 if model.side >= 384 else 0.875,  # The authors evaluate in this way.
     }
     if model.squeezed:
         preprocessing["crop_mode"] = "squash"
@@ -119,7 +124,7 @@ def _convert(tensors: Mapping[str, np.ndarray]) -> _Converted:
 
 
 def _width_and_patch(named: Mapping[str, np.ndarray]) -> tuple[int, int]:
-    """Returns embedding dimension and patch size; zeros if there is no patch embedding."""
+    """Returns embedding dimension and patch size; zeros for a model without a patch embedding."""
     kernel = named.get("patch_embed.proj.weight")
     return kernel.shape[::3] if kernel is not None and kernel.ndim == 4 else (0, 0)
 
@@ -156,7 +161,7 @@ def _eva01(named: dict[str, np.ndarray], dim: int, patch: int) -> _Converted:
 
 
 def _eva02(named: dict[str, np.ndarray], cosines: np.ndarray, patch: int) -> _Converted:
-    # Older files have an axis for rows and one for columns, newer files have a single axis.
+    # Older files have two axes, for rows and columns of patches. Newer files have a single axis.
     cosines = cosines.reshape(-1, cosines.shape[-1])
     _check("rope.freqs_cos", cosines, _angles(*cosines.shape))
     dim = named["patch_embed.proj.weight"].shape[0]
@@ -177,12 +182,13 @@ def _deit3(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
 def _convnext(named: Mapping[str, np.ndarray]) -> _Converted:
     """Converts a ConvNeXt or ConvNeXt V2.
 
-    The sparse layers of FCMAE are converted to dense layers. Their kernels are `[offsets, in, out]`
-    (`[offsets, out]` if depthwise), with offsets in column-major order.
+    The sparse layers of FCMAE are converted to dense layers. The kernel of a sparse layer is
+    `[offsets, in, out]`, or `[offsets, out]` in a depthwise layer. The offsets, the positions in
+    the kernel, are in column-major order.
     """
     tensors = {}
     for name, array in named.items():
-        # DINOv3 stores the last norm under two names.
+        # DINOv3 stores the last norm twice, under two names.
         if name.startswith("norms."):
             continue
         if name.endswith(".kernel"):
@@ -206,7 +212,7 @@ def _convnext(named: Mapping[str, np.ndarray]) -> _Converted:
 
 
 def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
-    """Converts the tensor names of Swin; the config contains the window size and image size.
+    """Converts a Swin; the returned config contains the window size and the image size.
 
     Raises:
       UserError: the window size is unknown.
@@ -220,10 +226,12 @@ def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
     else:
         raise UserError("unknown window sizes: a Swin V2 without its relative_coords_table")
     side = 32 * window
-    # Windows are shifted in the second block; its mask has one entry per window.
+    # The windows of the second block are shifted, and its attention mask has an entry for each
+    # window.
     if (mask := named.get("layers.0.blocks.1.attn_mask")) is not None:
         side = patch * window * math.isqrt(len(mask))
-    # Patch merging is at the end of a stage; in timm it is at the start of the next one.
+    # In the authors' code the patch merging is at the end of a stage. In timm it is at the start of
+    # the next stage.
     early = "layers.0.downsample.reduction.weight" in named
     tensors = {}
     for name, array in named.items():
@@ -238,10 +246,10 @@ def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
 
 
 def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
-    """Returns a Swin V2's window side during pre-training, by stage; 0: unchanged.
+    """Returns the side of a Swin V2's windows in pre-training, by stage; 0: the side is the same.
 
-    It is derived from the scaled offsets, which are log2(1 + 8 |x| / (side - 1)) / 3 for an offset
-    x between two positions.
+    The side is derived from tables of scaled offsets. For an offset x between two positions, a
+    table contains log2(1 + 8 |x| / (side - 1)) / 3.
     """
     sides = []
     while (
@@ -249,7 +257,7 @@ def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
     ) is not None:
         offsets = np.arange((found.shape[1] + 1) // 2)
         own = former = len(offsets)
-        if own > 1:  # A window of one position has no offsets.
+        if own > 1:  # In a window of one position the only offset is 0.
             if (reach := 2 ** (3 * float(found.max())) - 1) > 0:
                 former = max(2, round(1 + 8 * offsets[-1] / reach))
             line = np.log2(1 + 8 * offsets / (former - 1)) / 3
@@ -265,13 +273,13 @@ def _name(name: str) -> str:
 
 
 def _eva(architecture: str, heads: int, patch: int, pooled: str) -> dict:
-    """Returns the `config.json` for timm's Eva; the tensors determine all other sizes."""
+    """Returns the `config.json` for timm's class Eva; the tensors determine all other sizes."""
     given = {"num_heads": heads, "patch_size": patch}
     return {"architecture": architecture, "global_pool": pooled, "model_args": given}
 
 
 def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts DINOv3's tensors to timm's Eva, and removes the bias of keys, which is masked."""
+    """Renames DINOv3's tensors for timm's class Eva; drops the bias of keys, which is masked."""
     tensors = {}
     for name, array in named.items():
         if name.endswith("attn.qkv.bias"):
@@ -283,7 +291,14 @@ def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def _angles(rows: int, dim: int) -> np.ndarray:
-    """Returns EVA-02's cosines `[rows, dim]` for a square grid, scaled to a 16 x 16 grid."""
+    """Returns the cosines of EVA-02's rotary positions, `[rows, dim]`.
+
+    The grid of patches is square, and its coordinates are scaled to a 16 x 16 grid.
+
+    Args:
+      rows: number of patches.
+      dim: width of a head.
+    """
     side = math.isqrt(rows)
     turns = (
         np.arange(side)[:, None] / side * 16 / 10_000 ** (np.arange(0, dim // 2, 2) / (dim // 2))
@@ -294,7 +309,7 @@ def _angles(rows: int, dim: int) -> np.ndarray:
 
 
 def _check(name: str, found: np.ndarray, wanted: np.ndarray) -> None:
-    """Raises UserError if positions differ from the computed ones that replace them."""
-    # The tolerance is sufficient for bfloat16.
+    """Raises UserError if positions in a file differ from the computed ones that replace them."""
+    # The tolerance allows for the rounding errors of bfloat16.
     if found.shape != wanted.shape or np.abs(found - wanted).max() > 0.01 * wanted.max():
         raise UserError(f"its positions ({name}) are not those of the published models")

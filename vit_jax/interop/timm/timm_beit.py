@@ -1,4 +1,4 @@
-"""BEiT and BEiT v2 in timm, with a bias table in each layer or a shared one."""
+"""BEiT and BEiT v2 in timm, with a bias table in each layer or one table for all layers."""
 
 import math
 import re
@@ -48,7 +48,8 @@ _RULES = (
     *torch_norm("fc_norm", "fc_norm"),
     *torch_dense("head", "head"),
 )
-# Name of the table of the first layer, or of the shared table, by our `position_at`.
+# Name of the bias table by the argument `position_at`: the table of the first layer, or the table
+# that all layers share.
 _TABLES = {
     "stem": "blocks.0.attn.relative_position_bias_table",
     "shared": "rel_pos_bias.relative_position_bias_table",
@@ -69,12 +70,12 @@ def named(architecture: str) -> dict | None:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the tables' indices, which the sizes determine."""
+    """Removes the indices of bias tables, which can be computed from the grid."""
     return {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """Returns the model's arguments, and the assumptions made, from tensors and a `config.json`.
+    """Derives the model's arguments from tensors and `config.json`; also returns the assumptions.
 
     Without a `config.json`, images are assumed to be square.
     """
@@ -113,16 +114,16 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
 
 
 def _pooling(config: dict, given: dict, shapes: dict) -> str:
-    """Returns `global_pool` from `config.json`, else timm's default."""
+    """Returns `global_pool` in `config.json` or, if it is missing, timm's default."""
     default = "avg" if "fc_norm.weight" in shapes else "token"
     return given.get("global_pool") or config.get("global_pool") or default
 
 
 def _describe(values: Values) -> dict:
-    """Returns a model's `config.json` in timm.
+    """Returns the content of timm's `config.json` for a model.
 
     Raises:
-      UserError: timm has no such model.
+      UserError: timm has no model with these arguments.
     """
     title = "timm's Beit"
     said = ("fc_norm", "pooling", "cls_token", "qkv_bias", "position_at")

@@ -1,4 +1,4 @@
-"""BiT in timm: ResNetV2. Hybrids use the same rules for their ResNet."""
+"""BiT in timm, which is timm's ResNetV2. Hybrids use the same naming rules for their ResNet."""
 
 from collections.abc import Iterable
 
@@ -25,7 +25,12 @@ from vit_jax.models.resnet import BiT
 
 
 def resnet_rules(root: str, units: str) -> tuple[Rule, ...]:
-    """Returns the rules of a ResNet, with its root at `root` and its stages at `units`."""
+    """Returns the naming rules of a ResNet.
+
+    Args:
+      root: prefix of the names in timm's stem.
+      units: prefix of the names in timm's stages.
+    """
     unit = units + "stages.{m[0]}.blocks.{m[1]}."
     return (
         Rule("resnet/root/kernel", root + "conv.weight", CONV),
@@ -38,7 +43,7 @@ def resnet_rules(root: str, units: str) -> tuple[Rule, ...]:
 
 
 def resnet_blocks(names: Iterable[str]) -> tuple[int, ...]:
-    """Returns the number of units in each stage of a ResNet, from its tensor names."""
+    """Returns the number of residual units in each stage of a ResNet, from its tensor names."""
     return count_units(
         names, r"(?:patch_embed\.backbone\.)?stages\.(\d+)\.blocks\.(\d+)\.", first=0
     )
@@ -50,7 +55,7 @@ _RULES = (
     *torch_dense("head", "head.fc", LINEAR_CONV),
 )
 
-# timm's architectures, by number of units in each stage and width factor.
+# Names of timm's architectures, by number of residual units in each stage and width factor.
 _ARCHITECTURES = {
     ((3, 4, 6, 3), 1): "resnetv2_50x1_bit",
     ((3, 4, 6, 3), 3): "resnetv2_50x3_bit",

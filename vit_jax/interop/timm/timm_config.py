@@ -1,11 +1,11 @@
-"""Parts of timm's `config.json` that do not depend on a model's family."""
+"""Reads and writes the entries of timm's `config.json` that all families of models share."""
 
 from collections.abc import Callable
 from typing import Any
 
 from vit_jax.errors import UserError
 
-# Supported values of arguments that change the model, but not its tensors.
+# Supported values of timm's arguments that change the outputs, but not the tensors.
 ONLY = {
     "global_pool": (None, "token", "avg", "map"),
     "fc_norm": (None, False, True),
@@ -14,8 +14,8 @@ ONLY = {
     "embed_norm_layer": (None,),
     "pos_embed": ("learn", "none", ""),
 }
-# Arguments that need no check: the tensors determine them, the family's code reads them, or they do
-# not change the model's outputs.
+# timm's arguments that need no check. The tensors determine them, the code of the family reads
+# them, or they do not change the outputs.
 UNCHECKED = (
     "img_size",
     "patch_size",
@@ -46,10 +46,11 @@ UNCHECKED = (
 
 
 def given_arguments(config: dict, *unchecked: str) -> dict[str, Any]:
-    """Returns the arguments in a `config.json`, in addition to its architecture.
+    """Returns `model_args` of a `config.json`: timm's arguments besides the architecture.
 
     Args:
-      unchecked: arguments of one family that need no check, in addition to `UNCHECKED`.
+      config: content of `config.json`.
+      unchecked: names of further arguments that need no check, in addition to `UNCHECKED`.
 
     Raises:
       UserError: the value of an argument is unsupported.
@@ -66,7 +67,7 @@ def given_arguments(config: dict, *unchecked: str) -> dict[str, Any]:
 
 
 def stated_size(config: dict) -> tuple[int, int] | None:
-    """Returns the image size in a `config.json`, or None."""
+    """Returns the image size in a `config.json`; None if it does not contain it."""
     size = (config.get("model_args") or {}).get("img_size")
     if size is None:
         size = ((config.get("pretrained_cfg") or {}).get("input_size") or [None])[1:] or None
@@ -74,7 +75,7 @@ def stated_size(config: dict) -> tuple[int, int] | None:
 
 
 def implied_arguments(config: dict, named: Callable[[str], dict | None]) -> dict[str, Any]:
-    """Returns timm's arguments that the architecture's name implies; {} without a name.
+    """Returns timm's arguments that the architecture's name implies; {} if the name is missing.
 
     Args:
       config: content of `config.json`.
@@ -85,12 +86,12 @@ def implied_arguments(config: dict, named: Callable[[str], dict | None]) -> dict
 
 
 def refuse_contradictions(config: dict, implied: dict[str, Any], shown: dict[str, Any]) -> None:
-    """Raises UserError if the tensors contradict the architecture or its arguments.
+    """Raises UserError if the tensors contradict the architecture's name or `model_args`.
 
     Args:
       config: content of `config.json`.
       implied: timm's arguments that the architecture's name implies.
-      shown: arguments that the tensors determine.
+      shown: timm's arguments that the tensors determine.
     """
     if config.get("architecture") is None:
         return
@@ -106,12 +107,12 @@ def refuse_contradictions(config: dict, implied: dict[str, Any], shown: dict[str
 
 
 def mlp_ratio(mlp_dim: int, dim: int) -> float:
-    """Returns a ratio with `int(ratio * dim) == mlp_dim`."""
+    """Returns timm's `mlp_ratio` for an MLP's width: `int(ratio * dim) == mlp_dim`."""
     return mlp_dim / dim if int(dim * (mlp_dim / dim)) == mlp_dim else (mlp_dim + 0.5) / dim
 
 
 def pretrained_config(values: dict, fixed_input_size: bool) -> dict:
-    """Returns the part of a `config.json` about images and classes."""
+    """Returns the entries of a `config.json` that describe images and classes."""
     height, width = values["image_size"]
     pretrained = dict(
         input_size=[values["channels"], height, width],

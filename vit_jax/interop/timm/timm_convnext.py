@@ -23,7 +23,7 @@ _STEMS = {
 }
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
 
-# Our sizes for the words in timm's architecture names.
+# The size in vit_jax for each word in timm's architecture names.
 _WORDS = {
     "Atto": "atto",
     "Femto": "femto",
@@ -40,7 +40,7 @@ _WORDS |= {
     "H": "huge",
     "Zepto": "zepto",
 }
-# Sizes that exist only in one version.
+# Sizes that exist only in V1 or only in V2.
 _ONLY = {
     "convnext": ("xlarge", "xxlarge", "zepto"),
     "convnextv2": ("huge",),
@@ -80,7 +80,7 @@ def named(architecture: str) -> dict | None:
     sizes = {word: SIZES[size] for size, word in _WORDS.items()}
     if family not in _ONLY or word not in sizes:
         return None
-    simple = word == "zepto"  # Only zepto models are published with these variants.
+    simple = word == "zepto"  # Only zepto models are published with the variants rms and rms_ols.
     if more not in (("rms", "rms_ols") if simple else ("", "ols", "hnf", "mlp")):
         raise UserError(
             f"timm's {architecture} is unsupported: it differs from a ConvNeXt ({more})"
@@ -97,7 +97,7 @@ def named(architecture: str) -> dict | None:
 
 
 def _with_defaults(shape: dict) -> dict:
-    """Adds timm's arguments that a name does not contain."""
+    """Adds the defaults of timm's arguments that an architecture's name does not contain."""
     usual = dict(use_grn=False, stem_type="patch", head_hidden_size=None, head_norm_first=False)
     return usual | dict(norm_layer=None) | shape
 
@@ -105,7 +105,7 @@ def _with_defaults(shape: dict) -> dict:
 def _rules(values: dict) -> list[Rule]:
     block = "stages.{0}.blocks.{1}."
     inside = r"stages/(\d+)/(\d+)/"
-    # Indices of the convolutions in timm's stem; the norm follows the last one.
+    # Indices of the convolutions in timm's stem; the norm follows the last convolution.
     places = dict(patches=(0,), activated=(0, 2)).get(values["stem"], (0, 1))
     stem = (torch_dense(f"stem/{ours}", f"stem.{place}", CONV) for ours, place in enumerate(places))
     return [
@@ -136,10 +136,10 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments from tensors and a `config.json`, and no assumptions.
+    """Derives the model's arguments from tensors and `config.json`; no assumptions are needed.
 
-    Settings that neither contains have timm's defaults: exact GELU, layer norms with epsilon 1e-6.
-    A ConvNeXt supports images of any size.
+    Settings that neither tensors nor `config.json` determine have timm's defaults: exact GELU,
+    layer norms with epsilon 1e-6. A ConvNeXt supports images of any size.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     given = given_arguments(config, *_UNCHECKED, "act_layer")
@@ -199,7 +199,7 @@ def _stem(shapes: dict, width: int) -> str:
 
 
 def _timm_arguments(values: dict) -> dict:
-    """Returns timm's arguments for those of our arguments that the tensors determine."""
+    """Converts vit_jax's arguments that the tensors determine to timm's arguments."""
     return dict(
         depths=values["blocks"],
         dims=values["widths"],
@@ -212,7 +212,7 @@ def _timm_arguments(values: dict) -> dict:
 
 
 def _refuse_kernels(shapes: dict, stages: int) -> None:
-    """Raises UserError unless all depthwise kernels have size KERNEL x KERNEL."""
+    """Raises UserError if a depthwise kernel does not have the size KERNEL x KERNEL."""
     sides = {shapes[f"stages.{stage}.blocks.0.conv_dw.weight"][-1] for stage in range(stages)}
     if sides != {KERNEL}:
         raise UserError(
@@ -221,10 +221,10 @@ def _refuse_kernels(shapes: dict, stages: int) -> None:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in timm.
+    """Returns the content of timm's `config.json` for a model.
 
     Raises:
-      UserError: timm has no such model.
+      UserError: timm has no model with these arguments.
     """
     if values["head_epsilon"] not in (None, values["norm_epsilon"]):
         raise UserError(f"timm's ConvNeXt has no head_epsilon={values['head_epsilon']!r}")
@@ -250,7 +250,10 @@ def _describe(values: dict) -> dict:
 
 
 def _architecture(values: dict) -> str:
-    """Returns timm's architecture with these sizes, else `tiny` (arguments override its sizes)."""
+    """Returns the name of timm's architecture with these sizes.
+
+    If there is none, it is the architecture `tiny`, and `model_args` override its sizes.
+    """
     family, other = ("convnextv2", "convnext") if values["grn"] else ("convnext", "convnextv2")
     if not values["centred_norm"]:
         return f"{family}_zepto_rms"

@@ -1,4 +1,4 @@
-"""EVA, EVA-02, DINOv3, Perception Encoder and RoPE-ViT in timm: its class Eva."""
+"""EVA, EVA-02, DINOv3, Perception Encoder and RoPE-ViT in timm, which are timm's class Eva."""
 
 import re
 from collections.abc import Iterable
@@ -73,14 +73,17 @@ _PACKED = torch_dense(BLOCK + "mlp/fc1", _MLP + "fc1")
 
 
 def _rules(values: Values) -> tuple[Rule, ...]:
-    """Returns the rules of a model. If a norm follows the gate, the gate is a separate tensor."""
+    """Returns the naming rules of a model.
+
+    In a gated MLP with a norm after the gate, the gate and the gated values are separate tensors.
+    """
     gated_norm = values["mlp"] == "swiglu" and values["sub_norm"] != "none"
     biases = _BIASES.get(values["qkv_bias"])
     return (*_RULES, *([biases] if biases else []), *(APART if gated_norm else _PACKED))
 
 
-# timm's arguments for its architectures, except those that the tensors determine. `eps` is the
-# epsilon of norms.
+# timm's arguments for each kind of rotary positions and for each architecture, without the
+# arguments that the tensors determine. `eps` is the epsilon of norms.
 _ROPES = {
     "eva02": dict(use_rot_pos_emb=True, ref_feat_shape=(16, 16)),
     "dinov3": dict(
@@ -137,7 +140,8 @@ _HEADS = {
     "giant": 16,
 }
 _HEADS |= {"giant": 16, "gigantic": 16, "enormous": 16, "huge": 20, "7b": 32}
-# Side of the grid for rotary positions in Perception Encoders; the default is 32.
+# Side of the grid to which rotary positions are scaled, for Perception Encoders whose side is not
+# 32.
 _PE_GRIDS = {
     "core_tiny": 24,
     "core_small": 24,
@@ -190,7 +194,7 @@ def named(architecture: str) -> dict | None:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Concatenates queries, keys and values to one tensor, and gates with the gated tensors."""
+    """Concatenates separate tensors of queries, keys and values, and of halves of gated MLPs."""
     given = implied_arguments(config, named) | (config.get("model_args") or {})
     tensors = dict(rename_positions(tensors, config | dict(model_args=given)))
     for name in list(tensors):
@@ -208,7 +212,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _join_qkv(tensors: Tensors, prefix: str) -> None:
-    """Replaces the query, key and value projections of a layer by timm's fused projection."""
+    """Replaces the three projections to query, key and value of a layer by timm's fused one."""
     weights = [tensors.pop(f"{prefix}{part}_proj.weight") for part in "qkv"]
     tensors[f"{prefix}qkv.weight"] = _joined(weights)
     for part in "qv":
@@ -217,7 +221,7 @@ def _join_qkv(tensors: Tensors, prefix: str) -> None:
 
 
 def _join_gate(tensors: Tensors, prefix: str) -> None:
-    """Concatenates the gate and the gated tensor of a layer, unless a norm follows them."""
+    """Concatenates the tensors of the gate and of the gated values, unless a norm follows them."""
     if f"{prefix}norm.weight" in tensors:
         return
     for part in ("weight", "bias"):
@@ -226,21 +230,21 @@ def _join_gate(tensors: Tensors, prefix: str) -> None:
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    """Concatenates tensors along the first axis; they are read on demand."""
+    """Concatenates tensors along the first axis; the result is read on demand."""
     rows = sum(part.shape[0] for part in parts)
     shape = (rows, *parts[0].shape[1:])
     return Tensor(shape, parts[0].dtype, lambda: np.concatenate([part.read() for part in parts]))
 
 
 def _finish(tensors: Arrays, values: Values) -> Arrays:
-    """Returns the tensors to write, with the rotary frequencies of all layers in one tensor."""
+    """Adds register rows to the position table, and stacks the rotary frequencies of all layers."""
     tensors = with_registers(tensors, values)
     layers = [tensors.pop(f"blocks.{i}.attn.freqs", None) for i in range(values["depth"])]
     return tensors if layers[0] is None else tensors | {"rope.freqs": np.stack(layers, axis=1)}
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """Returns the model's arguments, from renamed tensors and a `config.json`; no assumptions.
+    """Derives the model's arguments from renamed tensors and `config.json`, without assumptions.
 
     See `image_size_of` for `image_size`.
     """
@@ -333,12 +337,15 @@ def _layer_values(shapes: dict) -> Values:
 
 
 def _first_in(shapes: dict, values: dict[str, str], default: str) -> str:
-    """Returns the value of the first key that is a tensor of the first layer, else `default`."""
+    """Returns a value of `values`: that of the first key which is a tensor of the first layer.
+
+    If the first layer has none of these tensors, the result is `default`.
+    """
     return next((value for name, value in values.items() if f"blocks.0.{name}" in shapes), default)
 
 
 def _rope(settings: dict, has_cls: bool) -> Values:
-    """Converts timm's arguments for rotary positions to ours.
+    """Converts timm's arguments for rotary positions to vit_jax's arguments.
 
     Raises:
       UserError: the kind of rotary positions is unsupported.
@@ -348,7 +355,7 @@ def _rope(settings: dict, has_cls: bool) -> Values:
     grid = _grid(settings["ref_feat_shape"])
     theirs = _without_grid({name: settings[name] for name in settings if name in _NO_ROPE})
     if theirs["rope_type"] == "mixed":
-        theirs["rope_temperature"] = 10.0  # It defines only the initial values of the frequencies.
+        theirs["rope_temperature"] = 10.0  # It only determines the frequencies' initial values.
     for rope, arguments in _ROPES.items():
         supported = _without_grid(_NO_ROPE | arguments)
         if rope == "pe":
@@ -370,17 +377,17 @@ def _without_grid(arguments: dict) -> dict:
 
 
 _TITLE = "timm's Eva"
-# Our arguments that a `config.json` stores.
+# vit_jax's arguments that a `config.json` can store.
 _DESCRIBED = ("registers", "mlp", "qk_norm", "qkv_bias", "sub_norm", "norm_at", "stem_norm")
 _DESCRIBED += ("final_norm", "fc_norm", "pooling", "cls_token", "pool_all", "pool_heads")
 _DESCRIBED += ("position", "rope", "rope_grid")
 
 
 def _describe(values: Values) -> dict:
-    """Returns a model's `config.json` in timm.
+    """Returns the content of timm's `config.json` for a model.
 
     Raises:
-      UserError: timm has no such model.
+      UserError: timm has no model with these arguments.
     """
     refuse_unsaid(_TITLE, ViT, values, *_DESCRIBED, gelu="erf")
     if values["position"] not in ("1d", "none"):
@@ -430,9 +437,9 @@ def _describe(values: Values) -> dict:
 
 
 def _architecture(values: Values) -> str:
-    """Returns the name of an architecture with the model's norm epsilon and LayerScale.
+    """Returns the name of a timm architecture with the model's norm epsilon and LayerScale.
 
-    timm has no arguments for these.
+    timm has no arguments for these two properties; the architecture's name determines them.
 
     Raises:
       UserError: timm has no architecture with this epsilon.
@@ -448,7 +455,7 @@ def _architecture(values: Values) -> str:
 
 
 def _rope_arguments(values: Values, has_cls: bool) -> dict:
-    """Converts our arguments for rotary positions to timm's."""
+    """Converts vit_jax's arguments for rotary positions to timm's arguments."""
     rope, grid = values["rope"], values["rope_grid"]
     arguments = _NO_ROPE | _ROPES.get(rope, {})
     arguments["ref_feat_shape"] = list(grid) if grid else None

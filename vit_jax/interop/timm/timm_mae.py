@@ -1,6 +1,6 @@
 """The MAE authors' files: timm's names for the encoder, and additional names for the decoder.
 
-timm has only the encoder, so these files are read, but not written.
+Such files are read, but not written, because timm has no decoder.
 """
 
 from vit_jax.errors import UserError
@@ -10,7 +10,7 @@ from vit_jax.interop.positions import is_fixed
 from vit_jax.interop.timm import timm_vit
 from vit_jax.models.vit import ViT
 
-HEADS = 16  # Number of heads in all published decoders; the tensors do not determine it.
+HEADS = 16  # Number of heads in all published decoders, which the tensors do not determine.
 _FIXED = "sincos2d_mae"
 _TABLE, _DECODER_TABLE = "pos_embed", "decoder_pos_embed"
 _DECODER_RULES = (
@@ -23,7 +23,7 @@ _DECODER_RULES = (
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes a position table that equals the fixed one."""
+    """Removes the position table if it equals the fixed position table of masked autoencoders."""
     if (table := tensors.get(_TABLE)) is not None and is_fixed(table):
         return {name: tensor for name, tensor in tensors.items() if name != _TABLE}
     return tensors
@@ -55,10 +55,10 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 
 
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the decoder's position table, which must equal the fixed one.
+    """Removes the decoder's position table, which is the fixed table of masked autoencoders.
 
     Raises:
-      UserError: the table differs.
+      UserError: the table differs from the fixed table.
     """
     tensors = dict(tensors)
     if not is_fixed(tensors.pop(_DECODER_TABLE)):

@@ -1,4 +1,4 @@
-"""Swin and Swin V2 in timm: SwinTransformer and SwinTransformerV2."""
+"""Swin and Swin V2 in timm, which are timm's SwinTransformer and SwinTransformerV2."""
 
 import math
 import re
@@ -59,7 +59,7 @@ _SIZES = dict(tiny="T", small="S", base="B", large="L")
 _NAME = re.compile(
     r"swin(?:v2)?_(tiny|small|base|large)(?:_patch4)?_window(\d+)(?:to(\d+))?_(?:\d+to)?(\d+)"
 )
-# Tensors that some versions store in addition to the parameters; the sizes determine them.
+# Names of tensors that some versions of timm store, although they can be computed from the sizes.
 _FOLLOW = ("relative_position_index", "relative_coords_table", "attn_mask", "k_bias")
 
 
@@ -67,7 +67,7 @@ def named(architecture: str) -> dict | None:
     """Parses a Swin architecture's name to timm's arguments; None for other architectures.
 
     Raises:
-      UserError: an unsupported variant, such as `swinv2_cr_*`.
+      UserError: the variant is unsupported, such as `swinv2_cr_*`.
     """
     if architecture.startswith("swinv2_cr_"):
         raise UserError(
@@ -85,7 +85,7 @@ def named(architecture: str) -> dict | None:
 
 
 def _said(size: dict, pixels: int, window: int | list[int], former: tuple[int, ...]) -> dict:
-    """Returns timm's arguments for a size."""
+    """Returns timm's arguments for a Swin of a given size."""
     return dict(
         img_size=pixels,
         embed_dim=size["dim"],
@@ -97,15 +97,15 @@ def _said(size: dict, pixels: int, window: int | list[int], former: tuple[int, .
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Removes tensors that the sizes determine."""
+    """Removes tensors that can be computed from the sizes."""
     return {name: tensor for name, tensor in tensors.items() if name.split(".")[-1] not in _FOLLOW}
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and the assumptions made, from tensors and a `config.json`.
+    """Derives the model's arguments from tensors and `config.json`; also returns the assumptions.
 
-    Without a `config.json`, the window size is derived from the bias tables, and the image side is
-    assumed to be 32 times the window side.
+    Without a `config.json`, the window size is derived from the bias tables, and the side of images
+    is assumed to be 32 times the side of windows.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     settings = _settings(config)
@@ -142,7 +142,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _settings(config: dict) -> dict[str, Any]:
-    """Returns timm's arguments from the architecture's name and `config.json`.
+    """Returns timm's arguments that the architecture's name implies or `config.json` contains.
 
     Raises:
       UserError: the pooling is unsupported.
@@ -161,17 +161,17 @@ def _heads(shapes: dict, stages: int, version: int) -> tuple[int, ...]:
     """Returns the number of heads in each stage.
 
     Raises:
-      KeyError, IndexError: a tensor that determines them is missing, or has too few axes.
+      KeyError, IndexError: a tensor that determines the number is missing, or has too few axes.
     """
     name, axis = ("logit_scale", 0) if version == 2 else ("relative_position_bias_table", 1)
     return tuple(shapes[f"layers.{stage}.blocks.0.attn.{name}"][axis] for stage in range(stages))
 
 
 def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int, ...], str]:
-    """Returns the window side (for all stages, or one per stage), and the assumption made.
+    """Returns the side of windows, for all stages or for each stage, and the assumption made.
 
     Raises:
-      UserError: neither the settings nor the tensors determine it.
+      UserError: neither the settings nor the tensors determine the side.
     """
     if "window_size" in settings:
         return _sides(settings["window_size"], stages), ""
@@ -185,13 +185,13 @@ def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int,
 
 
 def _pretrained_windows(settings: dict, stages: int, version: int) -> tuple[int, ...] | None:
-    """Returns a Swin V2's window side during pre-training, by stage; None if it was the same."""
+    """Returns the side of a Swin V2's windows in pre-training, by stage; None: unchanged."""
     sides = settings.get("pretrained_window_sizes") or ()
     return tuple(sides[:stages]) if version == 2 and any(sides) else None
 
 
 def _sides(window, stages: int) -> int | tuple[int, ...]:
-    """Returns the side of square windows, for all stages or one per stage.
+    """Returns the side of square windows, for all stages or for each stage.
 
     Raises:
       UserError: the windows are not square.
@@ -209,10 +209,10 @@ def _sides(window, stages: int) -> int | tuple[int, ...]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in timm.
+    """Returns the content of timm's `config.json` for a model.
 
     Raises:
-      UserError: timm has no such model.
+      UserError: timm has no model with these arguments.
     """
     if values["position"] != "none":
         raise UserError(f"timm's Swin has no position={values['position']!r}")
@@ -230,7 +230,7 @@ def _describe(values: dict) -> dict:
     if values["version"] == 2:
         former = values["pretrained_windows"] or (0,) * len(values["blocks"])
         chosen["pretrained_window_sizes"] = list(former)
-        # For each size, timm has one architecture with these windows.
+        # timm has an architecture with these windows for each size.
         window = "window12_192" if word == "large" else "window8_256"
         architecture = f"swinv2_{word}_{window}"
     else:

@@ -1,4 +1,4 @@
-"""ViT in timm: VisionTransformer, its hybrids, and distilled DeiT."""
+"""ViTs in timm: timm's VisionTransformer, its hybrids, and distilled DeiT."""
 
 import math
 import re
@@ -36,7 +36,7 @@ from vit_jax.models.vit_names import SIZES
 
 _THEIRS = "blocks.{0}."
 _MLP = _THEIRS + "mlp."
-# Rules for models with separate tensors for the gate and the gated values.
+# Naming rules for models in which the gate and the gated values of an MLP are separate tensors.
 APART = (
     Rule(BLOCK + "mlp/fc1/kernel", (_MLP + "fc1_g.weight", _MLP + "fc1_x.weight"), LINEAR, axis=1),
     Rule(BLOCK + "mlp/fc1/bias", (_MLP + "fc1_g.bias", _MLP + "fc1_x.bias"), FLAT, axis=0),
@@ -74,8 +74,8 @@ VIT_RULES = (
 )
 _ROOT_RULES = resnet_rules("patch_embed.backbone.", "patch_embed.backbone.") + VIT_RULES
 _HYBRID_RULES = resnet_rules("patch_embed.backbone.stem.", "patch_embed.backbone.") + VIT_RULES
-POOLINGS = {"cls": "token", "gap": "avg", "map": "map"}  # timm's names.
-# timm's architecture names for hybrids; sizes are additional arguments.
+POOLINGS = {"cls": "token", "gap": "avg", "map": "map"}  # vit_jax's name -> timm's name.
+# Names of timm's architectures for hybrids; the sizes are given by additional arguments.
 _HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -85,9 +85,10 @@ _HYBRIDS = {
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the rules of a model.
+    """Returns the naming rules of a model.
 
-    Names differ for a ResNet root without stages; AIMv2's gates are separate tensors.
+    A hybrid whose ResNet has no stages has other names than other hybrids. In AIMv2 the gate and
+    the gated values of an MLP are separate tensors.
     """
     rules = _ROOT_RULES if values["resnet_blocks"] == () else _HYBRID_RULES
     return APART + rules if values["mlp"] == "swiglu" and values["norm"] == "rms" else rules
@@ -96,7 +97,7 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
     """Converts the position table to rows for the class token, distillation token and patches.
 
-    Positions of registers are added to the registers, which is equivalent.
+    The positions of registers are added to the register tokens. This does not change the outputs.
     """
     table = tensors.get("pos_embed")
     if table is None or len(table.shape) != 3 or "patch_embed.proj.weight" not in tensors:
@@ -119,9 +120,16 @@ def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tens
 
 
 def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: int) -> bool:
-    """Returns True if a position table has rows for patches only.
+    """Returns True if a position table has rows for patches only, and none for other tokens.
 
-    It is determined by `config.json`, or else by the number of rows (patches form a square grid).
+    `config.json` determines this. If it does not, the number of rows does: patches form a square
+    grid.
+
+    Args:
+      tensors: tensors by name.
+      config: content of `config.json`.
+      rows: number of rows of the table.
+      others: number of tokens that are not patches.
     """
     said = (config.get("model_args") or {}).get("no_embed_class")
     if said is not None:
@@ -156,9 +164,10 @@ def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and the assumptions made, from tensors and a `config.json`.
+    """Derives the model's arguments from tensors and `config.json`; also returns the assumptions.
 
-    Settings that neither contains have timm's defaults: exact GELU, layer norms with epsilon 1e-6.
+    Settings that neither tensors nor `config.json` determine have timm's defaults: exact GELU,
+    layer norms with epsilon 1e-6.
 
     Args:
       tensors: renamed tensors.
@@ -182,7 +191,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             **_sizes(shapes, given, defaults),
             **_pooling_values(config, given, defaults, shapes),
             **_layer_values(shapes),
-            gelu=_GELUS[activation],  # Unused in a gated layer.
+            gelu=_GELUS[activation],  # A gated MLP does not use it.
             distillation=_distillation(shapes),
             norm_at=defaults.get("norm_at", "before"),
             norm_epsilon=defaults.get("eps", 1e-6),
@@ -200,7 +209,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _timm_arguments(shapes: dict) -> dict:
-    """Returns timm's arguments that the shapes of tensors determine."""
+    """Returns the values of timm's arguments that the shapes of tensors determine."""
     kernel = shapes["patch_embed.proj.weight"]
     is_hybrid = any(name.startswith("patch_embed.backbone.") for name in shapes)
     return dict(
@@ -249,7 +258,7 @@ def _sizes(shapes: dict, given: dict, defaults: dict) -> dict:
 
 
 def _pooling_values(config: dict, given: dict, defaults: dict, shapes: dict) -> dict:
-    """Returns the arguments for pooling; parameters as in `_sizes`."""
+    """Returns the model's arguments for pooling; see `_sizes` for the arguments."""
     pooling = _pooling(config, given, shapes)
     with_prefix = given.get("pool_include_prefix", defaults.get("pool_include_prefix"))
     return dict(
@@ -260,7 +269,7 @@ def _pooling_values(config: dict, given: dict, defaults: dict, shapes: dict) -> 
 
 
 def _layer_values(shapes: dict) -> dict:
-    """Returns the arguments for norms, biases and the kind of MLP."""
+    """Returns the model's arguments for norms, biases and the kind of MLP."""
     is_gated = (
         "blocks.0.mlp.fc1_g.weight" in shapes
         or shapes["blocks.0.mlp.fc1.weight"][0] == 2 * shapes["blocks.0.mlp.fc2.weight"][1]
@@ -286,7 +295,7 @@ def _distillation(shapes: dict) -> str:
 
 
 def _assumptions(values: dict, config: dict, defaults: dict) -> str:
-    """Returns a description of settings that neither tensors nor `config.json` contain."""
+    """Returns a text with the assumptions about settings that no file contains."""
     assumptions = []
     if "embed_dim" not in defaults:
         missing = "architecture in its config.json" if config else "config.json"
@@ -300,28 +309,28 @@ def _assumptions(values: dict, config: dict, defaults: dict) -> str:
 
 
 def _stem_norm(shapes: dict) -> str:
-    """Returns our `stem_norm`, for a norm of patches (AIMv2) or of tokens (CLIP)."""
+    """Returns the argument `stem_norm`: AIMv2 has a norm of patches, CLIP a norm of tokens."""
     if "patch_embed.norm.weight" in shapes:
         return "patches"
     return "tokens" if "norm_pre.weight" in shapes else "none"
 
 
 def _sub_norm(shapes: dict) -> str:
-    """Returns our `sub_norm`, from the norms within branches."""
+    """Returns the argument `sub_norm`: whether there are norms within attention and MLP."""
     if "blocks.0.attn.norm.weight" in shapes:
         return "both"
     return "mlp" if "blocks.0.mlp.norm.weight" in shapes else "none"
 
 
 def _pooling(config: dict, given: dict, shapes: dict) -> str:
-    """Returns our pooling, from the tensors and the settings in `config.json`.
+    """Returns the argument `pooling`, from the tensors and the settings in `config.json`.
 
-    If both are ambiguous, a class token implies `cls`.
+    If they do not determine it, a model with a class token has the pooling `cls`.
     """
     if "attn_pool.latent" in shapes:
         return "map"
     said = given.get("global_pool") or config.get("global_pool")
-    # With average pooling timm has an fc_norm, unless an argument changes this.
+    # With average pooling, timm's default is an fc_norm.
     averaged = said == "avg" or (said is None and "fc_norm.weight" in shapes)
     return "gap" if averaged or "cls_token" not in shapes else "cls"
 
@@ -347,12 +356,14 @@ _WIDTHS = {
     "so150m2": (832, 13),
     "gigantic": (1664, 16),
 }
-# Supported words in names; other words, such as xp, denote a different computation.
+# Pattern of supported architecture names. Other words in names, such as xp, stand for models that
+# compute something different.
 _PLAIN = re.compile(
     r"patch\d+|reg\d+|gap|map|dinov2|tipsv2|plus|distilled|36x1|r|r26|r50|s\d+|p\d+|\d+|in21k"
     r"|clip|quickgelu|siglip|rpn|miil|radio|v\d"
 )
-# Prefixes of SigLIP architectures with the tanh approximation of GELU; others have the exact GELU.
+# Prefixes of the SigLIP architectures with the tanh approximation of GELU. Other SigLIP
+# architectures have the exact GELU.
 _TANH = ("vit_base_patch32_siglip", "vit_so400m_patch16_siglip", "vit_giantopt_patch16_siglip")
 _TANH += ("vit_large_patch16_siglip_512", "vit_large_patch16_siglip_gap_512")
 _RADIO = {"v3": 7, "v4": 9}  # Number of registers, by the last word of a RADIO architecture's name.
@@ -376,7 +387,7 @@ def named(architecture: str) -> dict | None:
     """Parses a ViT architecture's name to timm's arguments and `heads`; None for other names.
 
     Raises:
-      UserError: the architecture differs from a ViT or hybrid.
+      UserError: the architecture is a variant of a ViT or hybrid that is unsupported.
     """
     if architecture in _TESTS:
         return dict(patch_size=16, dist_token=False) | _TESTS[architecture]
@@ -417,7 +428,7 @@ def _named_aimv2(size: str, patch: str) -> dict:
 
 
 def _named_blocks(text: str) -> tuple[int, ...] | None:
-    """Returns the ResNet's units per stage from a hybrid's name; None if it has no ResNet."""
+    """Returns the number of residual units in each stage of a hybrid's ResNet; None: no ResNet."""
     trunk, stride = re.search(r"_r(\d*)(?=_)", text), re.search(r"_s(\d+)", text)
     if trunk is None or stride is None:
         return None
@@ -461,8 +472,9 @@ def _named_layers(architecture: str) -> dict:
 def _heads(given: dict, named: int | None, shapes: dict, dim: int, depth: int) -> int:
     """Returns the number of heads.
 
-    It is determined by `config.json`, else by the architecture's name, the width of the query norm,
-    or the model's size. By default heads have width 64.
+    The number is taken from the first of these that determines it: `config.json`, the
+    architecture's name, the width of the norm of queries, the model's size. Otherwise heads have
+    width 64.
     """
     if given.get("num_heads") is not None:
         return given["num_heads"]
@@ -476,7 +488,8 @@ def _heads(given: dict, named: int | None, shapes: dict, dim: int, depth: int) -
     return dim // 64
 
 
-# Architectures by settings without an argument in timm: norm, norm_at, norm_epsilon, mlp.
+# Names of timm's architectures by the settings for which timm has no argument: norm, norm_at,
+# norm_epsilon, mlp.
 _UNSAID = {
     ("layer", "before", 1e-6, "gelu"): "vit_base_patch16_224",
     ("layer", "before", 1e-6, "swiglu"): "vit_giant_patch14_dinov2",
@@ -488,17 +501,17 @@ _UNSAID = {
 
 _TITLE = "timm's ViT"
 _ACTIVATIONS = {"tanh": "gelu_tanh", "erf": "gelu", "quick": "quick_gelu"}  # Keys: our names.
-# Our arguments that a `config.json` stores or an architecture's name implies.
+# vit_jax's arguments that a `config.json` stores or an architecture's name implies.
 _DESCRIBED = ("resnet_blocks", "registers", "mlp", "gelu", "qk_norm", "qkv_bias", "bias", "norm")
 _DESCRIBED += ("norm_at", "sub_norm", "stem_norm", "final_norm", "fc_norm", "pooling", "cls_token")
 _DESCRIBED += ("pool_all", "position", "distillation", "pre_logits")
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in timm.
+    """Returns the content of timm's `config.json` for a model.
 
     Raises:
-      UserError: timm has no such model.
+      UserError: timm has no model with these arguments.
     """
     refuse_unsaid(_TITLE, ViT, values, *_DESCRIBED)
     _refuse_options(values)
@@ -543,7 +556,7 @@ def _describe(values: dict) -> dict:
 
 
 def _refuse_options(values: dict) -> None:
-    """Raises UserError for argument values, or combinations of them, that timm lacks."""
+    """Raises UserError for values of arguments, or combinations of values, that timm lacks."""
     for option, there in dict(
         position=("1d", "none"), qkv_bias=("all", "none"), pooling=POOLINGS
     ).items():
@@ -567,7 +580,7 @@ def _refuse_options(values: dict) -> None:
 
 
 def _architecture(values: dict) -> str:
-    """Returns the architecture's name in timm; the sizes are additional arguments.
+    """Returns the name of a timm architecture; `model_args` in the config override its sizes.
 
     Raises:
       UserError: no architecture has this ResNet, or this norm and MLP.

@@ -1,6 +1,6 @@
-"""Hugging Face Transformers' tensors and `config.json`.
+"""The format of Hugging Face Transformers: a folder with `model.safetensors` and `config.json`.
 
-`from_pretrained(FOLDER)` loads a folder with both files.
+`from_pretrained(FOLDER)` loads such a folder.
 """
 
 import re
@@ -22,9 +22,10 @@ from vit_jax.interop.tensor_files import Tensor
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Removes a mask token that is zero, because it was not used in training.
+    """Implements `Library.prepare`: removes an unused mask token, and prefixes of names.
 
-    Also removes the prefix (such as `vit.`) that some classes add to models without a classifier.
+    A mask token that is zero was not used in training. Some classes add a prefix, such as `vit.`,
+    to the names of a model without a classifier.
 
     Raises:
       UserError: there is no `config.json`.
@@ -53,14 +54,14 @@ def _prepare(
 def _preprocessing(
     config: dict, said: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Returns mean and std (and `image_size`), the preprocessing, and the assumptions made."""
+    """Implements `Library.preprocessing`; the dict may also contain `image_size`."""
     if not said:
         return {}, None, "pixels in [-1, 1], as there is no preprocessor_config.json"
     return *of_transformers(said), ""
 
 
 def _class_names(config: dict) -> list:
-    """Returns the names of the classes; empty if there are none.
+    """Returns the names of the classes in a `config.json`; empty if it contains no names.
 
     Transformers' placeholders `LABEL_0`, `LABEL_1`, ... do not count as names.
     """
@@ -76,10 +77,10 @@ def _files(
     names: Sequence[str],
     probabilities: str,
 ) -> dict[str, dict]:
-    """Returns `config.json`, with the classes, and `preprocessor_config.json`.
+    """Implements `Library.files`: returns `config.json` and `preprocessor_config.json`.
 
     Raises:
-      UserError: Transformers has no such crop.
+      UserError: Transformers does not support the kind of crop.
     """
     channels = values["channels"]
     if names:

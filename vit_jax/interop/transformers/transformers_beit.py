@@ -1,10 +1,10 @@
 """BEiT in Hugging Face Transformers.
 
-Of a masked image modelling checkpoint only the encoder is read; its last norm is the norm before
-the prediction head.
+A masked image modelling checkpoint has an encoder and a prediction head. Only the encoder is read.
+The norm before the prediction head becomes the last norm of the encoder.
 
-For images of another size, bias tables are resized with cubic splines, as in the BEiT authors'
-code. Transformers interpolates linearly.
+If the image size changes, bias tables are resized with cubic splines, as in the code of BEiT's
+authors. Transformers resizes them linearly.
 """
 
 from vit_jax.errors import UserError
@@ -25,7 +25,7 @@ from vit_jax.interop.transformers.transformers_config import (
 from vit_jax.interop.transformers.transformers_vit import QKV, RULES
 from vit_jax.models.vit import ViT
 
-# Defaults of a config.
+# Transformers' defaults of the entries of `config.json`.
 DEFAULTS = dict(
     image_size=224,
     patch_size=16,
@@ -45,14 +45,15 @@ _TITLE = "Transformers' BEiT"
 _THEIRS = "encoder.layer.{0}."
 _TABLE = "relative_position_bias.relative_position_bias_table"
 _RULES = (
-    *projections(QKV, "qv"),  # Before RULES, because the first matching rule applies.
+    *projections(QKV, "qv"),  # These come before RULES, because the first matching rule is used.
     *(rule for rule in RULES if not rule.path.startswith("pre_logits")),
     Rule(BLOCK + "attention/bias_table", _THEIRS + "attention.attention." + _TABLE),
     Rule("bias_table", "encoder." + _TABLE),
     Rule(BLOCK + r"scale(\d)", _THEIRS + "lambda_{1}"),
     *torch_norm("fc_norm", "pooler.layernorm"),
 )
-# Config entries for each `position` and `position_at`.
+# The names of the entries of `config.json` about positions, and their values by the model's
+# arguments `position` and `position_at`.
 _SAID = (
     "use_absolute_position_embeddings",
     "use_relative_position_bias",
@@ -67,7 +68,7 @@ _POSITIONS = {
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the rules of a model; names start with `beit.` if it has a classifier."""
+    """Returns the naming rules; tensor names of a model with a classifier start with `beit.`."""
     if not values["num_classes"]:
         return _RULES
     return (*below("beit", _RULES), *torch_dense("head", "classifier"))
@@ -79,7 +80,7 @@ def _models_masks(config: dict) -> bool:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes tensors that the sizes determine, and the masked image modelling head."""
+    """Removes tensors that can be computed from the sizes, and the masked image modelling head."""
     kept = {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
     if not _models_masks(config):
         return kept
@@ -89,7 +90,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and the assumptions made."""
+    """Derives the model's arguments from tensors and `config.json`; also returns assumptions."""
     assumed = ""
     if _models_masks(config):
         if not (DEFAULTS | config)["use_mean_pooling"]:
@@ -124,9 +125,9 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _check_positions(values: dict) -> None:
-    """Raises UserError for positions that Transformers' BEiT lacks or treats differently.
+    """Raises UserError for positions that Transformers' BEiT does not have or computes differently.
 
-    For non-square images, Transformers confuses rows and columns of a table.
+    For images that are not square, Transformers confuses the rows and columns of a bias table.
     """
     if values["position"] not in {position for position, _ in _POSITIONS}:
         raise UserError(f"{_TITLE} has no position={values['position']!r}")
@@ -137,10 +138,10 @@ def _check_positions(values: dict) -> None:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such BEiT.
+      UserError: Transformers has no BEiT with these arguments.
     """
     mean = values["pooling"] == "gap"
     pooling = dict(pooling="gap", cls_token=True, fc_norm=True) if mean else {}

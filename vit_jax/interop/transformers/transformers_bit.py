@@ -32,14 +32,17 @@ _RULES = (
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the rules of a model; names start with `bit.` if it has a classifier."""
+    """Returns the naming rules; tensor names of a model with a classifier start with `bit.`."""
     if not values["num_classes"]:
         return _RULES
     return (*below("bit", _RULES), *torch_dense("head", "classifier.1"))
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments (for images of any size), and no assumptions."""
+    """Derives the model's arguments from `config.json`, without assumptions.
+
+    The model supports images of any size.
+    """
     classes = count_classes(tensors, config, "Bit")
     try:
         require_always(config, _ALWAYS)
@@ -60,7 +63,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _check_groups(values: dict) -> None:
-    """Raises UserError for a width with fewer than 32 groups, Transformers' fixed number."""
+    """Raises UserError if group norms would have fewer than 32 groups, as Transformers requires."""
     if (width := values["resnet_width"]) < 1:
         raise UserError(
             f"Transformers' BiT has norms of 32 groups, and none of resnet_width={width:g}"

@@ -28,7 +28,7 @@ from vit_jax.interop.transformers.transformers_config import (
 )
 from vit_jax.models.vit import ViT
 
-# Defaults of a config.
+# Transformers' defaults of the entries of `config.json`.
 DEFAULTS = dict(
     image_size=224,
     patch_size=32,
@@ -42,7 +42,7 @@ DEFAULTS = dict(
 _TITLE = "Transformers' CLIP"
 _TOWER = "vision_model."
 _LAYER = _TOWER + "encoder.layers.{0}."
-# Also used for SigLIP.
+# Naming rules, which are also used for SigLIP.
 RULES = (
     *torch_dense("patch_embedding", _TOWER + "embeddings.patch_embedding", CONV, SAME),
     Rule("position_embedding/table", _TOWER + "embeddings.position_embedding.weight", TABLE),
@@ -53,7 +53,7 @@ RULES = (
     *torch_norm("norm", _TOWER + "post_layernorm"),
 )
 _PROJECTION, _CLASSIFIER = "visual_projection", "classifier"
-_OTHERS = ("text_model.", "text_projection.", "logit_")  # Prefixes of tensors outside the tower.
+_OTHERS = ("text_model.", "text_projection.", "logit_")  # Tensors outside of the image tower.
 _TYPES = ("clip", "clip_vision_model")
 IMAGES_ALONE = "the model of images alone, of two"
 
@@ -69,7 +69,12 @@ def image_tower(tensors: Tensors) -> Tensors:
 
 
 def whole_or_tower(config: dict, defaults: dict) -> tuple[dict, str]:
-    """Returns the config of the image tower, and a description of the model's skipped parts."""
+    """Returns the config of the image tower, and a text about skipped parts of the model.
+
+    Args:
+      config: content of `config.json`, of a complete model or of the image tower alone.
+      defaults: Transformers' defaults of the image tower's entries.
+    """
     if config["model_type"].endswith("_vision_model"):
         return defaults | config, ""
     return defaults | (config.get("vision_config") or {}), IMAGES_ALONE
@@ -85,9 +90,9 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Returns the image tower's tensors, and adds a zero bias for the projection.
+    """Returns the image tower's tensors, with a zero bias added for the projection.
 
-    The last norm of a model with a classifier is removed, because the classifier does not use it.
+    In a model with a classifier the last norm is removed, because the classifier does not use it.
     """
     tensors = image_tower(tensors)
     if f"{_CLASSIFIER}.weight" in tensors:
@@ -104,7 +109,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and the assumptions made, from renamed tensors."""
+    """Derives the model's arguments from renamed tensors; also returns the assumptions as text."""
     classifies = f"{_CLASSIFIER}.weight" in tensors
     towers = ("CLIPModel", "CLIPVisionModel", "CLIPVisionModelWithProjection")
     require_class(config, *(("CLIPForImageClassification",) if classifies else towers))
@@ -124,10 +129,10 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such CLIP.
+      UserError: Transformers has no CLIP with these arguments.
     """
     classifies = values["pooling"] == "gap" and values["num_classes"] > 0
     pooling = (
@@ -147,7 +152,7 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Removes the projection's bias, or adds the last norm (which a classifier does not use).
+    """Removes the projection's bias, or in a model with a classifier adds the unused last norm.
 
     Raises:
       UserError: the bias is not zero.

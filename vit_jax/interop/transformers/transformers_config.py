@@ -1,4 +1,4 @@
-"""Shared code for several model types: parts of Transformers' `config.json`, and rules."""
+"""Common code for several model types of Transformers: entries of `config.json`, naming rules."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,17 +8,20 @@ from vit_jax.interop.layout import BLOCK, FLAT, LINEAR, SAME, Layout, Rule
 from vit_jax.interop.library import ObjectiveFormat
 
 _GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
-_BIASED = {"all": (0, 1, 2), "qv": (0, 2), "none": ()}  # Indices of query, key and value.
+# Which of query (0), key (1) and value (2) have a bias, by the model's argument `qkv_bias`.
+_BIASED = {"all": (0, 1, 2), "qv": (0, 2), "none": ()}
 
 
 def count_classes(tensors: dict, config: dict, start: str) -> int:
-    """Returns the number of classes from the classifier's bias; 0 without one.
+    """Returns the number of classes, which is the size of the classifier's bias; 0: no classifier.
 
     Args:
-      start: prefix of the class names in Transformers, such as ViT.
+      tensors: tensors by name.
+      config: content of `config.json`.
+      start: prefix of the names of Transformers' Python classes, such as ViT.
 
     Raises:
-      UserError: the config's model class or classes contradict the tensors.
+      UserError: the Python class or the number of classes in the config contradicts the tensors.
     """
     biases = ("classifier.bias", "classifier.1.bias", "cls_classifier.bias")
     found = [tensors[name].shape[0] for name in biases if name in tensors]
@@ -28,7 +31,7 @@ def count_classes(tensors: dict, config: dict, start: str) -> int:
 
 
 def _refuse_contradictions(config: dict, start: str, num_classes: int, two_heads: bool) -> None:
-    """Raises UserError if a config's model class or classes contradict the tensors."""
+    """Raises UserError if the Python class or number of classes in a config contradicts tensors."""
     classifier = f"{start}ForImageClassification"
     labels = config.get("id2label")
     if num_classes:
@@ -49,7 +52,7 @@ def _refuse_contradictions(config: dict, start: str, num_classes: int, two_heads
 
 
 def require_always(config: dict, always: dict) -> None:
-    """Raises UserError if a config differs from values that are fixed in our models."""
+    """Raises UserError if a config has other values than vit_jax's models always have."""
     for option, only in always.items():
         if config.get(option, only) != only:
             raise UserError(
@@ -59,7 +62,7 @@ def require_always(config: dict, always: dict) -> None:
 
 
 def require_class(config: dict, *known: str) -> None:
-    """Raises UserError if a config's class is not one of `known`."""
+    """Raises UserError if the Python class in a config is not one of `known`."""
     for name in config.get("architectures") or ():
         if name not in known:
             raise UserError(
@@ -83,7 +86,7 @@ def read_gelu(config: dict) -> str:
 
 
 def read_sizes(config: dict) -> dict:
-    """Returns a ViT's arguments that most configs store under the same names."""
+    """Returns the arguments of a ViT that most model types store under the same names."""
     size = config["image_size"]
     return dict(
         image_size=(size, size) if isinstance(size, int) else tuple(size),
@@ -98,7 +101,7 @@ def read_sizes(config: dict) -> dict:
 
 
 def write_sizes(values: dict) -> dict:
-    """Returns the config entries for `read_sizes` and `read_gelu`, except the channels."""
+    """Inverts `read_sizes` and `read_gelu`: returns entries of `config.json`, without channels."""
     height, width = values["image_size"]
     return dict(
         image_size=height if height == width else [height, width],
@@ -113,7 +116,7 @@ def write_sizes(values: dict) -> dict:
 
 
 def write_gelu(gelu: str) -> str:
-    """Returns the `hidden_act` for a kind of GELU."""
+    """Returns the value of `hidden_act` for a kind of GELU, such as `quick_gelu`."""
     return dict(erf="gelu", tanh="gelu_pytorch_tanh", quick="quick_gelu")[gelu]
 
 
@@ -125,9 +128,9 @@ def require_square(title: str, values: dict) -> None:
 
 
 def vit_type(values: dict) -> str:
-    """Returns the Transformers model type for writing a ViT with these arguments."""
+    """Returns the model type of Transformers as which a ViT with these arguments is written."""
     if values["resnet_blocks"] is not None:
-        return "vit"  # This format rejects hybrids with an error message.
+        return "vit"  # The format for this type then raises an error: hybrids are unsupported.
     if values["rope"] == "dinov3":
         return "dinov3_vit"
     if values["position"] == "bias" or values["qkv_bias"] == "qv":
@@ -142,11 +145,11 @@ def vit_type(values: dict) -> str:
 
 
 def projections(theirs: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, Rule]:
-    """Returns the rules for queries, keys and values, which are separate in Transformers.
+    """Returns the naming rules for queries, keys and values, which are separate in Transformers.
 
     Args:
       theirs: prefixes of the names of queries, keys and values.
-      qkv_bias: the model's argument.
+      qkv_bias: the model's argument of this name.
     """
     biases = tuple(f"{theirs[part]}.bias" for part in _BIASED[qkv_bias])
     return (
@@ -161,7 +164,7 @@ def projections(theirs: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, Rul
 
 
 def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
-    """Adds a prefix to the names of all rules, as in classes with a classifier."""
+    """Adds a prefix to the tensor names of all rules, as in models with a classifier."""
 
     def lower(names):
         return (
@@ -176,12 +179,12 @@ def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
 def mask_format(
     start: Callable[[dict], str], said: dict | None, layout: Layout = SAME
 ) -> ObjectiveFormat:
-    """Returns the format of the mask token.
+    """Returns the format for training objectives whose only parameter is the mask token.
 
     Args:
-      start: `model arguments -> prefix` of tensor names in a model with a classifier.
-      said: config entries of a model with the token; None: the token is not written, because the
-        Transformers class lacks it.
+      start: called with the model's arguments; returns the prefix of the tensor names.
+      said: entries of `config.json` for a model with a mask token. None: the token is not written,
+        because Transformers' class has none.
       layout: layout of the token.
     """
 
@@ -201,7 +204,7 @@ def mask_format(
 
 
 def common_config(values: dict) -> dict:
-    """Returns the part of a `config.json` about channels, dtype and class names."""
+    """Returns the entries of a `config.json` that describe channels, dtype and class names."""
     classes = values["num_classes"]
     labels = dict(
         id2label={str(i): f"LABEL_{i}" for i in range(classes)},

@@ -28,12 +28,13 @@ _RULES = (
     Rule(_INSIDE + "scale1", _LAYER + "layer_scale_parameter"),
     *torch_norm("norm", "layernorm"),
 )
-NORM_EPSILON = 1e-6  # Epsilon of all norms except the last one.
-_START = {"convnext": "ConvNext", "convnextv2": "ConvNextV2"}  # Prefixes of class names.
+NORM_EPSILON = 1e-6  # Epsilon of all norms but the last norm.
+# Prefixes of the names of Transformers' Python classes, by model type.
+_START = {"convnext": "ConvNext", "convnextv2": "ConvNextV2"}
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the rules of a model; names start with its type if it has a classifier."""
+    """Returns the naming rules; with a classifier, tensor names start with the model's type."""
     if not values["num_classes"]:
         return _RULES
     return (*below(_model_type(values), _RULES), *torch_dense("head", "classifier"))
@@ -44,7 +45,10 @@ def _model_type(values: dict) -> str:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments (for images of any size), and no assumptions."""
+    """Derives the model's arguments from `config.json`, without assumptions.
+
+    The model supports images of any size.
+    """
     kind = config["model_type"]
     classes = count_classes(tensors, config, _START[kind])
     require_always(config, dict(hidden_act="gelu", patch_size=4))
@@ -57,7 +61,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
         raise UserError(
             f"config.json has num_stages {config['num_stages']!r} and {len(depths)} depths"
         )
-    epsilon = config.get("layer_norm_eps", 1e-12)  # Used by the last norm only.
+    epsilon = config.get("layer_norm_eps", 1e-12)  # Only the last norm uses it.
     values = dict(
         image_size=image_size or config.get("image_size", 224),
         channels=config.get("num_channels", 3),

@@ -24,7 +24,7 @@ from vit_jax.interop.transformers.transformers_config import (
 )
 from vit_jax.models.vit import ViT
 
-# Prefixes of class names.
+# Prefixes of the names of Transformers' Python classes, by model type.
 _START = {
     "dinov2": "Dinov2",
     "dinov2_with_registers": "Dinov2WithRegisters",
@@ -49,14 +49,14 @@ _PLAIN = (
     *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.fc2"),
 )
 _GATED = (
-    # One tensor for the gate and the gated values.
+    # The gate and the gated values are one tensor.
     *torch_dense(BLOCK + "mlp/fc1", _LAYER + "mlp.weights_in"),
     *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.weights_out"),
 )
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns a model's rules; with a classifier, tensor names start with the model's type."""
+    """Returns the naming rules; with a classifier, tensor names start with the model's type."""
     rules = _RULES + (_GATED if values["mlp"] == "swiglu" else _PLAIN)
     if not values["num_classes"]:
         return rules
@@ -73,7 +73,7 @@ def _gated_width(dim: int) -> int:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and no assumptions."""
+    """Derives the model's arguments from tensors and `config.json`, without assumptions."""
     kind = config["model_type"]
     classes = count_classes(tensors, config, _START[kind])
     require_always(config, dict(hidden_act="gelu", qkv_bias=True))
@@ -92,8 +92,8 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             registers=config.get("num_register_tokens", 4)
             if kind == "dinov2_with_registers"
             else 0,
-            # A classifier uses class token and mean; without a classifier, the class token is the
-            # usual feature.
+            # A classifier reads the class token and the mean of the patches. In a model without a
+            # classifier, the class token is the usual feature.
             pooling="cls_gap" if classes else "cls",
             mlp="swiglu" if gated else "gelu",
             gelu="erf",
@@ -107,10 +107,10 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such DINOv2.
+      UserError: Transformers has no DINOv2 with these arguments.
     """
     gated, dim, mlp_dim = values["mlp"] == "swiglu", values["dim"], values["mlp_dim"]
     pooling = "cls_gap" if values["num_classes"] else "cls"

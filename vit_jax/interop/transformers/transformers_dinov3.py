@@ -29,7 +29,7 @@ from vit_jax.interop.transformers.transformers_config import (
 from vit_jax.models.position import ROPES
 from vit_jax.models.vit import ViT
 
-# Defaults of a config.
+# Transformers' defaults of the entries of `config.json`.
 DEFAULTS = dict(
     image_size=224,
     patch_size=16,
@@ -80,12 +80,12 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the tensor of registers if it is empty."""
+    """Removes the tensor of registers if the model has no registers."""
     return {name: tensor for name, tensor in tensors.items() if 0 not in tensor.shape}
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and no assumptions."""
+    """Derives the model's arguments from tensors and `config.json`, without assumptions."""
     require_class(config, "DINOv3ViTModel", "DINOv3ViTBackbone")
     require_always(config, dict(rope_theta=DEFAULTS["rope_theta"]))
     config = DEFAULTS | config
@@ -104,7 +104,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
         rope="dinov3",
         rope_rescale=config["pos_embed_rescale"] or 1.0,
         mlp="swiglu" if gated else "gelu",
-        gelu="erf" if gated else read_gelu(config),  # Unused in a gated layer.
+        gelu="erf" if gated else read_gelu(config),  # A gated MLP does not use it.
         qkv_bias=next(kind for kind, parts in _BIASES.items() if parts == biases),
         bias=bias,
         layer_scale=config["layerscale_value"],
@@ -113,10 +113,10 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such DINOv3.
+      UserError: Transformers has no DINOv3 with these arguments.
     """
     title, said = "Transformers' DINOv3", ("registers", "mlp", "gelu", "qkv_bias", "bias")
     refuse_unsaid(title, ViT, values, *said, num_classes=0, position="none", rope="dinov3")
@@ -161,5 +161,5 @@ FORMAT = Format(
     rename=_rename,
     finish=_finish,
     holds=lambda values: vit_type(values) == "dinov3_vit",
-    objective=mask_format(lambda values: "", {}),  # DINOv3 has no class with a classifier.
+    objective=mask_format(lambda values: "", {}),  # Transformers has no DINOv3 with a classifier.
 )

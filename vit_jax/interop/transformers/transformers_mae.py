@@ -1,7 +1,7 @@
 """Masked autoencoders in Hugging Face Transformers: the encoder and its pre-training decoder.
 
-For images of another size, fixed positions are recomputed. Transformers interpolates them, as does
-our `position="1d"`.
+If the image size changes, vit_jax computes fixed positions anew. Transformers interpolates them, as
+vit_jax does with `position="1d"`.
 """
 
 import re
@@ -22,7 +22,7 @@ from vit_jax.interop.transformers.transformers_config import (
 from vit_jax.interop.transformers.transformers_vit import RULES
 from vit_jax.models.vit import ViT
 
-# Defaults of a config.
+# Transformers' defaults of the entries of `config.json`.
 DEFAULTS = dict(
     image_size=224,
     patch_size=16,
@@ -49,7 +49,7 @@ def _grid(values: dict) -> tuple[int, int]:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes a position table that equals the fixed one."""
+    """Removes the position table if it equals the fixed position table of masked autoencoders."""
     table = tensors.get(_TABLE)
     if table is not None and is_fixed(table, _grid(read_sizes(DEFAULTS | config))):
         return {name: tensor for name, tensor in tensors.items() if name != _TABLE}
@@ -57,7 +57,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and no assumptions, from renamed tensors."""
+    """Derives the model's arguments from renamed tensors and `config.json`, without assumptions."""
     require_class(config, "ViTMAEModel", "ViTMAEForPreTraining")
     require_always(config, dict(qkv_bias=True))
     config = DEFAULTS | config
@@ -71,10 +71,10 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such encoder.
+      UserError: Transformers has no encoder with these arguments.
     """
     title = "Transformers' ViTMAE"
     refuse_unsaid(title, ViT, values, "gelu", num_classes=0, position=_FIXED, layer_scale=None)
@@ -84,13 +84,13 @@ def _describe(values: dict) -> dict:
         qkv_bias=True,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        mask_ratio=0.0,  # Otherwise Transformers' model would also mask in evaluation.
+        mask_ratio=0.0,  # With another value Transformers' model masks patches in evaluation, too.
     )
     return described | write_sizes(values) | common_config(values)
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Adds the fixed position table."""
+    """Adds the encoder's fixed position table to the tensors to write."""
     return arrays | {_TABLE: fixed_table(_grid(values), values["dim"])}
 
 
@@ -106,9 +106,9 @@ _DECODER_RULES = (
 
 
 def _decoder_values(tensors: Tensors, config: dict) -> dict:
-    """Returns the values of `config.objective` from a `config.json`.
+    """Returns the values of `config.objective` that a `config.json` contains.
 
-    Settings of targets and masks are optional in the config.
+    The settings of targets and masks may be missing in the `config.json`.
     """
     of_training = {
         ours: config[theirs] for ours, theirs in _OF_TRAINING.items() if theirs in config
@@ -123,12 +123,13 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 
 
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the decoder's position table, which is always the fixed one, and renames layers.
+    """Removes the decoder's position table, which is always the fixed table, and renames layers.
 
-    Transformers 5 writes other layer names than those of the published files, and reads both.
+    The names of layers that Transformers 5 writes differ from the names in published files.
+    Transformers reads both.
 
     Raises:
-      UserError: the decoder differs from ours.
+      UserError: the decoder differs from vit_jax's decoder.
     """
     config = DEFAULTS | config
     if read_gelu(config) != "erf":
@@ -148,10 +149,10 @@ def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _describe_decoder(values: dict, said: dict) -> dict:
-    """Returns the part of a `config.json` about the decoder.
+    """Returns the entries of a `config.json` that describe the decoder.
 
     Raises:
-      UserError: Transformers has no such decoder.
+      UserError: Transformers has no decoder with these arguments.
     """
     for name, value, only in (
         ("model.gelu", values["gelu"], "erf"),

@@ -1,7 +1,7 @@
 """The image tower of SigLIP and SigLIP 2 in Hugging Face Transformers.
 
-Supported: the tower alone, a complete SigLIP, and a tower with a classifier on the mean of the
-patches.
+Three kinds of files are supported: the image tower alone, a complete SigLIP, and an image tower
+with a classifier that reads the mean of the patches.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ from vit_jax.interop.transformers.transformers_config import (
 )
 from vit_jax.models.vit import ViT
 
-# Defaults of a config.
+# Transformers' defaults of the entries of `config.json`.
 DEFAULTS = dict(
     image_size=224,
     patch_size=16,
@@ -50,9 +50,9 @@ _TYPES = ("siglip", "siglip_vision_model")
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Returns the image tower's tensors; splits the head's queries from keys and values."""
+    """Returns the image tower's tensors; splits q, k and v of the attention pooling."""
     tensors = image_tower(tensors)
-    # The classifier does not use attention pooling.
+    # A classifier does not use the attention pooling.
     if "classifier.weight" in tensors:
         return {name: x for name, x in tensors.items() if not name.startswith(_HEAD)}
     for kind in ("weight", "bias"):
@@ -70,7 +70,7 @@ def _rows(tensor: Tensor, first: int, end: int) -> Tensor:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Concatenates the head's queries, keys and values to one tensor."""
+    """Concatenates queries, keys and values of the attention pooling to one tensor."""
     arrays = dict(arrays)
     for kind in ("weight", "bias"):
         parts = [arrays.pop(f"{_ATTENTION}{part}.{kind}") for part in ("query", "key_value")]
@@ -79,9 +79,10 @@ def _finish(arrays: Arrays, values: dict) -> Arrays:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and the assumptions made.
+    """Derives the model's arguments from tensors and `config.json`; also returns the assumptions.
 
-    The image size excludes pixels at the right and the bottom that are not part of a patch.
+    If the patch size does not divide the image size, the image size is rounded down to whole
+    patches.
     """
     head = tensors.get("classifier.bias")
     require_class(
@@ -107,10 +108,10 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such SigLIP.
+      UserError: Transformers has no SigLIP with these arguments.
     """
     refuse_unsaid(_TITLE, ViT, values, "gelu", num_classes=0, pooling="map", layer_scale=None)
     require_square(_TITLE, values)

@@ -57,12 +57,13 @@ _RULES = (
     *torch_norm("norm", "layernorm"),
 )
 _BIASED = {1: ("query", "key", "value"), 2: ("query", "value")}
-# Tensors that some versions store in addition to the parameters; the sizes determine them.
+# Names of tensors that some versions of Transformers store, although they can be computed from
+# sizes.
 _FOLLOW = ("relative_position_index", "relative_coords_table")
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the rules of a model; names start with its type if it has a classifier."""
+    """Returns the naming rules; with a classifier, tensor names start with the model's type."""
     names = tuple(f"{_SELF}{x}.bias" for x in _BIASED[values["version"]])
     trunk = (*_RULES, Rule(_ATTENTION + "qkv/bias", names, FLAT, axis=0))
     if not values["num_classes"]:
@@ -75,12 +76,12 @@ def _model_type(values: dict) -> str:
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Removes tensors that the sizes determine."""
+    """Removes tensors that can be computed from the sizes."""
     return {name: tensor for name, tensor in tensors.items() if name.split(".")[-1] not in _FOLLOW}
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and no assumptions."""
+    """Derives the model's arguments from tensors and `config.json`, without assumptions."""
     kind = config["model_type"]
     start, version = _KINDS[kind]
     classes = count_classes(tensors, config, start)
@@ -109,10 +110,11 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _refuse_other_maps(values: dict) -> None:
-    """Raises UserError for feature maps that Transformers would partition into other windows.
+    """Raises UserError for feature maps that Transformers would divide into other windows.
 
-    Transformers pads before the shift. For a map that is not larger than a window, it uses windows
-    with the map's shorter side as height and width, and the bias table of a whole window.
+    There are two differences. Transformers pads a map before the cyclic shift. If a map is not
+    larger than a window, Transformers uses square windows with the map's shorter side, and the bias
+    table of a whole window.
     """
     side, version = values["window"], values["version"]
     if not isinstance(side, int):
@@ -135,7 +137,7 @@ def _refuse_other_maps(values: dict) -> None:
 
 
 def _same_windows(places: tuple[int, ...], window: tuple[int, ...], side: int) -> bool:
-    """Returns True if both libraries partition a feature map into the same windows."""
+    """Returns True if vit_jax and Transformers divide a feature map into the same windows."""
     divides = all(length % one == 0 for length, one in zip(places, window, strict=True))
     is_square = window[0] == window[1]
     return divides and is_square and (window == places or min(places) > side)
@@ -146,10 +148,10 @@ def _is_odd(places: tuple[int, ...]) -> bool:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such model.
+      UserError: Transformers has no model with these arguments.
     """
     _refuse_other_maps(values)
     version = values["version"]

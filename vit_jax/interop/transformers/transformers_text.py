@@ -10,7 +10,7 @@ from vit_jax.interop.text_format import TextFormat
 from vit_jax.interop.transformers.transformers_config import projections, read_gelu, write_gelu
 from vit_jax.options.text import TextOptions
 
-# Defaults of a `text_config`.
+# Transformers' defaults of the entries of `text_config`.
 _DEFAULTS = {
     "clip": dict(
         vocab_size=49408,
@@ -37,14 +37,16 @@ _DEFAULTS = {
 _TITLES = {"clip": "CLIP", "siglip": "SigLIP"}
 _TOWER = "text_model."
 _LAYER = _TOWER + "encoder.layers.{0}."
-_OLD_END = 2  # `eos_token_id` of early CLIPs: Transformers then pools the highest token.
+# Wrong `eos_token_id` in the files of early CLIPs. With it, Transformers pools the token with the
+# highest id.
+_OLD_END = 2
 
 
 def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
-    """Returns the text tower for a `config.json` and its tensors.
+    """Reads the text tower from the content of a `config.json` and the tensors.
 
     Raises:
-      UserError: the model has no text tower, or an unsupported one.
+      UserError: the model has no text tower, or its text tower is unsupported.
     """
     kind = config.get("model_type")
     if kind not in _DEFAULTS:
@@ -86,7 +88,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
 
 
 def _tower(tensors: Tensors, projection: str) -> Tensors:
-    """Returns the text tower's tensors."""
+    """Returns the text tower's tensors by name."""
     return {
         name: tensor
         for name, tensor in tensors.items()
@@ -95,10 +97,10 @@ def _tower(tensors: Tensors, projection: str) -> Tensors:
 
 
 def describe_text_tower(options: TextOptions, probabilities: str) -> tuple[str, dict[str, Any]]:
-    """Returns the model type for a text tower, and its `text_config`.
+    """Returns the model type of Transformers for a text tower, and the `text_config`.
 
     Raises:
-      UserError: Transformers has no such text tower.
+      UserError: Transformers has no text tower with these arguments.
     """
     kind = "clip" if options.causal else "siglip"
     fixed = {
@@ -130,7 +132,7 @@ def describe_text_tower(options: TextOptions, probabilities: str) -> tuple[str, 
 
 
 def text_rules(kind: str) -> tuple[Rule, ...]:
-    """Returns the rules of a text tower in a model of type `kind`."""
+    """Returns the naming rules of a text tower in a model of the type `kind`."""
     return _rules("text_projection" if kind == "clip" else _TOWER + "head")
 
 

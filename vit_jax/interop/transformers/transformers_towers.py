@@ -19,9 +19,9 @@ from vit_jax.models import family_of
 
 _TITLE = "Transformers"
 _CLASSES = {"clip": "CLIP", "siglip": "Siglip"}
-# A model's own image processor, in place of another one with the same settings.
+# Model type and image processor -> the model's own image processor, which has the same settings.
 _PROCESSORS = {("clip", "Bit"): "CLIP", ("siglip", "ViT"): "Siglip"}
-# Text cleaning that Transformers does not apply.
+# Notes about text cleaning that Transformers does not apply.
 _CLEANINGS = {
     "open_clip": "open_clip's cleaning of texts (encodings, HTML entities, spaces)",
     "big_vision": "big_vision's cleaning of texts, which keeps the punctuation that a "
@@ -30,10 +30,10 @@ _CLEANINGS = {
 
 
 def _describe(towers: Towers) -> TowersFiles:
-    """Returns the content of a folder of Transformers.
+    """Returns the content of a folder in Transformers' format.
 
     Raises:
-      UserError: Transformers has no such model.
+      UserError: Transformers has no model with these arguments.
     """
     part, notes = towers.part, []
     kind, text_config = describe_text_tower(part.tower.options, part.probabilities)
@@ -56,7 +56,8 @@ def _describe(towers: Towers) -> TowersFiles:
     if cleaning := _CLEANINGS.get(part.tokenizer.cleaning):
         unwritten.append(cleaning)
     notes += [f"not written: {line}" for line in unwritten]
-    # No attention mask: SigLIP's text tower attends to padding, as in training.
+    # SigLIP's tokenizer returns no attention mask: as in training, the text tower attends to
+    # padding.
     tokenizer = dict(model_input_names=["input_ids"]) if kind == "siglip" else {}
     return TowersFiles(towers, arrays, files, tokenizer, notes)
 
@@ -75,7 +76,7 @@ def _config(kind: str, vision: dict, text: dict) -> dict:
 
 
 def _name_processor(processor: dict, kind: str) -> None:
-    """Renames an image processor to the model's own, if that is equivalent."""
+    """Replaces the name of an image processor by the model's own, if both are equivalent."""
     name = processor["image_processor_type"].removesuffix("ImageProcessor")
     name = _PROCESSORS.get((kind, name), name)
     processor["image_processor_type"] = f"{name}ImageProcessor"

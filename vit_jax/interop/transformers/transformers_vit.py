@@ -20,7 +20,7 @@ from vit_jax.models.vit import ViT
 
 _THEIRS = "encoder.layer.{0}."
 QKV = tuple(f"{_THEIRS}attention.attention.{part}" for part in ("query", "key", "value"))
-# Also used for BEiT and masked autoencoders.
+# Naming rules, which are also used for BEiT and masked autoencoders.
 RULES = (
     *torch_dense("patch_embedding", "embeddings.patch_embeddings.projection", CONV, SAME),
     Rule("cls", "embeddings.cls_token"),
@@ -38,7 +38,7 @@ RULES = (
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the rules of a model; names start with `vit.` or `deit.` if it has a classifier."""
+    """Returns the naming rules; with a classifier, tensor names start with `vit.` or `deit.`."""
     if not values["num_classes"]:
         return RULES
     trunk = [rule for rule in RULES if not rule.path.startswith("pre_logits")]
@@ -57,7 +57,7 @@ def _model_type(values: dict) -> str:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and no assumptions."""
+    """Derives the model's arguments from tensors and `config.json`, without assumptions."""
     kind = config["model_type"]
     num_classes = count_classes(tensors, config, dict(vit="ViT", deit="DeiT")[kind])
     try:
@@ -79,10 +79,10 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such model.
+      UserError: Transformers has no model with these arguments.
     """
     refuse_unsaid("Transformers' ViT", ViT, values, "distillation", "gelu", "pre_logits")
     kind, architecture = {

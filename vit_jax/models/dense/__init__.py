@@ -1,9 +1,10 @@
-"""Heads for dense prediction: a value for each place of an image.
+"""Heads for dense prediction: a value for each place of the feature map.
 
-A head is a module that runs the image model itself, since some heads change its last layers.
-`head(model, images, rngs, state)` returns the inputs of the loss; `head.scores(outputs)` converts
-them to the score of each class at each place. The head's parameters belong to the training
-objective. `state` is part of the objective's state, such as the running statistics of batch norms.
+A head runs the image model itself, because some heads change the model's last layers.
+`head(model, images, rngs, state)` returns the outputs that the loss needs. `head.scores(outputs)`
+converts these outputs to the score of each class at each place. The head's parameters belong to the
+training objective. `state` contains the running statistics of the head's batch norms, which belong
+to the state of the objective.
 """
 
 from functools import partial
@@ -28,9 +29,11 @@ def make_head(
     frozen: bool = False,
     rngs: nnx.Rngs,
 ) -> Head:
-    """Returns a config's segmentation head for a model (possibly abstract).
+    """Returns the segmentation head that a config selects.
 
     Args:
+      options: the section `segmentation` of the config.
+      model: the image model, which may be abstract.
       num_classes: number of pixel classes.
       frozen: the model is not trained, so it runs without dropout.
 

@@ -1,8 +1,8 @@
 """Batch normalization (Ioffe and Szegedy, 2015); running statistics are not parameters.
 
-A training step normalizes by the statistics of the batch over all devices and returns each image's
-moments. The training objective updates its running statistics from them. With gradient accumulation
-each micro-batch has its own statistics, as in PyTorch.
+A training step normalizes by the statistics of the batch over all devices. It returns the mean and
+variance of each image, and the training objective updates its running statistics from these values.
+With gradient accumulation each micro-batch is normalized by its own statistics, as in PyTorch.
 """
 
 import jax
@@ -16,14 +16,15 @@ Moments = dict[str, dict[str, jax.Array]]  # Name of the norm -> `mean`, `varian
 
 
 class Statistics:
-    """Statistics of the batch norms of a head during one call.
+    """Statistics of all batch norms of a head during one call of the head.
 
     Args:
-      running: running mean and variance of each norm, by its name; None: normalize by the batch.
+      running: running mean and variance of each norm, by the name of the norm. None: the norms use
+        the statistics of the batch.
 
     Attributes:
-      moments: set by a call without `running`; for each norm, `mean` and `variance` over each
-        image's places, `[batch, channels]`, and the number of `places`, `[batch]`.
+      moments: filled if `running` is None. For each norm: `mean` and `variance` of each image over
+        its places, `[batch, channels]`, and the number of `places` of each image, `[batch]`.
     """
 
     def __init__(self, running: Moments | None = None):
@@ -34,7 +35,7 @@ class BatchNorm(nnx.Module):
     """Normalizes each channel over the batch and the places, in float32.
 
     Args:
-      name: name of its statistics, unique in the head.
+      name: key of this norm in `Statistics`, unique in the head.
       channels: number of channels.
     """
 

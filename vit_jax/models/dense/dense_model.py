@@ -12,11 +12,11 @@ from vit_jax.models.image_model import ImageModel
 
 
 class DenseModel(nnx.Module):
-    """An image model with a head that predicts a value for each place, or objects.
+    """Base class of image models with a head for segmentation, depth or object detection.
 
     Attributes:
-      loaded_by: name of the function that loads such a model from a run.
-      output: name of the exported program's output, and its description.
+      loaded_by: name of the function that loads this kind of model from a run; for error messages.
+      output: name and description of the output of an exported program.
       model: the image model.
       head: the head.
       class_names: names of the classes.
@@ -63,9 +63,10 @@ class DenseModel(nnx.Module):
     def stream(
         self, source: Any, on_unreadable: Callable[[int, Any], None], **options: Any
     ) -> Iterator[tuple[int, Any]]:
-        """Yields the index and the prediction of each readable image, at the image's size.
+        """Yields the index and the prediction of each readable image of a data source.
 
-        Images are read one after another, so memory does not grow with their number.
+        Maps, masks and boxes are in pixels of the original image. Images are read one after
+        another, so memory does not grow with the number of images.
 
         Args:
           source: a data source.

@@ -1,7 +1,8 @@
-"""Heads for monocular depth: distances in metres, as expectations over bins or predicted directly.
+"""Heads for monocular depth: the distance of each place in metres.
 
-DINOv2 and DINOv3 evaluate depth with the linear head and with DPT (Ranftl et al., 2103.13413; their
-`eval/depth/models`).
+A head predicts the distance directly, or as the mean of distance bins weighted by their scores.
+DINOv2 and DINOv3 evaluate depth with the linear head and with DPT (Ranftl et al., 2103.13413). The
+code follows `eval/depth/models` in their repositories.
 """
 
 import math
@@ -22,15 +23,17 @@ from vit_jax.models.image_model import ImageModel, TokenModel
 from vit_jax.models.layers import GELUS
 from vit_jax.options.objective import DepthOptions
 
-LEAST_SCORE = 0.1  # Added to the score of each bin, as in AdaBins, so that all bins have gradients.
+# This number is added to the score of each bin, as in AdaBins. Without it some bins would have no
+# gradient.
+LEAST_SCORE = 0.1
 CLASS_TOKEN = "cls"
-HIDDEN = 32  # Channels before DPT's classifier.
+HIDDEN = 32  # Number of input channels of DPT's last convolution.
 
 
 def expected_depth(scores: jax.Array, nearest: float, farthest: float) -> jax.Array:
-    """Returns the mean distance of bins weighted by their scores, float32 without the last axis.
+    """Returns the mean of the bins' distances, weighted by their scores, float32 `[...]`.
 
-    Negative scores count as 0, and 0.1 is added to each (AdaBins' "linear" normalization).
+    Negative scores count as 0. Then 0.1 is added to each score (AdaBins' "linear" normalization).
 
     Args:
       scores: score of each bin, `[..., bins]`.
@@ -42,9 +45,9 @@ def expected_depth(scores: jax.Array, nearest: float, farthest: float) -> jax.Ar
 
 
 def predicted_depth(scores: jax.Array, nearest: float, farthest: float, bounded: bool) -> jax.Array:
-    """Returns the depth that a head predicts without bins, float32 without the last axis.
+    """Returns the depth in metres that a head without bins predicts, float32 `[...]`.
 
-    Negative scores count as the nearest distance, as in DINOv2's DPT.
+    Where a score is negative, the depth is `nearest`, as in DINOv2's DPT.
 
     Args:
       scores: depth in metres minus `nearest`, `[..., 1]`.
@@ -56,17 +59,23 @@ def predicted_depth(scores: jax.Array, nearest: float, farthest: float, bounded:
 
 
 class Layer(NamedTuple):
-    """Output of a layer: patches `[batch, rows, columns, dim]` and class tokens `[batch, dim]`."""
+    """Output of an encoder layer.
+
+    Attributes:
+      patches: patch tokens, `[batch, rows, columns, dim]`.
+      class_token: class tokens, `[batch, dim]`; None: unused.
+    """
 
     patches: jax.Array
     class_token: jax.Array | None
 
 
 def even_layers(depth: int) -> tuple[int, ...]:
-    """Returns the last layer of each quarter of the encoder, counted from 0, as the authors read.
+    """Returns the indices, from 0, of the four encoder layers that a depth head reads.
 
-    With 24 layers these are 4 (not 5), 11, 17 and 23, as in DINOv2 and DINOv3. With fewer than four
-    layers some are read several times.
+    They are the last layers of the four quarters of the encoder, such as 2, 5, 8 and 11 of 12
+    layers. With 24 layers they are 4 (not 5), 11, 17 and 23, as in DINOv2 and DINOv3. An encoder of
+    fewer than four layers has repeated indices.
     """
     if depth == 24:
         return 4, 11, 17, 23
@@ -74,17 +83,17 @@ def even_layers(depth: int) -> tuple[int, ...]:
 
 
 class DepthHead(nnx.Module):
-    """Base class of the heads: selects the layers to read and stores the range of depths.
+    """Base class of depth heads: selects the encoder layers to read and stores the range of depths.
 
     Args:
-      options: the section `depth`.
+      options: the section `depth` of the config.
       model: the image model.
-      num_layers: number of layers to read: 1 (the last one) or 4.
+      num_layers: number of encoder layers to read: 1 (the last layer) or 4.
       frozen: the model is not trained, so it runs without dropout.
 
     Raises:
-      UserError: four layers are requested and the model is no ViT, or the model lacks the class
-        token.
+      UserError: `num_layers` is 4 and the model is no ViT, or `options.class_token` is True and the
+        model has no class token.
     """
 
     def __init__(
@@ -122,12 +131,14 @@ class DepthHead(nnx.Module):
         rngs: nnx.Rngs | None = None,
         state: Moments | None = None,
     ) -> dict[str, Any]:
-        """Returns float32 `depth` `[batch, rows, columns]` in metres; in training also `moments`.
+        """Returns the dictionary key `depth`: float32 `[batch, rows, columns]`, in metres.
+
+        In training the dictionary also contains `moments`, the statistics of the batch norms.
 
         Args:
           images: uint8, or floats in [-1, 1].
           rngs: random keys, in training.
-          state: running statistics, in evaluation.
+          state: running statistics of the batch norms, in evaluation.
         """
         statistics = Statistics(state if rngs is None else None)
         layers = self._read(model, images, None if self.frozen else rngs)
@@ -144,7 +155,10 @@ class DepthHead(nnx.Module):
         return {"depth": depth, "moments": statistics.moments}
 
     def decode(self, layers: Sequence[Layer]) -> jax.Array:
-        """Returns the score of each bin, `[batch, rows, columns, bins]`; 1 bin: the depth."""
+        """Returns the score of each bin, `[batch, rows, columns, bins]`.
+
+        A head that predicts the depth directly returns one score: the depth minus the nearest one.
+        """
         raise NotImplementedError
 
     def scores(self, outputs: dict[str, Any]) -> jax.Array:
@@ -152,7 +166,7 @@ class DepthHead(nnx.Module):
         return outputs["depth"][..., None]
 
     def _read(self, model: Any, images: jax.Array, rngs: nnx.Rngs | None) -> list[Layer]:
-        """Returns the layers that the head reads."""
+        """Returns the outputs of the encoder layers that the head reads."""
         if not isinstance(model, TokenModel):
             return [Layer(pyramid(model, images, rngs)[-1], None)]
         x = model.assemble(model.patches(images), rngs)
@@ -173,19 +187,19 @@ class DepthHead(nnx.Module):
 
 
 class LinearDepth(DepthHead):
-    """A linear layer on the tokens of the last layer, or of four layers.
+    """A linear layer on the tokens of the last encoder layer, or of four encoder layers.
 
     If the class token is used, it is concatenated to each patch. The scores of the bins are
     upsampled before they are normalized.
 
     Args:
-      options: the section `depth`.
-      model: the image model; the head reads the last stage of a pyramid.
+      options: the section `depth` of the config.
+      model: the image model. If it has stages, as a Swin has, the head reads the last stage.
       frozen: the model is not trained, so it runs without dropout.
 
     Raises:
-      UserError: four layers are requested and the model is no ViT, or the model lacks the class
-        token.
+      UserError: the config requests four layers and the model is no ViT, or it requests the class
+        token and the model has none.
     """
 
     def __init__(
@@ -213,18 +227,19 @@ class LinearDepth(DepthHead):
 
 
 class DPT(DepthHead):
-    """Four layers of a ViT, reassembled as a pyramid and fused from coarse to fine.
+    """DPT: four layers of a ViT form a feature pyramid, which is fused from coarse to fine.
 
-    The pyramid's strides are 1/4, 1/2, 1 and 2 times the patch size, and the output's stride is
-    1/16 of it. If the class token is used, it is mixed into each patch ("project").
+    The strides of the pyramid are 1/4, 1/2, 1 and 2 times the patch size. The stride of the output
+    is 1/16 of the patch size. If the class token is used, a linear layer combines it with each
+    patch ("project" in the paper).
 
     Args:
-      options: the section `depth`.
+      options: the section `depth` of the config.
       model: the image model.
       frozen: the model is not trained, so it runs without dropout.
 
     Raises:
-      UserError: the model is no ViT, or it lacks the class token.
+      UserError: the model is no ViT, or the config requests the class token and the model has none.
     """
 
     def __init__(
@@ -276,7 +291,7 @@ class DPT(DepthHead):
         return self.classifier(nnx.relu(self.hidden(x)).astype(jnp.float32))
 
     def _reassembled(self, layers: Sequence[Layer]) -> list[jax.Array]:
-        """Returns the pyramid, the finest level first, before convolutions to a common width."""
+        """Returns the levels of the feature pyramid, the finest first, each with its own width."""
         levels = []
         for level, (x, token) in enumerate(layers):
             if token is not None:
@@ -291,7 +306,7 @@ class DPT(DepthHead):
 def conv(
     inputs: int, outputs: int, *, stride: int = 1, bias: bool = True, dtype: Any, rngs: nnx.Rngs
 ) -> nnx.Conv:
-    """Returns a 3x3 convolution with padding 1 and mmcv's Kaiming initializer."""
+    """Returns a 3x3 convolution with padding 1, initialized as in mmcv (Kaiming)."""
     return nnx.Conv(
         inputs,
         outputs,
@@ -317,11 +332,11 @@ class Residual(nnx.Module):
 
 
 class Fusion(nnx.Module):
-    """DPT's fusion block: adds a level of the pyramid and doubles the resolution.
+    """DPT's fusion block: adds a level of the pyramid to its input and doubles the resolution.
 
     Args:
       dim: number of channels.
-      skips: the block adds a level; the first one does not.
+      skips: add a level of the pyramid. False for the first block, which has only one input.
     """
 
     def __init__(self, dim: int, *, skips: bool, dtype: Any, rngs: nnx.Rngs):
@@ -341,12 +356,15 @@ class Fusion(nnx.Module):
 def doubled(x: jax.Array) -> jax.Array:
     """Doubles rows and columns bilinearly, with PyTorch's `align_corners=True`."""
     rows, columns = (jnp.asarray(_doubling(size), x.dtype) for size in x.shape[1:3])
-    # As in jax.image.resize: by default a TPU multiplies in bfloat16.
+    # The highest precision, as in jax.image.resize: a TPU's default precision is bfloat16.
     return jnp.einsum("brcd,Rr,Cc->bRCd", x, rows, columns, precision=jax.lax.Precision.HIGHEST)
 
 
 def _doubling(size: int) -> np.ndarray:
-    """Returns the matrix that doubles an axis of this length, `[2 * size, size]`."""
+    """Returns the matrix that interpolates an axis of this length to twice its length.
+
+    Its shape is `[2 * size, size]`.
+    """
     places = np.linspace(0, size - 1, 2 * size)
     return np.maximum(0, 1 - np.abs(places[:, None] - np.arange(size)))
 
@@ -357,10 +375,11 @@ _KINDS = {"linear": LinearDepth, "dpt": DPT}
 def depth_head(
     options: DepthOptions, model: ImageModel, *, frozen: bool = False, rngs: nnx.Rngs
 ) -> DepthHead:
-    """Returns a config's depth head for a model (possibly abstract).
+    """Returns the depth head that a config selects.
 
     Args:
-      options: the section `depth`.
+      options: the section `depth` of the config.
+      model: the image model, which may be abstract.
       frozen: the model is not trained, so it runs without dropout.
 
     Raises:

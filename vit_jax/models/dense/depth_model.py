@@ -28,15 +28,16 @@ class DepthModel(DenseModel):
     def predict(self, images: Any, whole: bool = False) -> list[np.ndarray]:
         """Returns the depth of each pixel of images of any size.
 
-        By default an image's short side is resized to the model's size, and windows slide along the
-        long side. Depths are blended where windows overlap.
+        By default an image's short side is resized to the model's image size, and a sliding window
+        moves along the long side. Depths are blended where windows overlap.
 
         Args:
           images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
-          whole: squeeze the whole image to the model's size instead.
+          whole: resize the whole image to the model's image size, ignoring its aspect ratio,
+            instead of using windows.
 
         Returns:
-          For each image, metres at its own size, float32 `[height, width]`.
+          The depth of each pixel of each image, in metres, float32 `[height, width]`.
 
         Raises:
           UserError: an image cannot be read, or the model was not loaded from a run.

@@ -17,10 +17,11 @@ class Detections(NamedTuple):
     """The predicted objects of an image, the most certain first.
 
     Attributes:
-      corners: left, top, right and bottom in pixels, float32 `[objects, 4]`.
+      corners: boxes as left, top, right and bottom, in pixels, float32 `[objects, 4]`.
       labels: class of each object, int32 `[objects]`.
       scores: probability of the class, float32 `[objects]`.
-      masks: pixels of each object, bool `[objects, height, width]`; None: boxes only.
+      masks: True for the pixels of each object, bool `[objects, height, width]`. None: the detector
+        predicts boxes only.
     """
 
     corners: np.ndarray
@@ -35,10 +36,10 @@ class Detections(NamedTuple):
 
 
 def least_score(threshold: float | None) -> float:
-    """Returns the minimum score from the value of `--threshold` (None: 0.3).
+    """Returns the minimum score that `--threshold` sets; the default, None, becomes 0.3.
 
     Raises:
-      UserError: the value is not a score.
+      UserError: the value is 0 or less, or more than 1.
     """
     if threshold is not None and not 0 < threshold <= 1:
         raise UserError(f"--threshold is {threshold:g}, and must be above 0, and at most 1")
@@ -51,7 +52,7 @@ class Best(NamedTuple):
     Attributes:
       scores: `[batch, objects]`.
       classes: int32 `[batch, objects]`.
-      boxes: left, top, right and bottom in [0, 1], `[batch, objects, 4]`.
+      boxes: left, top, right and bottom, relative to the image in [0, 1], `[batch, objects, 4]`.
       masks: logits `[batch, objects, rows, columns]`; None: the head predicts boxes only.
     """
 
@@ -69,15 +70,15 @@ class Detector(DenseModel):
 
     @property
     def predicts_masks(self) -> bool:
-        """Whether objects have masks."""
+        """Whether the detector predicts a mask of each object, not only a box."""
         return self.head.masks is not None
 
     def __call__(self, images: Any, most: int = 100) -> Best:
-        """Returns the most certain objects; see `best_of`.
+        """Returns the objects with the highest scores in each image.
 
         Args:
-          images: of the model's size, as in `ImageModel.__call__`.
-          most: number of objects.
+          images: images of the model's size, as in `ImageModel.__call__`.
+          most: number of objects in each image.
         """
         return best_of(self.outputs(images), most)
 
@@ -101,11 +102,13 @@ def corners_of(boxes: jax.Array) -> jax.Array:
 
 
 def best_of(predicted: dict[str, Any], most: int) -> Best:
-    """Returns the last layer's predictions with the highest scores.
+    """Returns the predictions of the last decoder layer that have the highest scores.
+
+    A query can give several predictions, with different classes.
 
     Args:
       predicted: outputs of a `DetectionHead`.
-      most: number of predictions, at most queries times classes.
+      most: number of predictions for each image, at most queries times classes.
     """
     logits, boxes = predicted["classes"][-1], corners_of(predicted["boxes"][-1]).clip(0, 1)
     batch, queries, classes = logits.shape

@@ -18,22 +18,22 @@ from vit_jax.models.dense.pyramid import pyramid, widths_of
 from vit_jax.models.image_model import ImageModel
 from vit_jax.options.objective import DetectionOptions
 
-HEAD_DIM = 32  # Channels of an attention head.
+HEAD_DIM = 32  # Number of channels of an attention head.
 PRIOR = 0.01  # Initial probability of a class at a place.
 SMALLEST = 0.05  # Initial side of a box at the finest level, relative to the image.
-TEMPERATURE = 10000.0  # Of the sine embeddings.
+TEMPERATURE = 10000.0  # Temperature of the sine embeddings of boxes.
 
 
 class DetectionHead(nnx.Module):
-    """Boxes and class scores of `queries` objects.
+    """Head that predicts boxes and class scores of a fixed number of objects.
 
     Args:
       model: the image model, which may be abstract.
       num_classes: number of classes.
-      dim: width of the pyramid and of the decoder.
-      queries: number of predicted objects; at most the number of places.
-      depth: number of decoder layers; 0: the proposals are the predictions.
-      masks: predict the pixels of the objects, too.
+      dim: width of the feature pyramid and of the decoder.
+      queries: number of predicted objects; at most the number of places of the pyramid.
+      depth: number of decoder layers. 0: there is no decoder, and the head predicts the proposals.
+      masks: also predict a mask of each object.
       frozen: the model is not trained, so it runs without dropout.
       rngs: random keys for initialization.
     """
@@ -69,13 +69,15 @@ class DetectionHead(nnx.Module):
         rngs: nnx.Rngs | None = None,
         state: Any = None,
     ) -> dict[str, jax.Array]:
-        """Returns predictions of the proposals and after each decoder layer.
+        """Returns the proposals, and the predictions after each decoder layer.
 
         Returns:
-          `classes`, logits `[1 + depth, batch, queries, classes]`, and `boxes`, centre x, centre y,
-          width and height in [0, 1] of the image, `[1 + depth, batch, queries, 4]`; float32. With
-          masks also `pixels`, `[batch, rows, columns, dim]`, and `masks`, `[1 + depth, batch,
-          queries, dim]`: their products are the logits of the masks.
+          A dictionary of float32 arrays. `classes`: logits, `[1 + depth, batch, queries, classes]`.
+          `boxes`: centre x, centre y, width and height, relative to the image, `[1 + depth, batch,
+          queries, 4]`. Along the first axis, index 0 is the proposals. A head with masks also
+          returns embeddings of pixels, `pixels` `[batch, rows, columns, dim]`, and of queries,
+          `masks` `[1 + depth, batch, queries, dim]`. The dot product of a query's and a pixel's
+          embedding is the mask logit.
         """
         stages = pyramid(model, images, None if self.frozen else rngs)
         levels = self.neck([stage.astype(jnp.float32) for stage in stages])
@@ -117,14 +119,14 @@ def detection_head(
     frozen: bool = False,
     rngs: nnx.Rngs,
 ) -> DetectionHead:
-    """Returns a config's detection head for a model (possibly abstract)."""
+    """Returns the detection head that a config selects; the model may be abstract."""
     sizes: dict[str, Any] = dict(dim=options.dim, queries=options.queries, depth=options.depth)
     sizes["masks"] = options.masks
     return DetectionHead(model, num_classes, **sizes, frozen=frozen, rngs=rngs)
 
 
 class Predictor(nnx.Module):
-    """Class logits, and boxes relative to reference boxes."""
+    """Predicts class logits and boxes; each box is an offset to a reference box."""
 
     def __init__(self, dim: int, num_classes: int, *, rngs: nnx.Rngs):
         prior = nnx.initializers.constant(jnp.log(PRIOR / (1 - PRIOR)))
@@ -148,7 +150,7 @@ class Predictor(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """A decoder layer (pre-norm self-attention, cross-attention, MLP) with its predictions."""
+    """A decoder layer: pre-norm self-attention, cross-attention, MLP, and a `Predictor`."""
 
     def __init__(self, dim: int, num_classes: int, *, rngs: nnx.Rngs):
         self.position = nnx.List([nnx.Linear(dim, dim, rngs=rngs) for _ in range(2)])
@@ -168,8 +170,8 @@ class DecoderLayer(nnx.Module):
         Args:
           x: queries, `[batch, queries, dim]`.
           boxes: the queries' boxes before this layer, `[batch, queries, 4]`.
-          memory: features of all places, `[batch, places, dim]`.
-          positions: embeddings of the places, `[places, dim]`.
+          memory: features of all places of the pyramid, `[batch, places, dim]`.
+          positions: position embeddings of the places, `[places, dim]`.
         """
         first, second = self.position
         own = second(nnx.relu(first(embedded(boxes, x.shape[-1]))))
@@ -181,10 +183,10 @@ class DecoderLayer(nnx.Module):
 
 
 class MaskBranch(nnx.Module):
-    """Embeddings of pixels and queries; their products are mask logits.
+    """Computes embeddings of pixels and of queries; their dot products are mask logits.
 
     This is Mask DINO's mask branch (Li et al., 2206.02777). The embeddings are divided by
-    sqrt(dim), so that the initial probabilities are close to 0.5.
+    sqrt(dim); therefore the initial mask probabilities are close to 0.5.
     """
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
@@ -206,7 +208,7 @@ class MaskBranch(nnx.Module):
 
 
 class PlacedAttention(nnx.Module):
-    """Multi-head attention with positions in queries and keys, but not in values."""
+    """Multi-head attention; the caller adds position embeddings to queries and keys only."""
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
         heads = max(1, dim // HEAD_DIM), min(HEAD_DIM, dim)
@@ -217,12 +219,15 @@ class PlacedAttention(nnx.Module):
         self.out = nnx.LinearGeneral(heads, dim, axis=(-2, -1), **values)
 
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """Returns `[batch, queries, dim]`; keys and values are `[batch, keys, dim]`."""
+        """Computes attention of queries `[batch, queries, dim]` to keys `[batch, keys, dim]`."""
         return self.out(attend(self.query(query), self.key(key), self.value(value)))
 
 
 def embedded(boxes: jax.Array, dim: int) -> jax.Array:
-    """Returns sine embeddings of boxes, `[..., dim]`; each coordinate has a quarter of `dim`."""
+    """Returns sine embeddings of boxes, `[..., dim]`.
+
+    Each of a box's four coordinates is embedded in a quarter of the channels.
+    """
     count = dim // 8
     frequencies = 2 * jnp.pi / TEMPERATURE ** (jnp.arange(count) / count)
     angles = boxes[..., None] * frequencies

@@ -21,9 +21,9 @@ class Masking(NamedTuple):
     """Random choice of the queries that attend only within their own predicted masks.
 
     Attributes:
-      probabilities: probability of masking in each of the last layers, `[layers]`.
-      draws: uniform in [0, 1), `[batch, layers, queries]`; a query is masked if its draw is below
-        the probability.
+      probabilities: probability of this restriction in each layer with queries, `[layers]`.
+      draws: uniform random numbers in [0, 1), `[batch, layers, queries]`. A query is restricted in
+        a layer if its number is smaller than the layer's probability.
     """
 
     probabilities: jax.Array
@@ -31,10 +31,10 @@ class Masking(NamedTuple):
 
 
 class Upscale(nnx.Module):
-    """Doubles the size of a map: transposed and depthwise convolution, and a layer norm."""
+    """Doubles the sides of a feature map: transposed convolution, depthwise convolution, norm."""
 
     def __init__(self, dim: int, *, dtype, rngs: nnx.Rngs):
-        drawn = initializers.uniform(0.5 * dim**-0.5)  # PyTorch's.
+        drawn = initializers.uniform(0.5 * dim**-0.5)  # PyTorch's default.
         self.expand = nnx.LinearGeneral(
             dim, (2, 2, dim), kernel_init=drawn, bias_init=drawn, dtype=dtype, rngs=rngs
         )
@@ -49,7 +49,7 @@ class Upscale(nnx.Module):
 
 
 class EoMT(nnx.Module):
-    """Queries in the last layers of a ViT; each predicts a class and a mask.
+    """Queries in the last layers of a ViT; each query predicts a class and a mask.
 
     During training the attention of a query is restricted to its own predicted mask. The
     probability of this restriction falls to 0, layer by layer, so a trained model needs no masks.
@@ -57,13 +57,14 @@ class EoMT(nnx.Module):
 
     Args:
       model: a ViT.
-      num_classes: number of classes, without "no object", which a query may also predict.
+      num_classes: number of classes. The class "no object", which a query may also predict, is not
+        counted.
       queries: number of queries.
-      layers: number of last layers with queries.
+      layers: number of layers, at the end of the encoder, that process the queries.
       frozen: the model is not trained, so it runs without dropout.
 
     Raises:
-      UserError: the model is no plain ViT, or has fewer layers.
+      UserError: the model is no plain ViT, or has fewer layers than `layers`.
     """
 
     def __init__(
@@ -110,12 +111,14 @@ class EoMT(nnx.Module):
           images: uint8, or floats in [-1, 1].
           rngs: random keys, in training.
           state: unused.
-          masking: masked attention; None: no masks.
+          masking: which queries attend only within their predicted masks, in training. None: no
+            query is restricted.
 
         Returns:
-          `masks` `[predictions, batch, queries, rows, columns]` and `classes` `[predictions, batch,
-          queries, classes + 1]`; the last class is "no object". With `masking` there is a
-          prediction before each of the last layers and one after them; without it only the latter.
+          A dictionary of `masks` `[predictions, batch, queries, rows, columns]` and `classes`
+          `[predictions, batch, queries, classes + 1]`; the last class is "no object". Without
+          `masking` there is one prediction, after the last layer. With `masking` there is also a
+          prediction before each layer with queries; the predictions are in the order of the layers.
         """
         own, predictions = None if self.frozen else rngs, []
 
@@ -159,9 +162,10 @@ class EoMT(nnx.Module):
         return masks, self.classifier(queries).astype(jnp.float32)
 
     def scores(self, outputs: dict[str, Any]) -> jax.Array:
-        """Returns the score of each class, float32 `[batch, rows, columns, classes]`.
+        """Returns the score of each class at each place, float32 `[batch, rows, columns, classes]`.
 
-        It is the sum over queries of mask probability times class probability.
+        The score of a class is the sum, over all queries, of the query's mask probability times its
+        class probability.
         """
         masks, classes = outputs["masks"][-1], outputs["classes"][-1]
         shares = jax.nn.softmax(classes)[..., :-1]
@@ -169,7 +173,7 @@ class EoMT(nnx.Module):
 
 
 def check_takes_queries(model: ImageModel, layers: int) -> None:
-    """Raises UserError if queries cannot join the last layers of a model."""
+    """Raises UserError if the last layers of a model cannot process additional query tokens."""
     if not isinstance(model, TokenModel) or not model.takes_queries:
         raise UserError(
             "config.segmentation.head='eomt' adds queries to a plain ViT, without "
@@ -187,16 +191,17 @@ def check_takes_queries(model: ImageModel, layers: int) -> None:
 def mask_probabilities(
     update: jax.Array | int, starts: Sequence[float], ends: Sequence[float], steps: int
 ) -> jax.Array:
-    """Returns the probability of masked attention in each layer, `[layers]`.
+    """Returns the probability of masked attention in each layer with queries, `[layers]`.
 
-    It falls from 1 to 0 polynomially, with power 0.9, as in the authors' code.
+    The probability falls from 1 to 0 polynomially, with power 0.9, as in the authors' code.
 
     Args:
-      update: number of the update, counted from 1.
-      starts, ends: for each layer, the shares of the run at which the fall begins and ends.
-      steps: length of the run.
+      update: number of the training step, counted from 1.
+      starts, ends: for each layer, the shares of the training run (0 to 1) at which the probability
+        begins to fall and reaches 0.
+      steps: number of steps of the training run.
     """
     start, end = (jnp.round(jnp.asarray(x, jnp.float32) * steps) for x in (starts, ends))
     progress = (update - 1 - start) / jnp.maximum(end - start, 1)
-    # The gradient of the power is infinite at 0; it is not needed.
+    # The gradient of the power is infinite at 0, but nothing computes gradients through it.
     return (1 - jnp.clip(progress, 0, 1)) ** 0.9

@@ -16,8 +16,8 @@ from vit_jax.models.image_model import ImageModel
 class LinearHead(nnx.Module):
     """Dropout of whole channels, batch norm, and a linear layer at each place.
 
-    It reads a ViT's normalized patches, or the last stage of a pyramid. As in the authors' code,
-    dropout comes before the norm (dinov3's `eval/segmentation/models/heads/linear_head.py`).
+    The head reads the normalized patches of a ViT, or the last stage of a model with stages.
+    Dropout comes before the norm, as in DINOv3's `eval/segmentation/models/heads/linear_head.py`.
 
     Args:
       model: the image model.
@@ -49,12 +49,14 @@ class LinearHead(nnx.Module):
         rngs: nnx.Rngs | None = None,
         state: Moments | None = None,
     ) -> dict[str, Any]:
-        """Returns float32 `scores` `[batch, rows, columns, classes]`; in training also `moments`.
+        """Returns the dictionary key `scores`: float32 `[batch, rows, columns, classes]`.
+
+        In training the dictionary also contains `moments`, the statistics of the batch norm.
 
         Args:
           images: uint8, or floats in [-1, 1].
           rngs: random keys, in training.
-          state: running statistics, in evaluation.
+          state: running statistics of the batch norm, in evaluation.
         """
         statistics = Statistics(state if rngs is None else None)
         x = pyramid(model, images, None if self.frozen else rngs)[-1]

@@ -1,4 +1,4 @@
-"""Necks: features of one width at several strides, for detection of objects of any size."""
+"""Necks: feature pyramids, with fine levels for small objects, and coarse levels for large ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from flax import nnx
 from vit_jax.models import initializers
 from vit_jax.models.layers import GELUS
 
-EPSILON = 1e-6  # Of the norms.
+EPSILON = 1e-6  # Epsilon of the layer norms.
 
 
 class NormedConv(nnx.Module):
-    """A convolution without bias, then a layer norm over the channels."""
+    """A convolution without bias, followed by a layer norm over the channels."""
 
     def __init__(self, channels: int, dim: int, side: int, *, rngs: nnx.Rngs):
         self.conv = nnx.Conv(
@@ -36,9 +36,10 @@ class Upsampling(nnx.Module):
     """A transposed convolution with kernel size equal to the stride, so outputs do not overlap.
 
     Args:
-      channels, dim: number of inputs and outputs.
+      channels: number of input channels.
+      dim: number of output channels.
       factor: the stride.
-      dtype: dtype of the computation; None: that of the input.
+      dtype: dtype of the computation; None: the dtype of the input.
     """
 
     def __init__(
@@ -54,21 +55,21 @@ class Upsampling(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[batch, rows, columns, channels]` to `factor` times the rows and columns."""
+        """Multiplies rows and columns of `[batch, rows, columns, channels]` by `factor`."""
         batch, rows, columns, _ = x.shape
         sides = self.factor * rows, self.factor * columns
         return self.dense(x).swapaxes(2, 3).reshape(batch, *sides, -1)
 
 
 class SimplePyramid(nnx.Module):
-    """ViTDet's simple feature pyramid: four strides from a ViT's last patches (Li et al., 2022).
+    """ViTDet's simple feature pyramid: four levels from the last layer of a ViT (Li et al., 2022).
 
-    The strides are 1/4, 1/2, 1 and 2 times the patch size (2203.16527, detectron2's
+    The strides of the levels are 1/4, 1/2, 1 and 2 times the patch size (2203.16527; in detectron2
     `SimpleFeaturePyramid`).
 
     Args:
-      channels: width of the patches.
-      dim: width of all outputs.
+      channels: width of the ViT's tokens.
+      dim: number of channels of each level.
       rngs: random keys for initialization.
     """
 
@@ -83,10 +84,10 @@ class SimplePyramid(nnx.Module):
         self.smooth = nnx.List([NormedConv(dim, dim, 3, rngs=rngs) for _ in widths])
 
     def __call__(self, stages: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns features `[batch, rows, columns, dim]` of each stride, the finest first.
+        """Returns the features of each level, `[batch, rows, columns, dim]`, the finest first.
 
         Args:
-          stages: the patches, `[batch, rows, columns, channels]`, as the only stage.
+          stages: a list of one array, the ViT's patches `[batch, rows, columns, channels]`.
         """
         (x,) = stages
         finest = self.double_again(GELUS["erf"](self.norm(self.double_first(x))))
@@ -102,8 +103,8 @@ class FeaturePyramid(nnx.Module):
     """A feature pyramid network on the stages of a Swin or a ConvNeXt (Lin et al., 1612.03144).
 
     Args:
-      channels: width of each stage, the finest first.
-      dim: width of all outputs.
+      channels: number of channels of each stage, the finest first.
+      dim: number of channels of each level of the pyramid.
       rngs: random keys for initialization.
     """
 
@@ -124,18 +125,24 @@ class FeaturePyramid(nnx.Module):
 
 
 def make_neck(channels: Sequence[int], dim: int, *, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns a simple pyramid for one stage (a ViT), else a feature pyramid network."""
+    """Returns the neck: a `SimplePyramid` for one stage (a ViT), else a `FeaturePyramid`.
+
+    Args:
+      channels: number of channels of each stage of the model, the finest first.
+      dim: number of channels of each level of the pyramid.
+      rngs: random keys for initialization.
+    """
     if len(channels) == 1:
         return SimplePyramid(channels[0], dim, rngs=rngs)
     return FeaturePyramid(channels, dim, rngs=rngs)
 
 
 def places_of(levels: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns all places of all levels in one sequence.
+    """Concatenates the places of all levels of a feature pyramid to one sequence.
 
     Returns:
-      Features `[batch, places, dim]`; the centre of each place, x and y in [0, 1], float32
-      `[places, 2]`; and its level, int32 `[places]`.
+      A tuple of the features `[batch, places, dim]`; the centre of each place, x and y in [0, 1],
+      float32 `[places, 2]`; and the level of each place, int32 `[places]`.
     """
     features, centres, numbers = [], [], []
     for number, level in enumerate(levels):

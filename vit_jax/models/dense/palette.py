@@ -31,13 +31,13 @@ def voc_palette() -> np.ndarray:
 def class_legend(
     labels: Iterable[int], class_names: Sequence[str], background: bool = True
 ) -> dict[str, str]:
-    """Returns the colours of classes by name, for HTML.
+    """Returns the colour of each class, such as `#800000`, by class name, for a legend in HTML.
 
     Args:
-      labels: the classes.
+      labels: indices of the classes in the legend.
       class_names: names of all classes.
-      background: class 0 is the background and black. False: labels are classes of objects, see
-        `object_colour`.
+      background: class 0 is the background, in black. False: there is no background, and the
+        colours are those of `object_colour`.
     """
     return {
         as_text(str(class_names[label])): "#"
@@ -47,17 +47,17 @@ def class_legend(
 
 
 def object_colour(label: int) -> np.ndarray:
-    """Returns the colour of a class of objects, uint8 `[3]`; none is the background's black."""
+    """Returns the colour of an object class, uint8 `[3]`; no class is black."""
     return voc_palette()[1 + label % 255]
 
 
 def coloured(image: Any, mask: Any, palette: Any) -> Any:
-    """Blends an image with the colours of its classes; class 0 (black) stays uncoloured.
+    """Blends an image with the colours of its pixels' classes; pixels of class 0 do not change.
 
     Args:
-      image: pixels from 0 to 255, `[..., height, width, 3]`, of NumPy or JAX.
+      image: pixels from 0 to 255, `[..., height, width, 3]`, a NumPy or JAX array.
       mask: class of each pixel, `[..., height, width]`.
-      palette: colour of each class, float32 `[256, 3]`, of the same library.
+      palette: colour of each class, float32 `[256, 3]`, an array of the same library as `image`.
 
     Returns:
       Floats from 0 to 255, not rounded.
@@ -82,11 +82,12 @@ def depth_legend() -> dict[str, str]:
 
 
 def coloured_depth(depth: Any, nearest: Any, farthest: Any) -> Any:
-    """Converts depths to colours on a scale of inverse depth; the nearest is the lightest.
+    """Converts depths to colours, linearly in inverse depth; near pixels are light.
 
     Args:
-      depth: metres, `[..., height, width]`.
-      nearest, farthest: depths at the ends of the colour scale; broadcast to `depth`.
+      depth: depth of each pixel in metres, `[..., height, width]`.
+      nearest, farthest: depths with the lightest and the darkest colour, one number each or arrays
+        that broadcast to `depth`.
 
     Returns:
       Floats from 0 to 255, `[..., height, width, 3]`.

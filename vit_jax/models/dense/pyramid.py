@@ -1,4 +1,4 @@
-"""Dense features of an image model as a list of stages."""
+"""Dense features of any image model, as a list with one array for each stage."""
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,14 @@ from vit_jax.models.image_model import ImageModel, TokenModel
 def pyramid(model: ImageModel, images: jax.Array, rngs: nnx.Rngs | None = None) -> list[jax.Array]:
     """Returns the dense features of each stage, `[batch, rows, columns, channels]`, finest first.
 
-    A ViT has one stage, its normalized patches.
+    For a ViT the list contains only one array: the normalized patches of the last layer.
     """
     found = model.features(images, rngs, dense=True)
     return found if isinstance(found, list) else [found]
 
 
 def widths_of(model: ImageModel) -> tuple[int, ...]:
-    """Returns the channels of each stage of `pyramid`; the model may be abstract."""
+    """Returns the number of channels of each array of `pyramid`; the model may be abstract."""
     if isinstance(model, TokenModel):
         return (model.dim,)
     image = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.uint8)
@@ -29,9 +29,9 @@ def widths_of(model: ImageModel) -> tuple[int, ...]:
 
 
 def resized(scores: jax.Array, size: tuple[int, ...]) -> jax.Array:
-    """Resizes `[batch, rows, columns, classes]` bilinearly to this height and width.
+    """Resizes `[batch, rows, columns, classes]` bilinearly to `[batch, *size, classes]`.
 
-    It is PyTorch's `interpolate(mode="bilinear", align_corners=False)`.
+    The result equals PyTorch's `interpolate(mode="bilinear", align_corners=False)`.
     """
     shape = (scores.shape[0], *size, scores.shape[-1])
     return jax.image.resize(scores, shape, "linear", antialias=False)

@@ -18,25 +18,27 @@ class Segmenter(DenseModel):
         """Returns the score of each class at each place of the head.
 
         Args:
-          images: of the model's size, as in `ImageModel.__call__`.
+          images: images of the model's size, as in `ImageModel.__call__`.
 
         Returns:
-          float32 `[batch, rows, columns, classes]`; the class with the highest score is predicted.
+          Scores, float32 `[batch, rows, columns, classes]`. The predicted class of a place is the
+          class with the highest score.
         """
         return self.head.scores(self.outputs(images))
 
     def predict(self, images: Any, whole: bool = False) -> list[np.ndarray]:
         """Returns the class of each pixel of images of any size.
 
-        By default an image's short side is resized to the model's size, and windows slide along the
-        long side; see `vit_jax.models.dense.windows`.
+        By default an image's short side is resized to the model's image size, and a sliding window
+        moves along the long side; see `vit_jax.models.dense.windows`.
 
         Args:
           images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
-          whole: squeeze the whole image to the model's size instead.
+          whole: resize the whole image to the model's image size, ignoring its aspect ratio,
+            instead of using windows.
 
         Returns:
-          For each image, a class map at its own size, `[height, width]`: indices of `class_names`,
+          The class of each pixel of each image, as an index in `class_names`: `[height, width]`,
           uint8, or uint16 for more than 255 classes.
 
         Raises:

@@ -1,4 +1,4 @@
-"""UPerNet (Xiao et al., 2018): pyramid pooling and a feature pyramid on a hierarchical backbone."""
+"""UPerNet (Xiao et al., 2018): pyramid pooling and a feature pyramid on a model with stages."""
 
 import math
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from vit_jax.models.dense.pyramid import pyramid, resized, widths_of
 from vit_jax.models.dropout import drop
 from vit_jax.models.image_model import ImageModel, TokenModel
 
-POOLS = (1, 2, 3, 6)  # Sides of the grids of pyramid pooling.
+POOLS = (1, 2, 3, 6)  # Pyramid pooling averages over grids of 1x1, 2x2, 3x3 and 6x6 bins.
 
 
 class ConvNorm(nnx.Module):
-    """Convolution without a bias, batch norm, ReLU.
+    """A convolution without a bias, followed by a batch norm and a ReLU.
 
     Args:
-      name: name of the norm's statistics.
-      side: side of the kernel.
+      name: key of the batch norm in `Statistics`.
+      side: side of the convolution's kernel.
     """
 
     def __init__(self, name: str, inputs: int, outputs: int, side: int, *, dtype, rngs: nnx.Rngs):
@@ -49,15 +49,15 @@ class ConvNorm(nnx.Module):
 class UPerNet(nnx.Module):
     """UPerNet with an auxiliary fully convolutional head, as in mmsegmentation.
 
-    Each stage's features are layer-normalized first, as in the authors' Swin and ConvNeXt for dense
-    prediction. The scores have the stride of the first stage.
+    The features of each stage are layer-normalized first, as in the code of Swin's and ConvNeXt's
+    authors for dense prediction. The scores have the resolution of the first stage.
 
     Args:
       model: a model with stages, such as Swin or ConvNeXt; the auxiliary head reads the
         second-to-last stage.
       num_classes: number of classes.
-      dim: channels of the head.
-      auxiliary_dim: channels of the auxiliary head.
+      dim: number of channels of the head.
+      auxiliary_dim: number of channels of the auxiliary head.
       dropout: dropout rate of channels before the classifiers.
       frozen: the model is not trained, so it runs without dropout.
 
@@ -112,14 +112,15 @@ class UPerNet(nnx.Module):
         rngs: nnx.Rngs | None = None,
         state: Moments | None = None,
     ) -> dict[str, Any]:
-        """Returns float32 `scores` `[batch, rows, columns, classes]`.
+        """Returns the dictionary key `scores`: float32 `[batch, rows, columns, classes]`.
 
-        In training there are also the `auxiliary` scores and the `moments` of the batch norms.
+        In training the dictionary also contains `auxiliary`, the scores of the auxiliary head, and
+        `moments`, the statistics of the batch norms.
 
         Args:
           images: uint8, or floats in [-1, 1].
           rngs: random keys, in training.
-          state: running statistics, in evaluation.
+          state: running statistics of the batch norms, in evaluation.
         """
         stages = pyramid(model, images, None if self.frozen else rngs)
         stages = [norm(x) for norm, x in zip(self.stage_norms, stages, strict=True)]
@@ -132,7 +133,7 @@ class UPerNet(nnx.Module):
         return {"scores": scores, "auxiliary": auxiliary, "moments": statistics.moments}
 
     def decode(self, stages: Sequence[jax.Array], statistics: Statistics) -> jax.Array:
-        """Returns `[batch, rows, columns, dim]` at the first stage's stride, from all stages."""
+        """Fuses all stages to `[batch, rows, columns, dim]`, with the first stage's resolution."""
         top = stages[-1]
         context = [
             resized(conv(pool(top, side), statistics), top.shape[1:3])

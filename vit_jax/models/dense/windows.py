@@ -1,9 +1,10 @@
-"""Sliding windows: class maps of images of any size from scores of windows of one size.
+"""Sliding windows: predicts maps of images of any size with a model for images of one size.
 
-The result equals mmsegmentation's slide inference: scores of each window are bilinearly resized to
-its pixels, averaged where windows overlap, and bilinearly resized to the original image. These
-steps are linear and separable. One matrix for each side of the image therefore maps the places of
-all windows to the pixels of the original image, and the scores of all pixels are never in memory.
+The result equals mmsegmentation's slide inference: the scores of each window are bilinearly resized
+to the window's pixels, averaged where windows overlap, and bilinearly resized to the original
+image. These three steps are linear, and they treat rows and columns separately. Therefore one
+matrix for the rows and one matrix for the columns map the scores of all windows to the pixels of
+the original image. The scores of all pixels are never in memory together.
 """
 
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-LONGEST = 16  # Maximum side in window lengths; a longer image is squeezed.
-TILE = 128  # Side of the squares of pixels whose scores are computed at once.
+# Maximum side of an image, in window lengths. The long side of a longer image is shrunk.
+LONGEST = 16
+TILE = 128  # Scores are computed for squares of 128x128 pixels at a time.
 
 
 def bilinear(values: np.ndarray, size: int) -> np.ndarray:
@@ -26,12 +28,12 @@ def bilinear(values: np.ndarray, size: int) -> np.ndarray:
 
 
 class Axis(NamedTuple):
-    """Windows along one side of an image.
+    """The windows along one side of an image: its height or its width.
 
     Attributes:
-      original: pixels of the original image.
-      resized: pixels of the image that the windows are cut from.
-      window: pixels of a window.
+      original: length of this side of the original image in pixels.
+      resized: length of this side of the resized image, from which the windows are cut.
+      window: length of this side of a window in pixels.
       starts: first pixel of each window.
     """
 
@@ -41,15 +43,15 @@ class Axis(NamedTuple):
     starts: tuple[int, ...]
 
     def weights(self, places: int, blended: bool = False) -> np.ndarray:
-        """Returns the matrix that maps the places of all windows to pixels of the original image.
+        """Returns the matrix that maps the scores of all windows to pixels of the original image.
 
         Args:
           places: number of scores of a window along this side.
-          blended: weight windows less towards their ends, which hides the edges between them.
-            False: equal weights.
+          blended: where windows overlap, weight the scores near a window's ends less than the
+            scores in its middle. This hides the edges between windows. False: equal weights.
 
         Returns:
-          float32 `[original, windows * places]`.
+          The matrix, float32 `[original, windows * places]`.
         """
         inside = bilinear(np.eye(places, dtype=np.float32), self.window)
         share = np.ones((self.window, 1), np.float32)
@@ -65,10 +67,10 @@ class Axis(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Windows of an image, in rows and columns.
+    """All windows of an image: each row position combined with each column position.
 
     Attributes:
-      rows, columns: windows along the height and along the width.
+      rows, columns: the windows along the height and along the width.
     """
 
     rows: Axis
@@ -85,10 +87,10 @@ class Windows(NamedTuple):
         return len(self.rows.starts) * len(self.columns.starts)
 
     def cut(self, image: np.ndarray) -> list[np.ndarray]:
-        """Returns the windows in raster order, each `[window, window, channels]`.
+        """Cuts the resized image into windows, in raster order.
 
         Args:
-          image: `[*resized, channels]`.
+          image: the resized image, `[*resized, channels]`.
         """
         return [
             image[top : top + self.rows.window, left : left + self.columns.window]
@@ -125,12 +127,13 @@ class Windows(NamedTuple):
         finish: Callable[[np.ndarray], np.ndarray],
         blended: bool = False,
     ) -> np.ndarray:
-        """Returns a map at the size of the original image.
+        """Merges the scores of all windows to a map of the original image.
 
         Args:
           scores: as in `class_map`.
           dtype: dtype of the map.
-          finish: computes the values of pixels from their scores, `[..., classes]`.
+          finish: called with the scores of pixels, `[..., classes]`; returns the values of the map,
+            such as the class with the highest score.
           blended: as in `Axis.weights`.
         """
         _, rows, columns, classes = scores.shape
@@ -151,7 +154,11 @@ class Windows(NamedTuple):
 
 
 def _used(weights: np.ndarray) -> tuple[np.ndarray, slice]:
-    """Returns the columns from the first to the last nonzero one, and their slice."""
+    """Removes the zero columns at the left and at the right of a matrix.
+
+    Returns:
+      The matrix from its first to its last nonzero column, and the slice of these columns.
+    """
     columns = np.flatnonzero(weights.any(axis=0))
     used = slice(columns[0], columns[-1] + 1)
     return weights[:, used], used
@@ -160,9 +167,9 @@ def _used(weights: np.ndarray) -> tuple[np.ndarray, slice]:
 def sliding(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
     """Returns overlapping windows that cover an image, with a stride of two thirds of a window.
 
-    The image is resized so that it just covers one window: for square windows, its short side
-    becomes the window's side. The stride is DINOv3's (341 of 512 pixels); the last window ends with
-    the image.
+    Before it is cut, the image is resized to the smallest size that covers one window. For square
+    windows its short side then equals the window's side. The stride is DINOv3's (341 of 512
+    pixels). The last window ends at the end of the image.
 
     Args:
       sides: height and width of the original image in pixels.
@@ -179,7 +186,10 @@ def sliding(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
 
 
 def whole(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
-    """Returns one window that contains the whole, squeezed image; arguments as in `sliding`."""
+    """Returns one window that contains the whole image, resized without keeping its aspect ratio.
+
+    The arguments are those of `sliding`.
+    """
     rows, columns = (
         Axis(side, length, length, (0,)) for side, length in zip(sides, window, strict=True)
     )
