@@ -22,10 +22,11 @@ OBJECTIVES: dict[str, type[Objective]] = {
     name: import_module(f"{__name__}.{name}").OBJECTIVE for name in OBJECTIVE_NAMES
 }
 
-# Number of steps for calls that only need an objective's sizes: long enough for all schedules.
+# Number of steps for calls that only need the shapes of an objective's parameters. No schedule is
+# longer than such a run.
 ENDLESS = 2**31 - 1
 
-# Objective passed to `vit_jax.train`; only visible to that call, not to other threads.
+# Objective that a caller passes to `vit_jax.train`. Only that call can see it, not other threads.
 _HANDED_IN: ContextVar[type[Objective] | None] = ContextVar(
     "the objective that was passed", default=None
 )
@@ -36,7 +37,7 @@ def handing_in(objective: type[Objective] | None) -> Iterator[None]:
     """Registers an objective that is not in `OBJECTIVES` while the context is open.
 
     Raises:
-      UserError: it is not a subclass of `Objective`, or has the name of one in `OBJECTIVES`.
+      UserError: the objective is not a subclass of `Objective`, or `OBJECTIVES` has the same name.
     """
     if objective is not None:
         if not (isinstance(objective, type) and issubclass(objective, Objective)):
@@ -56,9 +57,9 @@ def handing_in(objective: type[Objective] | None) -> Iterator[None]:
 
 
 def is_handed_in(name: str) -> bool:
-    """Returns True if the config's objective was passed by a program and is not in `OBJECTIVES`.
+    """Returns True if the objective `name` was passed to `vit_jax.train` as a class.
 
-    Other processes cannot find such an objective by its name.
+    `OBJECTIVES` does not contain such an objective, so other processes cannot find it by its name.
     """
     return name not in OBJECTIVES
 
@@ -77,17 +78,17 @@ def make_objective(
     steps: int = ENDLESS,
     frozen: nnx.Module | None = None,
 ) -> Objective:
-    """Creates the config's objective for a model (possibly abstract), without its frozen model.
+    """Creates the config's objective. Its attribute `frozen` is not set yet.
 
     Args:
       config: config of the run.
-      model: model to train.
+      model: model to train; may be abstract.
       rngs: random keys for initialization.
       steps: number of steps of the run, for schedules.
       frozen: the abstract model that the objective requires by `teacher_spec`.
 
     Raises:
-      UserError: the objective does not fit the model or the config's other values.
+      UserError: the objective is incompatible with the model or with other values of the config.
     """
     kind = objective_of(config.objective.name)
     if frozen is None and kind.teacher_spec(config) is not None:

@@ -1,7 +1,7 @@
 """Update rules of the optimizers, without weight decay and learning rate.
 
-Each is a file of this folder that defines `update_rule(config)`; its name is listed in `OPTIMIZERS`
-(`options/optimizer.py`).
+Each file of this folder defines one update rule as a function `update_rule(config)`. `OPTIMIZERS`
+(`options/optimizer.py`) lists the files' names.
 """
 
 from importlib import import_module
