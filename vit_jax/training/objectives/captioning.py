@@ -99,8 +99,8 @@ class CaptionDecoder(nnx.Module):
         Args:
           image: encoded patches, `[batch, patches, image_dim]`.
           tokens: tokens of the captions, int32 `[batch, length]`.
-          parallel: bool `[batch]`. True: all tokens of the caption are predicted in parallel. False:
-            each token is predicted from the tokens before it.
+          parallel: bool `[batch]`. True: all tokens of the caption are predicted in parallel.
+            False: each token is predicted from the tokens before it.
         """
         length = tokens.shape[1]
         shifted = jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]

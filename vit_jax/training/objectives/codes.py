@@ -42,8 +42,8 @@ def perplexity(usage: jax.Array) -> jax.Array:
     """Returns the perplexity of the codes, at most `count`.
 
     Args:
-      usage: frequencies with the sum 1, `[count]`. For zeros, as before the first update, the result
-        is 1.
+      usage: frequencies with the sum 1, `[count]`. For zeros, as before the first update, the
+        result is 1.
     """
     return jnp.exp(-jnp.where(usage > 0, usage * jnp.log(jnp.maximum(usage, 1e-30)), 0).sum())
 
@@ -69,8 +69,8 @@ def dead_codes(means: dict[str, float], update: int, remedy: str, early: int = E
       means: metrics, averaged over the updates since the last log line.
       update: number of the current update.
       remedy: advice on settings to change.
-      early: number of updates at the start of a run without a warning, since few codes may be in use
-        at first.
+      early: number of updates at the start of a run without a warning, since few codes may be in
+        use at first.
     """
     if update < early or means["codes_used"] >= FEWEST:
         return None

@@ -236,9 +236,9 @@ class Contrastive(Objective):
         - `self_distillation` times DINO's loss, which starts at the share `self_distillation_from`
           of the run.
 
-        The metrics are the accuracy of matching, the scale of the similarities, the caption loss and
-        the loss of self-distillation. An image is matched correctly if no caption of the batch is
-        more similar to it than its own.
+        The metrics are the accuracy of matching, the scale of the similarities, the caption loss
+        and the loss of self-distillation. An image is matched correctly if no caption of the batch
+        is more similar to it than its own.
         """
         embeddings, patches = self._embed(model, batch, context.rngs)
         images, texts = unit(embeddings.astype(jnp.float32)), unit(self.text(batch[TEXT]))

@@ -38,8 +38,8 @@ class Depth(Objective):
 
     The loss is the scale-invariant error of the logarithm of depth (`scale_invariant_losses`).
     Optionally a loss of the error's gradients is added (`gradient_losses`). Both are computed for
-    each image, so they do not depend on the number of devices and micro-batches. The authors compute
-    the loss over the two images of a GPU together.
+    each image, so they do not depend on the number of devices and micro-batches. The authors
+    compute the loss over the two images of a GPU together.
 
     Pixels of unknown depth and pixels beyond `options.max_depth` are ignored.
 

@@ -159,9 +159,9 @@ class Detection(Objective):
         Args:
           model: the model.
           batch: `image`, and `boxes` float32 `[batch, most, 5]`. A box consists of left, top, right
-            and bottom in pixels, and the class. The class is -1 for padding and below -1 for crowds.
-            With masks also `instances`, uint8 `[batch, height, width]`: for each pixel, the row in
-            `boxes` of the object at this pixel.
+            and bottom in pixels, and the class. The class is -1 for padding and below -1 for
+            crowds. With masks also `instances`, uint8 `[batch, height, width]`: for each pixel, the
+            row in `boxes` of the object at this pixel.
           context: per-step context.
         """
         height, width = batch["image"].shape[1:3]
@@ -213,7 +213,8 @@ class Detection(Objective):
         The metrics are NaN if the split has no objects.
 
         Args:
-          outputs: `scores`, `classes`, `boxes`, `true` and `overlaps`: `Loss.outputs` of all images.
+          outputs: `scores`, `classes`, `boxes`, `true` and `overlaps`: `Loss.outputs` of all
+            images.
         """
         objects, found = self.objects(outputs)
         compared: dict[str, Any] = {"": None}
@@ -235,7 +236,7 @@ class Detection(Objective):
         return [boxes_of(rows) for rows in outputs["true"]], [Detections(*each) for each in found]
 
     def image_scores(self, outputs: dict[str, np.ndarray]) -> ImageScores:
-        """Returns the F1 score of each image, with predictions that score at least `LEAST_SCORE`."""
+        """Returns each image's F1 score of the predictions with at least `LEAST_SCORE`."""
         objects, found = self.objects(outputs)
         certain = [each.above(LEAST_SCORE) for each in found]
         matches = image_matches(certain, objects, self.num_classes)

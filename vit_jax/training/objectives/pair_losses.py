@@ -12,12 +12,13 @@ from vit_jax.parallel.mesh import BATCH, batch_parts
 
 
 class Pairs(NamedTuple):
-    """A batch of pairs.
+    """A batch of image-text pairs.
 
     Attributes:
-      images, texts: embeddings of length 1, float32 `[batch, dim]`; row i of each is one pair.
-      scale: factor of the similarities.
-      keep: bool `[batch]`; False for padding, which is not a negative of other pairs.
+      images: image embeddings of length 1, float32 `[batch, dim]`.
+      texts: text embeddings of length 1, float32 `[batch, dim]`. Image i and text i are a pair.
+      scale: factor by which cosine similarities are multiplied.
+      keep: bool `[batch]`; False for padding. Padding is not a negative for other pairs.
     """
 
     images: jax.Array
@@ -29,8 +30,8 @@ class Pairs(NamedTuple):
 def softmax_losses(pairs: Pairs) -> tuple[jax.Array, jax.Array]:
     """Returns CLIP's loss of each image, and whether its own text is the most similar one.
 
-    The loss is the mean of two cross-entropies, over the texts and over the images (Radford et al.,
-    2021, figure 3).
+    The loss is the mean of two cross-entropies: one over the texts of the batch, given the image,
+    and one over the images, given the text (Radford et al., 2021, figure 3).
     """
     logits = pairs.scale * _similarities(pairs.images, pairs.texts)
     of_texts = jnp.where(pairs.keep[None, :], logits, -jnp.inf)
@@ -46,16 +47,18 @@ def sigmoid_losses(
     """Returns SigLIP's loss of each image, and whether its own text is the most similar one.
 
     The loss is the binary cross-entropy, summed over all texts of the batch (Zhai et al., 2023,
-    equation 1). Blocks of texts are passed around the devices, so that each device computes the
-    logits of its images and one block of texts at a time (section 3.3).
+    equation 1). Blocks of texts are passed around the devices. At a time, each device computes the
+    logits of its own images and one block of texts (section 3.3).
 
     Args:
+      pairs: batch of image-text pairs.
       bias: offset of the logits.
       mesh: devices over which the batch is split; None: the batch is not split.
     """
     negatives, most = _all_as_negatives(mesh, *pairs, bias)
     own = pairs.scale * _own_similarities(pairs) + bias
-    # softplus(-x) = softplus(x) - x corrects the image's own text, the positive.
+    # `_all_as_negatives` also adds softplus(x) for the image's own text. The loss of this positive
+    # is softplus(-x) = softplus(x) - x.
     most = jax.lax.stop_gradient(most)
     return negatives - own, own >= most - 1e-5 * jnp.abs(most)
 
@@ -72,7 +75,8 @@ def _own_similarities(pairs: Pairs) -> jax.Array:
 def _all_as_negatives(mesh, images, texts, scale, keep, bias):
     """Returns each image's sum of softplus(logit) over all texts, and its largest logit.
 
-    The backward pass recomputes the logits, because the whole matrix would not fit in memory.
+    This is the loss of an image if all texts were negatives. The backward pass recomputes the
+    logits, because the matrix of all logits would not fit in memory.
     """
 
     def on_device(images, texts, scale, keep, bias):
@@ -123,10 +127,13 @@ _all_as_negatives.defvjp(_forward, _backward)
 
 
 def _split(mesh: Mesh | None, call: Callable, inputs: tuple, outputs: tuple) -> Callable:
-    """Returns a function that runs `call` on each device's part of the batch.
+    """Returns a function that runs `call` on each device's part of the batch, by `shard_map`.
 
     Args:
-      inputs, outputs: 1 for arrays that are split over the batch, 0 for others.
+      mesh: mesh of devices; None: `call` itself is returned.
+      call: function to run.
+      inputs: for each argument of `call`, 1 if its batch axis is split over the devices, else 0.
+      outputs: the same for each result.
     """
     if mesh is None:
         return call
@@ -141,10 +148,12 @@ def _split(mesh: Mesh | None, call: Callable, inputs: tuple, outputs: tuple) -> 
 
 
 def _around(mesh: Mesh | None, block: Callable, totals, moving):
-    """Passes `moving` around all devices and applies `block` on each, until it is back.
+    """Passes `moving` around a ring of all devices, and applies `block` on each device.
+
+    Each device's part of `moving` visits all devices and returns to its own device.
 
     Returns:
-      The totals of this device, and this device's part of `moving`.
+      The totals of this device, and this device's own part of `moving`.
     """
     if mesh is None:
         return block(totals, moving)
