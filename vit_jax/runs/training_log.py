@@ -130,10 +130,12 @@ class TrainLog:
         """Returns the row of a step, and the means of the metrics since the last row.
 
         Args:
-          before: step and clock values of the last row.
+          step: step of the row.
+          sums: sums of the metrics since the last row.
+          before: step of the last row, and the values of `_clock` at that time.
         """
         done, seconds = step - before[0], self._clock()[0] - before[1]
-        # Means are NaN where no step was finite, and null in the file.
+        # If no step was finite, the means are NaN, which is null in the file.
         finite = float(sums["steps"]) or float("nan")
         means = {
             name: float(x) / finite for name, x in sums.items() if name not in ("steps", "skipped")
