@@ -30,7 +30,7 @@ from vit_jax.evaluation.suite_fewshot import (
 
 
 class Opened(NamedTuple):
-    """Images of a data set, and the number of neighbours for each row."""
+    """Opened images of a data set, and the number of neighbours of each row."""
 
     train: Source
     test: Source

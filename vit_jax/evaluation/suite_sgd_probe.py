@@ -27,7 +27,7 @@ BEST = "best features"
 
 
 class Opened(NamedTuple):
-    """Images of a data set, and the feature set of each row."""
+    """Opened images of a data set, and the feature set of each row."""
 
     train: Source
     test: Source
@@ -84,7 +84,10 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 def row(
     described: DataSet, choice: str, found: Mapping[str, Fitted], images: int, split: str
 ) -> Row:
-    """Returns the row of a feature set; "best" is the one with the best validation accuracy."""
+    """Returns the row of a feature set.
+
+    The choice "best" means the feature set with the best validation accuracy.
+    """
 
     def on_held_out(name: str) -> float:
         return max(found[name].held_out.values())
