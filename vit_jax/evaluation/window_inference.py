@@ -41,7 +41,7 @@ def in_windows(
     size: tuple[int, int],
     windows_of: Callable[[tuple[int, int], tuple[int, int]], Windows] = sliding,
 ) -> tuple[Windows, np.ndarray]:
-    """Returns the windows of an image, and their pixels, uint8 `[..., 3]`.
+    """Returns the windows of an image, and the image resized for them, uint8 `[height, width, 3]`.
 
     Args:
       image: the image: pixels, or an encoded file.
