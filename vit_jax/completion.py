@@ -14,7 +14,7 @@ from vit_jax.config import VALUES
 from vit_jax.errors import UserError, nearest
 from vit_jax.shipped import config_names
 
-# Bash splits `--config=NAME` into three words: `--config`, `=` and the name.
+# Bash splits `--config=NAME` into three words: `--config`, `=` and `NAME`.
 BASH = """\
 _vit_jax() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} flags
