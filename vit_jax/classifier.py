@@ -102,7 +102,10 @@ def _zero_shot(
     log: Callable[[str], None],
     image_size: int | tuple[int, int] | None,
 ) -> tuple[ImageModel, ImageTextModel]:
-    """Returns a zero-shot classifier and its image-text model."""
+    """Loads an image-text model; returns its zero-shot classifier and the model.
+
+    Arguments are as in `open_classifier`.
+    """
     if classes:
         raise UserError("--names and --classes exclude each other: give the names in one of them")
     model = load_image_text(source, image_size=image_size, log=log)

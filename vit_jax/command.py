@@ -185,7 +185,10 @@ def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
 
 
 def read_config(path: str) -> "TypedConfig":
-    """Returns the config of `FILE.py` or `FILE.py:ARGUMENT`.
+    """Runs a config file, and returns its config.
+
+    Args:
+      path: `FILE.py` or `FILE.py:ARGUMENT`.
 
     Raises:
       UserError: the file does not exist, or does not return a config.

@@ -170,7 +170,7 @@ def _names(section: str) -> set[str]:
 
 
 def base_config() -> "TypedConfig":
-    """Returns a locked config with all values at their defaults."""
+    """Returns a config with default values. It is locked: unknown keys raise an error."""
     config = Config()
     for key, value in VALUES.items():
         *parts, name = key.split(".")
@@ -363,7 +363,7 @@ def check_fits(config: ConfigDict | RunOptions, key: str) -> None:
 
 
 def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields all pairs of a config's dotted key and its value."""
+    """Yields (dotted key, value) for all values of a config."""
     for key, value in config.items():
         if isinstance(value, ConfigDict):
             yield from leaves(value, f"{prefix}{key}.")
@@ -372,7 +372,7 @@ def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def run_options(config: ConfigDict) -> RunOptions:
-    """Returns the values of a config as the typed options of a run."""
+    """Converts a config to typed options, `RunOptions`."""
     return _options(RunOptions, config)
 
 
@@ -393,7 +393,7 @@ def to_json(config: ConfigDict) -> str:
 
 
 def from_json(text: str) -> ConfigDict:
-    """Returns the config from a text written by `to_json`."""
+    """Returns the config that `to_json` has written."""
     config = base_config()
     config.unlock().update(json.loads(text))
     return config.lock()

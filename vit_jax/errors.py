@@ -1,4 +1,4 @@
-"""The exception for errors that users see without a traceback, and helpers for messages."""
+"""The exception `UserError`, which commands print without a traceback, and helpers for messages."""
 
 import contextlib
 import difflib

@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> None:
 
 
 def keep_record(names_and_folders: list[str], flags: list[str]) -> None:
-    """Writes the record of an experiment from the folders of its runs.
+    """Writes the record of an experiment's results, given the folders of its runs.
 
     Args:
       names_and_folders: name of the experiment, and the folders.

@@ -207,7 +207,7 @@ class Program(NamedTuple):
 
 
 def _of_images(model, exact, metadata: dict[str, Any], output: str) -> Program:
-    """Returns the program of an image model."""
+    """Returns the program to export for an image model."""
     from vit_jax.interop.programs import random_images
 
     shape, dtype = (*model.image_size, model.channels), _pixel_dtype()
@@ -283,7 +283,7 @@ def write(file: Path, program: Program) -> float:
 
 
 def wanted(checkpoint, size: tuple[int, int]) -> str:
-    """Returns a description of the preprocessing that the program expects."""
+    """Returns a description of how images must be preprocessed for the exported program."""
     from vit_jax.checkpoint_crop import checkpoint_crop
 
     try:

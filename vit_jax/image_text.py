@@ -80,7 +80,7 @@ def _published(
     image_size: int | tuple[int, int] | None,
     log: Callable[[str], None],
 ) -> str:
-    """Returns the address of published weights on the Hub."""
+    """Returns the address of published weights on the Hub, `hf://owner/name`."""
     towers = find_towers(model, pretrained, image_size if isinstance(image_size, int) else None)
     address = f"hf://{towers.repository}"
     log(f"{model}, {towers.tag}, {towers.pixels} pixels: {address}")

@@ -210,7 +210,7 @@ class MultichannelImages:
         return len(self._images)
 
     def describe(self, index: int) -> str:
-        """Returns the name of an image in a prediction."""
+        """Returns a name for image `index`, which is shown with its prediction."""
         return f"prediction data's example {index}"
 
     def cropped(self, crop: Callable[[np.ndarray], np.ndarray], part: slice) -> np.ndarray:

@@ -250,14 +250,14 @@ def computed(
 ) -> Iterator[tuple[list[str], np.ndarray, Any]]:
     """Computes values of all images in batches.
 
-    Yields:
-      For each batch the paths of readable images, a mask of the batch that is True for these
-      images, and the result of `compute`.
-
     Args:
       classifier: the model and its evaluation transform.
       images: the images.
       compute: function `(model, images) -> values`.
+
+    Yields:
+      For each batch the paths of readable images, a mask of the batch that is True for these
+      images, and the result of `compute`.
 
     Raises:
       UserError: none of the images can be read.

@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> None:
 
 
 def read_options() -> writer.Options:
-    """Returns the options of the flags.
+    """Returns the options of the data set, as set by the flags.
 
     Raises:
       UserError: a flag has an invalid value, or requires another flag.

@@ -533,7 +533,7 @@ def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
 
 
 class Transfer(NamedTuple):
-    """A row of the paper's table 4, with its learning rate search (appendix B.1.1)."""
+    """A row of the paper's table 4 (fine-tuning), with its learning rates (appendix B.1.1)."""
 
     path: str  # Name of the TFDS data set.
     steps: int

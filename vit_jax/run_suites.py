@@ -175,7 +175,7 @@ def chosen_suites(names: list[str]) -> list[Suite]:
 
 
 def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
-    """Returns a checkpoint's step, and a fingerprint of its parameters and its model."""
+    """Returns the version of a checkpoint: its step, and a hash of its parameters and its model."""
     arrays = {path: functools.partial(opened.read, path) for path in opened.shapes}
     own = opened.objective
     # The fingerprint includes the objective's own head, which predicts classes, depths or objects.
@@ -256,7 +256,7 @@ def measured_rows(
 
 
 def square_size(opened, image_size: int | None) -> int:
-    """Returns the image size in pixels for the suites.
+    """Returns the image size in pixels (height = width) that suites use.
 
     Raises:
       UserError: the model does not accept square images.

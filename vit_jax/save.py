@@ -169,7 +169,7 @@ def _say_lost(
 
 
 def left_out(own: ObjectiveParams) -> str:
-    """Returns the log line for an objective's parameters that the format cannot store."""
+    """Returns a log line about objective parameters that the format cannot store."""
     return f"not saved, as the format cannot store them: {own.words}"
 
 

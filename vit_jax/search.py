@@ -169,7 +169,7 @@ def compute_embeddings(
 
 
 def cache_folder() -> Path:
-    """Returns the folder of embeddings in the user's cache folder."""
+    """Returns the folder for cached embeddings, in the user's cache folder."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "vit_jax" / "search"
 
@@ -218,7 +218,7 @@ def write_cache(file: Path, embeddings: dict[str, np.ndarray]) -> None:
 
 
 def write_page(file: Path, text: str, found: list[tuple[str, float]]) -> None:
-    """Writes a page with the images and their similarities."""
+    """Writes an HTML page with the found images and their similarities to the text."""
     from vit_jax.inspection.html_page import render, write_text
     from vit_jax.inspection.page_images import image_address
 

@@ -210,7 +210,7 @@ def print_compiling() -> None:
 
 
 def image_size() -> int | tuple[int, int] | None:
-    """Returns the value of --image_size."""
+    """Returns the value of the flag `--image_size`; None: the flag is not set."""
     return command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
 
 

@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> None:
 
 
 def print_commands(names: list[str], given: tuple[str, ...], folder: Path) -> None:
-    """Prints a command for each run.
+    """Prints, for each run of the sweep, a command that starts only this run.
 
     Args:
       names: names of the runs.

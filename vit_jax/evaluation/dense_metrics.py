@@ -57,7 +57,7 @@ class SegmentationMetrics(NamedTuple):
 
 
 def segmentation_metrics(counts: np.ndarray) -> SegmentationMetrics:
-    """Returns the metrics of a confusion matrix; NaN if all pixels are `IGNORED`.
+    """Computes segmentation metrics from a confusion matrix; NaN if all pixels are `IGNORED`.
 
     Args:
       counts: sum of `confusion` over all images.

@@ -96,7 +96,7 @@ class Predicted:
         """Yields the index and the prediction of each readable image.
 
         Raises:
-          Stopped: `go_on` returned False.
+          Stopped: the evaluation was stopped, because `Subject.go_on` returned False.
         """
         for index, predicted in self._stream(self._source, self._skip):
             if not self._subject.go_on():

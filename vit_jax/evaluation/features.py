@@ -190,7 +190,7 @@ def choices_of(model: ImageModel) -> tuple[Callable[[Any, jax.Array], jax.Array]
 
 
 def first_five(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """Returns the five most likely classes, the most likely first, int32 `[batch, 5]`."""
+    """Returns the five most likely classes of each image, int32 `[batch, 5]`, likeliest first."""
     return jax.lax.top_k(model(images), 5)[1]
 
 

@@ -256,7 +256,7 @@ def parsed_options(texts: Sequence[str], suites: Sequence[str]) -> dict[str, Any
 
 
 def in_lines(figures: Mapping[str, float]) -> list[str]:
-    """Formats metrics for the log, one line for each suite and data set."""
+    """Formats metrics as log lines. Each suite and data set has its own line."""
     lines: dict[str, list[str]] = {}
     for key, value in figures.items():
         name, _, rest = key.partition("/")

@@ -272,12 +272,23 @@ def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]
 
 
 def scores(weights: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns logits `[images, classes]`; the last row of `weights` contains the biases."""
+    """Returns the logits of a linear classifier, `[images, classes]`.
+
+    Args:
+      weights: `[features + 1, classes]`. The last row contains the biases.
+      rows: features, `[images, features]`.
+    """
     return jnp.matmul(rows, weights[:-1], precision="highest") + weights[-1]
 
 
 def cross_entropy(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the mean cross-entropy for labels `[images]`; images with label -1 are ignored."""
+    """Returns the mean cross-entropy of a linear classifier.
+
+    Args:
+      weights: as in `scores`.
+      rows: as in `scores`.
+      labels: class of each image, `[images]`. Images with the label -1 are ignored.
+    """
     there = labels >= 0
     likely = jax.nn.log_softmax(scores(weights, rows))
     own = jnp.take_along_axis(likely, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]

@@ -212,7 +212,7 @@ def formatted(row: Row, sign: bool = False) -> str:
 
 
 def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
-    """Returns the published values for a suite, in per cent, by model and row."""
+    """Returns published values of a suite's rows in per cent, by model and by name of the row."""
     columns = {}
     for name in suite.published:
         for model, figures in published.table(name).by_model().items():

@@ -30,7 +30,7 @@ Weights = dict[str, jax.Array]
 
 
 class Fitted(NamedTuple):
-    """Classifier of one feature set, with the best learning rate."""
+    """Result for one feature set: accuracy and learning rate of the best classifier."""
 
     accuracy: float  # Accuracy on the test images.
     rate: float  # Learning rate for a batch of 256 images.

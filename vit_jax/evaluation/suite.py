@@ -339,7 +339,7 @@ class Subject:
         """Applies `compute` to every readable image of a source.
 
         Raises:
-          Stopped: `go_on` returned False.
+          Stopped: the evaluation was stopped, because `go_on` returned False.
           UserError: no image is readable, or too many images are unreadable.
         """
         seen = self.extractor(compute, crop)(self.params, source, self.go_on)

@@ -30,7 +30,7 @@ NYU_SIDES = (480, 640)
 
 
 def parse_part(text: str) -> str:
-    """Parses `--depth_part`.
+    """Parses the flag `--depth_part`, the evaluated part of the images.
 
     Raises:
       UserError: the part is unknown.
@@ -41,7 +41,7 @@ def parse_part(text: str) -> str:
 
 
 def parse_scale(text: str) -> float:
-    """Parses `--depth_scale`.
+    """Parses the flag `--depth_scale`, the unit of the depth maps in metres.
 
     Raises:
       UserError: the text is not a length.

@@ -74,12 +74,12 @@ def split_note(described: DataSet) -> str:
 
 
 def name_of_shots(name: str, shots: int) -> str:
-    """Returns the name of a data set's row for a number of shots."""
+    """Returns the name of a row, such as `pets, 5 shots`."""
     return f"{name}, {shots} shot{'s' if shots > 1 else ''}"
 
 
 def shots_of(name: str) -> int:
-    """Returns the number of shots in a row's name."""
+    """Returns the number of shots in the name of a row; the inverse of `name_of_shots`."""
     return int(name.rsplit(", ", 1)[1].split()[0])
 
 

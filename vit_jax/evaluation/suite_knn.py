@@ -76,12 +76,12 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def name_of(described: DataSet, neighbours: int) -> str:
-    """Returns the name of a data set's row for a number of neighbours."""
+    """Returns the name of the row for a data set and a number of neighbours."""
     return f"{described.name}, {neighbours}-NN"
 
 
 def neighbours_of(name: str) -> int:
-    """Returns the number of neighbours in a row's name."""
+    """Returns the number of neighbours in the name of a row; the inverse of `name_of`."""
     return int(name.rsplit(", ", 1)[1].removesuffix("-NN"))
 
 

@@ -37,7 +37,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def name_of(described: DataSet) -> str:
-    """Returns the name of a data set's row."""
+    """Returns the name of the row for a data set."""
     return f"{described.name}, linear probe"
 
 

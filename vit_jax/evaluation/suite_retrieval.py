@@ -57,7 +57,7 @@ def open_captioned(described: DataSet, options: Options, subject: Subject) -> Op
 
 
 def embedded(described: DataSet, subject: Subject, opened: Opened) -> Matched:
-    """Returns the embeddings of all readable images and of their captions."""
+    """Computes the embeddings of all readable images and of their captions."""
     seen = subject.see(opened.source, image_embedding, subject.test_crop)
     of_images = [opened.captions[index] for index in seen.indices.tolist()]
     captions = [caption for each in of_images for caption in each]

@@ -80,7 +80,7 @@ def open_training(described: DataSet, options: Options, subject: Subject) -> Sou
 
 
 def opened(described: DataSet, split: str, subject: Subject, classes: int | None = None) -> Source:
-    """Opens a split of a data set with masks."""
+    """Opens a split of a data set, with a mask for each image."""
     return open_source(
         described.kind,
         split,
@@ -171,7 +171,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def parse_steps(text: str) -> int:
-    """Parses `--segmentation_steps`.
+    """Parses the flag `--segmentation_steps`, the number of steps of the linear probe.
 
     Raises:
       UserError: the text is not a number of steps.

@@ -99,12 +99,12 @@ def row(
 
 
 def name_of(described: DataSet, choice: str) -> str:
-    """Returns the name of a data set's row for a feature set."""
+    """Returns the name of the row for a data set and a feature set."""
     return f"{described.name}, SGD on {choice}"
 
 
 def parse_steps(text: str | int) -> int:
-    """Parses the number of steps."""
+    """Parses the flag for the number of SGD steps."""
     if not re.fullmatch("[1-9][0-9]*", str(text)):
         raise UserError("give a whole number, 1 or above")
     return int(text)

@@ -38,7 +38,7 @@ def set_value(config, text: str) -> None:
 
 
 def parse_values(texts: Sequence[str]) -> list[str]:
-    """Checks config values, such as `batch_size=128`, and returns their texts."""
+    """Checks texts that set config values, such as `batch_size=128`, and returns them."""
     for text in texts:
         set_value(base_config(), text)
     return list(texts)

@@ -57,7 +57,7 @@ class Opened(NamedTuple):
 
 
 def parse_class_names(text: str) -> tuple[str, ...] | str:
-    """Parses `--names`: class names, or `imagenet`."""
+    """Parses the flag `--names`: class names, or `imagenet` for CLIP's names."""
     return text if text == IMAGENET else tuple(parse_names(text))
 
 
@@ -222,7 +222,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def names_of(described: DataSet) -> tuple[str, ...]:
-    """Returns the names of a data set's rows."""
+    """Returns the names of the rows for a data set: top-1 and top-5."""
     return f"{described.name}, top-1", f"{described.name}, top-{TOP}"
 
 

@@ -72,7 +72,12 @@ class TextEncoder:
         return self._loaded[1] if self.params is None else self.params
 
     def logits(self, images: np.ndarray, texts: np.ndarray) -> np.ndarray:
-        """Returns the logits of all pairs of embeddings, float32 `[images, texts]`."""
+        """Returns the logits of all pairs of an image and a text, float32 `[images, texts]`.
+
+        Args:
+          images: embeddings of images with length 1, `[images, dim]`.
+          texts: embeddings of texts with length 1, `[texts, dim]`.
+        """
         scale, bias = self._similarity(self._current)
         return np.float32(scale) * (images @ texts.T) + np.float32(bias or 0)
 

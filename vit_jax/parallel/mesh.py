@@ -1,6 +1,6 @@
-"""A named mesh of all devices: batches are split over `data` and `fsdp`.
+"""The mesh of all devices, with the axes `data`, `fsdp` and `tensor`, and placement of batches.
 
-Parameters are sharded by `sharding.py`.
+Batches are split over `data` and `fsdp`. `sharding.py` determines the sharding of parameters.
 """
 
 import math
@@ -86,7 +86,7 @@ def split_batch(mesh: Mesh) -> NamedSharding:
 
 
 def batch_parts(mesh: Mesh | AbstractMesh) -> int:
-    """Returns the number of parts into which a batch is split."""
+    """Returns the number of parts into which a batch is split: the sizes of `data` times `fsdp`."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 

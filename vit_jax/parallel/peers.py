@@ -408,11 +408,11 @@ class Arrivals:
 
 
 class Connection:
-    """JSON objects over a socket, one per line.
+    """Connection that sends and receives JSON objects over a socket, one per line.
 
     Attributes:
       heard: `time.monotonic()` when data were last received.
-      process: index of the process at the other end, if known.
+      process: index of the process at the other end; None: not known yet.
       longest: maximum size of a received message in bytes.
     """
 
@@ -425,7 +425,7 @@ class Connection:
         self.process: int | None = None
 
     def fileno(self) -> int:
-        """Returns the socket's descriptor, for selectors."""
+        """Returns the file descriptor of the socket. The module `selectors` calls this method."""
         return self._stream.fileno()
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The compiler's results for one step."""
+    """Results of compiling a training step: memory, operations and compilation time."""
 
     memory: Memory
     fits: bool

@@ -1,4 +1,4 @@
-"""Length and cost of a run."""
+"""Length of a run in steps, its exaFLOPs, and its cost in device-days and dollars."""
 
 import tomllib
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Workload:
 
     @property
     def flops(self) -> float:
-        """Minimum FLOPs of a step."""
+        """FLOPs of a step: a lower bound, computed from the multiply-adds of the model."""
         return training_flops(self.multiply_adds * self.batch_size)
 
     @property

@@ -43,7 +43,7 @@ class Estimate:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization: minimum FLOPs of a step divided by the devices' peak."""
+        """Model FLOPs utilization: a step's minimum FLOP/s, divided by the devices' peak FLOP/s."""
         if self.step_seconds is None:
             return None
         return self.job.flops / self.step_seconds / self.where.devices / self.where.chip.peak_flops

@@ -21,7 +21,10 @@ SIDE = 200  # Longer side of an image, in pixels.
 
 
 class Figure(NamedTuple):
-    """An image with a text and the end of its name below it; None: the image is unreadable."""
+    """An image with a text and the end of its name below it.
+
+    The attribute `image` is None if the image is unreadable.
+    """
 
     image: Thumbnail | None
     words: str

@@ -235,15 +235,15 @@ def write_report(
     Both start with the nearest pairs. The page needs no other files. It also shows the number of
     removed images for each distance or similarity.
 
-    Returns:
-      The path of the page.
-
     Args:
       folder: an existing folder.
       rows: the removed examples.
       measure: meaning of the rows' values, `distance` or `similarity`.
       examples: number of training examples.
       references: number of reference images.
+
+    Returns:
+      The path of the page.
     """
     sign = {"distance": 1, "similarity": -1}[measure]
     rows = sorted(rows, key=lambda row: (sign * row.value, row.example, row.reference))

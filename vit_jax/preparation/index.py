@@ -119,7 +119,7 @@ def locked(work: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path, and renames it to `path` on success."""
+    """Context that yields a temporary path. If no error occurs, the file is renamed to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name is random, because two machines may run the same task with the same process ID.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")

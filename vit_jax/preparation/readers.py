@@ -93,7 +93,7 @@ class Unit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RawDataSet:
-    """A recognized data set, before preparation."""
+    """A data set whose kind and units were recognized, and which is not prepared yet."""
 
     kind: str
     root: Path
@@ -763,7 +763,7 @@ def _reasons(sample: _Sample, notes: Sequence[str]) -> list[str]:
 
 
 def _prefixes(stem: str) -> Iterator[str]:
-    """Yields the prefixes of a name that end before a dot, in descending order of length."""
+    """Yields the prefixes of a name that end before a dot: `a.b` and `a` for `a.b.c`."""
     while stem := stem.rpartition(".")[0]:
         yield stem
 
@@ -789,7 +789,7 @@ def _captions_of_tar(path: str, end: int) -> str | None:
 
 
 def _parts(samples: list[_Sample]) -> dict[str, tarfile.TarInfo]:
-    """Returns the members of several samples by suffix."""
+    """Returns the members of several samples in one dict, by suffix."""
     return dict(itertools.chain(*(sample.parts.items() for sample in samples)))
 
 
@@ -1059,7 +1059,7 @@ def _parquet(path: Path | str):
 
 @contextlib.contextmanager
 def _reading(path: Path | str) -> Iterator[None]:
-    """Converts errors from damaged Parquet files to a one-line UserError."""
+    """Context that converts errors about damaged Parquet files to a UserError of one line."""
     try:
         yield
     except (UserError, PermissionError):
@@ -1333,7 +1333,7 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
 
 def read_image(kind: str, path: str, entry: np.void, name: str) -> bytes:
-    """Returns an example's encoded image; arguments and errors as in `read`.
+    """Returns the encoded image of an example; arguments and errors as in `read`.
 
     Raises:
       Unreadable: as in `read`, or a TFDS example has no image.

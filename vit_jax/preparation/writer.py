@@ -205,7 +205,7 @@ def _write_splits(
     options: Options,
     write: Run,
 ) -> list[Split]:
-    """Writes the splits of an ordered index, and the few-shot splits (`shots`).
+    """Writes the shards of all splits, and of the few-shot splits (`options.shots`).
 
     Args:
       folder: folder of the data set.

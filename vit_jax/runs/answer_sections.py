@@ -1,4 +1,4 @@
-"""A report's sections on predictions: mistakes, confusion, classes, calibration and samples."""
+"""Sections of a report about predictions: mistakes, confusion matrix, classes and calibration."""
 
 import io
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ CELL = 26  # Side of a matrix cell, in units of the SVG.
 
 
 class Card(NamedTuple):
-    """An image with its prediction."""
+    """An image of the report with its label and its prediction."""
 
     label: str
     prediction: str
@@ -61,9 +61,10 @@ class Cell(NamedTuple):
 
 
 def answer_figures(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the variables of the template `answers.html`.
+    """Returns the variables of the HTML template `answers.html`.
 
     Args:
+      found: predictions of the last evaluation.
       names: names of all classes.
     """
     images, mistakes = len(found.numbers), found.mistakes.tolist()
@@ -136,7 +137,7 @@ def _confusion(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the sizes, the names and the cells of a drawing of the confusion matrix."""
+    """Returns sizes, class names and cells with which the template draws the confusion matrix."""
     short = [_shortened(name) for name in names]
     margin = 12 + 6.4 * max(map(len, short))
     cells = []
@@ -219,7 +220,7 @@ def _calibration(found: Predictions) -> dict[str, Any]:
 
 
 def _shortened(name: str) -> str:
-    """Shortens a long name in the middle, as classes often differ only at the end."""
+    """Shortens a long class name in the middle, because names often only differ at the end."""
     return (
         name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 9].rstrip()}…{name[-8:].lstrip()}"
     )

@@ -347,7 +347,15 @@ def image_augmentation(config: RunOptions) -> Callable | None:
 def open_feed(
     config: RunOptions, source: Source, first_step: int, log: Callable, mesh: Mesh
 ) -> Feed:
-    """Returns training batches from step `first_step` on, placed on the devices of `mesh`."""
+    """Returns an iterator of training batches on the devices of `mesh`, from a step on.
+
+    Args:
+      config: config of the run.
+      source: the training images.
+      first_step: number of steps that were done before.
+      log: callback for messages about unreadable images.
+      mesh: mesh of devices.
+    """
     batches = training_batches(
         source,
         seed=config.seed,

@@ -71,7 +71,7 @@ class Bucket:
             self._files.rm_file(f"{self._root}/{name}")
 
     def names(self) -> list[str]:
-        """Returns the names of all objects."""
+        """Returns the names of all objects that start with the URL."""
         with self._named_errors():
             return [name[len(self._root) + 1 :] for name in self._files.find(self._root)]
 
@@ -88,7 +88,7 @@ class Bucket:
         return {name[len(self._root) + 1 :]: found[name] for name in found.keys() - gone}
 
     def top(self) -> list[str]:
-        """Returns the names directly below the URL."""
+        """Returns the names of the files and folders in the folder at the URL."""
         with self._named_errors():
             try:
                 found = self._files.ls(self._root, detail=False)
@@ -100,7 +100,7 @@ class Bucket:
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Converts errors of the file system's library into a UserError of one line."""
+        """Context that converts errors of the file system's library to a UserError of one line."""
         try:
             yield
         except UserError:
@@ -164,7 +164,7 @@ def fetched(url: str) -> Path:
 
 
 def url_of(workdir: Path) -> str | None:
-    """Returns the URL of the workdir that was copied into a folder; None for other folders."""
+    """Returns the URL of the workdir whose local copy is `workdir`; None: not a copy."""
     return _urls.get(workdir)
 
 

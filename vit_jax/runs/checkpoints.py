@@ -330,7 +330,7 @@ class Checkpoints:
                 yield figures.parents[1], f"{figures}: {error}"
 
     def _set_aside(self, problems: dict[Path | epath.Path, str]) -> None:
-        """Moves damaged checkpoints aside, the newest first."""
+        """Moves damaged checkpoints into the folder `DAMAGED`, the newest checkpoint first."""
         if problems:
             if jax.process_index() == 0:
                 for path, problem in problems.items():
@@ -535,7 +535,10 @@ def _teach_orbax_s3() -> None:
 
 
 def _s3_store(url: str) -> dict:
-    """Returns TensorStore's spec of an S3 URL; AWS's environment variables set the endpoint."""
+    """Returns TensorStore's spec (its description of a store) for an S3 URL.
+
+    The environment variables of AWS determine the endpoint.
+    """
     bucket, _, path = url.removeprefix("s3://").partition("/")
     store = {"driver": "s3", "bucket": bucket, "path": path}
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):

@@ -1,4 +1,4 @@
-"""Page that compares runs, created only from the content of their workdirs."""
+"""HTML page that compares runs. It is created from the files in the runs' workdirs."""
 
 import itertools
 import math
@@ -59,7 +59,7 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Returns the shortest end of each path that distinguishes it from the others."""
+    """Returns a short name for each path: the shortest end that no other path has."""
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-parts:]) for path in paths]
         if len({*names}) == len(paths):

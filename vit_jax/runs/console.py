@@ -110,7 +110,7 @@ class MetricWriter:
         self._deliveries = deliveries
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        """Appends a row; NaN and infinity are written as null."""
+        """Appends a row of metrics to `metrics.jsonl`. NaN and infinity are written as null."""
         finite = {
             name: value if abs(value) < float("inf") else None for name, value in scalars.items()
         }

@@ -1,4 +1,4 @@
-"""Prefetching of batches onto the devices."""
+"""Prefetching: copies batches to the devices before they are needed."""
 
 import queue
 import threading

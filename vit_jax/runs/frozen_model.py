@@ -1,4 +1,4 @@
-"""The frozen model of a run's objective, such as a teacher: opened, compared and read."""
+"""Opens and reads the frozen model of a run's objective, such as a teacher."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -22,7 +22,7 @@ POLL_SECONDS = 20.0  # Interval at which jobs of other processes are checked.
 
 
 class Job(NamedTuple):
-    """One run of `vit_jax.main`."""
+    """A training run to start with `vit_jax.main`, given by its workdir and its flags."""
 
     workdir: Path
     flags: tuple[str, ...]  # All flags except --workdir.
@@ -75,7 +75,7 @@ def job_of(workdir: Path, config: str, values: Mapping[str, Any]) -> Job:
 
 
 def outcome(job: Job) -> Outcome:
-    """Reads the outcome of a job from its files."""
+    """Reads the outcome of a job (metrics or failure) from the files of its workdir."""
     try:
         steps = json.loads((job.workdir / MANIFEST).read_text())["steps"]
         lines = (job.workdir / METRICS).read_text().splitlines(keepends=True)

@@ -512,7 +512,7 @@ def _lost_workdir_in_words(lock: Lock | BucketLock | None):
 
 @contextlib.contextmanager
 def _out_of_memory_in_words(memory: MemoryCheck):
-    """Converts out-of-memory errors into a UserError that suggests changes of the config."""
+    """Context that converts out-of-memory errors to a UserError that suggests config changes."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Stops a run cleanly when its machine is preempted or the user presses Ctrl-C."""
+"""Stops a run after a checkpoint when its machine is preempted or the user presses Ctrl-C."""
 
 import signal
 import threading

@@ -162,8 +162,11 @@ def check_begun(jobs: Collection[Job]) -> None:
 def best_rate(found: dict[float, Outcome]) -> float:
     """Prints and returns the learning rate with the highest accuracy.
 
+    Args:
+      found: outcomes of the runs, by learning rate.
+
     Raises:
-      UserError: a run is not finished, or all have failed.
+      UserError: a run is not finished, or all runs have failed.
     """
     if waiting := [f"rate-{rate:g}" for rate, result in found.items() if result.pending]:
         raise UserError(f"{', '.join(waiting)} must be finished first")
@@ -262,12 +265,12 @@ def write(
 
 
 def as_json(result: Outcome) -> dict:
-    """Returns a run's metrics and the reason of its failure, as a JSON object."""
+    """Converts the outcome of a run (metrics, or reason of its failure) to a JSON object."""
     return {"figures": result.figures, "failure": result.failure}
 
 
 def cells(result: Outcome) -> str:
-    """Returns the cells of a run's row in the table."""
+    """Returns the cells of the table's row for a run, in Markdown."""
     if result.figures is None:
         return f"| {result.failure or 'not run'}"
     return f"{result.figures['images']:,.0f} | {result.figures['accuracy']:.2%}"

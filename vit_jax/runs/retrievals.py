@@ -1,4 +1,4 @@
-"""Captions of an evaluation with their most similar images, for a report."""
+"""Image retrieval in a report: captions of the evaluation, and the images most similar to them."""
 
 import secrets
 import zipfile
@@ -140,7 +140,7 @@ class Caption(NamedTuple):
 
 
 def retrieval_figures(found: Retrievals) -> dict[str, Any]:
-    """Returns the variables of the template `retrievals.html`."""
+    """Returns the variables of the HTML template `retrievals.html`."""
     among = f"{found.wrong:,} of {found.total:,} captions of the {found.split} images"
     captions = [_caption(found, row) for row in range(len(found.captions))]
     return {

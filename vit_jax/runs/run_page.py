@@ -1,4 +1,4 @@
-"""Report of a run: one HTML file, created only from the content of its workdir."""
+"""Report of a run: an HTML file that is created from the files in the run's workdir."""
 
 import functools
 import json
@@ -88,7 +88,7 @@ class RunFiles(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The last logged step."""
+        """Number of the last logged step."""
         return max((row["step"] for row in self.rows), default=0)
 
     @property
@@ -109,7 +109,7 @@ class RunFiles(NamedTuple):
 
     @property
     def evaluated(self) -> list[dict]:
-        """The rows of evaluations."""
+        """Rows of `metrics.jsonl` that contain an evaluation."""
         return [row for row in self.rows if "test/loss" in row or "dev/loss" in row]
 
     @property
@@ -168,7 +168,7 @@ def write_report(workdir: Path) -> Path:
 
 
 def title_of(saved: SavedRun) -> str:
-    """Returns the title of a run: `ViT-B/16 fine-tuned on pets`."""
+    """Returns the title of a run, such as `ViT-B/16 fine-tuned on pets`."""
     config = saved.config
     options = _options_of(saved.manifest)
     name = model_name(options) if options else config.model.name or "a model"
@@ -279,7 +279,7 @@ def figure(
 
 
 def curves(rows: Sequence[dict]) -> list[str]:
-    """Returns SVGs of all metrics over the steps."""
+    """Draws all metrics over the steps; returns an SVG for each panel."""
     drawn = []
     for title, lines, scale in (*CURVES, *_curves_of_suites(rows)):
         points = {name: points_of(rows, key, scale) for key, name in lines.items()}
@@ -290,7 +290,7 @@ def curves(rows: Sequence[dict]) -> list[str]:
 
 
 def points_of(rows: Sequence[dict], key: str, scale: float = 1) -> list[tuple[float, float]]:
-    """Returns the points (step, value) of a metric in rows; values must be finite.
+    """Returns the points (step, value) of a metric. Rows without a finite value are skipped.
 
     Args:
       rows: rows of `metrics.jsonl`.
@@ -398,7 +398,7 @@ def short_commit(manifest: dict) -> str:
 
 
 class ModelCost(NamedTuple):
-    """The size of a model, and the cost of one image's forward pass."""
+    """A model's number of parameters, and the multiply-adds of one image's forward pass."""
 
     parameters: int
     multiply_adds: int

@@ -1,4 +1,4 @@
-"""Ends a process that hangs, for example on a network file system, a pipe or a device."""
+"""Watchdog: ends a process that hangs, for example in a network file system or on a device."""
 
 import faulthandler
 import multiprocessing
@@ -32,7 +32,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def report_to(self, stacks: Path, log: Callable[[str], None]) -> None:
-        """Writes stacks into this file instead of standard error, and logs with `log`."""
+        """Sets the file for stacks (instead of standard error) and the callback for messages."""
         self._stacks, self._log = stacks, log
 
     def set_phase(self, phase: str) -> None:

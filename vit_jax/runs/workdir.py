@@ -450,7 +450,7 @@ def commit_of_package() -> str:
 
 
 def workdir_at(place: str | Path) -> Path:
-    """Returns the folder of a workdir; for a bucket, a local folder with copies of its files.
+    """Returns the folder of a workdir. For a URL, it is a local folder with copies of the files.
 
     Raises:
       UserError: the bucket cannot be used.

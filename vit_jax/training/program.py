@@ -49,7 +49,10 @@ OBJECTIVE = 2**31  # Folded into the seed to draw the objective's parameters.
 
 
 class Program(NamedTuple):
-    """Training step, and the shapes and shardings of its arguments; nothing is allocated yet."""
+    """A run's training step, with the shapes and shardings of its arguments.
+
+    No memory is allocated on the devices yet.
+    """
 
     build: Callable[..., nnx.Module]  # Creates the model; its argument is `rngs=`.
     # Creates the state's item `extra` from the model's parameters.
@@ -110,7 +113,7 @@ class Program(NamedTuple):
         return state | counts
 
     def placed_frozen(self, params: dict) -> dict:
-        """Moves the frozen model's parameters from the host to the devices."""
+        """Copies the frozen model's parameters from the host to the devices."""
         return jax.tree.map(lambda x, like: place(x, like.sharding), params, self.state["frozen"])
 
     def evaluated(self, state: State) -> Evaluated:
@@ -139,7 +142,7 @@ class Program(NamedTuple):
         return nnx.merge(self.objective, own)
 
     def flops(self) -> float:
-        """Returns a lower bound of a training step's floating-point operations for each image."""
+        """Returns a lower bound of the FLOPs of a training step per image."""
         model = nnx.merge(self.graphdef, self.state["params"])
         return training_flops(self.abstract_objective().multiply_adds(model, self.one_image))
 

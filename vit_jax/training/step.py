@@ -90,7 +90,7 @@ def init_state(weights: Weights, objective_state: dict, frozen: dict, optimizer_
 
 
 def weights_of(state: State) -> Weights:
-    """Returns the part of the state that the optimizer changes."""
+    """Returns the weights in a train state: the items `params` and `extra`."""
     return {"params": state["params"], "extra": state["extra"]}
 
 

@@ -51,10 +51,11 @@ NEIGHBOURS = 10
 
 
 class Start(NamedTuple):
-    """The model that a run starts from.
+    """The model from which a run starts.
 
     Attributes:
-      checkpoint: the checkpoint; None: random parameters.
+      options: options of the model.
+      checkpoint: checkpoint with the initial parameters; None: random parameters.
     """
 
     options: ImageOptions

@@ -1,4 +1,4 @@
-"""Recognition of a data set's source and splits, if the user sets only `data.path`."""
+"""Sets `data.source` and the splits automatically, if the user only sets `data.path`."""
 
 import os
 from collections.abc import Callable, Collection
@@ -53,7 +53,7 @@ def recognise(
 
 
 def _data_set(config: ConfigDict) -> DataAt | None:
-    """Returns the data set at `data.path`; None if it is not recognized."""
+    """Recognizes the data set at `data.path`; None: it cannot be recognized."""
     kind, path = config.data.source, config.data.path
     has_rows = objective_of(config.objective.name).labels or config.data.source == "csv"
     try:

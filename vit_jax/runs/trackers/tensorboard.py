@@ -15,7 +15,7 @@ from vit_jax.runs.trackers.tracker import BaseTracker, RunFacts
 
 
 class Tracker(BaseTracker):
-    """Tracker that writes scalars, pictures, the config as text, and its hyperparameters."""
+    """Tracker that writes scalars, pictures, and the config as text and as hyperparameters."""
 
     library = identity = "tensorboard"
     settles_after = 0

@@ -1,7 +1,7 @@
-"""Training objectives: each is a file that defines `OBJECTIVE`, as described in `objective.py`.
+"""Training objectives. A file of this folder defines an objective as `OBJECTIVE`.
 
-`OBJECTIVE_NAMES` (`options/objective.py`) lists the files. All objectives use the same step,
-`training/step.py`.
+`objective.py` contains the interface, and `OBJECTIVE_NAMES` (`options/objective.py`) lists the
+files. The training step, `training/step.py`, is the same for all objectives.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ def is_handed_in(name: str) -> bool:
 
 
 def objective_of(name: str) -> type[Objective]:
-    """Returns the objective class with this name."""
+    """Returns the class of the objective with the name `name`."""
     handed_in = _HANDED_IN.get()
     return handed_in if handed_in and is_handed_in(name) else OBJECTIVES[name]
 
@@ -107,7 +107,10 @@ def abstract_objective(
     frozen: nnx.Module | None = None,
     class_weights: tuple[float, ...] = (),
 ) -> Objective:
-    """Returns the config's objective with shapes in place of arrays, and with its frozen model."""
+    """Creates the config's objective with shapes in place of arrays, including its frozen model.
+
+    Arguments are as in `make_objective`. `class_weights` is set on a classification objective.
+    """
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))
     if frozen is not None:
         objective.frozen = frozen

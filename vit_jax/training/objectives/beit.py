@@ -82,7 +82,8 @@ class BEiT(BlockMasked):
         """Returns the number of the tokenizer's codes.
 
         Raises:
-          UserError: the frozen model has no codes, or their grid differs from the model's patches.
+          UserError: the frozen model has no codes, or its grid of codes differs from the model's
+            patches.
         """
         if not isinstance(frozen, CodeModel) or frozen.head is None:
             raise UserError(
@@ -127,7 +128,7 @@ class BEiT(BlockMasked):
 
         Args:
           model: the ViT.
-          x: all tokens after the last layer, not yet normalized, `[batch, tokens, dim]`.
+          x: all tokens after the last layer, before the final norm, `[batch, tokens, dim]`.
           batch: batch with masks.
         """
         return self.head(self.read_masked(model, x, batch))
@@ -163,8 +164,8 @@ def code_losses(logits: jax.Array, wanted: jax.Array) -> jax.Array:
     """Returns the mean cross-entropy of each image's codes, float32 `[batch]`.
 
     Args:
-      logits: `[batch, places, codes]`.
-      wanted: the correct codes, int32 `[batch, places]`.
+      logits: logits of the codes at each patch, `[batch, patches, codes]`.
+      wanted: the correct codes, int32 `[batch, patches]`.
     """
     return optax.softmax_cross_entropy_with_integer_labels(logits, wanted).mean(axis=1)
 

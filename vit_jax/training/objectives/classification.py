@@ -111,7 +111,7 @@ class Classification(Objective):
 
 
 def values_of(config: RunOptions) -> dict[str, Any]:
-    """Returns the arguments of `Classification` for a config."""
+    """Returns the constructor's arguments of `Classification` for a config."""
     smoothing = config.loss.label_smoothing
     return dict(loss=config.loss.name, smoothing=smoothing, average=average_of(config))
 
@@ -185,7 +185,7 @@ def classification_loss(
 
 
 def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns whether the top-1 class is one of the image's labels, `[batch]` bool."""
+    """Returns True for images whose most likely class is one of their labels, bool `[batch]`."""
     return (logits.argmax(-1)[:, None] == labels).any(-1)
 
 

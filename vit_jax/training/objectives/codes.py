@@ -17,7 +17,7 @@ def frequencies(codes: jax.Array, count: int) -> jax.Array:
     """Returns the relative frequency of each code in each image, float32 `[batch, count]`.
 
     Args:
-      codes: int32 `[batch, places]`.
+      codes: codes of each image, int32 `[batch, positions]`.
       count: number of codes.
     """
     rows = jnp.arange(len(codes))[:, None]

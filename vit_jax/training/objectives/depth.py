@@ -161,12 +161,12 @@ class Depth(Objective):
 
 
 def _means(values: jax.Array, known: jax.Array) -> jax.Array:
-    """Returns the mean over each image's known pixels, `[batch]`; 0 if there are none."""
+    """Returns the mean over each image's known pixels, `[batch]`; 0 without known pixels."""
     return jnp.where(known, values, 0).sum((1, 2)) / jnp.maximum(known.sum((1, 2)), 1)
 
 
 def _roots(values: jax.Array) -> jax.Array:
-    """Returns square roots; their gradient at 0 is 0."""
+    """Returns square roots. Unlike `jnp.sqrt`, the gradient at 0 is 0 and not infinite."""
     positive = values > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, values, 1)), 0)
 

@@ -404,11 +404,6 @@ class DINO(Objective):
     ) -> tuple[jax.Array, jax.Array]:
         """Adds the local crops' cross-entropy to that of the large views.
 
-        Returns:
-          For the loss: the mean cross-entropy over all pairs of a large view (teacher) and another
-          view (student), `[batch]`. For the metrics: the mean over pairs of large views only,
-          `[batch]`. With one large view both are the mean over the local crops.
-
         Args:
           model: the student.
           targets: the teacher's distributions for large views, `[batch, views, prototypes]`.
@@ -416,6 +411,11 @@ class DINO(Objective):
             view.
           batch: batch of images.
           rngs: RNGs for dropout.
+
+        Returns:
+          For the loss: the mean cross-entropy over all pairs of a large view (teacher) and another
+          view (student), `[batch]`. For the metrics: the mean over pairs of large views only,
+          `[batch]`. With one large view both are the mean over the local crops.
         """
         views = self.global_crops
         if not self.local_crops:
@@ -627,7 +627,7 @@ def _head(
 
 
 def _check_schedules(options: DINOOptions, steps: int) -> None:
-    """Raises UserError if a schedule of the section `dino` is as long as the run or longer."""
+    """Raises UserError if a schedule in the section `dino` is not shorter than the run."""
     keys = ["teacher_temperature_steps", "frozen_prototype_steps"] + ["gram_from"] * bool(
         options.gram
     )

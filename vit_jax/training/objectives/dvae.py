@@ -182,7 +182,7 @@ class DVAE(Objective):
         return with_weights(self.decoder, context.state[OWN_AVERAGE]["decoder"])
 
     def heat(self, context: StepContext) -> jax.Array:
-        """Returns the temperature of the relaxed codes at this update."""
+        """Returns the temperature of the Gumbel-softmax at the update of `context`."""
         first, last, steps = self.temperature
         return last + (first - last) * (1 - _risen(context.update, steps))
 

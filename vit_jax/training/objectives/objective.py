@@ -182,7 +182,7 @@ class Objective(nnx.Module):
 
     @staticmethod
     def fields(config: RunOptions) -> tuple[Field, ...]:
-        """Returns the entries of a batch in addition to views and labels, such as captions."""
+        """Returns the fields of a batch: entries other than views and labels, such as captions."""
         return ()
 
     @staticmethod
@@ -224,17 +224,19 @@ class Objective(nnx.Module):
 
     @staticmethod
     def eval_params(config: RunOptions) -> str | None:
-        """Returns the key in the state of the model parameters to evaluate, such as `teacher`.
+        """Returns the name of the state item that contains the model's parameters for evaluation.
 
-        A model that is loaded from the run also has these parameters. None: the trained parameters.
+        For example, it is `teacher`, an EMA of the parameters. A model that is loaded from the run
+        has the same parameters. None: the trained parameters are evaluated and loaded.
         """
         return None
 
     @staticmethod
     def own_eval_params(config: RunOptions) -> str | None:
-        """Returns the key in the state of the objective's own parameters to evaluate.
+        """Returns the name of the state item with the objective's own parameters for evaluation.
 
-        For example, it is the key of their moving average. None: the trained parameters.
+        For example, the item is a moving average of them. None: the trained parameters are
+        evaluated.
         """
         return None
 
@@ -268,7 +270,7 @@ class Objective(nnx.Module):
         raise NotImplementedError
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns metrics of a whole split, by the names of `split_metrics`.
+        """Computes metrics over a whole split; the keys are those of `split_metrics`.
 
         Args:
           outputs: `Loss.outputs` of all readable images of the split.
@@ -321,7 +323,7 @@ class Objective(nnx.Module):
         return None
 
     def own_weights(self) -> dict:
-        """Returns the objective's parameters, without its frozen model's."""
+        """Returns the objective's own parameters, without those of its frozen model."""
         return {
             name: x
             for name, x in nnx.to_pure_dict(nnx.state(self, nnx.Param)).items()

@@ -72,9 +72,12 @@ class PrototypeHead(nnx.Module):
         return self.prototypes.shape[1]
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns logits `[..., prototypes]` of features `[..., features]`.
+        """Returns the logits of all prototypes, `[..., prototypes]`.
 
-        With prototypes of length 1 the logits are cosine similarities.
+        If the prototypes have length 1, the logits are cosine similarities.
+
+        Args:
+          x: features, `[..., features]`.
         """
         x = x.astype(jnp.float32)
         for index, layer in self.layers.items():

@@ -94,7 +94,10 @@ class Decoder(nnx.Module):
         self.remat, self.scan = model.options.remat, model.options.scan
 
     def __call__(self, codes: jax.Array) -> jax.Array:
-        """Maps codes `[batch, patches, code_dim]` to float32 `[batch, patches, features]`."""
+        """Predicts features from codes `[batch, patches, code_dim]`.
+
+        The result is float32 `[batch, patches, features]`.
+        """
         x = self.embedding(codes)
         cls = jnp.broadcast_to(self.cls[...].astype(x.dtype), (len(x), *self.cls.shape[1:]))
         x = jnp.concatenate([cls, x], axis=1) + self.positions().astype(x.dtype)

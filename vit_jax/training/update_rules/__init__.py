@@ -12,5 +12,5 @@ from vit_jax.options.optimizer import OptimizerOptions
 
 
 def make_update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
-    """Returns the update rule of the config's section `optimizer`."""
+    """Returns the update rule with the name and the options in the config's section `optimizer`."""
     return import_module(f"{__name__}.{config.name}").update_rule(config)

@@ -13,8 +13,9 @@ def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Adafactor's update of "Scaling Vision Transformers" (Zhai et al., 2022, section 3.5).
 
     As in big_vision, the second moment is factored into sums over rows and columns, with a decay of
-    at most beta2. There is momentum, but no scaling by the parameters' RMS. `clip_update` bounds
-    the RMS of the updates; in the original the bound is 1 (Shazeer and Stern, 2018).
+    at most beta2. It has momentum, but updates are not scaled by the parameters' RMS. `clip_update`
+    is an upper bound of the updates' RMS. In the original Adafactor (Shazeer and Stern, 2018) the
+    bound is 1.
     """
     return optax.chain(
         # The two largest axes are factored if their sizes are at least 32. The axis that stacks q,
