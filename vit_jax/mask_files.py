@@ -21,7 +21,7 @@ LEAST_SHARE = 0.005  # A class is listed if it has at least this share of the im
 
 
 def new_folder(name: str, overwrite: bool) -> Path:
-    """Checks the folder of the flag `--out`, and returns its path. It is created later.
+    """Checks the folder of the flag `--out`, and returns its path. The folder is not created.
 
     Raises:
       UserError: `name` is a file; or the folder contains files and `overwrite` is False; or its

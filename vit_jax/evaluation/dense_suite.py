@@ -135,9 +135,9 @@ def dense_measurements(
     example: str,
     identity: Callable[[DataSet, Options, Subject, Source], dict[str, int | str]] | None = None,
 ) -> list[Measurement]:
-    """Returns a measurement for each data set of the flag `--set`.
+    """Returns the evaluation (a `Measurement`) of each data set of the flag `--set`.
 
-    Without `--set`, the result is a single measurement. It raises a UserError when it opens data.
+    Without `--set`, the result is a single `Measurement` that raises UserError when it opens data.
 
     Args:
       subject: the evaluated model.

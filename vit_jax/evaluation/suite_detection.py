@@ -97,7 +97,7 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set."""
+    """Returns the evaluation (a `Measurement`) of each data set."""
     example = "images with the objects of a COCO file, such as --set=/data/coco"
     names = COCO_METRICS
     # If the checkpoint has no detection head, each measurement will raise the error.

@@ -104,7 +104,7 @@ def identify(
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set, with a row for each number of shots."""
+    """Returns a `Measurement` for each data set, with a row per number of shots."""
     seeds, penalty = options["seeds"], options["penalty"]
 
     sources_of = opener(subject, options)

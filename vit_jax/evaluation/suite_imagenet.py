@@ -77,7 +77,7 @@ def _checked(
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each set of images.
+    """Returns the evaluation (a `Measurement`) of each test set.
 
     The validation images have top-1 and top-5 rows with the original labels, and one row with ReaL
     labels.

@@ -70,7 +70,7 @@ def embedded(described: DataSet, subject: Subject, opened: Opened) -> Matched:
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set, with rows for both directions."""
+    """Returns the evaluation (a `Measurement`) of each data set, with rows for both directions."""
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
         found = embedded(described, subject, opened)
@@ -112,7 +112,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def _without_data() -> Measurement:
-    """Returns a measurement for the case without data sets. It raises UserError."""
+    """Returns a `Measurement` that raises UserError, since the user has named no data set."""
 
     def rejected(names: Sequence[str] | str) -> Any:
         raise UserError("give pairs of images and captions, such as --set=csv:/data/pairs")

@@ -163,7 +163,7 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set."""
+    """Returns the evaluation (a `Measurement`) of each data set."""
     example = "images with masks, such as --set=/data/ade"
     return dense_measurements(
         subject, options, [*METRICS], open_masked, measured, example, identity

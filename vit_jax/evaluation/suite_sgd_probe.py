@@ -35,7 +35,7 @@ class Opened(NamedTuple):
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set, with a row for each feature set."""
+    """Returns the evaluation (a `Measurement`) of each data set, with a row per feature set."""
     sources_of = opener(subject, options)
 
     def open_both(described: DataSet, names: Sequence[str]) -> Opened:

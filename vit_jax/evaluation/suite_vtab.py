@@ -45,7 +45,7 @@ def parse_values(texts: Sequence[str]) -> list[str]:
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each task. A measurement is a training run in this process."""
+    """Returns the evaluation (a `Measurement`) of each task: a training run in this process."""
 
     def path_of(key: str) -> str:
         return f"{key}:{options['data_dir']}" if options["data_dir"] else key

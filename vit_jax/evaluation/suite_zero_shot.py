@@ -186,7 +186,7 @@ def likeliest_classes(
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set."""
+    """Returns the evaluation (a `Measurement`) of each data set."""
     templates = options["templates"]
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:

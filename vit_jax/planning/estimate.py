@@ -98,7 +98,7 @@ def make_workload(config: ConfigDict, images: int | None) -> Workload:
 
 
 def choices(config: ConfigDict) -> dict[str, Any]:
-    """Returns the config's values of the keys `CHOICES`."""
+    """Returns the values that the search may change (keys `CHOICES`), such as `mesh.fsdp`."""
     values = dict(leaves(config))
     return {key: values[key] for key in CHOICES}
 

@@ -10,7 +10,7 @@ class ApiOverrides(NamedTuple):
     """Overrides of the config by a calling program, such as a notebook.
 
     Attributes:
-      data: data sets by split, `train` and `test`, in the form that `data/handed_in.py` returns;
+      data: data sets by split, `train` and `test`, as `sources.handed_in` returns them;
         None: the config's data.
       model: model from which training starts; None: the config's model or checkpoint.
       on_log: function that is called with step and metrics when a row of `metrics.jsonl` is

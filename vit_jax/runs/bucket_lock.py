@@ -138,7 +138,7 @@ class BucketLock:
           The process that ended without releasing the lock; None: the lock was released.
 
         Raises:
-          UserError: another run holds it.
+          UserError: another run holds the lock.
         """
         first, until = None, 0.0
         while True:

@@ -66,7 +66,7 @@ def _content_difference(saved: Mapping[str, Any], given: Mapping[str, Any], spli
 
 
 def identity_of(splits: Splits) -> dict[str, Any]:
-    """Returns the values that identify a run's splits, as in a manifest, for `differences`."""
+    """Returns the values of a manifest that identify a run's splits, for `differences`."""
     return {
         "class_names": splits.train.class_names,
         "images": {name: len(source) for name, source in splits.named.items()},

@@ -220,7 +220,8 @@ def likely_changes(
 def _micro_batches(config: ConfigDict, devices: int) -> list[int]:
     """Returns factors by which the number of micro-batches can be multiplied.
 
-    The batch size must be divisible by the result, and the objective must support micro-batches.
+    The batch size must be divisible by the resulting number of micro-batches. The objective must
+    support micro-batches.
     """
     # The contrastive loss compares all pairs of the batch, so the batch cannot be split.
     if config.objective.name == "contrastive":

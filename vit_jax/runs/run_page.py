@@ -99,7 +99,7 @@ class RunFiles(NamedTuple):
 
     @property
     def kept_step(self) -> int | None:
-        """Step of the best parameters, which the run kept at its end; None: the last ones."""
+        """Step of the best parameters, if the run has kept these; None: it has kept the last."""
         return next((row["kept/step"] for row in reversed(self.rows) if "kept/step" in row), None)
 
     @property

@@ -58,15 +58,15 @@ class Origin(NamedTuple):
         return family_of(self.options).model(self.options, rngs=rngs)
 
     def read(self) -> dict:
-        """Reads the checkpoint's parameters, to the host; empty: random initialization."""
+        """Reads the checkpoint's parameters into host memory; empty: random initialization."""
         return _read(self.sources)
 
     def read_objective(self) -> dict:
-        """Reads the objective's parameters, to the host; empty: random initialization."""
+        """Reads the objective's parameters into host memory; empty: random initialization."""
         return _read(self.objective)
 
     def read_objective_state(self) -> dict:
-        """Reads the objective's state in the checkpoint, to the host."""
+        """Reads the objective's state from the checkpoint into host memory."""
         return _read(self.objective_state)
 
 

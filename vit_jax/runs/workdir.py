@@ -205,7 +205,7 @@ def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, given: dict)
 
 
 def _sees_length(config: RunOptions) -> bool:
-    """Returns True if the training depends on the run's length, so it cannot be extended."""
+    """Returns True if training depends on the run's length. The run cannot be extended then."""
     # With `best`, the last checkpoint contains the best parameters, but the last step's optimizer
     # state. Training cannot continue from it.
     ends_with_best = config.checkpoint.final == "best"

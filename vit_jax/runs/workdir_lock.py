@@ -131,7 +131,7 @@ class Lock:
           The process that ended without releasing the lock; None: the lock was released.
 
         Raises:
-          UserError: another run holds it.
+          UserError: another run holds the lock.
         """
         seen, until = None, 0.0
         while True:

@@ -43,7 +43,10 @@ class WorstImages(NamedTuple):
 
 
 def keep_worst(workdir: Path, worst: WorstImages) -> None:
-    """Writes the worst images as variables of the template `segments.html`, in the workdir."""
+    """Writes the worst images to a JSON file in the workdir.
+
+    The file contains the variables of the HTML template `segments.html`.
+    """
     end = "highest" if worst.highest else "lowest"
     figures = [
         dict(
@@ -64,7 +67,11 @@ def keep_worst(workdir: Path, worst: WorstImages) -> None:
 
 
 def kept_worst(workdir: Path) -> dict[str, Any] | None:
-    """Reads the variables of `segments.html`; None if the file does not exist or is damaged."""
+    """Reads the file that `keep_worst` writes; None if it does not exist or is damaged.
+
+    Returns:
+      The variables of the HTML template `segments.html`.
+    """
     try:
         values = json.loads(read_small(workdir / WORST_IMAGES))
         return {key: values[key] for key in ("title", "note", "legend", "figures", "card")}

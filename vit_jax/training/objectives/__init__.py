@@ -78,7 +78,7 @@ def make_objective(
     steps: int = ENDLESS,
     frozen: nnx.Module | None = None,
 ) -> Objective:
-    """Creates the config's objective. Its attribute `frozen` is not set yet.
+    """Creates the config's objective. The calling code sets its attribute `frozen`.
 
     Args:
       config: config of the run.

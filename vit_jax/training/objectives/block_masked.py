@@ -158,7 +158,9 @@ def check_same_places(
     size: tuple[int, int],
     side: int,
 ) -> None:
-    """Raises UserError unless a teacher has one output for each of the model's patches.
+    """Raises UserError if the teacher's outputs do not correspond to the model's patches.
+
+    Output i of the teacher and patch i of the model must cover the same part of the image.
 
     Args:
       config: config of the run.
