@@ -1,8 +1,8 @@
 """Vision Transformers in JAX: pre-train, fine-tune, look inside.
 
-`create_model("ViT-B/16", num_classes=10)` makes a model, `train(config, workdir)` trains one,
-`load_model(workdir)` loads it and `save_model(model, path)` writes it for other libraries.
-docs/python.md describes all of them.
+`create_model("ViT-B/16", num_classes=10)` creates a model. `train(config, workdir)` trains a model,
+`load_model(workdir)` loads it, and `save_model(model, path)` saves it for other libraries.
+docs/python.md describes these functions.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,8 @@ __all__ = [
     "zero_shot",
 ]
 
-# Module of each public name. Modules are imported lazily, so that `import vit_jax` is fast.
+# Module of each public name. Modules are imported when a name is first used, to make `import
+# vit_jax` fast.
 _MODULES = {
     "FineTuned": "interface",
     "MODELS": "models",

@@ -15,7 +15,7 @@ from vit_jax.errors import UserError, nearest, readers_may_leave
 
 @readers_may_leave()
 def main() -> None:
-    """Runs the command named by the first argument, with the remaining arguments."""
+    """Runs the command that the first argument names, with all other arguments."""
     name, *arguments = sys.argv[1:] or [""]
     if name in COMMANDS:
         start(COMMANDS[name], arguments)
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def start(command: Command, arguments: list[str]) -> None:
-    """Runs a command's module as `python -m` does."""
+    """Runs the module of a command, as `python -m` does."""
     if command.config and not any(re.match(r"--?config(=|$)", argument) for argument in arguments):
         arguments = [f"--config={command.config}", *arguments]
     sys.argv[1:] = arguments

@@ -1,33 +1,34 @@
 """Measures this machine: python -m vit_jax.benchmark overhead.
 
-overhead: host time of a training step of --config, outside the compiled program.
+overhead: time of a training step of --config on the host, outside the compiled program.
 load: time and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, compared with reading
   the file.
-input: images/s that a core turns into training crops, compared with tf.data, Pillow and a plain
-  decode.
+input: number of training crops that a CPU core makes per second, compared with tf.data, Pillow and
+  a plain decode.
 resume: seconds to the first batch at example 10 and at example 100 million.
 saving: training with a checkpoint every 20 steps, compared with training without checkpoints.
-fewshot: seconds of few-shot's least squares for 1,000 classes and 1,024 features, compared with
-  plain NumPy.
+fewshot: seconds of the least squares of few-shot evaluation for 1,000 classes and 1,024 features,
+  compared with plain NumPy.
 memory: memory of the input pipeline over 100,000 batches, drawn to input_memory.png.
-inference: images/s of --models over --image_sizes in wall-clock time, compared with others
-  (--against=onnxruntime,timm); the largest batch that fits (--largest); and a plot of them
-  (--out=FILE.png).
-predict: images/s of --models over 2,000 JPEGs in a folder, compared with the plain model.
+inference: images/s of --models at --image_sizes in wall-clock time, compared with other libraries
+  (--against=onnxruntime,timm). --largest finds the largest batch that fits into memory, and
+  --out=FILE.png draws a plot.
+predict: images/s of the command predict with --models on a folder of 2,000 JPEGs, compared with the
+  model alone.
 serve: images/s and latency of a server of --models under 1, 4 and 16 clients, each for --seconds.
-train: wall-clock time of training steps of --models, compared with others' code (--against) from
-  checkouts in the folder --checkouts.
+train: wall-clock time of training steps of --models, compared with other projects (--against),
+  whose checkouts are in the folder --checkouts.
 objectives: wall-clock time and compiled FLOPs of training steps of --models: supervised, masked
   patch prediction, masked autoencoder.
-depth: the same for two kinds of stochastic depth: each branch drops images independently, or is
-  computed for a random subset of fixed size.
-crops: the TPU compiler's estimates for --models: DINO's step compared with the supervised one, and
-  a pass for crops of each size compared with one packed pass.
+depth: the same for two kinds of stochastic depth. Either each branch drops images independently, or
+  each branch is computed for a random subset of fixed size.
+crops: the TPU compiler's estimates for --models. DINO's step is compared with the supervised step,
+  and separate passes for crops of each size are compared with one packed pass.
 gpu: benchmarks of a GPU, the most important first, within --minutes: training steps compared with
   timm's in PyTorch, attention, agreement with float32 on the CPU. Each result is written to
   gpu.jsonl in the folder --out.
-tpu: the TPU compiler's estimates for the training step of --models on --slices, compiled here on
-  the CPU, compared with the same estimates for others.
+tpu: the TPU compiler's estimates for the training step of --models on --slices, compiled on this
+  machine's CPU, compared with the compiler's estimates for other projects.
 """
 
 import importlib
@@ -106,7 +107,7 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1 or name not in BENCHMARKS:
         raise UserError(f"unknown benchmark {name!r}; {nearest(name, BENCHMARKS)}")
     if name in ("tpu", "crops"):
-        # Set before JAX is imported: the compiler's library would look for a TPU.
+        # Must be set before JAX is imported. Otherwise libtpu would search for a TPU.
         os.environ["JAX_PLATFORMS"] = "cpu"
     command.use_compilation_cache()
     benchmark = importlib.import_module(f"vit_jax.benchmarks.bench_{name}")
@@ -179,7 +180,8 @@ def _of_prediction() -> dict[str, Any]:
     return dict(models=MODELS.value, images=images)
 
 
-# Arguments for `measure` of some benchmarks, read from the flags; the others have none.
+# For some benchmarks, a function that returns the arguments of `measure` from the flags. All other
+# benchmarks have no arguments.
 ARGUMENTS = {
     "overhead": _of_overhead,
     "inference": _of_inference,

@@ -13,14 +13,16 @@ def checkpoint_crop(
     mode: str | None = None,
     default: Preprocessing = UNSAID,
 ) -> TestCrop:
-    """Returns a checkpoint's evaluation crop, for images of any size.
+    """Returns a checkpoint's evaluation crop, adapted to another image size.
 
-    The ratio of crop to resized image is the same at all sizes.
+    The ratio of crop size to resized image is the same for all sizes.
 
     Args:
+      checkpoint: the checkpoint.
       size: size of the crop in pixels, or its height and width.
-      mode: `fast` or `exact`, as in `TestCrop`; None: the mode of the run, else fast.
-      default: preprocessing for a checkpoint that stores none.
+      mode: `fast` or `exact`, as in `TestCrop`; None: the mode of the checkpoint's run, or `fast`
+        if the checkpoint is not from a run.
+      default: preprocessing for a checkpoint that contains no preprocessing.
 
     Raises:
       UserError: the checkpoint's crop or interpolation is not supported.

@@ -22,7 +22,8 @@ class Classifier(NamedTuple):
     """A classifier of RGB or grey images.
 
     Attributes:
-      class_names: the names of the classes; empty if the model has no head.
+      model: the model.
+      class_names: the names of the classes; empty: the model has no head.
       crop: the evaluation transform.
       probabilities: a key of `PROBABILITIES`.
       image_text: the image-text model of a zero-shot classifier; None for other classifiers.
@@ -51,17 +52,19 @@ def open_classifier(
     Args:
       source: the checkpoint, as in `vit_jax.load_model`.
       image_size: image size of the model; None: the checkpoint's.
-      resize: short side before the central crop, in pixels; None: the checkpoint's.
-      decode: `fast` or `exact`; None: the run's mode, else fast.
+      resize: short side of the image before the central crop, in pixels; None: the checkpoint's.
+      decode: `fast` or `exact`; None: the mode of the checkpoint's run, or `fast` if the checkpoint
+        is not from a run.
       classes: a file with a class name in each line; None: the checkpoint's names.
       names: class names for zero-shot classification by an image-text model, separated by commas,
-        or a file with a name in each line; None: the checkpoint's own classes.
-      templates: texts with `{}` for the name; empty: the default.
+        or a file with a name in each line. None: no zero-shot classification; the model's head
+        predicts its own classes.
+      templates: prompt templates, with `{}` for the class name; empty: the default templates.
       log: callback for each line of the log.
 
     Raises:
-      UserError: there is no such checkpoint, its images are neither RGB nor grey, or sizes or names
-        do not match the model.
+      UserError: the checkpoint does not exist, its images are neither RGB nor grey, or sizes or
+        names do not match the model.
     """
     changes: dict[str, Any] = {"image_size": image_size} if image_size else {}
     place = source if names is None else towers_place(source)
@@ -99,7 +102,10 @@ def _zero_shot(
     log: Callable[[str], None],
     image_size: int | tuple[int, int] | None,
 ) -> tuple[ImageModel, ImageTextModel]:
-    """Returns a zero-shot classifier and its image-text model."""
+    """Loads an image-text model; returns its zero-shot classifier and the model.
+
+    Arguments are as in `open_classifier`.
+    """
     if classes:
         raise UserError("--names and --classes exclude each other: give the names in one of them")
     model = load_image_text(source, image_size=image_size, log=log)

@@ -1,4 +1,4 @@
-"""Start and end of every command: reports a user error as one line, with exit code 2."""
+"""Code that all commands share: flags, help, configs, and error messages with exit codes."""
 
 import contextlib
 import hashlib
@@ -27,7 +27,7 @@ from vit_jax.small_files import check_small
 if TYPE_CHECKING:
     from vit_jax.config_types import TypedConfig
 
-# Attribute of a config, not a config value.
+# Name of an attribute of a config: the config as its file has returned it.
 _AS_IN_FILE = "_as_in_file"
 # Most frequently changed values of training runs.
 COMMON = (
@@ -47,13 +47,16 @@ WRITTEN = {"out", "embed", "dry_run"}  # Flags that name an output file or folde
 def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> None:
     """Parses the flags, calls `main` with the other arguments, and sets the exit code.
 
-    Exit codes: 0, finished, or stopped by a signal after saving; 1, a bug, with a traceback; 2, a
-    user error; 141, the output was closed by its reader, as by `| head`. `--help` prints one screen
-    about the command, `--helpfull` also lists all values of the config, and `--help=optimizer`
-    lists one section.
+    Exit codes: 0, the command has finished, or a signal has stopped it after it saved its state; 1,
+    a bug, with a traceback; 2, a user error; 141, the reader of the output has closed it, as in
+    `| head`.
+
+    `--help` prints one screen about the command. `--helpfull` also lists all values of the config,
+    and `--help=optimizer` lists one section.
 
     Args:
-      common: keys of the most frequently changed config values.
+      main: function that gets the arguments that are not flags.
+      common: keys of the most frequently changed config values, for `--help`.
     """
     _print_any_name()
     with readers_may_leave(), mistakes():
@@ -64,7 +67,10 @@ def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> No
 
 
 def _print_any_name() -> None:
-    """Makes the output accept file names that are not UTF-8: as bytes, or escaped if necessary."""
+    """Makes `print` accept file names that are not UTF-8.
+
+    If the output is UTF-8, the original bytes are written, else they are escaped.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf_8 = stream.encoding.lower() in ("utf-8", "utf8")
@@ -72,7 +78,11 @@ def _print_any_name() -> None:
 
 
 def _help_asked() -> str | None:
-    """Returns SECTION of `--help=SECTION`, `full` for all, '' for `--help`; None: no help flag."""
+    """Parses the help flag: '' for `--help`, `full` for `--helpfull`, SECTION of `--help=SECTION`.
+
+    Returns:
+      None if the command line contains no help flag.
+    """
     for argument in sys.argv[1:]:
         if asked := re.fullmatch(r"-h|--?help(?:=(.*)|(full))?", argument):
             return asked[1] or asked[2] or ""
@@ -80,7 +90,13 @@ def _help_asked() -> str | None:
 
 
 def _help(section: str, common: Sequence[str]) -> str:
-    """Returns the help text: purpose, flags and config values, or one section of the config."""
+    """Returns the text for a help flag.
+
+    Args:
+      section: result of `_help_asked`. With '' or `full`, the text contains the command's purpose,
+        flags and config values. With a section of the config, it only contains this section.
+      common: keys of the most frequently changed config values.
+    """
     takes_config = "config" in flags.FLAGS
     if section not in ("", "full"):
         return listing(section) if takes_config else ""
@@ -94,7 +110,7 @@ def _help(section: str, common: Sequence[str]) -> str:
         if named := re.fullmatch(r"--?config=(.+)", argument):
             found = dict(leaves(read_config(named[1])))
             values = {key: found[key] for key in common}
-            if found["auto"] != "none":  # Values that the file leaves open are set automatically.
+            if found["auto"] != "none":  # Values that the file does not set are set automatically.
                 values |= {
                     key: "..." for key, value in values.items() if value == VALUES[key].default
                 }
@@ -105,7 +121,7 @@ def _help(section: str, common: Sequence[str]) -> str:
 
 
 def _flags_of_command() -> str:
-    """Returns the command's own flags with their defaults, in the format of the config's values."""
+    """Returns help on the command's own flags, with their defaults, in the format of `listing`."""
     lines = ["Flags:"]
     for flag in flags.FLAGS.get_key_flags_for_module(sys.modules["__main__"].__name__):
         given = "" if flag.default in (None, []) else flag.default_as_str.strip("'")
@@ -129,7 +145,10 @@ def _flags_of_command() -> str:
 
 @contextlib.contextmanager
 def mistakes():
-    """Reports a user error as one line with exit code 2; warns about google-research's package."""
+    """Context in which a user error is printed as one line, with exit code 2.
+
+    It also prints a warning if google-research's package `vit_jax` is importable.
+    """
     if folder := other_package():
         print(
             f"warning: {folder} is google-research/vision_transformer's package of the same name, "
@@ -146,16 +165,17 @@ def mistakes():
 
 
 def other_package() -> Path | None:
-    """Returns the folder of google-research/vision_transformer's package if it is importable."""
+    """Returns the folder of google-research/vision_transformer's package; None: not importable."""
     folders = (Path(entry, "vit_jax").absolute() for entry in ["", *sys.path])
     return next((folder for folder in folders if os.path.isfile(folder / "models_vit.py")), None)
 
 
 def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
-    """Defines the flag `--config=FILE.py`; its errors are reported as one line.
+    """Defines the flag `--config=FILE.py`. Errors in the file are reported as one line.
 
     Args:
-      default: the config without the flag.
+      about: help text of the flag.
+      default: the config that is used without the flag.
     """
     holder = config_flags.DEFINE_config_file("config", None, about)
     flags.FLAGS["config"].parser = _ConfigFile()
@@ -165,7 +185,10 @@ def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
 
 
 def read_config(path: str) -> "TypedConfig":
-    """Returns the config of `FILE.py` or `FILE.py:ARGUMENT`.
+    """Runs a config file, and returns its config.
+
+    Args:
+      path: `FILE.py` or `FILE.py:ARGUMENT`.
 
     Raises:
       UserError: the file does not exist, or does not return a config.
@@ -177,15 +200,15 @@ def read_config(path: str) -> "TypedConfig":
 
 
 def as_in_file(config: ConfigDict) -> ConfigDict | None:
-    """Returns the config of the file before any changes; None if it has no file."""
+    """Returns the config as its file has returned it, before any changes; None: not from a file."""
     return config.__dict__.get(_AS_IN_FILE)
 
 
 def config_file(name: str) -> str:
-    """Returns the path of a config file: the given path if it exists, else the package's config.
+    """Returns the path of a config file: `name` if this file exists, else the package's config.
 
-    `configs/quickstart.py`, `quickstart.py` and `quickstart` name the package's own config, in
-    every folder.
+    `configs/quickstart.py`, `quickstart.py` and `quickstart` are names of the package's config,
+    whatever the current folder is.
     """
     stem = name.removeprefix("configs/").removesuffix(".py")
     if os.path.isfile(name) or "/" in stem:
@@ -195,11 +218,11 @@ def config_file(name: str) -> str:
 
 
 class _ConfigFault(Exception):
-    """Wraps a UserError on its way through absl's flags, which rewrite every ValueError."""
+    """Wraps a UserError that is raised while absl parses flags. absl would change a ValueError."""
 
 
 class _ConfigFile(flags.ArgumentParser):
-    """Parser of the flag `--config`: runs a config's file, `FILE.py` or `FILE.py:ARGUMENT`."""
+    """Parser of the flag `--config`. It runs the config's file, `FILE.py` or `FILE.py:ARGUMENT`."""
 
     syntactic_help = "FILE.py or FILE.py:ARGUMENT"
 
@@ -209,7 +232,7 @@ class _ConfigFile(flags.ArgumentParser):
         try:
             check_small(file)
             config = runpy.run_path(file)["get_config"](*([argument] if argument else []))
-        except Exception as error:  # A config is a user's program and may raise any exception.
+        except Exception as error:  # A config file is a program and may raise any exception.
             raise _ConfigFault(UserError(_explain_config(file, error))) from error
         if not isinstance(config, ConfigDict):
             returned = f"{file}: get_config returns {type(config).__name__}, not a config"
@@ -220,7 +243,7 @@ class _ConfigFile(flags.ArgumentParser):
 
 
 def _explain_config(file: str, error: Exception) -> str:
-    """Returns one line with the place and the cause of an error in a config's file."""
+    """Returns a line with the line number and the cause of an error in a config's file."""
     if isinstance(error, OSError | SyntaxError) and error.filename == file:
         return _explain_file(file, error)
     if isinstance(error, KeyError) and error.args == ("get_config",):
@@ -236,7 +259,7 @@ def _explain_config(file: str, error: Exception) -> str:
 
 
 def _explain_file(file: str, error: OSError | SyntaxError) -> str:
-    """Returns one line about an error in reading or parsing a config's file."""
+    """Returns a line about an error that occurred when a config's file was read or parsed."""
     if isinstance(error, FileNotFoundError):
         return f"there is no config file {file}; {nearest(Path(file).stem, config_names())}"
     if isinstance(error, SyntaxError):
@@ -269,12 +292,12 @@ def parse_flags() -> list[str]:
             f"there is no flag --{error.flagname}{meant}; the usage is {usage}"
         ) from error
     except (flags.Error, KeyError, AttributeError, TypeError, ValueError, SyntaxError) as error:
-        # ml_collections also raises them, for config values on the command line.
+        # ml_collections also raises these exceptions, for config values on the command line.
         raise UserError(str(error).strip().splitlines()[-1]) from error
 
 
 def _check_keys(arguments: list[str]) -> None:
-    """Raises UserError for an argument that sets an unknown key of the config."""
+    """Raises UserError if an argument sets a key that the config does not have."""
     for argument in arguments:
         match = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         if match is None or match[1] in VALUES:
@@ -284,10 +307,10 @@ def _check_keys(arguments: list[str]) -> None:
 
 
 def _without_unset(arguments: list[str]) -> tuple[list[str], set[str]]:
-    """Separates arguments that set a value to None, which ml_collections would misread.
+    """Separates arguments such as `--config.steps=None`, which ml_collections would misread.
 
     Returns:
-      The other arguments, and the keys that are None.
+      All other arguments, and the keys that are set to None.
     """
     given, unset = [], set()
     for argument in arguments:
@@ -300,7 +323,7 @@ def _without_unset(arguments: list[str]) -> tuple[list[str], set[str]]:
 
 
 def _check_written() -> None:
-    """Raises UserError for a bucket's URL in a flag of an output folder or file."""
+    """Raises UserError if a flag for an output folder or file has the URL of a bucket."""
     for name in WRITTEN & {*flags.FLAGS}:
         value = flags.FLAGS[name].value
         if re.match("(gs|s3)://", str(value)):
@@ -310,7 +333,7 @@ def _check_written() -> None:
 
 
 def _unset_key(argument: str) -> str | None:
-    """Returns KEY of `--config.KEY=None` if this value may be None; otherwise returns None."""
+    """Returns KEY of `--config.KEY=None`, if this value may be None. Else returns None."""
     found = re.fullmatch(r"--?config\.([^=]+)=None", argument) if "config" in flags.FLAGS else None
     value = VALUES.get(found[1]) if found else None
     return found[1] if value and (value.default is None or value.optional) else None
@@ -320,7 +343,7 @@ def parse_image_size(text: str) -> int | tuple[int, int]:
     """Parses an image size: `384`, or `256x384` for height and width.
 
     Raises:
-      UserError: the text has neither format.
+      UserError: the text has another format.
     """
     if not (match := re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)):
         raise UserError(f"--image_size={text} is neither a number of pixels nor HEIGHTxWIDTH")
@@ -328,7 +351,10 @@ def parse_image_size(text: str) -> int | tuple[int, int]:
 
 
 def use_compilation_cache() -> None:
-    """Caches compiled programs: in JAX_COMPILATION_CACHE_DIR if set, else in the user's cache."""
+    """Makes JAX cache compiled programs.
+
+    The cache is JAX_COMPILATION_CACHE_DIR, or, if this is not set, a folder in the user's cache.
+    """
     import jax
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
@@ -338,7 +364,7 @@ def use_compilation_cache() -> None:
 
 
 def code_version() -> dict[str, str]:
-    """Returns the versions of Python and the libraries, and a hash of each of our source files."""
+    """Returns the versions of Python and libraries, and a hash of each source file of vit_jax."""
     folder = Path(__file__).parent
     hashes = {
         str(path.relative_to(folder.parent)): hashlib.blake2b(

@@ -1,4 +1,4 @@
-"""Names of the commands of `vit-jax`: each is a module that `python -m` can start as well."""
+"""The commands of `vit-jax`. Each command is a module that `python -m` can start as well."""
 
 import ast
 from pathlib import Path
@@ -8,20 +8,23 @@ from vit_jax.shipped import CONFIGS, PACKAGE
 
 
 class Command(NamedTuple):
-    """A module of the package, and its default config."""
+    """A command: a module of the package, and the module's default config."""
 
     module: str
     config: str = ""
 
     @property
     def about(self) -> str:
-        """The summary line of its config or, without one, of its module, without importing it."""
+        """Summary of the command: the first docstring line of its config, else of its module.
+
+        The file is not imported.
+        """
         file = CONFIGS / f"{self.config}.py" if self.config else self._file
         return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
 
     @property
     def flags(self) -> list[str]:
-        """Names of the flags that the module defines, without importing it."""
+        """Names of the flags that the module defines. The module is not imported."""
         calls = [
             node
             for node in ast.walk(ast.parse(self._file.read_text()))

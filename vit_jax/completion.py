@@ -5,7 +5,8 @@ The script completes commands, flags and the names of configs.
     vit-jax completion bash > ~/.local/share/bash-completion/completions/vit-jax
     vit-jax completion zsh > ~/.zfunc/_vit-jax       # A folder of $fpath.
 
-The script contains the names of the current configs: run the command again after adding one.
+The script contains the names of the current configs. After a config was added, run the command
+again.
 """
 
 from vit_jax import command
@@ -14,7 +15,7 @@ from vit_jax.config import VALUES
 from vit_jax.errors import UserError, nearest
 from vit_jax.shipped import config_names
 
-# Bash splits `--config=NAME` into three words: `--config`, `=` and the name.
+# Bash splits `--config=NAME` into three words: `--config`, `=` and `NAME`.
 BASH = """\
 _vit_jax() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} flags

@@ -1,8 +1,8 @@
-"""Configs, made from the options of a run (`vit_jax.options`).
+"""Configs of training runs. Their values are the options in `vit_jax.options`.
 
-A file in `configs/` starts from `base_config()`, changes the values of its experiment and returns
-the config through `choose(config, argument)`. docs/config.md lists all values; an unknown key is an
-error.
+A file in `configs/` calls `base_config()`, changes values for its experiment, and returns the
+config through `choose(config, argument)`. docs/config.md lists all values. An unknown key raises
+an error.
 """
 
 import difflib
@@ -22,21 +22,22 @@ from vit_jax.options.run import RunOptions
 if TYPE_CHECKING:
     from vit_jax.config_types import TypedConfig
 
-# All config options by dotted key, and the title of each section; "" is the top level.
+# All options of a config by dotted key, and the title of each section. The section "" is the top
+# level.
 VALUES: dict[str, Option] = dict(all_options(RunOptions))
 SECTIONS = {
     name: title_of(kind) for name, kind in {"": RunOptions, **sections_of(RunOptions)}.items()
 }
 
-# Values that may differ in a resumed run, since they have no effect on training.
+# Values that may change when a run is resumed, because they do not affect the result of training.
 OPERATIONAL = {key for key, value in VALUES.items() if value.operational}
 
 
-# Attribute of a config and of each section, not a value: the keys that were set.
+# Name of an attribute of a config and of each section: the keys that the user has set.
 _GIVEN = "_given"
 
-# New keys of renamed values (CHANGELOG.md). Options that moved from `objective` to their
-# objective's section are found by name.
+# New keys of renamed values (CHANGELOG.md). Options that were moved from `objective` to the section
+# of their objective are not listed here; they are found by name.
 RENAMED = {
     "model.deviation": "model.std",
     "model.head_deviation": "model.head_std",
@@ -53,17 +54,17 @@ RENAMED = {
 
 
 class ConfigMistake(UserError, AttributeError, KeyError, TypeError):
-    """Error for an unknown config key or a value of a wrong type.
+    """Error: a config key is unknown, or a value has the wrong type.
 
-    It is also an instance of the exceptions that ConfigDict raises in these cases.
+    It is also a subclass of the exceptions that ConfigDict raises in these cases.
     """
 
     def __str__(self):
-        return self.args[0]  # KeyError would put it in quotes.
+        return self.args[0]  # `KeyError.__str__` would put the message in quotes.
 
 
 class Config(ConfigDict):
-    """A config or a section of one; its error messages are one line with the nearest key."""
+    """A config, or a section of a config. Error messages are one line and name the nearest key."""
 
     def __getitem__(self, key: str) -> Any:
         try:
@@ -81,7 +82,7 @@ class Config(ConfigDict):
         self.__dict__.setdefault(_GIVEN, set()).add(key)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # Python and libraries look up such attributes.
+        if name.startswith("_"):  # Python and libraries test whether such attributes exist.
             raise AttributeError(name)
         return self[name]
 
@@ -94,7 +95,10 @@ class Config(ConfigDict):
     def copy_and_resolve_references(
         self, visit_map: dict[int, ConfigDict] | None = None
     ) -> "Config":
-        """Returns a copy with values in place of references; keeps the user's keys."""
+        """Returns a copy in which references are replaced by their values.
+
+        The copy has the same record of keys that the user has set.
+        """
         copied = super().copy_and_resolve_references(visit_map)
         copied.__dict__[_GIVEN] = {*self.__dict__.get(_GIVEN, ())}
         return copied
@@ -106,19 +110,22 @@ class Config(ConfigDict):
     def update_from_flattened_dict(
         self, flattened_dict: Mapping[str, Any], strip_prefix: str = ""
     ) -> None:
-        """Sets values by their dotted keys."""
+        """Sets values by their dotted keys, such as `optimizer.learning_rate`."""
         try:
             super().update_from_flattened_dict(flattened_dict, strip_prefix)
         except ConfigMistake:
             raise
-        except KeyError:  # The section does not exist.
+        except KeyError:  # A section does not exist.
             keys = (self._dotted(key.removeprefix(strip_prefix)) for key in flattened_dict)
             raise ConfigMistake(
                 unknown_key(next(key for key in keys if key not in VALUES))
             ) from None
 
     def _dotted(self, key: str) -> str:
-        """Returns the dotted key; the section is identified by its other keys."""
+        """Returns the dotted key of a key in this section.
+
+        The name of a section is not stored. It is found by comparing the section's keys.
+        """
         names = {*self.keys()}
         section = next(
             (section for section in SECTIONS if section and names == _names(section)), ""
@@ -137,9 +144,9 @@ class Config(ConfigDict):
 
 
 def given_keys(config: ConfigDict) -> set[str]:
-    """Returns the dotted keys of values that the user set, on the command line or in a program.
+    """Returns the dotted keys of values that the user has set, on the command line or in a program.
 
-    These are all keys that were set after the config's file or `base_config` created it.
+    These are all keys that were set after the config's file, or `base_config`, has returned it.
     """
     keys = set()
     for key, value in config.items():
@@ -151,7 +158,7 @@ def given_keys(config: ConfigDict) -> set[str]:
 
 
 def as_made(config: ConfigDict) -> None:
-    """Marks all values as set by the config's file and not by the user."""
+    """Marks all values as not set by the user. It is called when a config's file returns it."""
     config.__dict__.pop(_GIVEN, None)
     for value in config.values():
         if isinstance(value, ConfigDict):
@@ -163,7 +170,7 @@ def _names(section: str) -> set[str]:
 
 
 def base_config() -> "TypedConfig":
-    """Returns a locked config with all values at their defaults."""
+    """Returns a config with default values. It is locked: unknown keys raise an error."""
     config = Config()
     for key, value in VALUES.items():
         *parts, name = key.split(".")
@@ -178,13 +185,14 @@ def base_config() -> "TypedConfig":
 
 
 def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str], str]:
-    """Splits `name=value` pairs from a config's argument, such as `model=ViT-S/16,smoke`.
+    """Splits the argument of a config, such as `model=ViT-S/16,smoke`.
 
     Args:
+      argument: the argument.
       defaults: all allowed names with their default values.
 
     Returns:
-      The values by name, and the rest of the argument, which is for `choose`.
+      The values by name, and the part without `name=value`, such as `smoke`, for `choose`.
     """
     values, rest = dict(defaults), []
     for part in (argument or "").split(","):
@@ -199,12 +207,18 @@ def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str],
 
 
 def chosen_teacher(named: str, argument: str | None, default: str | None = None) -> str | None:
-    """Returns the named teacher, else a random one for `smoke`, else the default."""
+    """Returns the teacher of a config.
+
+    Args:
+      named: the teacher that the user has named, or empty.
+      argument: argument of the config. For `smoke`, the teacher is `random`.
+      default: the teacher in all other cases.
+    """
     return named or ("random" if argument == "smoke" else default)
 
 
 def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
-    """Returns the config or, for the argument `smoke`, a two-step version on synthetic images."""
+    """Returns the config. For the argument `smoke`, changes it to two steps on synthetic images."""
     if not argument:
         return config
     if argument != "smoke":
@@ -214,7 +228,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2))
     config.model.name = config.model.name or "ViT-B/16"
     config.checkpoint.every = 2
-    # Data sets of these evaluations and of suites may be missing on this machine.
+    # These evaluations are disabled because their data sets may be missing on this machine.
     config.fewshot.every = config.knn.every = 0
     config.evaluate.suites = ()
     family, values = parse_name(config.model.name)
@@ -258,7 +272,7 @@ def unknown_key(key: str) -> str:
 
 
 def _similar_keys(key: str) -> str:
-    """Returns the end of the message for an unknown key: similar keys, same section first."""
+    """Returns the end of the message for an unknown key: similar keys, the same section's first."""
     section, _, name = key.rpartition(".")
     if section:
         inside = [key.rpartition(".")[2] for key in VALUES if key.startswith(f"{section}.")]
@@ -283,7 +297,11 @@ def _new_names(key: str) -> list[str]:
 
 
 def check_values(given: Mapping[str, Any]) -> None:
-    """Raises UserError unless the dotted keys are exactly a config's, with values in bounds."""
+    """Raises UserError if keys are unknown or missing, or if a value is out of bounds.
+
+    Args:
+      given: values by dotted key.
+    """
     for key in given.keys() - VALUES.keys():
         raise UserError(unknown_key(key))
     for key in VALUES.keys() - given.keys():
@@ -301,9 +319,10 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
     """Raises UserError for unknown keys, invalid values, and changed values that have no effect.
 
     Args:
-      handed_in: the objective is passed by a program, and may read all options of objectives.
-      file: the config before the user changed values. Values set by the file may have no effect
-        after a change.
+      config: the config.
+      handed_in: the objective was passed by a program. It may use the options of all objectives.
+      file: the config before the user changed values. A change may leave values of the file without
+        effect; these are allowed.
     """
     check_values(dict(leaves(config)))
     for key in VALUES:
@@ -325,7 +344,7 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
 
 
 def unread(config: ConfigDict) -> dict[str, str]:
-    """Returns the keys of changed values without effect, with the unmet conditions."""
+    """Returns changed values that have no effect: the condition for an effect, by dotted key."""
     changed = [key for key, value in leaves(config) if _plain(value) != _plain(VALUES[key].default)]
     needed = {key: needs(config) for key in changed if (needs := VALUES[key].requires)}
     return {key: words for key, words in needed.items() if words}
@@ -336,7 +355,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_fits(config: ConfigDict | RunOptions, key: str) -> None:
-    """Raises UserError if a value is inconsistent with the others."""
+    """Raises UserError if a value is inconsistent with other values of the config."""
     if validate := VALUES[key].validate:
         value = functools.reduce(getattr, key.split("."), config)
         words = validate(value, config)
@@ -344,7 +363,7 @@ def check_fits(config: ConfigDict | RunOptions, key: str) -> None:
 
 
 def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields all pairs of a config's dotted key and its value."""
+    """Yields (dotted key, value) for all values of a config."""
     for key, value in config.items():
         if isinstance(value, ConfigDict):
             yield from leaves(value, f"{prefix}{key}.")
@@ -353,7 +372,7 @@ def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def run_options(config: ConfigDict) -> RunOptions:
-    """Returns the values of a config as the typed options of a run."""
+    """Converts a config to typed options, `RunOptions`."""
     return _options(RunOptions, config)
 
 
@@ -362,30 +381,35 @@ def _options(kind: type, config: ConfigDict) -> Any:
     for name, value in config.items():
         if name in sections:
             value = _options(sections[name], value)
-        elif isinstance(value, list):  # Read from JSON.
+        elif isinstance(value, list):  # JSON has lists in place of tuples.
             value = tuple(value)
         values[name] = value
     return kind(**values)
 
 
 def to_json(config: ConfigDict) -> str:
-    """Returns the config as JSON for `from_json`; the order of keys is kept."""
+    """Returns the config as JSON for `from_json`. The order of keys is preserved."""
     return json.dumps(config.to_dict(), indent=2)
 
 
 def from_json(text: str) -> ConfigDict:
-    """Returns the config from a text written by `to_json`."""
+    """Returns the config that `to_json` has written."""
     config = base_config()
     config.unlock().update(json.loads(text))
     return config.lock()
 
 
 def differences(saved: str, config: ConfigDict) -> list[str]:
-    """Returns the changes that prevent a run from continuing, as `key: saved -> new`."""
-    # Values that were added after the config was saved have their defaults.
+    """Returns the changes of a config with which its run cannot be resumed: `key: saved -> new`.
+
+    Args:
+      saved: the run's config as JSON.
+      config: the new config.
+    """
+    # Options that are newer than the saved config have their defaults in it.
     texts = to_json(from_json(saved)), to_json(config)
     old, new = (dict(leaves(ConfigDict(json.loads(text)))) for text in texts)
-    # Values without effect, which earlier versions accepted.
+    # Earlier versions accepted values without effect, so these are ignored.
     ignored = OPERATIONAL | unread(from_json(saved)).keys()
     return [
         f"{key}: {old.get(key)} -> {new.get(key)}"

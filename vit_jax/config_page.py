@@ -1,4 +1,4 @@
-"""Documentation of all config values: a page of Markdown, and a listing for the terminal."""
+"""Documentation of all config values: the page docs/config.md, and a listing for the terminal."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from vit_jax.config import SECTIONS, VALUES
 from vit_jax.errors import UserError, nearest
 from vit_jax.options.option import Option
 
-WIDTH = 100  # Columns of a terminal.
+WIDTH = 100  # Width of listings in characters.
 GOES_ON = "May be changed when a run resumes."
 
 
@@ -37,7 +37,7 @@ def page() -> str:
 
 
 def types() -> str:
-    """Returns the module `vit_jax/config_types.py`: types of all config values, for editors."""
+    """Returns the source of `vit_jax/config_types.py`: types of all config values, for editors."""
     lines = [
         '"""The types of a config\'s values, for editors. Written by docs/write_config.py."""',
         "",
@@ -80,10 +80,13 @@ def _type_of(option: Option) -> str:
 
 
 def listing(section: str | None = None) -> str:
-    """Returns the values of one section, or of all, for a terminal.
+    """Returns a listing of config values for a terminal.
+
+    Args:
+      section: a section of the config; None: all sections.
 
     Raises:
-      UserError: there is no such section.
+      UserError: the section does not exist.
     """
     if section is not None and section not in SECTIONS:
         raise UserError(
@@ -98,7 +101,9 @@ def listing(section: str | None = None) -> str:
 
 
 def short_listing(values: Mapping[str, Any]) -> str:
-    """Returns some values for a terminal: a line for the flag and one or two for the meaning.
+    """Returns a listing of some config values for a terminal.
+
+    Each value has a line with the flag, and one or two lines with the meaning.
 
     Args:
       values: values of the config by their dotted keys.

@@ -2,21 +2,22 @@
 
 SOURCE is a workdir, a `.npz` file of Google's, a `.safetensors` file or folder of timm or
 Transformers, `hf://owner/name`, or a file of PyTorch's: `.pth`, `.pt`, `.ckpt`, `.pth.tar` or
-`.bin`. PyTorch files, which are read by PyTorch, may come from timm, from Transformers
-(`pytorch_model.bin` next to its config.json), from open_clip (`open_clip_pytorch_model.bin` next to
-its open_clip_config.json), from the authors of DINO, DINOv2, DINOv3, MAE, DeiT,
-BEiT, EVA, EVA-02, ConvNeXt or Swin, or from DALL-E's encoder (`FILE.pth@teacher`: one of several
-dicts of tensors).
+`.bin`. PyTorch files may come from timm, from Transformers (`pytorch_model.bin` next to its
+config.json), from open_clip (`open_clip_pytorch_model.bin` next to its open_clip_config.json), from
+the authors of DINO, DINOv2, DINOv3, MAE, DeiT, BEiT, EVA, EVA-02, ConvNeXt or Swin, or from
+DALL-E's encoder. They are read with PyTorch. If a file contains several dicts of tensors,
+`FILE.pth@teacher` selects the dict `teacher`.
 
 With `--depth_head=FILE.pth` a depth head that DINOv2's authors published (`linear`, `linear4` or
 `dpt`) is written next to its backbone, SOURCE: `vit_jax.load_depth(DESTINATION)` loads both.
 
-With `--tower=both` a model of images and texts is written for Transformers, or with
-`--to=open_clip` for open_clip, with both towers, its preprocessing and its tokenizer; SOURCE is
-then as in `load_image_text`.
+With `--tower=both` an image-text model is written with its image encoder, text encoder,
+preprocessing and tokenizer: for Transformers, or with `--to=open_clip` for open_clip. SOURCE is
+then a source as in `load_image_text`.
 
-DESTINATION is `FILE.npz` for Google's format. A new folder is for Transformers, for timm if
-Transformers does not have the model, or for DALL-E's own code if it is its encoder; `--to` chooses.
+DESTINATION is `FILE.npz` for Google's format. If it is a new folder, the model is written for
+Transformers, or for timm if Transformers does not have the model. DALL-E's encoder is written for
+DALL-E's own code. `--to` selects another library.
 """
 
 import re
@@ -124,7 +125,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _check_flags() -> None:
-    """Raises UserError for a flag without the other one that it needs."""
+    """Raises UserError if a flag requires another flag that is not set."""
     if flags.FLAGS.max_depth is not None and not flags.FLAGS.depth_head:
         raise UserError("--max_depth is the range of --depth_head: give both, or neither")
     if flags.FLAGS.to == "open_clip" and flags.FLAGS.tower != "both":
@@ -132,10 +133,10 @@ def _check_flags() -> None:
 
 
 def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> None:
-    """Converts both towers of an image-text model, and prints their descriptions.
+    """Converts the image and the text encoder of an image-text model, and prints descriptions.
 
     Raises:
-      UserError: the library has no such model, or flags do not apply to it.
+      UserError: the library does not have this model, or a flag does not apply to it.
     """
     from vit_jax.image_text import open_towers
     from vit_jax.interop.towers_format import Towers
@@ -167,7 +168,13 @@ def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> N
 
 
 def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
-    """Converts a checkpoint with changed model arguments, and prints the mapping of names."""
+    """Converts a checkpoint, and prints the mapping of parameter names.
+
+    Args:
+      source: the checkpoint.
+      destination: file or folder to write.
+      changes: model arguments to change.
+    """
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, changes.get("image_size"))
     if flags.FLAGS.depth_head:
@@ -208,15 +215,15 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
 
 
 def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) -> Checkpoint:
-    """Returns a backbone's checkpoint with a depth head of DINOv2's authors.
+    """Returns a backbone's checkpoint, to which a depth head of DINOv2's authors is added.
 
     Args:
-      checkpoint: the backbone.
-      file: a PyTorch file.
+      checkpoint: checkpoint of the backbone.
+      file: PyTorch file with the depth head.
       max_depth: as in `read_depth_head`.
 
     Raises:
-      UserError: the file cannot be read, or its head is for another backbone.
+      UserError: the file cannot be read, or its head belongs to another backbone.
     """
     with phase(f"reading {file}"), tempfile.TemporaryDirectory() as folder:
         tensors, _ = read_tensors(file, Path(folder))
@@ -225,10 +232,11 @@ def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) 
 
 
 def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:
-    """Returns a line for each kind of parameter; the layers of a model share a line.
+    """Returns lines that map parameter names between source, vit_jax and output.
 
-    A line contains the number of tensors, our name, the name in the source if it has the parameter,
-    and the name in the output.
+    A line contains the number of tensors, the name in vit_jax, the name in the source (if the
+    source has the parameter), and the name in the output. Parameters of different layers that only
+    differ in the layer's number share a line.
     """
 
     def kind(*names):

@@ -1,4 +1,4 @@
-"""Models with dense prediction heads: loading, and prediction for images of any size."""
+"""Models for segmentation, detection and depth: loading, and prediction for images of any size."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -37,10 +37,14 @@ OnUnreadable = Callable[[int, Unreadable | OSError], None]
 
 
 def objective_at(source: str) -> str | None:
-    """Returns the objective of a run, or `depth` for a folder with a depth head; else None."""
+    """Returns the objective of a checkpoint, such as `segmentation`; None: unknown.
+
+    It is the objective of a run, or `depth` for a folder with a depth head.
+    """
     path = Path(split_checkpoint(source)[0])
     if not is_workdir(str(path)):
-        # The other heads predict classes; only workdirs contain class names.
+        # Heads for segmentation and detection predict classes. Only workdirs contain their names,
+        # so such heads are only read from workdirs.
         beside = open_beside(path, check_finite) if path.is_dir() else None
         return DEPTH.objective if beside and beside.name == DEPTH.objective else None
     from vit_jax.runs.workdir import place_of, saved_run
@@ -58,8 +62,8 @@ def load_segmenter(
 ) -> Segmenter:
     """Loads the model of a segmentation run with its head.
 
-    `segmenter.predict(images)` returns the class of each pixel of images of any size;
-    `segmenter(images)` the scores of preprocessed images.
+    `segmenter.predict(images)` returns the class of each pixel, for images of any size.
+    `segmenter(images)` returns the scores of preprocessed images.
 
     Args:
       source: the workdir of a run with `config.objective.name='segmentation'`, `WORKDIR@best` or
@@ -142,7 +146,7 @@ def _load(
 
 
 class Predictor:
-    """Predicts images of any size with a model and its head.
+    """Function that predicts images of any size with a model and its head.
 
     Args:
       crop: the run's evaluation transform.
@@ -163,12 +167,12 @@ class Predictor:
     def stream(
         self, model: Any, source: Source, on_unreadable: OnUnreadable, **options: Any
     ) -> Iterator[tuple[int, Any]]:
-        """Yields the index and the prediction of each readable image; see `DenseModel.stream`."""
+        """Yields the index and the prediction of each readable image, as `DenseModel.stream`."""
         raise NotImplementedError
 
 
 class SegmentationPredictor(Predictor):
-    """Predicts class maps with sliding windows."""
+    """Function that predicts the class of each pixel, with sliding windows."""
 
     merge = staticmethod(Windows.class_map)
 
@@ -191,13 +195,13 @@ class SegmentationPredictor(Predictor):
 
 
 class DepthPredictor(SegmentationPredictor):
-    """Predicts depths with sliding windows."""
+    """Function that predicts the depth of each pixel, with sliding windows."""
 
     merge = staticmethod(Windows.value_map)
 
 
 class DetectionPredictor(Predictor):
-    """Predicts objects in pixels of the original image."""
+    """Function that predicts objects. Their boxes are in pixels of the original image."""
 
     def __init__(self, crop: TestCrop):
         super().__init__(crop)
@@ -232,7 +236,7 @@ class DetectionPredictor(Predictor):
                 yield index, detections(one, placement, threshold)
 
 
-# By objective.
+# Class of the predictor for each objective.
 PREDICTORS: dict[str, Callable[[TestCrop], Predictor]] = {
     SEGMENTATION.objective: SegmentationPredictor,
     DETECTION.objective: DetectionPredictor,
@@ -241,7 +245,7 @@ PREDICTORS: dict[str, Callable[[TestCrop], Predictor]] = {
 
 
 def placed_crop(crop: TestCrop, image: bytes | np.ndarray) -> tuple[Placement, np.ndarray]:
-    """Returns the placement of an image's crop, and the crop, uint8 `[height, width, 3]`.
+    """Crops an image; returns the crop's placement, and the crop, uint8 `[height, width, 3]`.
 
     Raises:
       Unreadable: the image is damaged.
@@ -254,8 +258,8 @@ def detections(best: Best, placement: Placement, threshold: float = 0.0) -> Dete
     """Converts a detector's outputs for a crop to objects in the original image.
 
     Args:
-      best: NumPy arrays, without the axis `batch`.
-      placement: the placement of the crop.
+      best: the outputs of one image, as NumPy arrays without a batch axis.
+      placement: placement of the crop in the original image.
       threshold: minimum score of an object.
     """
     kept = best.scores >= threshold
@@ -269,13 +273,13 @@ def detections(best: Best, placement: Placement, threshold: float = 0.0) -> Dete
 
 
 def original_corners(boxes: np.ndarray, placement: Placement) -> np.ndarray:
-    """Returns left, top, right and bottom in pixels of the original image.
+    """Converts boxes in a crop to left, top, right and bottom in pixels of the original image.
 
-    They are clipped to the part of the image that the crop shows.
+    The boxes are clipped to the part of the image that the crop shows.
 
     Args:
-      boxes: left, top, right and bottom relative to the crop's sides, `[boxes, 4]`.
-      placement: the placement of the crop.
+      boxes: left, top, right and bottom as fractions of the crop's sides, `[boxes, 4]`.
+      placement: placement of the crop in the original image.
     """
     (rows, columns), (height, width) = placement.size, placement.shown
     box = placement.box
@@ -286,16 +290,16 @@ def original_corners(boxes: np.ndarray, placement: Placement) -> np.ndarray:
 
 
 def original_mask(logits: np.ndarray, placement: Placement) -> np.ndarray:
-    """Returns the pixels of the original image that belong to an object, bool `[height, width]`.
+    """Converts an object's mask in a crop to a mask of the original image, bool `[height, width]`.
 
-    Logits are interpolated bilinearly.
+    The logits are interpolated bilinearly. The mask is True where they are above 0.
 
     Args:
-      logits: float32 `[rows, columns]`, of the whole crop.
-      placement: the placement of the crop.
+      logits: logits of the object's mask, which cover the whole crop, float32 `[rows, columns]`.
+      placement: placement of the crop in the original image.
     """
     box = placement.box
-    # Coordinates of the logits are a * x + b, where x is the coordinate in the original image.
+    # If x is a coordinate in the original image, a * x + b is the coordinate in the logits.
     a, b = np.zeros(2), np.zeros(2)
     for axis, (start, end) in enumerate(((box.left, box.right), (box.top, box.bottom))):
         side = 1 - axis

@@ -1,4 +1,4 @@
-"""Writes depth maps of a folder's images, pictures in colours and a page that shows them."""
+"""Writes predicted depth maps of images, coloured pictures, and a page with the pictures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,24 +16,27 @@ from vit_jax.models.dense.depth_model import DepthModel
 from vit_jax.models.dense.palette import coloured_depth, depth_legend
 
 DEPTHS, COLOURS = "depth", "colours"
-# Size of a PNG's unit in metres, and its name: millimetres, KITTI's 1/256 m, and decimetres for
-# large distances.
+# Units of depth in PNG files: the size in metres, and the name. KITTI uses 1/256 m, and decimetres
+# are for large distances.
 UNITS = {0.001: "millimetres", 1 / 256: "1/256 m", 0.1: "decimetres"}
 MOST = 2**16 - 1  # Maximum value of a pixel, in units.
 
 
 def unit_of(farthest: float) -> float:
-    """Returns the finest unit of `UNITS`, in metres, in which a depth fits into 16 bits."""
+    """Returns the smallest unit of `UNITS`, in metres, with which a depth fits into 16 bits."""
     return next(unit for unit in UNITS if farthest <= MOST * unit)
 
 
 def depth_image(depth: np.ndarray, unit: float) -> Image.Image:
-    """Converts depths in metres to a 16-bit grey image in a unit of `UNITS`."""
+    """Converts depths in metres to a 16-bit grey image whose values are multiples of `unit`."""
     return Image.fromarray(np.round(depth / unit).clip(0, MOST).astype(np.uint16))
 
 
 def in_colours(depth: np.ndarray) -> np.ndarray:
-    """Returns depths in colours, scaled to their own range, uint8 `[height, width, 3]`."""
+    """Converts depths to colours, uint8 `[height, width, 3]`.
+
+    The colour scale spans the range of the depths.
+    """
     return np.asarray(coloured_depth(depth, depth.min(), depth.max())).astype(np.uint8)
 
 
@@ -44,17 +47,17 @@ def write_depths(
     log: Callable[[str], None],
     on_depth: Callable[[str, str], None],
 ) -> int:
-    """Writes the depth maps of images and a page; returns the number of images that were read.
+    """Writes depth maps, coloured pictures and a page; returns the number of images that were read.
 
-    A depth map is a 16-bit grey PNG of the image's size, in the unit of `unit_of`. A picture in
-    colours is a JPEG, scaled to the range of its own depths.
+    A depth map is a 16-bit grey PNG with the image's size. `unit_of` returns its unit. A coloured
+    picture is a JPEG. Its colour scale spans the range of the image's depths.
 
     Args:
-      folder: `depth/`, `colours/` and `index.html` are written to it.
+      folder: folder into which `depth/`, `colours/` and `index.html` are written.
       model: the model.
       images: the images.
-      log: callback for messages on images that cannot be read, and on the unit.
-      on_depth: called with the path of each image and a description of its depths.
+      log: callback for messages about unreadable images and about the unit.
+      on_depth: callback that receives the path of each image and a description of its depths.
 
     Raises:
       UserError: no image can be read.

@@ -1,4 +1,4 @@
-"""The exception for errors that users see without a traceback, and helpers for messages."""
+"""The exception `UserError`, which commands print without a traceback, and helpers for messages."""
 
 import contextlib
 import difflib
@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Iterable
 
-# Errors of disks and file systems: full, read-only, no permission, damaged, or removed.
+# Error numbers of disks and file systems: full, read-only, no permission, damaged, or removed.
 OF_SYSTEM = {
     getattr(errno, name)
     for name in (
@@ -33,10 +33,10 @@ OF_SYSTEM = {
 
 
 class UserError(ValueError):
-    """An error that the user can correct: commands print it as one line and exit with code 2.
+    """An error that the user can correct. Commands print its message and exit with code 2.
 
-    The message describes the error, its place and the allowed values. It is a single line, even if
-    names of files contain line breaks.
+    The message describes the error, its place and the allowed values. It is always a single line:
+    line breaks in file names are replaced by spaces.
     """
 
     def __init__(self, message: str):
@@ -44,7 +44,10 @@ class UserError(ValueError):
 
 
 def mistake(error: BaseException) -> str | None:
-    """Returns the message for a user error or a file system's error; None for a bug."""
+    """Returns the message for the user; None: the error is a bug.
+
+    Errors with a message are UserErrors, errors of the file system, and a lack of memory.
+    """
     if isinstance(error, UserError):
         message = str(error)
     elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
@@ -64,7 +67,10 @@ def mistake(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def readers_may_leave():
-    """Exits without a traceback, as after SIGPIPE, if the reader of the output has closed it."""
+    """Context that exits without a traceback if the reader of the output has closed it (`| head`).
+
+    The exit code is that of a process that SIGPIPE has ended.
+    """
     try:
         try:
             yield
@@ -73,22 +79,22 @@ def readers_may_leave():
     except BrokenPipeError:
         if not _unread(sys.stdout.fileno()):
             raise
-        # Python would flush the rest at exit, and report an error.
+        # Otherwise Python would flush the remaining output at exit, and report another error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
 
 
 def _unread(descriptor: int) -> bool:
-    """Returns True for a pipe with a closed other end."""
+    """Returns True if the reader of a pipe has closed it."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # Errors are reported without being requested.
+    poll.register(descriptor, 0)  # With the mask 0, `poll` only reports errors.
     return bool(poll.poll(0))
 
 
 def bytes_asked(error: BaseException) -> int | None:
-    """Returns the size of a failed allocation in bytes; None for an error of another kind.
+    """Returns the size of a failed allocation in bytes; None: `error` is not about memory.
 
-    It is 0 if the error does not contain a size.
+    The size is 0 if the error message does not contain it.
     """
     text = str(error)
     of_device = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in text
@@ -106,12 +112,12 @@ def bytes_asked(error: BaseException) -> int | None:
 
 
 def as_text(path: str) -> str:
-    r"""Returns a path as valid UTF-8; invalid bytes are escaped, such as `\udce9`."""
+    r"""Returns a path as valid UTF-8. Invalid bytes are escaped, for example as `\udce9`."""
     return path.encode("utf-8", "backslashreplace").decode()
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown word: the closest choice, or all of them."""
+    """Returns the end of a message about an unknown word: the closest choice, or all choices."""
     choices = sorted(choices)
     spelled = {choice.casefold(): choice for choice in choices}
     close = difflib.get_close_matches(word.casefold(), spelled, n=1, cutoff=0.5)

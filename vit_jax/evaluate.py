@@ -1,27 +1,28 @@
 """Evaluates a model: python -m vit_jax.evaluate --checkpoint=WORKDIR --suite=fewshot --out=DIR.
 
-Suites, one or several with commas, or all:
+--suite is one suite, several suites separated by commas, or `all`:
 
   imagenet  top-1 and top-5 on ImageNet's validation images, ReaL's labels (--real), ImageNet-v2,
             ObjectNet (--objectnet): for a model with ImageNet's 1,000 classes
-  vtab      fine-tuning on the 19 tasks of VTAB-1k as configs/finetune.py does (--value changes it)
-  fewshot   least squares on the frozen network's features, 1 to 25 images of each class
-  knn       k-NN classification among all training images, by the same features
-  probe     a linear probe on the same features of all training images, by L-BFGS
-  sgd_probe a linear probe by SGD, as DINOv2's: over learning rates and choices of class tokens and
-            patch tokens
-  zero_shot top-1 and top-5 by class names, for a model of images and texts (--names, --templates)
-  retrieval recall of captions and of images at 1, 5 and 10, for a model of images and texts
+  vtab      fine-tuning on the 19 tasks of VTAB-1k with configs/finetune.py (--value changes values)
+  fewshot   least squares on the frozen model's features, with 1 to 25 training images per class
+  knn       k-NN classification with the frozen model's features of all training images
+  probe     a linear probe on the frozen model's features of all training images, by L-BFGS
+  sgd_probe DINOv2's linear probe by SGD: the best of several learning rates and feature sets
+            (class tokens, with and without patch tokens)
+  zero_shot top-1 and top-5 by class names, for an image-text model (--names, --templates)
+  retrieval recall of captions and of images at 1, 5 and 10, for an image-text model
   segmentation
-            mIoU and accuracies of pixels: --set=FOLDER of images and masks; a checkpoint that is
-            no segmentation run is frozen, and gets a linear layer (--segmentation_steps)
+            mIoU and pixel accuracies on --set=FOLDER with images and masks. For a checkpoint
+            without a segmentation head, a linear layer is trained on the frozen model first
+            (--segmentation_steps)
   detection COCO's AP and AR, for a detection run: --set=FOLDER with COCO's files
   depth     RMSE, AbsRel and delta, for a depth run: --set=FOLDER of images and depth maps
 
-It writes results.json, results.md (with the paper's values next to ours) and results.png; the last
-five suites also write pages with pictures. The same command again continues: results for the same
-checkpoint, step, parameters and data are reused. A missing data set gets a row that explains how to
-get it.
+The command writes results.json, results.md (with the paper's values for comparison) and
+results.png. The last five suites also write pages with pictures. If the same command is run again,
+it reuses results for the same checkpoint, step, parameters and data. A missing data set gets a row
+that explains how to get it.
 """
 
 from absl import flags
@@ -92,7 +93,12 @@ def main(arguments: list[str]) -> None:
 
 
 def parsed(name: str, option: SuiteOption, given):
-    """Returns the parsed value of a flag.
+    """Returns the parsed value of a suite's flag.
+
+    Args:
+      name: name of the flag.
+      option: the suite's option.
+      given: value of the flag as text; for a repeated flag, a list of texts.
 
     Raises:
       UserError: the value is invalid.

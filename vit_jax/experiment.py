@@ -1,18 +1,18 @@
 """Runs an experiment of experiments/: python -m vit_jax.experiment figure3 --out=DIR.
 
   --list          lists every table, figure and claim: requirements, duration, recorded results
-  NAME --help     lists an experiment's own flags
+  NAME --help     lists the experiment's own flags
   NAME --plan     lists the runs that are known in advance, with their exaFLOPs; runs nothing
-  NAME --out=DIR  runs it, and writes NAME.md, NAME.json and its plots into DIR, where
-                  progress.html shows the progress. The same command again continues; several
-                  machines that share DIR share the runs
+  NAME --out=DIR  runs the experiment, and writes NAME.md, NAME.json and plots into DIR.
+                  DIR/progress.html shows the progress. The same command continues the
+                  experiment. Several machines with a shared DIR divide the runs
   NAME --steps=4 --out=DIR  the same with four steps per run, to test that everything works
-  NAME --scale=paper  runs it by the paper's own recipe, on its data
+  NAME --scale=paper  runs the experiment with the paper's own recipe and data
   NAME --scale=paper --data=jft=folder:/data/mine  replaces a data set by your own images
   record NAME DIR ... --verdict="agrees: At 16 pixels, 1,200 steps: why"
                   writes the record of the runs in these folders into experiments/records. The
                   verdict is agrees, agrees in part, contradicts, not seen at this scale or cannot
-                  tell; without one the earlier verdict is kept if the results are the same
+                  tell. Without --verdict, the earlier verdict is kept if the results are the same
   ledger          writes LEDGER.md, and the recorded tables in README.md and docs/
 
 NAME may also be a file, such as mine/table8.py, that defines one `EXPERIMENT`.
@@ -53,10 +53,10 @@ from vit_jax.shipped import EXPERIMENTS, demand_checkout
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the command of the arguments.
+    """Runs the command with its arguments, as in the module's docstring.
 
     Raises:
-      UserError: there is no such experiment, data are missing, or a run failed.
+      UserError: the experiment does not exist, data are missing, or a run failed.
     """
     flags = [argument for argument in arguments if argument.startswith("-")]
     name, *rest = [argument for argument in arguments if argument not in flags] or [""]
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> None:
 
 
 def keep_record(names_and_folders: list[str], flags: list[str]) -> None:
-    """Writes the record of an experiment from the folders of its runs.
+    """Writes the record of an experiment's results, given the folders of its runs.
 
     Args:
       names_and_folders: name of the experiment, and the folders.
@@ -127,10 +127,10 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Experiment:
-    """Returns the experiment of a name or a file.
+    """Loads an experiment, given its name or its file.
 
     Raises:
-      UserError: it does not exist.
+      UserError: the experiment does not exist.
     """
     file = Path(name) if name.endswith(".py") else EXPERIMENTS / f"{name}.py"
     if not file.is_file():
@@ -145,7 +145,7 @@ def load(name: str) -> Experiment:
 
 
 def print_list() -> None:
-    """Prints a paragraph for each experiment, in the ledger's order, and their total hours."""
+    """Prints a paragraph for each experiment, in the order of LEDGER.md, and the total hours."""
     known, recorded = {name: load(name) for name in names()}, records()
     minutes = {"of the paper": 0.0, "our own": 0.0}
     for name in sorted(known, key=lambda name: ledger_page.order(known[name].place, name)):
@@ -176,7 +176,12 @@ def print_experiment(name: str, experiment: Experiment, recorded: dict) -> None:
 
 
 def price(recorded: dict, name: str) -> str:
-    """Returns the device-days at the paper's scale, from the record `prices`; '': unknown."""
+    """Returns the device-days of an experiment at the paper's scale, as text; '': unknown.
+
+    Args:
+      recorded: all records. The record `prices` contains the device-days.
+      name: name of the experiment.
+    """
     days = recorded.get("prices", {}).get("figures", {}).get("days", {}).get(name)
     return (
         ""
@@ -186,7 +191,7 @@ def price(recorded: dict, name: str) -> str:
 
 
 def write_ledger() -> None:
-    """Writes LEDGER.md, and the tables of records into README.md and the pages of docs/."""
+    """Writes LEDGER.md, and writes recorded tables into README.md and the pages of docs/."""
     known, recorded = {name: load(name) for name in names()}, records()
     ledger_page.PAGE.write_text(ledger_page.page(known, recorded))
     for path in [ledger_page.ROOT / "README.md", *sorted((ledger_page.ROOT / "docs").glob("*.md"))]:
@@ -198,7 +203,7 @@ def write_ledger() -> None:
 
 
 def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
-    """Returns the values of the flags; exits after `--help` or an unknown flag."""
+    """Parses the flags of an experiment. `--help` or an unknown flag ends the process."""
     parser = argparse.ArgumentParser(
         f"python -m vit_jax.experiment {name}", description=experiment.claim
     )
@@ -234,12 +239,12 @@ def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
 def steps(text: str) -> int:
     """Parses `--steps`: an integer above 0."""
     if (number := int(text)) < 1:
-        raise ValueError(text)  # argparse reports it with the flag's name.
+        raise ValueError(text)  # argparse adds the flag's name to the message.
     return number
 
 
 def show_plan(trials: list[Trial]) -> None:
-    """Prints a command for each known run, with its compute."""
+    """Prints a command for each run that is known in advance, with its exaFLOPs."""
     from vit_jax.planning.estimate import make_workload
 
     total = 0.0

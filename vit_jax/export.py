@@ -1,22 +1,24 @@
 """Exports a model as one file for serving: python -m vit_jax.export CHECKPOINT FILE.onnx.
 
-FILE.stablehlo is a program for JAX, FILE.onnx one for ONNX Runtime. CHECKPOINT is a source as in
-load_model. The program takes images `[batch, height, width, channels]` with any batch size, float32
-in [-1, 1] or, with --uint8, pixel values. It normalizes them by the model's mean and std, and
-returns logits `[batch, classes]` or features in float32. It computes in --dtype, by default
-float32, regardless of the dtype of training. The program is run at two batch sizes on the CPU and
-compared with the model in float32. Class names and preprocessing are stored in the metadata of an
-ONNX file, or in FILE.stablehlo.json.
+FILE.stablehlo is a program for JAX, and FILE.onnx is a program for ONNX Runtime. CHECKPOINT is a
+source as in load_model. The program's input is images `[batch, height, width, channels]` with any
+batch size, float32 in [-1, 1] or, with --uint8, pixel values. The program normalizes them by the
+model's mean and std, and returns logits `[batch, classes]` or features in float32. It computes in
+--dtype, by default float32, regardless of the dtype of training. Before the file is written, the
+program is run at two batch sizes on the CPU and compared with the model in float32. Class names and
+preprocessing are stored in the metadata of an ONNX file, or in FILE.stablehlo.json.
 
-With --tower=image or --tower=text, CHECKPOINT is an image-text model as in load_image_text. The
-program returns embeddings of length 1, float32 `[batch, dim]`. The text tower's program takes
-tokens, int32 `[batch, length]`. The metadata contain the scale and the bias of the similarities.
+With --tower=image or --tower=text, CHECKPOINT is an image-text model as in load_image_text, and one
+of its encoders is exported. The program returns embeddings of length 1, float32 `[batch, dim]`. The
+text encoder's input is tokens, int32 `[batch, length]`. The metadata contain the scale and the bias
+of the similarities.
 
-A segmentation run's program returns `scores` `[batch, rows, columns, classes]` at the resolution of
-the head, a depth run's `depth` `[batch, rows, columns, 1]` in metres, and a detection run's
-`objects` `[batch, objects, 6]`: left, top, right and bottom in [0, 1] of the image, score, class.
-If it predicts masks, there are also `masks` `[batch, objects, rows, columns]`: logits of the whole
-image, above 0 where the object is.
+For other runs, the program returns:
+  segmentation  `scores` `[batch, rows, columns, classes]`, at the resolution of the head
+  depth         `depth` `[batch, rows, columns, 1]` in metres
+  detection     `objects` `[batch, objects, 6]`: left, top, right and bottom as fractions of the
+                image's sides, score and class. A head for masks also returns `masks` `[batch,
+                objects, rows, columns]`: logits of the whole image, above 0 at the object's pixels
 
     program = jax.export.deserialize(open("model.stablehlo", "rb").read())
     logits = program.call(images)       # Needs JAX alone; on a CPU, a GPU or a TPU.
@@ -37,8 +39,9 @@ from vit_jax import command
 from vit_jax.errors import UserError
 from vit_jax.progress import phase, print_line
 
-# Maximum difference between the program's logits and the float32 model's, relative to the largest
-# logit. Rounding in about fifty layers causes less; a wrong operation causes ten times as much.
+# Maximum difference between the program's logits and the float32 model's logits, divided by the
+# largest logit. Rounding errors in about fifty layers are smaller. A wrong operation causes ten
+# times this difference.
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
 UINT8 = flags.DEFINE_bool("uint8", False, "The program takes images of uint8.")
@@ -53,7 +56,7 @@ TOWER = flags.DEFINE_enum(
     "tower", None, ["image", "text"], "The tower of a model of images and texts to export."
 )
 
-BATCHES = (1, 3)  # Batch sizes at which program and model are compared.
+BATCHES = (1, 3)  # Batch sizes at which the program is compared with the model.
 
 
 def main(arguments: list[str]) -> None:
@@ -64,7 +67,7 @@ def main(arguments: list[str]) -> None:
 
     import jax
 
-    jax.config.update("jax_platforms", "cpu")  # The file does not depend on the machine.
+    jax.config.update("jax_platforms", "cpu")  # The file must not depend on the machine.
     if TOWER.value:
         _export_tower(source, file)
         return
@@ -108,7 +111,7 @@ def _pixel_dtype() -> np.dtype:
 
 
 def _export_dense(source: str, file: Path, task: str) -> None:
-    """Exports the model of a dense prediction run with its head."""
+    """Exports the model of a segmentation, depth or detection run, with its head."""
     from vit_jax.interop.dense import TASKS, with_head
     from vit_jax.interop.open import open_checkpoint
     from vit_jax.interop.programs import Objects, as_served, dense_metadata_of
@@ -142,7 +145,7 @@ def _export_dense(source: str, file: Path, task: str) -> None:
 
 
 def _export_tower(source: str, file: Path) -> None:
-    """Exports one tower of an image-text model."""
+    """Exports the image encoder or the text encoder of an image-text model."""
     from vit_jax.image_text import open_towers
     from vit_jax.interop import programs
     from vit_jax.load import build_model
@@ -188,10 +191,10 @@ class Program(NamedTuple):
       model: the model in the program's dtype.
       exact: the model in float32.
       names: names of the input and the outputs.
-      shape: shape of an input, without the batch.
-      dtype: dtype of the inputs.
-      metadata: information for a server.
-      draw: returns random inputs of a batch size.
+      shape: shape of the input without the batch axis.
+      dtype: dtype of the input.
+      metadata: information for a server, such as class names.
+      draw: function from a batch size to random inputs.
     """
 
     model: Any
@@ -204,7 +207,7 @@ class Program(NamedTuple):
 
 
 def _of_images(model, exact, metadata: dict[str, Any], output: str) -> Program:
-    """Returns the program of an image model."""
+    """Returns the program to export for an image model."""
     from vit_jax.interop.programs import random_images
 
     shape, dtype = (*model.image_size, model.channels), _pixel_dtype()
@@ -224,7 +227,7 @@ def _write_and_describe(file: Path, program: Program) -> None:
 
 
 def check_file(file: Path) -> None:
-    """Raises UserError if a file's suffix or path, or the dtype, is unsupported."""
+    """Raises UserError if a file's suffix, its path or `--dtype` is not supported."""
     if file.suffix not in (".stablehlo", ".onnx"):
         raise UserError(f"{file}: the name must end in .stablehlo or .onnx, the format")
     if file.suffix == ".onnx" and DTYPE.value == "bfloat16":
@@ -241,12 +244,12 @@ def check_file(file: Path) -> None:
 
 
 def write(file: Path, program: Program) -> float:
-    """Writes a program to a new file, unless its outputs differ too much from the model's.
+    """Writes a program to a new file. The file's suffix determines the format.
 
-    The file's suffix determines the format.
+    The program's outputs are first compared with the model's.
 
     Returns:
-      The largest difference between the outputs of program and model, relative to the largest
+      The largest difference between the outputs of program and model, divided by the largest
       output.
 
     Raises:
@@ -280,12 +283,12 @@ def write(file: Path, program: Program) -> float:
 
 
 def wanted(checkpoint, size: tuple[int, int]) -> str:
-    """Returns a description of the preprocessing that the program expects."""
+    """Returns a description of how images must be preprocessed for the exported program."""
     from vit_jax.checkpoint_crop import checkpoint_crop
 
     try:
         crop = checkpoint_crop(checkpoint, size)
-    except UserError as error:  # Users may preprocess elsewhere.
+    except UserError as error:  # Not an error here, since other code may preprocess the images.
         return str(error)
     return f"{crop}" + ("" if checkpoint.preprocessing else " (assumed: not in the checkpoint)")
 

@@ -1,11 +1,12 @@
 """Finds near-duplicate images within and between splits: vit-jax duplicates FOLDER.
 
-FOLDER contains images, folders of classes, or folders of splits with classes in them; several
-folders are splits. It may also be a CSV with the columns file, label and split, or a folder with
-train.csv and test.csv. It finds images that were resized, compressed, mirrored, brightened or
-slightly cropped. --out gets duplicates.html, a page with the images, and duplicates.csv, a row for
-each image with its most similar one. Nothing is deleted. Exit codes: 0, all images were read; 2, a
-user error; 3, some images could not be read.
+FOLDER contains images, folders of classes, or folders of splits that contain folders of classes. If
+several folders are given, each folder is a split. A CSV with the columns file, label and split, or
+a folder with train.csv and test.csv, can be given in place of FOLDER. The command finds copies that
+were resized, compressed, mirrored, brightened or slightly cropped. It writes two files into the
+folder --out: duplicates.html shows the images, and duplicates.csv has a row with each image and its
+most similar image. No image is deleted. Exit codes: 0, all images were read; 2, a user error; 3,
+some images could not be read.
 """
 
 import sys

@@ -1,12 +1,12 @@
 """Fine-tunes a pre-trained model on your own images: vit-jax finetune PHOTOS.
 
-PHOTOS is a folder with a folder of images for each class, or with the splits train, val and test of
-such folders; a CSV with the columns file and label; a prepared TFDS data set; or tfds:NAME. Splits,
-image size, batch size, number of steps, learning rate and other values are chosen from the data,
-the checkpoint and the device, and printed with the reasons.
+PHOTOS is a folder with a folder of images for each class, or with folders train, val and test that
+contain such folders; a CSV with the columns file and label; a prepared TFDS data set; or tfds:NAME.
+Splits, image size, batch size, number of steps, learning rate and other values are chosen according
+to the data, the checkpoint and the device. They are printed with the reasons.
 
-The head starts as the linear probe on the model's own features, all layers are trained, and the
-checkpoint that is best on validation images is kept. The report is report.html in the workdir.
+First a linear probe on the model's features initializes the head. Then all layers are trained, and
+the checkpoint that is best on validation images is kept. The report is report.html in the workdir.
 """
 
 import time
@@ -29,7 +29,7 @@ COMMON = (
     *("data.classes", "data.image_size", "batch_size", "steps", "optimizer.learning_rate"),
     *("finetune.head", "finetune.train", "early_stopping", "data.flip", "seed"),
 )
-LEAK_SECONDS = 10.0  # Time limit of the search for near-duplicates of test images.
+LEAK_SECONDS = 10.0  # Maximum time for a search for near-duplicates of test images.
 
 CONFIG = command.define_config("The recipe.", "my_images")
 FROM = flags.DEFINE_string(

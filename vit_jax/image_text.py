@@ -21,7 +21,8 @@ from vit_jax.models.prediction import Prediction
 from vit_jax.paths import is_workdir, split_checkpoint
 from vit_jax.published.towers import all_towers, find_towers
 
-# Notes of image tower readers that do not apply if both towers are read.
+# Notes that are logged when only the image encoder is read. They are wrong if both encoders are
+# read.
 _ONE_TOWER = (
     r"(, )?the (model|tower) of images alone, of two(, and its projection as the head)?( and )?"
 )
@@ -34,25 +35,28 @@ def load_image_text(
     image_size: int | tuple[int, int] | None = None,
     log: Callable[[str], None] = print,
 ) -> ImageTextModel:
-    """Loads a CLIP, SigLIP or SigLIP 2 with both towers and its tokenizer.
+    """Loads a CLIP, SigLIP or SigLIP 2: image encoder, text encoder and tokenizer.
 
     `model.encode_image(images)` and `model.encode_text(texts)` return embeddings of length 1, and
     `model.classifier(names)` is an image classifier for any class names.
 
     Args:
-      source: the workdir of a contrastive run; a folder of Transformers (`config.json`,
-        `model.safetensors`, `preprocessor_config.json`) or open_clip (`open_clip_config.json`,
-        `open_clip_model.safetensors`) with the tokenizer's files; an npz file of big_vision next to
-        `spiece.model` or `tokenizer.json`; `hf://owner/name`; or, with `pretrained`, the name of a
-        model.
-      pretrained: tag of published weights, or the name of their repository. If there are weights
-        for several image sizes, those for `image_size` are loaded, else those for the smallest
-        size.
+      source: one of these:
+        - The workdir of a contrastive run.
+        - A folder of Transformers (`config.json`, `model.safetensors`, `preprocessor_config.json`)
+          or open_clip (`open_clip_config.json`, `open_clip_model.safetensors`), with the
+          tokenizer's files.
+        - An npz file of big_vision, with `spiece.model` or `tokenizer.json` in the same folder.
+        - `hf://owner/name`.
+        - The name of a model, if `pretrained` is set.
+      pretrained: tag of published weights, or the name of their repository. If weights for several
+        image sizes are published, those for `image_size` are loaded, or, without `image_size`,
+        those for the smallest size.
       image_size: size of the images in pixels; None: the checkpoint's.
       log: callback for each line of the log.
 
     Raises:
-      UserError: the checkpoint does not exist or is damaged, or has no text tower or no tokenizer.
+      UserError: the checkpoint does not exist or is damaged, or has no text encoder or tokenizer.
     """
     changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
     if pretrained is not None:
@@ -76,7 +80,7 @@ def _published(
     image_size: int | tuple[int, int] | None,
     log: Callable[[str], None],
 ) -> str:
-    """Returns the address of published weights on the Hub."""
+    """Returns the address of published weights on the Hub, `hf://owner/name`."""
     towers = find_towers(model, pretrained, image_size if isinstance(image_size, int) else None)
     address = f"hf://{towers.repository}"
     log(f"{model}, {towers.tag}, {towers.pixels} pixels: {address}")
@@ -86,14 +90,14 @@ def _published(
 def open_towers(
     source: str | Path, image_size: int | tuple[int, int] | None = None
 ) -> tuple[Checkpoint, TextPart]:
-    """Opens the image tower of an image-text model, and reads the other parts.
+    """Opens the image encoder of an image-text model, and reads text encoder and tokenizer.
 
     Args:
       source: as in `load_image_text`.
       image_size: size of the images in pixels; None: the checkpoint's.
 
     Raises:
-      UserError: the checkpoint does not exist or is damaged, or has no text tower or no tokenizer.
+      UserError: the checkpoint does not exist or is damaged, or has no text encoder or tokenizer.
     """
     place = towers_place(source)
     checkpoint = open_checkpoint(place, image_size)
@@ -103,21 +107,21 @@ def open_towers(
 
 
 def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
-    """Reads all parts of an image-text model except its image tower.
+    """Reads text encoder, tokenizer and similarity scale of an image-text model.
 
     Args:
       place: the model's workdir, folder or file, as returned by `towers_place`.
-      checkpoint: the image tower, opened.
+      checkpoint: the opened image encoder.
 
     Raises:
-      UserError: it has no text tower or no tokenizer, or is damaged.
+      UserError: the model has no text encoder or no tokenizer, or is damaged.
     """
     workdir, _ = split_checkpoint(place)
     if is_workdir(workdir):
         part = open_trained_text(checkpoint, Path(workdir))
     else:
         part = open_text(Path(place))
-    options: Any = checkpoint.options  # Families without `dim` have a head.
+    options: Any = checkpoint.options  # If a model family has no `dim`, the model has a head.
     width = options.num_classes or options.dim
     if width != part.tower.options.output_dim:
         raise UserError(
@@ -128,12 +132,12 @@ def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
 
 
 def towers_place(source: str | Path) -> str | Path:
-    """Returns the workdir, folder or file of an image-text model, downloaded if necessary.
+    """Returns the workdir, folder or file of an image-text model. It is downloaded if necessary.
 
-    `open_checkpoint` opens its image tower.
+    `open_checkpoint` opens the image encoder of the result.
 
     Raises:
-      UserError: it does not exist.
+      UserError: the model does not exist.
     """
     if str(source).startswith("hf://"):
         return towers_at(download_towers(str(source)))
@@ -163,13 +167,15 @@ def zero_shot(
 ) -> list[Prediction]:
     """Classifies images by class names that the model was not trained on.
 
-    `model.classifier(class_names, templates)` returns a classifier for several calls with the same
-    names, which are encoded once.
+    For several calls with the same names, use `model.classifier(class_names, templates)`. It
+    encodes the names only once.
 
     Args:
+      model: an image-text model.
       images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
       class_names: names of the classes.
-      templates: texts with `{}` for the name; a class's embedding is their mean.
+      templates: prompt templates, with `{}` for the class name. The embedding of a class is the
+        mean over the templates.
       top: maximum number of classes for each image; None: 3.
 
     Raises:

@@ -27,9 +27,10 @@ TOP = 3  # Default number of classes for each image.
 
 
 class Predictor:
-    """Predicts the classes of images with a checkpoint's preprocessing.
+    """Function that predicts the classes of images, with a checkpoint's preprocessing.
 
-    Each batch size is compiled once, for all parameters of the model.
+    The model is compiled once for each batch size. It is not compiled again if its parameters
+    change.
 
     Args:
       checkpoint: the checkpoint with the preprocessing.
@@ -48,10 +49,14 @@ class Predictor:
         top: int | None,
         threshold: float | None,
     ) -> list[Prediction]:
-        """Predicts the most likely classes; other arguments as in `ImageModel.predict`.
+        """Predicts the most likely classes of images.
 
         Args:
-          class_names: names of all classes; if empty, their indices are used.
+          model: the model.
+          images: as in `ImageModel.predict`.
+          class_names: names of all classes; empty: their indices are used as names.
+          top: as in `ImageModel.predict`.
+          threshold: as in `ImageModel.predict`.
 
         Raises:
           UserError: the model has no head, an image cannot be read, or `top` or `threshold` is out
@@ -86,7 +91,7 @@ class Predictor:
     def _array_batches(
         self, model: ImageModel, images: "MultichannelImages", top: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields `values` (probabilities and classes) and `mask` of each batch of arrays."""
+        """Yields a dict for each batch of arrays: `values` (probabilities, classes) and `mask`."""
         compute = nnx.jit(likeliest(top, self._probabilities))
         crop = checkpoint_crop(self._checkpoint, model.image_size)
         for start in range(0, len(images), BATCH_SIZE):
@@ -97,8 +102,8 @@ class Predictor:
     def _read_batches(
         self, model: ImageModel, source: Source, top: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields `values` and `mask` of each batch of a source, as `Extractor.stream` does."""
-        # Powers of two, since each batch size is compiled.
+        """Yields a dict for each batch of a source: `values` and `mask`, as `Extractor.stream`."""
+        # The batch size is a power of two, to compile only few batch sizes.
         batch_size = min(BATCH_SIZE, 1 << (len(source) - 1).bit_length())
         graphdef, params = nnx.split(model)
         params = nnx.to_pure_dict(params)
@@ -126,10 +131,13 @@ def image_source(images: Any) -> Source:
     """Converts images passed by a program to an unlabelled data source.
 
     Args:
-      images: the path of an image, a folder or a pattern; an image as a PIL image, an array or
-        nested lists `[height, width, channels]`, or a PyTorch tensor `[channels, height, width]`; a
-        list of any of these; an array `[images, height, width, channels]`; or a data set, as in
-        `handed_in`.
+      images: one of these:
+        - The path of an image or a folder, or a pattern, such as `photos/*.jpg`.
+        - A PIL image, an array or nested lists `[height, width, channels]`, or a PyTorch tensor
+          `[channels, height, width]`.
+        - A list of any of these.
+        - An array of several images, `[images, height, width, channels]`.
+        - A data set, as in `vit_jax.data.sources.handed_in`.
 
     Raises:
       UserError: a file does not exist, or is not an image.
@@ -141,7 +149,10 @@ def image_source(images: Any) -> Source:
 
 
 def _as_arrays(images: Any) -> Any:
-    """Converts nested lists of numbers: one array for one image, a list of arrays for several."""
+    """Converts nested lists of numbers: an image to an array, several images to a list of arrays.
+
+    All other values are returned unchanged.
+    """
     if not (isinstance(images, list) and images and isinstance(images[0], list)):
         return images
     if from_lists(images[0]).ndim < 3:
@@ -150,7 +161,7 @@ def _as_arrays(images: Any) -> Any:
 
 
 def _as_items(images: Any) -> Any:
-    """Returns a list of images; an array or data set of several images is returned unchanged."""
+    """Puts a single image into a list. An array or data set of several images stays unchanged."""
     if isinstance(images, str | Path | bytes):
         return [images]
     if isinstance(images, Sequence):
@@ -164,7 +175,7 @@ def _as_items(images: Any) -> Any:
 
 
 def _is_one_image(array: Any, is_tensor: bool) -> bool:
-    """Returns True for an array of one image, False for an array of several."""
+    """Returns True for an array with one image, False for an array with several images."""
     if array.ndim != 3:
         return array.ndim == 2
     channels = {array.shape[-1], array.shape[0]} if is_tensor else {array.shape[-1]}
@@ -172,7 +183,7 @@ def _is_one_image(array: Any, is_tensor: bool) -> bool:
 
 
 class MultichannelImages:
-    """Images with a number of channels that image files do not support.
+    """Images whose number of channels image files do not support, such as satellite images.
 
     Args:
       images: one uint8 array `[height, width, channels]`, a list of arrays, or an array `[images,
@@ -199,13 +210,15 @@ class MultichannelImages:
         return len(self._images)
 
     def describe(self, index: int) -> str:
-        """Returns the name of an image in a prediction."""
+        """Returns a name for image `index`, which is shown with its prediction."""
         return f"prediction data's example {index}"
 
     def cropped(self, crop: Callable[[np.ndarray], np.ndarray], part: slice) -> np.ndarray:
-        """Returns the crops of a slice of the images, uint8 `[images, height, width, channels]`.
+        """Returns the crops of some images, uint8 `[images, height, width, channels]`.
 
-        The crop is applied to three channels at a time.
+        Args:
+          crop: function that crops an RGB image. It is applied to three channels at a time.
+          part: slice of the images.
         """
         crops = []
         for image in self._images[part]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vit_jax.models.image_model import ImageModel
     from vit_jax.training.objectives.objective import Objective
 
-# A flag of `vit-jax finetune` or `pretrain` in an error message, with its value.
+# Pattern of a flag of `vit-jax finetune` or `pretrain` in an error message, with its value.
 FLAG = re.compile(
     r"""--(config\.[\w.]+(?==)|from|workdir|group|balance|minutes)"""
     r"""(?:=(".*?"|'.*?'|\(.*?\)|[^\s;,]*[^\s;,:.)]))?"""
@@ -36,38 +36,40 @@ def train(
     objective: "type[Objective] | None" = None,
     on_log: Callable[[int, dict[str, float]], None] | None = None,
 ) -> dict[str, float]:
-    """Trains a model and stores the run in `workdir`; calling it again continues the run.
+    """Trains a model and stores the run in `workdir`. The same call again continues the run.
 
-    No setting of JAX or Python is changed. While training runs in the main thread, Ctrl-C (a
-    notebook's stop button) saves a checkpoint and returns.
+    No setting of JAX or Python is changed. If training runs in the main thread, Ctrl-C (the stop
+    button of a notebook) saves a checkpoint, and the function returns.
 
     Args:
-      config: a config, or the path of its file: `configs/quickstart.py`, or with an argument
-        `FILE.py:ARGUMENT`.
+      config: a config, or the path of its file, such as `configs/quickstart.py`, or with an
+        argument `FILE.py:ARGUMENT`.
       workdir: a new or empty folder, or the folder of an earlier call with the same config and
         data.
       train: the training data, in place of the config's: `(images, labels)` as NumPy arrays, a
         `datasets.Dataset` of Hugging Face, a torch `Dataset`, or any object with `__len__` and
         `__getitem__` (see `vit_jax.data.sources.handed_in` for its items). An example must return
         the same image each time: the config determines crops and augmentation.
-      test: the test data. If None, the config's splits are taken from `train`, such as
+      test: the test data. If None, the test images are a slice of `train`, for example with
         `config.data.train_split = "train[:90%]"` and `config.data.test_split = "train[90%:]"`.
-      groups: the group of each example of `train` (a patient, a video): a slice contains all
-        examples of a group or none.
+      groups: the group of each example of `train`, such as a patient or a video. A slice contains
+        either all examples of a group or none.
       model: a model of `load_model` or `create_model`, in place of the config's model and
-        `finetune.checkpoint`. Training starts from its parameters, including the head; the model
-        itself is not changed. `config.data.image_size` applies, and `config.model` only determines
-        how to compute (`dtype`, `remat`, `scan`).
-      objective: a class to use in place of `config.objective.name`, which becomes the class's name.
-      on_log: called with the step and its metrics by name, as written to `metrics.jsonl`.
+        `finetune.checkpoint`. Training starts from the model's parameters, including its head. The
+        passed model itself is not changed. Images have the size `config.data.image_size`. From
+        `config.model`, only `dtype`, `remat` and `scan` are used.
+      objective: an objective class, in place of the objective `config.objective.name`. The config's
+        value becomes the name of the class.
+      on_log: function that is called with the step and its metrics by name, as written to
+        `metrics.jsonl`.
 
     Returns:
       The metrics on the test images by name, such as `accuracy`, `loss` and `images`; empty if the
       run was stopped early.
 
     Raises:
-      UserError: the config, the arguments and the workdir are inconsistent; the loss is no longer
-        finite; the disk or the memory is full. The message is one line.
+      UserError: the config, the arguments and the workdir are inconsistent; or the loss is no
+        longer finite; or the disk or the memory is full. The message is a single line.
     """
     check_path(workdir, "workdir")
     _check_callback(on_log)
@@ -94,7 +96,8 @@ def train(
 
     try:
         with handing_in(objective):
-            if objective is not None:  # After the check, which accepts only built-in names.
+            # The name is set after the check, which only accepts the names of built-in objectives.
+            if objective is not None:
                 config.update_from_flattened_dict({"objective.name": objective.__name__})
             folder = workdir_at(workdir)
             config = settle(config, user_keys | changes.keys(), folder)
@@ -108,7 +111,7 @@ def train(
 
 
 def _check_callback(on_log: Any) -> None:
-    """Raises UserError unless the callback is a function or None."""
+    """Raises UserError if the callback is neither a function nor None."""
     if on_log is not None and not callable(on_log):
         raise UserError(
             f"on_log is of type {type(on_log).__name__}, and must be a function of a step and its "
@@ -117,7 +120,7 @@ def _check_callback(on_log: Any) -> None:
 
 
 def _check_groups(config: ConfigDict, train: Any) -> None:
-    """Raises UserError if there are groups without training data that the config slices."""
+    """Raises UserError if groups are passed, but the training split is not a slice of `train`."""
     values: Any = config.data
     if train is None or "[" not in values.train_split:
         raise UserError(
@@ -127,7 +130,7 @@ def _check_groups(config: ConfigDict, train: Any) -> None:
 
 
 def _changes(with_data: bool, with_model: bool) -> dict[str, Any]:
-    """Returns the config values for a program's data and model."""
+    """Returns config values to set if a program passes data or a model."""
     changes = {}
     if with_data:
         changes |= {
@@ -146,7 +149,7 @@ class FineTuned(NamedTuple):
     """A fine-tuned model.
 
     Attributes:
-      workdir: the run's folder, which can be passed to `load_model`.
+      workdir: the run's folder. `load_model` can load it.
       figures: metrics on the test images by name, such as `accuracy`, `loss` and `images`; empty if
         the run was stopped early.
     """
@@ -168,21 +171,22 @@ def finetune(
 ) -> FineTuned:
     """Fine-tunes a model on your own images, as `vit-jax finetune` does.
 
-    Splits, image size, batch size, number of steps, learning rate and other values are chosen from
-    the data, the checkpoint and the device, and printed with the reasons.
+    Splits, image size, batch size, number of steps, learning rate and other values are chosen
+    according to the data, the checkpoint and the device. They are printed with the reasons.
 
     Args:
-      images: a folder with a folder of images for each class, or with the splits train, val and
-        test of such folders; a CSV with the columns file and label; a prepared TFDS data set; or
-        `tfds:NAME`.
-      checkpoint: a source as in `load_model`, or a published model's name; None: DINOv2 of the Hub.
-      workdir: folder of the run, which continues there if it exists; None: `runs/NAME-1`,
+      images: a folder with a folder of images for each class, or with folders train, val and test
+        that contain such folders; a CSV with the columns file and label; a prepared TFDS data set;
+        or `tfds:NAME`.
+      checkpoint: a source as in `load_model`, or the name of a published model; None: DINOv2 from
+        the Hub.
+      workdir: folder of the run. If it contains a run, that run is continued. None: `runs/NAME-1`,
         `runs/NAME-2` and so on.
-      group: keeps images of a group in one split: a regular expression of the path, or a CSV's
-        column.
+      group: a regular expression of the image's path, or a column of a CSV, which determines the
+        group of an image. All images of a group are in the same split.
       balance: `sqrt` or `full`: images of rare classes are sampled more often.
-      minutes: approximate time limit; None: 10 on CPUs.
-      values: values of the config by their dotted keys, in place of the chosen ones.
+      minutes: approximate time limit in minutes; None: 10 on CPUs, no limit on accelerators.
+      values: config values by their dotted keys, in place of the chosen values.
       on_log: as in `train`.
 
     Raises:
@@ -207,7 +211,7 @@ class Pretrained(NamedTuple):
     """A model that was trained without labels.
 
     Attributes:
-      workdir: the run's folder, which can be passed to `load_model` and `finetune`.
+      workdir: the run's folder. `load_model` can load it, and `finetune` can start from it.
       figures: metrics on held-out images by name, such as `views_matched` and `loss`, and `knn` if
         there are labels; empty if the run was stopped early.
     """
@@ -228,17 +232,17 @@ def pretrain(
     """Trains a model without labels on your own images, as `vit-jax pretrain` does.
 
     Args:
-      images: a folder of images, nested in any way.
-      checkpoint: a source as in `load_model`, or a published model's name; `scratch`: random
-        parameters; None: DINOv2 of the Hub.
-      workdir: folder of the run, which continues there if it exists; None: `runs/NAME-1`,
+      images: a folder of images, which may be in inner folders of any depth.
+      checkpoint: a source as in `load_model`, or the name of a published model; `scratch`: random
+        parameters; None: DINOv2 from the Hub.
+      workdir: folder of the run. If it contains a run, that run is continued. None: `runs/NAME-1`,
         `runs/NAME-2` and so on.
-      minutes: approximate time limit; None: 10 on CPUs.
-      values: values of the config by their dotted keys, in place of the chosen ones.
+      minutes: approximate time limit in minutes; None: 10 on CPUs, no limit on accelerators.
+      values: config values by their dotted keys, in place of the chosen values.
       on_log: as in `train`.
 
     Raises:
-      UserError: there are no images or no checkpoint, a value is invalid, or no step fits into
+      UserError: images or checkpoint do not exist, a value is invalid, or a step does not fit into
         memory.
     """
     _check_paths(images, checkpoint, workdir)
@@ -269,7 +273,7 @@ def _check_paths(images: Any, checkpoint: Any, workdir: Any) -> None:
 
 @contextlib.contextmanager
 def _advice_in_python() -> Iterator[None]:
-    """Rewrites flags in an error message as arguments of `finetune` and `pretrain`."""
+    """Context that rewrites flags in error messages as arguments of `finetune` and `pretrain`."""
     try:
         yield
     except UserError as error:
@@ -277,7 +281,7 @@ def _advice_in_python() -> Iterator[None]:
 
 
 def _argument(flag: re.Match) -> str:
-    """Returns a flag as an argument: `--config.KEY=VALUE` as `values={'KEY': VALUE}`."""
+    """Converts a flag to an argument: `--config.KEY=VALUE` to `values={'KEY': VALUE}`."""
     name, text = flag[1].replace("from", "checkpoint"), flag[2] and flag[2].strip('"')
     if text is None:
         return name
@@ -292,7 +296,12 @@ def _argument(flag: re.Match) -> str:
 def _changed(
     config: ConfigDict, short: Mapping[str, Any], values: Mapping[str, Any] | None
 ) -> ConfigDict:
-    """Returns the config with the values of `short` that are not None, and all of `values`.
+    """Returns the config with changed values.
+
+    Args:
+      config: the config.
+      short: values by dotted key. Values that are None are ignored.
+      values: other values by dotted key.
 
     Raises:
       UserError: a key is unknown, or a value has the wrong type.
@@ -313,5 +322,8 @@ def _changed(
 
 
 def _describes_model(key: str) -> bool:
-    """Returns True for a key of `config.model` that defines the model, not how to compute it."""
+    """Returns True for a key of `config.model` that defines the model, such as `model.dim`.
+
+    Other keys only determine how the model is computed, such as `model.dtype`.
+    """
     return key.startswith("model.") and VALUES[key].default is None and not VALUES[key].operational

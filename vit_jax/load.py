@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AboutLoaded(About):
-    """Metadata of a loaded model; `predict` applies the checkpoint's preprocessing."""
+    """Metadata of a loaded model. Its `predict` applies the checkpoint's preprocessing."""
 
     def __init__(
         self, checkpoint: Checkpoint, options: ImageOptions, weights: Weights | None = None
@@ -36,11 +36,11 @@ class AboutLoaded(About):
     def for_classes(self, names: tuple[str, ...], probabilities: str) -> About:
         other = super().for_classes(names, probabilities)
         assert isinstance(other, AboutLoaded)
-        other._predictor = None  # It depends on `probabilities`.
+        other._predictor = None  # A predictor depends on `probabilities`, so it is not shared.
         return other
 
     def lines(self, model: ImageModel) -> dict[str, str]:
-        # Models do not need the code for reading images.
+        # Imported here, because models do not need the code that reads images.
         from vit_jax.checkpoint_crop import checkpoint_crop
 
         try:
@@ -54,7 +54,7 @@ class AboutLoaded(About):
         self, model: ImageModel, images: Any, top: int | None, threshold: float | None
     ) -> list[Prediction]:
         if self._predictor is None:
-            # Imported here: the code for reading images takes a second to import.
+            # Imported here, because importing the code that reads images takes a second.
             from vit_jax.inference import Predictor
 
             self._predictor = Predictor(self._checkpoint, self.probabilities)
@@ -68,27 +68,31 @@ def load_model(
     log: Callable[[str], None] = print,
     **changes: Any,
 ) -> ImageModel:
-    """Loads the model of a checkpoint, adapted to a new task where arguments are changed.
+    """Loads the model of a checkpoint. Arguments of the model can be changed for a new task.
 
     The model is an nnx module: `model(images)` computes logits of preprocessed images.
     `model.predict(images)` applies the checkpoint's preprocessing and names classes,
     `print(model)` prints a summary, and `model.tree()` prints all parameters.
 
     Args:
-      source: the workdir of a run (its newest checkpoint), `WORKDIR@best` (best test accuracy, else
-        test loss) or `WORKDIR@STEP`; a `.npz` file of Google's; a `.safetensors` file or a folder
-        of timm or Transformers; `hf://owner/name` or `hf://owner/name@revision`; or, with
-        `pretrained`, the name of a model.
-      pretrained: tag of published weights, listed by `list_models(pretrained=True)`, or the name of
-        their repository.
+      source: one of these:
+        - The workdir of a run, for its newest checkpoint.
+        - `WORKDIR@STEP`, or `WORKDIR@best` for the checkpoint with the best test accuracy or,
+          without accuracy, the best test loss.
+        - A `.npz` file of Google's.
+        - A `.safetensors` file or a folder of timm or Transformers.
+        - `hf://owner/name` or `hf://owner/name@revision`.
+        - The name of a model, if `pretrained` is set.
+      pretrained: tag of published weights, or the name of their repository.
+        `list_models(pretrained=True)` lists them.
       log: callback for each line of the log: the checkpoint, and how its parameters were adapted.
-      **changes: arguments of the model to change, such as `num_classes=10` (a new head, all zeros,
-        without pre-logits layer; 0 for no head) or `image_size=384` (position embeddings are
-        resized).
+      **changes: arguments of the model to change. For example, `num_classes=10` adds a new head
+        with parameters of zeros and without pre-logits layer, `num_classes=0` removes the head, and
+        `image_size=384` resizes position embeddings.
 
     Raises:
-      UserError: the checkpoint does not exist, is damaged, or does not match the arguments; several
-        weights have the tag.
+      UserError: the checkpoint does not exist, is damaged, or is incompatible with the arguments;
+        or several published weights have the tag.
     """
     if pretrained is None:
         return build_model(open_checkpoint(source, changes.get("image_size")), log=log, **changes)
@@ -104,10 +108,13 @@ def build_model(
     weights: Weights | None = None,
     **changes: Any,
 ) -> ImageModel:
-    """Builds the model of an open checkpoint; other arguments as in `load_model`.
+    """Builds the model of an open checkpoint.
 
     Args:
-      weights: the registry's entry for published weights.
+      checkpoint: the checkpoint.
+      log: as in `load_model`.
+      weights: entry in the registry of published weights; None: the weights are not published.
+      **changes: as in `load_model`.
     """
     options, sources, report = fit(checkpoint, changes)
     log(checkpoint.describe())
@@ -126,7 +133,10 @@ def build_model(
 
 
 def _preprocessing_differences(weights: Weights, checkpoint: Checkpoint) -> str:
-    """Describes differences between a checkpoint's preprocessing and the registry's; '': none."""
+    """Describes differences between the preprocessing of a checkpoint and of the registry.
+
+    Without differences, the result is an empty string.
+    """
     if (preprocessing := checkpoint.preprocessing) is None:
         return ""
     values = dict(

@@ -1,4 +1,4 @@
-"""Writes masks of a folder's images, overlays and a page that shows them."""
+"""Writes predicted masks of images, overlays, and a page with the overlays."""
 
 import os
 from collections import Counter
@@ -17,15 +17,15 @@ from vit_jax.models.dense.segmenter import Segmenter
 
 MASKS, OVERLAYS, PAGE = "masks", "overlays", "index.html"
 MOST_SHOWN = 100  # Maximum number of images on the page.
-LEAST_SHARE = 0.005  # Minimum share of an image's pixels for a class to be listed.
+LEAST_SHARE = 0.005  # A class is listed if it has at least this share of the image's pixels.
 
 
 def new_folder(name: str, overwrite: bool) -> Path:
-    """Returns the folder of `--out`.
+    """Checks the folder of the flag `--out`, and returns its path. The folder is not created.
 
     Raises:
-      UserError: it is a file; it contains files, and `overwrite` is False; or its parent does not
-        exist.
+      UserError: `name` is a file; or the folder contains files and `overwrite` is False; or its
+        parent folder does not exist.
     """
     folder = Path(name).expanduser()
     if folder.exists() and not folder.is_dir():
@@ -38,10 +38,10 @@ def new_folder(name: str, overwrite: bool) -> Path:
 
 
 def mask_names(paths: Sequence[str]) -> list[str]:
-    """Returns the path of each mask in its folder, without suffix.
+    """Returns the path of the mask of each image, without suffix, relative to the masks' folder.
 
-    The path is relative to the common folder of all images. The suffix is kept if two images would
-    otherwise have the same path.
+    It is the image's path, relative to the common folder of all images. The suffix of the image is
+    only kept if two images have the same path without it.
     """
     absolute = [os.path.abspath(path) for path in paths]
     common = os.path.commonpath([os.path.dirname(path) for path in absolute])
@@ -60,16 +60,17 @@ def write_masks(
 ) -> int:
     """Writes the masks of images, overlays and a page; returns the number of images that were read.
 
-    A mask is a PNG of the image's size; its pixels are the classes, with VOC's palette. An overlay
-    is a JPEG. Images are read one after another, so memory does not grow with their number.
+    A mask is a PNG with the image's size and VOC's palette. Its pixels are the indices of the
+    classes. An overlay is a JPEG. Images are read one after another, so the memory does not depend
+    on their number.
 
     Args:
-      folder: `masks/`, `overlays/` and `index.html` are written to it.
+      folder: folder into which `masks/`, `overlays/` and `index.html` are written.
       segmenter: the segmenter.
       images: the images.
-      log: callback for messages on images that cannot be read.
-      on_mask: called with the path of each image and its classes with their shares of the pixels,
-        the largest first.
+      log: callback for messages about unreadable images.
+      on_mask: callback that receives the path of each image and its classes: (class, share of the
+        pixels), the largest share first.
 
     Raises:
       UserError: no image can be read.
@@ -100,7 +101,7 @@ def write_masks(
 
 
 def class_shares(mask: np.ndarray, class_names: Sequence[str]) -> list[tuple[str, float]]:
-    """Returns the classes of a mask with their shares of its pixels, the largest first."""
+    """Returns the classes of a mask: (class, share of the pixels), the largest share first."""
     shares = np.bincount(mask.reshape(-1), minlength=len(class_names)) / mask.size
     order = np.argsort(-shares, kind="stable").tolist()
     listed = [(as_text(str(class_names[label])), float(shares[label])) for label in order]
@@ -108,7 +109,7 @@ def class_shares(mask: np.ndarray, class_names: Sequence[str]) -> list[tuple[str
 
 
 def shares_in_words(shares: Sequence[tuple[str, float]]) -> str:
-    """Returns classes with their shares in percent, separated by two spaces."""
+    """Returns a text with classes and their shares in percent, separated by two spaces."""
     return "  ".join(f"{name} {share:.1%}" for name, share in shares)
 
 

@@ -1,4 +1,4 @@
-"""Writes objects in a folder's images as a COCO file, overlays and a page that shows them."""
+"""Writes predicted objects of images as a COCO file, overlays, and a page with the overlays."""
 
 import json
 from collections import Counter
@@ -37,12 +37,12 @@ def write_objects(
     Masks are run-length encoded.
 
     Args:
-      folder: `objects.json`, `overlays/` and `index.html` are written to it.
+      folder: folder into which `objects.json`, `overlays/` and `index.html` are written.
       detector: the detector.
       images: the images.
       threshold: minimum score of an object.
-      log: callback for messages on images that cannot be read.
-      on_objects: called with the path of each image and a description of its objects.
+      log: callback for messages about unreadable images.
+      on_objects: callback that receives the path of each image and a description of its objects.
 
     Raises:
       UserError: no image can be read.
@@ -60,7 +60,7 @@ def write_objects(
         number = len(rows["images"])
         path = as_text(images.path(index))
         rows["images"].append(dict(id=number, file_name=path, height=height, width=width))
-        # If the file is used as ground truth, pycocotools interprets id 0 as "not found".
+        # Ids start at 1, because in ground truth pycocotools interprets the id 0 as "not found".
         rows["annotations"] += annotations(found, number, len(rows["annotations"]) + 1)
         drawn = overlay(image, found, detector.class_names)
         save_image(drawn, folder / OVERLAYS / f"{names[index]}.jpg")
@@ -92,7 +92,7 @@ def annotations(found: Detections, image: int, first: int) -> list[dict[str, Any
     Args:
       found: the objects.
       image: id of the image.
-      first: id of the first annotation.
+      first: id of the first annotation. The ids of all others follow.
     """
     rows = []
     for place, (corners, label, score) in enumerate(zip(*found[:3], strict=True)):
@@ -110,7 +110,7 @@ def annotations(found: Detections, image: int, first: int) -> list[dict[str, Any
 def overlay(
     image: np.ndarray, found: Detections | Boxes, class_names: Sequence[str]
 ) -> Image.Image:
-    """Returns an image with its objects: masks, boxes, classes, and the scores of predictions.
+    """Draws objects over an image: masks, boxes, classes, and the scores of predictions.
 
     Args:
       image: uint8 `[height, width, 3]`.
@@ -136,7 +136,7 @@ def overlay(
 
 
 def _remarks(found: Detections | Boxes) -> list[str]:
-    """Returns the text after the class of each object: its score, or a note on crowds."""
+    """Returns the text to append to the class of each object: its score, or a note on crowds."""
     if isinstance(found, Detections):
         return [f" {score:.0%}" for score in found.scores.tolist()]
     crowd = [False] * len(found.labels) if found.crowd is None else found.crowd.tolist()
@@ -144,6 +144,6 @@ def _remarks(found: Detections | Boxes) -> list[str]:
 
 
 def in_words(found: Detections, class_names: Sequence[str]) -> str:
-    """Returns the classes of objects with their numbers, the most frequent first."""
+    """Returns a text with the number of objects of each class, the most frequent class first."""
     counts = Counter(as_text(str(class_names[label])) for label in found.labels.tolist())
     return "  ".join(f"{count} {name}" for name, count in counts.most_common()) or "no object"

@@ -1,4 +1,4 @@
-"""Paths from users: files, folders, workdirs with checkpoints, and URLs of buckets."""
+"""Paths that users pass: files, folders, workdirs with checkpoints, and URLs of buckets."""
 
 import os
 from pathlib import Path
@@ -6,16 +6,17 @@ from pathlib import Path
 from vit_jax.errors import UserError
 
 SCHEMES = ("gs://", "s3://")
-OBJECTIVE_FILES = "objective"  # Folder in a workdir with files of the objective.
+OBJECTIVE_FILES = "objective"  # Folder in a workdir that contains files of the objective.
 CONFIG, MANIFEST = "config.json", "manifest.json"  # Every workdir contains both.
 
 
 def check_path(value: object, name: str, instead: str = "") -> None:
-    """Raises UserError unless an argument is a path.
+    """Raises UserError if an argument is not a path.
 
     Args:
+      value: the argument.
       name: name of the argument.
-      instead: completes "must be the path of" in the message; '': "a folder".
+      instead: completes "must be the path of ..." in the message; '': "a folder".
     """
     if not isinstance(value, str | os.PathLike):
         raise UserError(
@@ -25,12 +26,12 @@ def check_path(value: object, name: str, instead: str = "") -> None:
 
 
 def is_url(source: object) -> bool:
-    """Returns True for the URL of a bucket, or of an object or folder in one."""
+    """Returns True for the URL of a bucket, or of an object or folder in a bucket."""
     return str(source).startswith(SCHEMES)
 
 
 def absolute(path: str | Path) -> Path:
-    """Returns the absolute path with `~` expanded, which shells do not do in --flag=~/x.
+    """Returns the absolute path. `~` is expanded, because shells do not expand it in --flag=~/x.
 
     Raises:
       UserError: the path is the URL of a bucket.
@@ -45,9 +46,11 @@ def absolute(path: str | Path) -> Path:
 def split_checkpoint(source: str | Path) -> tuple[str, str]:
     """Splits `WORKDIR@best` or `WORKDIR@3000` into workdir and checkpoint.
 
+    A path that exists is not split.
+
     Returns:
-      The URL or the absolute path of the workdir, and the part after `@`; '' is the newest
-      checkpoint. A path that exists is not split.
+      The URL or the absolute path of the workdir, and the part after `@`. An empty part means the
+      newest checkpoint.
     """
     url = is_url(source)
     path = str(source) if url else str(absolute(source))

@@ -1,9 +1,9 @@
 """Plans a run: python -m vit_jax.plan --config=configs/vit_h14_jft.py --chip=v5e --topology=16x16.
 
 It compiles the training step for a TPU slice on this machine's CPU (pip install -e ".[plan]") and
-prints memory, estimated time and cost. For GPUs and CPUs, which have no such compiler, --chip=h100
---devices=8 prints a roofline estimate. --chip is v2, v3, v4, v5e, v5p or v6e; a100 (80 GB), h100,
-h200, l4, l40s, a10g, rtx3090, rtx4090 or rtx5090; or cpu, which is measured.
+prints memory, estimated time and cost. No such compiler exists for GPUs and CPUs. For these,
+--chip=h100 --devices=8 prints a roofline estimate. --chip is v2, v3, v4, v5e, v5p or v6e; a100 (80
+GB), h100, h200, l4, l40s, a10g, rtx3090, rtx4090 or rtx5090; or cpu, whose speed is measured.
 """
 
 import json
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}")
     if CONFIG.value is None or CHIP.value is None:
         raise UserError("give --config=configs/vit_h14_jft.py, --chip=v5e and --topology=16x16")
-    os.environ["JAX_PLATFORMS"] = "cpu"  # The compiler's library would look for a TPU.
+    os.environ["JAX_PLATFORMS"] = "cpu"  # Otherwise libtpu would search for a TPU.
     if "data.path" in given_keys(CONFIG.value):
         from vit_jax.runs.choices.recognised import recognise
 
@@ -66,14 +66,14 @@ def main(arguments: list[str]) -> None:
 
 
 def print_sweep(job, where, prices, planner, counts_traffic: bool) -> list:
-    """Prints a ranking of meshes and rematerialization policies; returns their plans.
+    """Prints a ranking of meshes and rematerialization policies; returns the estimates.
 
     Args:
-      job: the workload.
+      job: amount of work of the run.
       where: the slice or machine.
       prices: prices of devices.
-      planner: function that makes a plan.
-      counts_traffic: whether the plans include traffic between devices.
+      planner: function that estimates a run.
+      counts_traffic: whether the estimates include communication between devices.
     """
     from vit_jax.planning import choices
 
@@ -87,16 +87,18 @@ def print_sweep(job, where, prices, planner, counts_traffic: bool) -> list:
 
 
 def print_plan(job, where, prices, planner) -> list:
-    """Prints the config's plan; if it does not fit in memory, also the nearest one that fits.
+    """Prints the estimate of the config's run.
+
+    If the run does not fit into memory, also prints the nearest change of the config that fits.
 
     Args:
-      job: the workload.
+      job: amount of work of the run.
       where: the slice or machine.
       prices: prices of devices.
-      planner: function that makes a plan.
+      planner: function that estimates a run.
 
     Returns:
-      The printed plans.
+      The printed estimates.
     """
     from vit_jax.planning import choices
     from vit_jax.planning.estimate import table

@@ -1,21 +1,23 @@
 """Predicts the classes of images: python -m vit_jax.predict --checkpoint=WORKDIR PATH...
 
-PATH is an image, a folder (all images below it), a CSV that lists files, a pattern such as
-'photos/*.jpg', or - for standard input: one image, or paths, one in a line. Each image is printed
-as a line with its likeliest classes. --csv prints rows for a spreadsheet and --json JSON lines;
---out=FILE writes them to a file; --embed=FILE.safetensors or FILE.parquet writes the features
-before the head instead.
+PATH is an image, a folder (all images in it and in its folders), a CSV that lists files, or a
+pattern such as 'photos/*.jpg'. The path - means standard input, which contains an image or a path
+in each line. For each image, a line with the most likely classes is printed. --csv prints rows for
+a spreadsheet, --json prints JSON lines, and --out=FILE writes them to a file.
+--embed=FILE.safetensors or FILE.parquet writes features, the inputs of the head, instead.
 
-With a run of config.objective.name='segmentation', the classes of all pixels are written to a new
-folder: masks as PNG files with VOC's palette, overlays, and a page, index.html. --out=FOLDER names
-it; by default it is `segmented`. Each image is printed with the shares of its classes. With a run
-of config.objective.name='detection', objects with a score of at least --threshold (by default 0.3)
-are written to `detected`: a COCO file, objects.json, overlays, and a page. With a run of
-config.objective.name='depth', depth maps are written to `depths`: 16-bit PNG files in millimetres
-(for depths above 65 m in 1/256 m, above 255 m in decimetres), pictures in colours, and a page.
+Runs of these objectives (config.objective.name) write a new folder, --out=FOLDER:
+  segmentation  the class of each pixel, by default to `segmented`: masks as PNG files with VOC's
+                palette, overlays, and a page, index.html. For each image, the shares of its classes
+                are printed.
+  detection     objects with a score of at least --threshold (by default 0.3), by default to
+                `detected`: a COCO file, objects.json, overlays, and a page.
+  depth         depth maps, by default to `depths`: 16-bit PNG files in millimetres (for depths
+                above 65 m in 1/256 m, above 255 m in decimetres), pictures in colours, and a page.
 
-Files that are not images are skipped and named, or counted if they are in a folder. Exit codes: 0,
-all images were read; 2, a user error, or no image could be read; 3, some images were skipped.
+Files that are not images are skipped. Their names are printed, or, for files in a folder, their
+number. Exit codes: 0, all images were read; 2, a user error, or no image could be read; 3, some
+images were skipped.
 """
 
 import json
@@ -36,7 +38,7 @@ from vit_jax.prediction_files import SUFFIXES, most_named, written_to
 if TYPE_CHECKING:
     from vit_jax.classifier import Classifier
 
-# Default folder of --out and its contents, by the objective of the run.
+# For each objective of a run, the default folder of --out, and a description of its contents.
 DENSE = {
     "segmentation": ("segmented", "masks"),
     "detection": ("detected", "objects"),
@@ -134,20 +136,21 @@ def main(arguments: list[str]) -> None:
 
 
 def exit_if_skipped(images: ImageFiles, num_read: int) -> None:
-    """Exits with code 3 if images were not read."""
+    """Exits with code 3 if some images could not be read."""
     if num_read < len(images) or any(map(is_unsupported, images.left_out)):
         sys.exit(3)
 
 
 def dense(objective: str, arguments: list[str]) -> None:
-    """Writes the masks or objects of images to a folder.
+    """Writes the masks, objects or depths of images into a folder.
 
     Args:
       objective: a key of `DENSE`.
       arguments: images, folders and patterns.
 
     Raises:
-      UserError: a flag is for classifiers, the folder has files, or no image can be read.
+      UserError: a flag only applies to classifiers, the folder contains files, or no image can be
+        read.
     """
     name, what = DENSE[objective]
     unsupported = (TOP, JSON, CSV, CLASSES, NAMES, TEMPLATE, RESIZE)
@@ -223,7 +226,12 @@ WRITERS = {"segmentation": segment, "detection": detect, "depth": estimate_depth
 
 
 def check_embed(file: Path, writes_predictions: bool) -> None:
-    """Raises UserError if features cannot be written to this file or with these flags."""
+    """Raises UserError if features cannot be written to `file`, or if flags contradict each other.
+
+    Args:
+      file: value of `--embed`.
+      writes_predictions: another flag requests predictions.
+    """
     if file.suffix not in (".safetensors", ".parquet"):
         raise UserError(f"--embed={file}: write features to a .safetensors or .parquet file")
     if writes_predictions:
@@ -240,12 +248,16 @@ def print_line(line: str) -> None:
 def computed(
     classifier: "Classifier", images: ImageFiles, compute: Callable
 ) -> Iterator[tuple[list[str], np.ndarray, Any]]:
-    """Yields for each batch the paths of readable images, their mask, and the computed values.
+    """Computes values of all images in batches.
 
     Args:
       classifier: the model and its evaluation transform.
       images: the images.
-      compute: function of the model and a batch of images, whose result is yielded.
+      compute: function `(model, images) -> values`.
+
+    Yields:
+      For each batch the paths of readable images, a mask of the batch that is True for these
+      images, and the result of `compute`.
 
     Raises:
       UserError: none of the images can be read.
@@ -298,7 +310,7 @@ def write_predictions(
       images: the images.
 
     Raises:
-      UserError: the model has no head; none of the images can be read.
+      UserError: the model has no head, or none of the images can be read.
     """
     from vit_jax.evaluation.features import likeliest, reaching, top_of
     from vit_jax.inference import TOP as DEFAULT_TOP
@@ -351,7 +363,7 @@ def new_file(flag: flags.FlagHolder) -> Path | None:
     """Returns the path of an output flag; None if the flag is not set.
 
     Raises:
-      UserError: the file exists, and `--overwrite` is not set; or its folder does not exist.
+      UserError: the file exists and `--overwrite` is not set, or the file's folder does not exist.
     """
     if not flag.value:
         return None
@@ -366,7 +378,7 @@ def new_file(flag: flags.FlagHolder) -> Path | None:
 
 
 def write(file: Path, paths: list[str], features: np.ndarray) -> None:
-    """Writes features with their paths; the file is replaced atomically."""
+    """Writes features and the paths of their images. The file is replaced atomically."""
     temporary = file.with_name(f".{file.name}.tmp")
     if file.suffix == ".parquet":
         import pyarrow

@@ -14,15 +14,23 @@ SUFFIXES = {".csv": "csv", ".jsonl": "json", ".json": "json", ".txt": "text"}
 
 
 def most_named(top: int, threshold: float | None, probabilities: str) -> int:
-    """Returns the maximum number of classes above the threshold; a softmax sums to 1."""
+    """Returns the maximum number of classes that an image can have in the output.
+
+    Softmax probabilities have the sum 1, so at most 1 / threshold classes can reach the threshold.
+
+    Args:
+      top: maximum number of classes without a threshold.
+      threshold: minimum probability of a class; None: no threshold.
+      probabilities: `softmax` or another key of `PROBABILITIES`.
+    """
     exclusive = threshold and probabilities == "softmax"
-    # Probabilities are rounded, hence the tolerance.
+    # The tolerance of 0.001 is for rounded probabilities.
     return min(top, math.floor(1.001 / threshold)) if exclusive else top
 
 
 @contextlib.contextmanager
 def written_to(file: Path | None, form: str, columns: int) -> Iterator[Callable[[Any], None]]:
-    """Yields a function that writes a prediction; a file is written atomically.
+    """Yields a function that writes a prediction. A file is written atomically.
 
     Args:
       file: the file; None: standard output.
@@ -44,7 +52,7 @@ def written_to(file: Path | None, form: str, columns: int) -> Iterator[Callable[
 
 
 def writer_of(stream: TextIO, form: str, columns: int) -> Callable[[Any], None]:
-    """Returns the function that writes the line of a prediction to a stream."""
+    """Returns a function that writes a prediction as a line to a stream."""
     if form == "csv":
         rows = CsvWriter(stream)
         numbers = ["", *(f"_{number}" for number in range(2, columns + 1))]

@@ -2,10 +2,10 @@
 
 SOURCE is a folder of images, a CSV, WebDataset tars, ImageNet-21k's tars, Parquet files of the
 Hugging Face Hub, or a TFDS data set in TFRecord (its folder, or `NAME:DATA_DIR`). Labels and
-captions of the images are kept. DIR gets a TFDS data set
-in ArrayRecord, in random order, so that `train[:9000000]` is a fair sample. The same command
-continues after an interruption. --retrieve_for=SET --embeddings=CHECKPOINT keeps the images of the
-training split that are similar to the images of SET, without near-duplicates.
+captions of the images are kept. The command writes a TFDS data set in the ArrayRecord format into
+DIR. The images are in random order, so that `train[:9000000]` is a random sample. After an
+interruption, the same command continues. --retrieve_for=SET --embeddings=CHECKPOINT only keeps
+images of the training split that are similar to images of SET, without near-duplicates.
 """
 
 import functools
@@ -33,7 +33,7 @@ from vit_jax.preparation.kept_embeddings import Embedder
 from vit_jax.preparation.similarity_index import need_faiss
 from vit_jax.progress import duration
 
-BATCH = 64  # Number of images that a model embeds at once.
+BATCH = 64  # Number of images in one call of the model that computes embeddings.
 
 flags.DEFINE_string("out", None, "folder for the data set: a data_dir of TFDS")
 flags.DEFINE_string("name", None, "the data set's name; default: the source's")
@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> None:
 
 
 def read_options() -> writer.Options:
-    """Returns the options of the flags.
+    """Returns the options of the data set, as set by the flags.
 
     Raises:
       UserError: a flag has an invalid value, or requires another flag.
@@ -148,11 +148,11 @@ def read_options() -> writer.Options:
 
 
 def print_result(done: writer.Prepared, retrieved: bool) -> None:
-    """Prints the numbers of written and skipped examples, and the flags to train on them.
+    """Prints the numbers of written and skipped examples, and the flags to train on the data set.
 
     Args:
       done: the data set.
-      retrieved: images similar to curated sets were retrieved.
+      retrieved: whether images similar to curated data sets were selected (`--retrieve_for`).
     """
     made = ", ".join(f"{name} {count:,}" for name, count in done.splits.items())
     line = f"{done.folder}: {made} examples"
@@ -172,7 +172,10 @@ def print_result(done: writer.Prepared, retrieved: bool) -> None:
 
 
 def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
-    """Returns an embedder: a checkpoint's model without head, on images resized to squares."""
+    """Returns a function that computes embeddings of images with a checkpoint's model.
+
+    The model has no head, and images are resized to squares.
+    """
     import jax
     import numpy as np
     from flax import nnx
@@ -203,7 +206,7 @@ def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
         batch_size=BATCH,
         workers=0,
         threads=min(os.cpu_count() or 1, 8),
-        max_unreadable=sys.maxsize,  # Reported when the split is written.
+        max_unreadable=sys.maxsize,  # Unreadable images are reported when the split is written.
         log=lambda line: None,
     )
 
@@ -216,7 +219,7 @@ def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
 
 
 def _splits(source: readers.RawDataSet) -> str:
-    """Returns a line about the splits and classes that were recognized."""
+    """Returns a line that describes the splits and classes of a data set."""
     splits = ", ".join(dict.fromkeys(unit.split for unit in source.units))
     classes = f", {len(source.class_names):,} classes" if source.class_names else ""
     bare = (
@@ -229,7 +232,7 @@ def _splits(source: readers.RawDataSet) -> str:
 
 
 class Workers:
-    """Pool of processes of this machine that run tasks; with one worker, this process runs them."""
+    """Pool of processes on this machine that run tasks. With one worker, this process runs them."""
 
     def __init__(self, workers: int):
         self._workers, self._pool = workers, None
@@ -242,7 +245,7 @@ class Workers:
 
     def __exit__(self, kind, *_):
         if self._pool:
-            # After an error, shards in progress are completed.
+            # After other errors, shards in progress are completed.
             if kind is KeyboardInterrupt:
                 for process in (self._pool._processes or {}).values():
                     process.terminate()
@@ -269,14 +272,14 @@ class Workers:
 
 
 def _start_worker() -> None:
-    """Makes a worker ignore Ctrl-C, and exit when its parent ends for any reason."""
+    """Makes a worker process ignore Ctrl-C, and end when its parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: (connection.wait([parent]), os._exit(1)), daemon=True).start()
 
 
 class Beam:
-    """Runs tasks with Apache Beam, on machines that share the paths of source and data set."""
+    """Runs tasks with Apache Beam. All machines must have source and data set at the same paths."""
 
     def __init__(self, runner: str, options: list[str]):
         try:
@@ -306,9 +309,9 @@ class Beam:
 
 
 class PhaseProgress:
-    """Progress of a phase: share, examples/s and time left.
+    """Shows the progress of a phase: share, examples/s and time left.
 
-    On a terminal it is a single line that is updated, elsewhere two lines a minute.
+    In a terminal a single line is updated. Elsewhere two lines are printed each minute.
     """
 
     def __init__(self, tasks: list[WorkItem], what: str, unit: str):
@@ -319,7 +322,7 @@ class PhaseProgress:
         self._terminal = sys.stdout.isatty()
 
     def add(self, weight: int) -> None:
-        """Adds completed work, and prints the progress from time to time."""
+        """Adds completed work, and prints the progress at intervals."""
         self._done += weight
         now = time.monotonic()
         if now - self._shown < (0.2 if self._terminal else 30):

@@ -1,11 +1,12 @@
 """Trains without labels on your own images: vit-jax pretrain PHOTOS.
 
-PHOTOS is a folder of images, nested in any way. A pre-trained model is trained further with
-DINOv2's losses. Image size, crops, batch size, number of steps and learning rate are chosen from
-the images, the checkpoint and the device, and printed with the reasons. Some images are held out.
+PHOTOS is a folder of images, which may be in inner folders of any depth. A pre-trained model is
+trained further with DINOv2's losses. Image size, crops, batch size, number of steps and learning
+rate are chosen according to the images, the checkpoint and the device. They are printed with the
+reasons. Some images are held out for evaluation.
 
-If the folders are classes, the accuracy of k-NN is printed before and after, and the better
-features are kept. The labels are not used in training. Then run: vit-jax finetune PHOTOS
+If the folders are classes, the accuracy of k-NN is printed before and after training, and the
+better features are kept. The labels are not used in training. Then run: vit-jax finetune PHOTOS
 --from=WORKDIR
 """
 

@@ -7,21 +7,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-SECONDS = 10  # Interval of lines in a log.
+SECONDS = 10  # Interval of lines in a log in seconds.
 MOVES = 0.2  # Interval of progress bar updates in seconds.
-LATE = 5  # Seconds without output after which a line is overdue.
+LATE = 5  # If nothing was printed for this number of seconds, a line is overdue.
 MINUTE = 60
 CELLS = 20  # Width of a progress bar.
 
 
 class Pace:
-    """Rate limit of lines: one per second in the first minute, then one per `later` seconds."""
+    """Rate limit of lines: one per second in the first minute, later one per `later` seconds."""
 
     def __init__(self, later: float = SECONDS):
         self._later, self._begun, self._last = later, time.monotonic(), float("-inf")
 
     def due(self, least: float = 1) -> bool:
-        """Returns True if a line is due, and the last one is at least `least` seconds old."""
+        """Returns True if a line is due, and the last line is at least `least` seconds old."""
         now = time.monotonic()
         return now - self._last >= max(least, 1 if now - self._begun < MINUTE else self._later)
 
@@ -31,7 +31,7 @@ class Pace:
 
 
 class MovingLine:
-    """A line of standard output that the next one overwrites in a terminal or a notebook."""
+    """A line of standard output that the next line overwrites, in a terminal or a notebook."""
 
     def __init__(self):
         self._shown = 0  # Number of characters before the cursor.
@@ -42,31 +42,32 @@ class MovingLine:
         return sys.stdout.isatty() or type(sys.stdout).__module__.startswith("ipykernel")
 
     def show(self, text: str, end: str = "") -> None:
-        """Replaces the line, cut to the terminal's width; `end` is never cut off."""
+        """Replaces the line by `text` and `end`. `text` is cut to the terminal's width."""
         width = shutil.get_terminal_size().columns - 1
         text = text[: max(0, width - len(end))] + end
         print("\r" + text.ljust(self._shown), end="", flush=True)
         self._shown = len(text)
 
     def clear(self) -> None:
-        """Removes the line, so that others can be printed."""
+        """Removes the line. Other lines can then be printed."""
         if self._shown:
             print("\r" + " " * self._shown, end="\r", flush=True)
             self._shown = 0
 
 
-LINE = MovingLine()  # One per process, since a terminal has one cursor.
+LINE = MovingLine()  # A process has only one such line, since a terminal has one cursor.
 
 
 class Progress:
     """Shows the work done, the speed and the time left.
 
-    In a terminal and a notebook it is a progress bar; elsewhere it is a line every ten seconds.
+    In a terminal or a notebook a progress bar is shown. Elsewhere a line is logged every ten
+    seconds.
 
     Args:
       what: name of the task.
-      total: number of units of work.
-      unit: name of a unit, such as images.
+      total: total amount of work, for example the number of images.
+      unit: what the amount of work counts, such as `images`.
       log: callback for each line.
     """
 
@@ -76,7 +77,7 @@ class Progress:
         self._start = self._said = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Shows the work done so far, if an update is due; clears the bar at the end."""
+        """Shows the work done so far, if an update is due. Removes the bar when all is done."""
         now = time.monotonic()
         if self._moves and done >= self._total:
             LINE.clear()
@@ -97,7 +98,7 @@ class Progress:
 
 @contextlib.contextmanager
 def ticking(tick: Callable[[], None], every: float = 1) -> Iterator[None]:
-    """Calls `tick` from another thread, every `every` seconds while the context is open."""
+    """Calls `tick` from another thread every `every` seconds, while the context is open."""
     over = threading.Event()
 
     def watch() -> None:
@@ -117,10 +118,11 @@ def ticking(tick: Callable[[], None], every: float = 1) -> Iterator[None]:
 def phase(name: str, every: float = 1) -> Iterator[None]:
     """Shows a phase's name and its elapsed time while the context is open.
 
-    In a terminal and a notebook it is a line that is updated, and removed at the end; elsewhere it
-    is a line on standard error every ten seconds.
+    In a terminal or a notebook a line is updated, and removed at the end. Elsewhere a line is
+    printed to standard error every ten seconds.
 
     Args:
+      name: name of the phase.
       every: seconds between two updates.
     """
     start = shown = time.monotonic()
@@ -143,7 +145,7 @@ def phase(name: str, every: float = 1) -> Iterator[None]:
 
 
 def print_line(text: str) -> None:
-    """Clears the progress line, and prints a permanent one."""
+    """Removes the progress line, and prints a permanent line."""
     LINE.clear()
     print(text, flush=True)
 

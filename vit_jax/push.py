@@ -1,11 +1,12 @@
 """Publishes a model on the Hugging Face Hub: python -m vit_jax.push CHECKPOINT OWNER/NAME.
 
 --licence=LICENCE is required. CHECKPOINT is a source as in load_model: a workdir, WORKDIR@best, a
-file, hf://owner/name. It uploads one folder in timm's format, or in Transformers' for a model that
-timm does not have; vit_jax reads both. The folder contains parameters, preprocessing, class names,
-and a card, README.md, with data, recipe and metrics of the run. The card's code examples for each
-installed library are run here before they are published. A run of configs/siglip.py is uploaded
-with both towers and its tokenizer, for Transformers; another CLIP or SigLIP with --tower=both.
+file, or hf://owner/name. The command uploads a folder in timm's format, or in Transformers' format
+if timm does not have the model. vit_jax reads both. The folder contains parameters, preprocessing,
+class names, and a model card, README.md, with data, recipe and metrics of the run. The card's code
+examples for each installed library are run on this machine before they are published. A run of
+configs/siglip.py is uploaded for Transformers, with image encoder, text encoder and tokenizer. The
+same is done for another CLIP or SigLIP with --tower=both.
 
     python -m vit_jax.push WORKDIR owner/name --licence=mit --dry_run=/tmp/model # look at it first
 """
@@ -79,7 +80,7 @@ def main(arguments: list[str]) -> None:
 
 
 def check_names(name: str) -> None:
-    """Raises UserError if the model's name or `--licence` is invalid on the Hub."""
+    """Raises UserError if the Hub does not accept the model's name or `--licence`."""
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise UserError(
             f"{name!r} is not a name on the Hub: give OWNER/NAME, such as ada/vit-b16-pets"
@@ -97,7 +98,7 @@ def check_names(name: str) -> None:
 
 
 def write(source: str, name: str, licence: str, folder: Path) -> None:
-    """Writes the folder of a checkpoint with its card, and prints notes.
+    """Writes the folder of a checkpoint with its model card, and prints notes.
 
     Args:
       source: the checkpoint, as in `load_model`.
@@ -106,7 +107,7 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
       folder: a new folder.
 
     Raises:
-      UserError: the checkpoint cannot be read, or not be published.
+      UserError: the checkpoint cannot be read, or cannot be published.
     """
     import jax
 
@@ -116,7 +117,7 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
     from vit_jax.publishing.usage import expected_output, usages
     from vit_jax.save import write_checkpoint
 
-    jax.config.update("jax_platforms", "cpu")  # The files do not depend on the machine.
+    jax.config.update("jax_platforms", "cpu")  # The files must not depend on the machine.
     if has_both_towers(source):
         write_towers(source, name, licence, folder)
         return
@@ -143,10 +144,10 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
 
 
 def has_both_towers(source: str) -> bool:
-    """Returns True if both towers of an image-text model are to be written.
+    """Returns True if image and text encoder of an image-text model are to be written.
 
     Raises:
-      UserError: `--to` does not apply to both.
+      UserError: the library `--to` does not support this.
     """
     from vit_jax.dense import objective_at
 
@@ -163,7 +164,7 @@ def write_towers(source: str, name: str, licence: str, folder: Path) -> None:
     """Writes the folder of an image-text model, as `write` does.
 
     Raises:
-      UserError: it has no text tower, or Transformers has no such model.
+      UserError: the model has no text encoder, or Transformers does not have this model.
     """
     from vit_jax.image_text import open_towers
     from vit_jax.interop.adapting import fit
@@ -204,9 +205,9 @@ def write_towers(source: str, name: str, licence: str, folder: Path) -> None:
 def read_origin(
     source: str, checkpoint: "Checkpoint", licence: str
 ) -> "tuple[RunFacts | None, str | None]":
-    """Returns facts about a checkpoint's run, and its base model on the Hub.
+    """Returns facts about a checkpoint's run, and the name of its base model on the Hub.
 
-    Prints a note if the base model has another licence.
+    Each is None if it is unknown. If the base model has another licence, a note is printed.
     """
     from vit_jax.publishing.run_facts import read_facts, repository
     from vit_jax.runs.workdir import place_of
@@ -219,7 +220,7 @@ def read_origin(
 
 
 def check_channels(checkpoint: "Checkpoint") -> None:
-    """Raises UserError unless a model's images are RGB."""
+    """Raises UserError if the model's images are not RGB."""
     if (channels := checkpoint.options.channels) != 3:
         raise UserError(
             f"the model takes images of {channels} channels; only RGB models can be published"
@@ -227,7 +228,10 @@ def check_channels(checkpoint: "Checkpoint") -> None:
 
 
 def with_class_names(checkpoint: "Checkpoint") -> "Checkpoint":
-    """Names unnamed classes by their indices; libraries may show ImageNet's names."""
+    """Gives classes without names their indices as names.
+
+    Without names, libraries may show ImageNet's class names.
+    """
     numbers = tuple(map(str, range(checkpoint.options.num_classes)))
     return checkpoint._replace(class_names=checkpoint.class_names or numbers)
 
@@ -241,7 +245,7 @@ def compare_licence(base: str, licence: str) -> None:
 
 
 def default_form(checkpoint: "Checkpoint") -> str:
-    """Returns `timm`, or `transformers` for a model that timm does not have."""
+    """Returns `timm`, or `transformers` if timm does not have the model."""
     from vit_jax.interop.libraries import LIBRARIES
 
     in_timm = LIBRARIES["timm"].has(checkpoint.model, checkpoint.arguments)
@@ -255,17 +259,17 @@ def run_examples(
     folder: Path,
     name: str,
 ) -> "list[Tried]":
-    """Runs the card's code examples on the written folder, and prints their errors.
+    """Runs the model card's code examples on the written folder, and prints their errors.
 
     Args:
-      examples: candidates for each library.
-      picture: the image of the examples.
-      expected: the model's output for it.
+      examples: candidate examples for each library.
+      picture: the image in the examples.
+      expected: the model's output for the image.
       folder: the folder with the model's files.
       name: the model's name on the Hub.
 
     Returns:
-      The examples that compute the expected output, with their results.
+      The examples whose output is the expected one, with their results.
     """
     from vit_jax.publishing.usage import try_usages
 

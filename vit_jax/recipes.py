@@ -1,9 +1,9 @@
 """Recipes of the config files: the paper's (tables 3, 4), masked autoencoders, BiT, DeiT and later.
 
-Learning rates are the papers', but schedules may be shifted by one update: ours count updates from
-1 by default; vision_transformer, big_vision and PyTorch's schedulers count from 0
-(optimizer.count_from=0). Recipes that follow the authors' code line by line (masked autoencoders
-and the better plain baselines) count from 0.
+Learning rates are those of the papers, but schedules may be shifted by one update. By default,
+schedules in vit_jax count updates from 1. Schedules in vision_transformer, big_vision and PyTorch
+count from 0 (optimizer.count_from=0). Two kinds of recipes follow the authors' code line by line
+and count from 0: masked autoencoders, and the better plain baselines.
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,15 @@ from vit_jax.data.sources.vtab import TASKS
 from vit_jax.errors import UserError, nearest
 from vit_jax.published.weights import all_weights
 
-IMAGENET_IMAGES = 1_281_167  # Training images.
-IMAGENET_21K_IMAGES = 14_197_122  # Release of fall 2011 with 21,841 classes.
+IMAGENET_IMAGES = 1_281_167  # Number of training images.
+IMAGENET_21K_IMAGES = 14_197_122  # Number of images of the fall 2011 release, 21,841 classes.
 
 
 def pretraining(model: str) -> ConfigDict:
-    """Returns the values common to table 3: batch 4096, Adam, warm-up, clipping (section 4.1)."""
+    """Returns the values common to all runs of table 3: batch 4096, Adam, warm-up, clipping.
+
+    They are described in section 4.1.
+    """
     config = base_config()
     config.model.name = model
     config.model.head_bias = 0.0
@@ -29,7 +32,7 @@ def pretraining(model: str) -> ConfigDict:
     config.batch_size = 4096
     config.data.source = "tfds"
     config.data.image_size, config.data.test_resize = 224, 256
-    # TensorFlow's default for the aspect ratio, not 4/3.
+    # TensorFlow's default bounds of the aspect ratio (1.33, not 4/3).
     config.data.crop_aspect = (0.75, 1.33)
     # As in big_vision.
     config.data.interpolation, config.data.test_interpolation = "bilinear", "area"
@@ -43,7 +46,7 @@ def pretraining(model: str) -> ConfigDict:
 
 
 def bit_pretraining(model: str) -> ConfigDict:
-    """Returns BiT's own pre-training, with SGD instead of Adam (1912.11370, section 3.2)."""
+    """Returns the config of BiT's own pre-training, with SGD (1912.11370, section 3.2)."""
     config = pretraining(model)
     config.optimizer.update(dict(name="sgd", beta1=0.9, schedule="stairs", end_learning_rate=0.0))
     config.optimizer.update(dict(warmup_steps=5000, clip_norm=0.0))
@@ -55,7 +58,7 @@ def bit_pretraining(model: str) -> ConfigDict:
 def masked_autoencoder(model: str) -> ConfigDict:
     """Returns the values common to MAE's pre-training and fine-tuning on ImageNet-1k.
 
-    Source: 2111.06377.
+    MAE's paper is 2111.06377.
     """
     config = base_config()
     config.model.update(dict(name=model, position="sincos2d_mae", gelu="erf", dtype="bfloat16"))
@@ -96,11 +99,12 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
     config = _like_eva(
         model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES
     )
-    # The model names stand for fine-tuned models, which have their norm after the pooling.
+    # The model names are those of fine-tuned models, which have their norm after the pooling. The
+    # pre-trained model is changed accordingly.
     config.model.update(
         dict(pooling="gap", cls_token=True, fc_norm=False, stochastic_depth=row.stochastic_depth)
     )
-    # CLIP's mean and std; fine-tuning uses the checkpoint's.
+    # CLIP's mean and std. Fine-tuning uses the checkpoint's mean and std.
     config.model.mean = (0.48145466, 0.4578275, 0.40821073)
     config.model.std = (0.26862954, 0.26130258, 0.27577711)
     config.objective.update(dict(name="eva", teacher=teacher, teacher_features="head"))
@@ -129,7 +133,7 @@ class Tuned(NamedTuple):
       layer_decay: layer-wise decay of the learning rate.
       stochastic_depth: the highest rate of stochastic depth.
       smoothing: label smoothing.
-      least_area: the smallest area of a crop, relative to the image.
+      least_area: the minimum area of a crop, relative to the image.
     """
 
     size: int
@@ -146,7 +150,7 @@ class Tuned(NamedTuple):
 def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
     """Returns the fine-tuning values common to EVA and EVA-02, on ImageNet-1k or 21k.
 
-    On ImageNet-1k an average of the parameters is evaluated.
+    On ImageNet-1k a moving average of the parameters is evaluated.
     """
     images = IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES
     config = _like_eva(model, row.epochs, row.batch, row.learning_rate, row.warmup, images)
@@ -171,7 +175,7 @@ def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
 
 
 def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
-    """Returns BEiT's pre-training on ImageNet-21k or 1k, except for its tokenizer."""
+    """Returns the config of BEiT's pre-training on ImageNet-21k or 1k, without a tokenizer."""
     config = _like_eva(
         model,
         row.epochs,
@@ -180,8 +184,8 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
         row.warmup,
         IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES,
     )
-    # The model names stand for fine-tuned models, which have their norm after the pooling and
-    # position biases in each layer.
+    # The model names are those of fine-tuned models, which have their norm after the pooling, and
+    # position biases in each layer. The pre-trained model is changed accordingly.
     config.model.update(
         dict(
             pooling="gap",
@@ -204,7 +208,7 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
     else:
         config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.08, 1.0)
-    config.augment.color_jitter = (0.4, 0.4, 0.4)  # The tokenizer gets the same colours.
+    config.augment.color_jitter = (0.4, 0.4, 0.4)  # The tokenizer's image has the same jitter.
     # The warm-up starts at 0: the authors' code ignores their --warmup_lr.
     config.optimizer.end_learning_rate = 1e-5
     config.optimizer.clip_norm = 3.0
@@ -217,11 +221,16 @@ def tuned_codes(
     """Returns the values of BEiT's fine-tuning on ImageNet-1k or 21k.
 
     Args:
-      mixed: use mixup and CutMix.
-      clip: largest norm of the gradient; 0: no clipping.
+      model: name of the model.
+      row: the recipe.
+      i21k: True: ImageNet-21k. False: ImageNet-1k.
+      mixed: True: use mixup and CutMix.
+      weight_decay: the weight decay.
+      clip: maximum norm of the gradient; 0: no clipping.
     """
     config = tuned_features(model, row, i21k)
-    # Each layer has its own table of position biases, initialized from the shared one.
+    # Each layer has its own table of position biases. It is initialized from the table that all
+    # layers share in pre-training.
     config.model.position_at = "stem"
     config.augment.erasing = 0.25
     if mixed:
@@ -237,7 +246,7 @@ def tuned_codes(
 def _like_eva(
     model: str, epochs: int, batch: int, rate: float, warmup: int, images: int
 ) -> ConfigDict:
-    """Returns the values shared by EVA, EVA-02 and BEiT, in pre-training and fine-tuning."""
+    """Returns the values common to EVA, EVA-02 and BEiT, in pre-training and fine-tuning."""
     config = base_config()
     config.model.name, config.model.dtype = model, "bfloat16"
     config.epochs, config.batch_size = float(epochs), batch
@@ -256,19 +265,22 @@ def _like_eva(
 
 
 class TeacherRecipe(NamedTuple):
-    """Schedules of self-distillation, in the authors' epochs.
+    """Schedules of self-distillation. Durations are in epochs of the authors.
 
     Attributes:
-      epochs: epochs of the run.
-      epoch: steps of an epoch.
+      epochs: number of epochs of the run.
+      epoch: number of steps of an epoch.
       learning_rate: learning rate at the end of the warm-up.
-      warmup, temperature_warmup, frozen: epochs of the learning rate's warm-up, of the teacher
-        temperature's warm-up, and with frozen prototypes.
+      warmup: epochs of the learning rate's warm-up.
+      temperature_warmup: epochs of the warm-up of the teacher's temperature.
+      frozen: epochs with frozen prototypes.
       weight_decay: weight decay at the start and at the end.
       momentum: the teacher's momentum at the start.
-      temperature: the teacher's temperature at the start and after its warm-up.
-      area, local_area: areas of large and small crops, relative to the image.
-      blur: probabilities of blur in the first large view, the second, and small ones.
+      temperature: the teacher's temperature at the start, and after its warm-up.
+      area: minimum and maximum area of large crops, relative to the image.
+      local_area: minimum and maximum area of small crops, relative to the image.
+      blur: probabilities of blur in the first large view, in the second large view, and in small
+        views.
     """
 
     epochs: float
@@ -285,10 +297,10 @@ class TeacherRecipe(NamedTuple):
     blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
 
 
-# DINOv2's short run; later runs differ in a few values.
+# DINOv2's short schedule. Later recipes change a few of these values.
 DINOV2 = TeacherRecipe(
     epochs=100,
-    epoch=1250,  # Steps, as the authors count.
+    epoch=1250,  # Number of steps that the authors call an epoch.
     learning_rate=4e-3 * (2048 / 1024) ** 0.5,
     warmup=10,
     weight_decay=(0.04, 0.4),
@@ -297,7 +309,8 @@ DINOV2 = TeacherRecipe(
     local_area=(0.05, 0.32),
     temperature=(0.04, 0.07),
     temperature_warmup=30,
-    # As in the authors' code, which applies blur with one minus the configured probability.
+    # The authors' code applies blur with one minus the configured probability. These are the actual
+    # probabilities.
     blur=(0.0, 0.9, 0.5),
 )
 
@@ -305,9 +318,9 @@ DINOV2 = TeacherRecipe(
 def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 96) -> ConfigDict:
     """Returns the values common to DINO, DINOv2 and DINOv3: views, colours and optimizer.
 
-    Two crops of 224 pixels and eight small ones, mirrored, with BYOL's colour augmentation
-    (2006.07733, table 6); AdamW with cosine schedules of the learning rate, the weight decay and
-    the teacher's momentum.
+    An image has two large crops of 224 pixels and eight small crops. They are mirrored at random,
+    with BYOL's colour augmentation (2006.07733, table 6). The optimizer is AdamW. Learning rate,
+    weight decay and the teacher's momentum have cosine schedules.
     """
     config = base_config()
     config.model.dtype, config.model.pooling = "bfloat16", "cls"
@@ -338,7 +351,7 @@ def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 
 
 
 def siglip(model: str) -> ConfigDict:
-    """Returns the values of SigLIP's runs on WebLI (2303.15343): images and captions."""
+    """Returns the values of SigLIP's runs on images and captions of WebLI (2303.15343)."""
     config = base_config()
     config.model.update(dict(name=model, pooling="map", dtype="bfloat16"))
     config.data.update(dict(source="csv", crop="none", test_crop="square"))
@@ -358,10 +371,12 @@ def deit_like(
     """Returns the values common to DeiT, Swin and ConvNeXt: augmentation, cosine schedule.
 
     Args:
-      task: a key of `skipped`: `i21k` is on ImageNet-21k, the others on ImageNet-1k.
-      skipped: stochastic depth by task and model.
-      size: image size. Test images of 384 pixels and more are resized to a square, smaller ones are
-        cropped.
+      model: name of the model.
+      task: a key of `skipped`. The task `i21k` is training on ImageNet-21k, all other tasks are on
+        ImageNet-1k.
+      skipped: rates of stochastic depth, by task and model.
+      size: image size. With 384 pixels and more, test images are resized to a square. With a
+        smaller size, they are cropped.
 
     Raises:
       UserError: the task is unknown, or has no recipe for the model.
@@ -379,7 +394,7 @@ def deit_like(
         config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
         config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
     if not task.startswith("finetune"):
-        # ImageNet's mean and std, as in the authors' code; fine-tuning uses the checkpoint's.
+        # ImageNet's mean and std, as in the authors' code. Fine-tuning uses the checkpoint's.
         config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.crop, config.data.crop_area = "random_resized", (0.08, 1.0)
     config.data.interpolation = config.data.test_interpolation = "bicubic"
@@ -397,12 +412,13 @@ def deit_like(
 class Segmented(NamedTuple):
     """A recipe of semantic segmentation.
 
-    The crop of DINOv3 and Swin resizes the short side by a random factor, and EoMT's the long side.
+    Before cropping, the short side of the image is resized by a random factor in the recipes of
+    DINOv3 and Swin, and the long side in EoMT's recipe.
 
     Attributes:
       backbone: the default backbone.
-      steps: length of the run in steps of 16 images.
-      warmup: steps of the warm-up.
+      steps: number of steps, with 16 images each.
+      warmup: number of steps of the warm-up.
       crop: `data.crop`.
       cat_max_ratio: `data.cat_max_ratio`.
       photometric: `augment.photometric`.
@@ -416,7 +432,7 @@ class Segmented(NamedTuple):
     photometric: str
 
 
-ADE20K_IMAGES = 20_210  # Training images.
+ADE20K_IMAGES = 20_210  # Number of training images.
 SEGMENTATION = {
     "linear": Segmented("DINOv3-B/16", 40_000, 1500, "scale_jitter", 0.75, "dinov3"),
     "eomt": Segmented(
@@ -427,11 +443,11 @@ SEGMENTATION = {
 
 
 def segmentation(head: str, steps: int = 0) -> ConfigDict:
-    """Returns the values of a head's authors for ADE20K: DINOv3's, EoMT's or Swin's.
+    """Returns the recipe for ADE20K by the authors of a head: DINOv3's, EoMT's or Swin's.
 
     Args:
       head: a key of `SEGMENTATION`.
-      steps: another length of the run; the warm-up changes in proportion. 0: the authors'.
+      steps: number of steps; 0: the authors' number. The warm-up is changed in proportion.
     """
     row = SEGMENTATION[head]
     steps = steps or row.steps
@@ -468,8 +484,8 @@ def segmentation(head: str, steps: int = 0) -> ConfigDict:
     return config
 
 
-# Options of the depth heads, by name: DINOv3's probe, DINOv2's probe of four layers, and DINOv2's
-# DPT with DINOv3's bins (DINOv2's own predicts the depth directly: `bins=1`).
+# Options of depth heads, by name: DINOv3's linear probe, DINOv2's linear probe on four layers, and
+# DINOv2's DPT with DINOv3's bins. (DINOv2's own DPT predicts the depth directly: `bins=1`.)
 DEPTH = {
     "linear": dict(head="linear"),
     "linear4": dict(head="linear", layers=4, class_token=True, normalize=False, upsample=4),
@@ -478,17 +494,18 @@ DEPTH = {
 
 
 def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
-    """Returns DINOv3's values for NYU Depth v2, on a frozen backbone.
+    """Returns DINOv3's values for NYU Depth v2, with a frozen backbone.
 
-    The authors crop 416x544 pixels from images of 480x640; our crops are squares of the whole
-    height. They also rotate images by up to 2.5 degrees, change gamma and colours, and let beta1
-    follow the schedule. DINOv2's configs contain the gradient loss, but it has no effect on the two
-    images of each GPU.
+    This recipe differs from the authors' in two ways. The authors crop 416x544 pixels from images
+    of 480x640 pixels, and this recipe crops squares with the whole height of the image. The authors
+    also rotate images by up to 2.5 degrees, change gamma and colours, and change beta1 during the
+    run; this recipe does not. DINOv2's configs contain the gradient loss, but it has no effect with
+    two images on each GPU.
 
     Args:
       head: a key of `DEPTH`.
-      size: height and width of the crops.
-      steps: another length of the run; the warm-up changes in proportion. 0: the authors'.
+      size: height and width of the crops in pixels.
+      steps: number of steps; 0: the authors' number. The warm-up is changed in proportion.
     """
     own = 38_400
     steps = steps or own
@@ -502,7 +519,8 @@ def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
     config.depth.scale_steps = part(100)
     config.batch_size, config.steps = 16, steps
     config.data.update(dict(source="depth", test_split="val", image_size=size))
-    # Depth depends on the apparent size, so all images are resized to the height of the crop.
+    # Predicted depth depends on the apparent size of objects. All images are therefore resized to
+    # the same height, that of the crop.
     config.data.update(dict(test_crop="short_side", test_resize=size))
     config.data.update(dict(crop="scale_jitter", crop_scale=(1.0, 1.0)))
     config.augment.color_jitter = (0.25, 0.0, 0.0)
@@ -515,11 +533,11 @@ def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
 
 
 class Transfer(NamedTuple):
-    """A row of the paper's table 4, with its learning rate search (appendix B.1.1)."""
+    """A row of the paper's table 4 (fine-tuning), with its learning rates (appendix B.1.1)."""
 
-    path: str  # Name in TFDS.
+    path: str  # Name of the TFDS data set.
     steps: int
-    warmup: int  # From the authors' code; the paper does not give it.
+    warmup: int  # Steps of the warm-up, from the authors' code. The paper does not contain it.
     rates: tuple[float, ...]
     held_out: int  # Percentage of the training images held out to compare learning rates.
     test_split: str = "test"
@@ -532,18 +550,21 @@ TRANSFER = {
     "cifar10": Transfer("cifar10", 10_000, 500, _RATES, 2),
     "oxford_iiit_pet": Transfer("oxford_iiit_pet", 500, 100, _RATES, 10),
     "oxford_flowers102": Transfer("oxford_flowers102", 500, 100, _RATES, 10),
-    "folder": Transfer("", 500, 100, _RATES, 10),  # The user's own; like the paper's small sets.
+    # The user's own images, with the values of the paper's small data sets.
+    "folder": Transfer("", 500, 100, _RATES, 10),
 }
 
 
 def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
-    """Returns the paper's fine-tuning (4.1, table 4): SGD, batch 512, cosine schedule, new head.
+    """Returns the paper's fine-tuning recipe: SGD, batch 512, cosine schedule, new head.
+
+    It is described in section 4.1 and table 4.
 
     Args:
-      dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k; these all have the same
-        learning rate.
-      model: the model's name in the paper; empty: the checkpoint's.
-      size: image size; 512 for L/16 and 518 for H/14 in table 2's ImageNet results.
+      dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k. All tasks of VTAB-1k have
+        the same learning rate.
+      model: the model's name in the paper; empty: the checkpoint's model.
+      size: image size. For table 2's results on ImageNet it is 512 (L/16) and 518 (H/14).
     """
     known = TRANSFER | {f"vtab/{name}": Transfer(name, 2500, 200, (0.01,), 20) for name in TASKS}
     if dataset not in known:
@@ -555,10 +576,11 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
     config.data.source, config.data.path = "tfds" if row.path else "folder", row.path
     config.data.train_split, config.data.test_split = "train", row.test_split
     config.data.image_size = size
-    # As in BiT: resized to 448, then cropped to 384; a test image is resized whole.
+    # As in BiT, training images are resized to 448 and cropped to 384. Test images are resized to
+    # 384 without cropping.
     config.data.crop, config.data.crop_resize = "square", round(size * 448 / 384)
     config.data.test_crop, config.data.test_resize = "square", size
-    config.data.interpolation = None  # The checkpoint's.
+    config.data.interpolation = None  # The checkpoint's interpolation.
     config.optimizer.update(
         dict(name="sgd", beta1=0.9, weight_decay=0.0, clip_norm=1.0, schedule="cosine")
     )
@@ -590,11 +612,11 @@ class HyperRule(NamedTuple):
 
 
 def hyperrule(images: int) -> HyperRule:
-    """Returns BiT-HyperRule for a number of training images, as in big_transfer's code.
+    """Returns the values of BiT-HyperRule for a number of training images.
 
-    Source: `bit_hyperrule.py` of google-research/big_transfer. The paper divides the learning rate
-    by 10 after 30, 60 and 90 % of all schedules; the code does so after 40, 60 and 80 % of the
-    short one.
+    They are from `bit_hyperrule.py` of google-research/big_transfer, which differs from the paper.
+    According to the paper, the learning rate is divided by 10 after 30, 60 and 90 % of the steps.
+    In the code's short schedule, it is divided after 40, 60 and 80 % of the steps.
     """
     if images < 20_000:
         return HyperRule(500, 100, (200, 300, 400), 0.0)
@@ -603,8 +625,8 @@ def hyperrule(images: int) -> HyperRule:
     return HyperRule(20_000, 500, (6000, 12_000, 18_000), 0.1)
 
 
-# Number of training images of each data set, and their side in pixels; 224 stands for larger sides,
-# too. VTAB-1k's sets have 1,000 images.
+# For each data set, the number of training images, and their side in pixels. The side 224 also
+# stands for larger sides. VTAB-1k's data sets have 1,000 images.
 _IMAGES = {
     "imagenet2012": (IMAGENET_IMAGES, 224),
     "cifar100": (50_000, 32),
@@ -620,20 +642,21 @@ _IMAGES = {
 def bit_hyperrule(
     dataset: str, model: str = "", images: int = 0, side: int = 0, size: int = 0
 ) -> ConfigDict:
-    """Returns fine-tuning by BiT-HyperRule: SGD at 0.003, batch 512.
+    """Returns the config of BiT-HyperRule: fine-tuning with SGD at learning rate 0.003, batch 512.
 
     The schedule and mixup depend on the number of images.
 
     Args:
       dataset: as in `finetune`.
-      model: the model's name; empty: the checkpoint's.
-      images: number of training images; 0: the data set's, if known.
-      side: side of the images in pixels, the root of height times width; 0: the data set's if
-        known, else 96 and above.
-      size: image size of the model; 0: 128 where the side is below 96, else 384, or 480 for R152x4.
+      model: the model's name; empty: the checkpoint's model.
+      images: number of training images; 0: the number in the data set, if it is known.
+      side: side of the images in pixels, the square root of height times width. 0: the data set's
+        side if it is known, else at least 96 is assumed.
+      size: image size of the model. 0: 128 if the side is below 96, else 480 for R152x4 and 384 for
+        other models.
 
     Raises:
-      UserError: the data set is unknown, or is a folder without the number of images.
+      UserError: the data set is unknown, or it is a folder and `images` is 0.
     """
     config = finetune(dataset, model)
     known = _IMAGES.get(dataset, (0, 224))
@@ -660,15 +683,17 @@ def bit_hyperrule(
 
 
 def detection(size: int, window: int = 0, steps: int = 0) -> ConfigDict:
-    """Returns ViTDet's values for COCO with a DETR: 100 epochs of 64 images (2203.16527).
+    """Returns a recipe for COCO with a ViTDet backbone and a DETR head.
 
-    Backbone, crops and schedule are those of detectron2's `mask_rcnn_vitdet_b_100ep.py`. Losses and
-    gradient clipping are those of Deformable DETR (2010.04159).
+    Backbone, crops and schedule (100 epochs, batches of 64 images) are those of ViTDet (2203.16527,
+    detectron2's `mask_rcnn_vitdet_b_100ep.py`). Losses and gradient clipping are those of
+    Deformable DETR (2010.04159).
 
     Args:
-      size: height and width of the images.
-      window: side of the windows of a ViT, in patches; 0: all layers attend to all patches.
-      steps: length of the run; 0: the authors'.
+      size: height and width of the images in pixels.
+      window: side of the attention windows of a ViT, in patches; 0: all layers attend to all
+        patches.
+      steps: number of steps; 0: the authors' number.
     """
     config = base_config()
     config.model.update(dict(name="", dtype="bfloat16", stochastic_depth=0.1))
@@ -692,9 +717,9 @@ def set_backbone(config: ConfigDict, backbone: str, smoke: bool = False) -> None
 
     Args:
       config: the config to change.
-      backbone: the name of a model, trained from published weights if there are any, else from
-        scratch; or a checkpoint.
-      smoke: the run is a smoke test, which downloads nothing.
+      backbone: a checkpoint, or the name of a model. If published weights of the model exist,
+        training starts from them, else from random parameters.
+      smoke: the run is a smoke test. Nothing is downloaded.
     """
     from vit_jax.models import parse_name  # It imports JAX, which would slow down `--help`.
 
@@ -708,5 +733,5 @@ def set_backbone(config: ConfigDict, backbone: str, smoke: bool = False) -> None
         # Without published weights the backbone is trained from the first step.
         config.finetune.frozen_steps = config.finetune.warmup_steps = 0
     else:
-        config.model.name = ""  # The checkpoint's.
+        config.model.name = ""  # The checkpoint determines the model.
         config.finetune.checkpoint = f"hf://{published[0]}" if published else backbone

@@ -1,8 +1,8 @@
 """Writes reports of runs: python -m vit_jax.report WORKDIR ...
 
-For one workdir it writes report.html from its current files, also while it trains. For several it
-writes a page that compares them, comparison.html or --out=FILE. With --serve a browser on this
-machine shows the page, which is updated during training.
+For one workdir, the command writes report.html from the current files, also during training. For
+several workdirs it writes a page that compares the runs, comparison.html or --out=FILE. With
+--serve, a browser on this machine can show the page, which is updated during training.
 """
 
 import asyncio
@@ -62,7 +62,10 @@ def main(arguments: list[str]) -> None:
 
 
 def write_page(make: Callable[[], str], places: list[str]) -> None:
-    """Writes the page to `--out`, by default to the workdir or, for several, to this folder.
+    """Writes the page to `--out`.
+
+    By default, the page of one workdir is written into this workdir, and the page of several
+    workdirs into the current folder.
 
     Args:
       make: function that returns the page.
@@ -92,10 +95,12 @@ def write_page(make: Callable[[], str], places: list[str]) -> None:
 
 
 def serve(make: Callable[[], str], port: int) -> None:
-    """Serves the page to browsers on this machine, rendered for each request, until Ctrl-C.
+    """Serves the page to browsers on this machine until Ctrl-C.
+
+    The page is created anew for each request.
 
     Raises:
-      UserError: the port is taken.
+      UserError: another program uses the port.
     """
     from vit_jax.serving.page_server import page_server
 

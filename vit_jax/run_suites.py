@@ -1,4 +1,4 @@
-"""Runs evaluation suites for a checkpoint; each result is saved as soon as it is computed."""
+"""Runs evaluation suites for a checkpoint. Each result is saved as soon as it is computed."""
 
 import functools
 import math
@@ -57,25 +57,27 @@ def run_suites(
 ) -> Results:
     """Evaluates a checkpoint with suites.
 
-    Results in `out` are reused if the checkpoint's step and content and the data are the same.
-    Reused results are logged.
+    If `out` already contains results for the same step and content of the checkpoint and for the
+    same data, they are reused, and this is logged.
 
     Args:
       checkpoint: a source as in `load_model`.
       names: names of suites, or `all`.
       out: a folder for `results.json`, `results.md` and `results.png`.
-      options: values of the suites' options by name. A missing data set becomes a row that explains
-        how to get it.
+      options: values of the suites' options by name. If a data set is missing, its row explains how
+        to get it.
       image_size: image size in pixels; None: the checkpoint's (384 for VTAB).
       batch_size: batch size of all devices together.
-      workers: processes that decode images; None: chosen by cores and images.
+      workers: number of processes that decode images; None: it is chosen by the numbers of cores
+        and images.
+      log: callback for each line of the log.
 
     Raises:
-      UserError: the checkpoint or a suite does not exist; `out` contains other results.
+      UserError: the checkpoint or a suite does not exist, or `out` contains other results.
     """
     chosen = chosen_suites(names)
     url = str(checkpoint).startswith("hf://") or is_url(checkpoint)
-    # Absolute paths, since the current folder may be another one later.
+    # Paths are stored as absolute paths, since a later call may have another current folder.
     name = str(checkpoint) if url else str(absolute(checkpoint))
     opened = open_checkpoint(checkpoint, image_size)
     described = opened.describe()
@@ -102,7 +104,7 @@ def run_suites(
 
     def probe(config: ConfigDict, folder: str):
         workdir = results.folder / f"{folder}-{version['content']}"
-        if not train(config, workdir):  # A signal stopped and saved the run.
+        if not train(config, workdir):  # A signal stopped the run, which has saved a checkpoint.
             raise Stopped
         return load_segmenter(workdir, log=lambda line: None)
 
@@ -137,10 +139,10 @@ def run_suites(
 
 
 def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEncoder:
-    """Returns the text tower of a checkpoint.
+    """Returns the text encoder of a checkpoint.
 
     Raises:
-      UserError: it has none.
+      UserError: the checkpoint has no text encoder.
     """
     part = open_text_part(towers_place(source), opened)
 
@@ -161,7 +163,7 @@ def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEnco
 
 
 def chosen_suites(names: list[str]) -> list[Suite]:
-    """Returns the suites of these names, in display order.
+    """Returns the suites with the given names, in the order of their display.
 
     Raises:
       UserError: a name is unknown.
@@ -173,10 +175,10 @@ def chosen_suites(names: list[str]) -> list[Suite]:
 
 
 def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
-    """Returns a checkpoint's step, and a fingerprint of its parameters and its model."""
+    """Returns the version of a checkpoint: its step, and a hash of its parameters and its model."""
     arrays = {path: functools.partial(opened.read, path) for path in opened.shapes}
     own = opened.objective
-    # The objective's own head.
+    # The fingerprint includes the objective's own head, which predicts classes, depths or objects.
     if own is not None and own.shapes is not None and (own.class_names or own.name in TASKS):
         arrays |= {f"objective/{path}": read for path, read in own.sources(own.shapes()).items()}
     params = fingerprint_of((path, arrays[path]()) for path in sorted(arrays))
@@ -185,7 +187,10 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
 
 
 def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
-    """Returns the digests of a measurement's data by row name, and the reasons for missing ones."""
+    """Returns the digests (hashes) of a measurement's data, by the name of the row.
+
+    For rows whose data cannot be opened, the second result contains the reasons.
+    """
     digests, failures = {}, {}
     for name in measurement.names:
         try:
@@ -196,10 +201,10 @@ def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
 
 
 def attempt(results: Results, suite: Suite, measurement: Measurement, subject: Subject) -> None:
-    """Adds the rows that are missing or were computed on other data.
+    """Computes those rows of a measurement that are missing, or whose data have changed.
 
-    The note of a row without a result is the reason. Earlier results are kept if their data are
-    unavailable now.
+    If a row cannot be computed, its note contains the reason. Earlier results are kept if their
+    data are not available now.
     """
     digests, failure = digests_of_data(measurement)
     reused, changed = [], []
@@ -233,7 +238,7 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
 def measured_rows(
     suite: Suite, measurement: Measurement, subject: Subject, names: list[str]
 ) -> list[Row]:
-    """Measures rows of a suite; the note of a row without a result is the reason."""
+    """Computes rows of a suite. If a row cannot be computed, its note contains the reason."""
     impossible = []
     try:
         try:
@@ -251,7 +256,7 @@ def measured_rows(
 
 
 def square_size(opened, image_size: int | None) -> int:
-    """Returns the image size in pixels for the suites.
+    """Returns the image size in pixels (height = width) that suites use.
 
     Raises:
       UserError: the model does not accept square images.
@@ -260,16 +265,19 @@ def square_size(opened, image_size: int | None) -> int:
 
 
 def predicted_crop(opened, image_size: int | None) -> TestCrop:
-    """Returns a checkpoint's evaluation transform; by default the whole image."""
+    """Returns a checkpoint's evaluation transform.
+
+    If the checkpoint contains no preprocessing, the whole image is resized to a square.
+    """
     whole = Preprocessing("square", 1, "bilinear")
     return checkpoint_crop(opened, square_size(opened, image_size), default=whole)
 
 
 def frozen_crop(opened, image_size: int | None) -> TestCrop:
-    """Returns the evaluation transform for the frozen network.
+    """Returns the evaluation transform for features of the frozen model.
 
-    For files of other libraries it is the stored one. For a run, or a file without preprocessing,
-    it is the few-shot protocol's crop, as in evaluations during training.
+    For files of other libraries, it is the transform in the file. For a run, and for a file without
+    preprocessing, it is the transform of the few-shot protocol, as in evaluations during training.
     """
     size = square_size(opened, image_size)
     own = checkpoint_crop(opened, size)

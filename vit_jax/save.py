@@ -30,24 +30,29 @@ def save_model(
     log: Callable[[str], None] = print,
     **changes: Any,
 ) -> Path:
-    """Saves a model, with its preprocessing and class names where the format can store them.
+    """Saves a model. Preprocessing and class names are also saved if the format can store them.
 
-    The files are read back and must equal the model bit for bit. For a checkpoint, the parameters
-    of its objective are also saved, such as MAE's decoder, DINO's heads or the mask token: in the
-    library's format if it has one, otherwise in additional files next to the model.
+    After saving, the files are read again and compared: they must equal the model bit for bit.
+
+    If `model` is a checkpoint, the parameters of its objective are also saved, such as MAE's
+    decoder, DINO's heads or the mask token. If the library has no format for them, they are saved
+    in additional files next to the model.
 
     Args:
-      model: a model of `load_model` or `create_model`, saved with its current parameters; a model
-        of `load_image_text`, saved with both towers and its tokenizer for Transformers; or a
-        checkpoint, as in `load_model`.
-      path: a new `FILE.npz` for Google's format; else a new folder: for Transformers, for timm if
-        Transformers has no such model, or for OpenAI's code if the model is a `DVAE`.
-      library: `google`, `timm`, `transformers` or `openai`; None: chosen by path and model.
-      log: callback for each value that the format cannot store.
+      model: one of these:
+        - A model of `load_model` or `create_model`. It is saved with its current parameters.
+        - A model of `load_image_text`. It is saved for Transformers, with image encoder, text
+          encoder and tokenizer.
+        - A checkpoint: a source as in `load_model`.
+      path: a new `FILE.npz` for Google's format, or a new folder. A folder is written for
+        Transformers, for timm if Transformers does not have the model, or for OpenAI's code if the
+        model is a `DVAE`.
+      library: `google`, `timm`, `transformers` or `openai`; None: it is chosen by path and model.
+      log: callback for messages about values that the format cannot store.
       **changes: arguments of a checkpoint's model to change, as in `load_model`.
 
     Returns:
-      The absolute path.
+      The absolute path of the file or folder.
 
     Raises:
       UserError: the format cannot store the model, the path exists, or the checkpoint cannot be
@@ -98,7 +103,7 @@ def _save_image_text(
     log: Callable[[str], None],
     changes: dict[str, Any],
 ) -> None:
-    """Saves both towers of a model, as `save_model` does."""
+    """Saves image encoder, text encoder and tokenizer of a model, as `save_model` does."""
     from vit_jax.interop.image_text import TextPart
     from vit_jax.interop.towers_format import Towers
     from vit_jax.interop.towers_writing import FORMATS, save_towers
@@ -164,33 +169,36 @@ def _say_lost(
 
 
 def left_out(own: ObjectiveParams) -> str:
-    """Returns the log line for an objective's parameters that the format cannot store."""
+    """Returns a log line about objective parameters that the format cannot store."""
     return f"not saved, as the format cannot store them: {own.words}"
 
 
 def objective_beside(
     checkpoint: Checkpoint, options: ImageOptions, library: str
 ) -> tuple[ObjectiveParams | None, Shapes]:
-    """Returns the objective's parameters that a library can store, and their shapes.
+    """Returns the objective's parameters to save next to the model, and their shapes.
 
-    The parameters are None if the checkpoint has none, or if the library's format is a single file.
+    They are None if the checkpoint contains no objective parameters, or if the library's format is
+    a single file.
 
     Args:
+      checkpoint: the checkpoint.
       options: the options of the model.
+      library: key of the library.
 
     Raises:
       UserError: the parameters do not match the model.
     """
     if (own := checkpoint.objective) is None:
         return None, {}
-    from vit_jax.runs.warm_start import objective_shapes  # It imports the training code.
+    from vit_jax.runs.warm_start import objective_shapes  # Imports the training code, so not above.
 
     shapes = objective_shapes(own, options)
     return (None, {}) if LIBRARIES[library].suffix else (own, shapes)
 
 
 def library_of(destination: Path, options: ImageOptions) -> str:
-    """Returns the key of the library for a destination."""
+    """Returns the key of the library for a file or folder to write, such as `timm`."""
     if destination.suffix == ".npz":
         return "google"
     folders, model, values = ("transformers", "openai"), family_of(options).model, asdict(options)
@@ -198,7 +206,7 @@ def library_of(destination: Path, options: ImageOptions) -> str:
 
 
 def check_destination(destination: Path, library: str) -> None:
-    """Raises UserError unless the library is known, and the destination has its suffix."""
+    """Raises UserError if the library is unknown, or if it needs another suffix of the path."""
     if library not in WRITTEN:
         raise UserError(f"Unsupported: library={library!r}. Supported: {', '.join(WRITTEN)}.")
     if destination.suffix != LIBRARIES[library].suffix:

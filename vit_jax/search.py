@@ -1,12 +1,12 @@
 """Finds images by text: python -m vit_jax.search --checkpoint=WORKDIR "a red car" PHOTOS...
 
-The checkpoint is a model of images and texts: the workdir of a run of configs/siglip.py or
-configs/clip.py, a folder of CLIP or SigLIP in Transformers' format, or hf://owner/name. PHOTOS are
-images, folders, CSVs or patterns. The most similar images are printed with their cosine similarity,
-and --page=FILE.html shows them.
+The checkpoint is an image-text model: the workdir of a run of configs/siglip.py or configs/clip.py,
+a folder of CLIP or SigLIP in Transformers' format, or hf://owner/name. PHOTOS are images, folders,
+CSVs or patterns. The most similar images are printed with their cosine similarity, and
+--page=FILE.html writes a page that shows them.
 
-Embeddings are stored in the user's cache folder. A later search with the same parameters computes
-only the text and the images that are new or have changed.
+Embeddings are stored in the user's cache folder. A later search with the same parameters only
+computes the embeddings of the text, and of images that are new or have changed.
 """
 
 import hashlib
@@ -69,10 +69,11 @@ def main(arguments: list[str]) -> None:
 
 
 def page_file(name: str | None) -> Path | None:
-    """Returns the path of `--page`; None if it is not set.
+    """Returns the path of the flag `--page`; None: the flag is not set.
 
     Raises:
-      UserError: it is not an .html file, its folder does not exist, or another file has its name.
+      UserError: the path does not end with .html, its folder does not exist, or the file exists and
+        was not written by this command.
     """
     from vit_jax.inspection.html_page import is_page
 
@@ -94,7 +95,9 @@ def most_similar(
     """Returns the indices and the cosine similarities of the images most similar to a text.
 
     Args:
-      embeddings: embeddings of the images, of length 1, float32 `[images, dim]`.
+      model: an image-text model.
+      text: the text.
+      embeddings: embeddings of the images with length 1, float32 `[images, dim]`.
       most: maximum number of images.
     """
     similarities = embeddings @ np.asarray(model.encode_text(text))[0]
@@ -105,15 +108,16 @@ def most_similar(
 def embed_images(
     model: ImageTextModel, images: ImageFiles, crop: TestCrop, cache: Path | None = None
 ) -> tuple[list[str], np.ndarray]:
-    """Returns the paths and embeddings of all readable images, from the cache if possible.
+    """Returns the paths and embeddings of all readable images.
 
-    An image that is found twice, as in a folder and by its own name, is returned once.
+    Embeddings in the cache are not computed again. If an image is found several times, for example
+    in a folder and by its own name, it is returned once.
 
     Args:
-      model: model of images and texts.
+      model: an image-text model.
       images: the images.
       crop: the evaluation transform.
-      cache: folder of the cache; None: the user's.
+      cache: folder of the cache; None: a folder in the user's cache.
 
     Raises:
       UserError: none of the images can be read.
@@ -137,10 +141,10 @@ def embed_images(
 def compute_embeddings(
     model: ImageModel, paths: dict[str, str], crop: TestCrop
 ) -> dict[str, np.ndarray]:
-    """Returns the embeddings of the readable images, float32 `[dim]` each, by the keys of `paths`.
+    """Computes the embeddings of readable images, float32 `[dim]` each, by the keys of `paths`.
 
     Args:
-      model: image tower.
+      model: image encoder of an image-text model.
       paths: paths of images by key.
       crop: the evaluation transform.
     """
@@ -160,18 +164,18 @@ def compute_embeddings(
     for batch in extractor.stream(params, ImageFiles([(path, None) for path in paths.values()])):
         values.extend(batch["values"])
         masks.extend(batch["mask"].tolist())
-    # The last batch is padded to the batch size, with a mask of zeros.
+    # The last batch is padded to the batch size. The mask of the padding is zero.
     return {key: x for key, x, read in zip(paths, values, masks, strict=False) if read}
 
 
 def cache_folder() -> Path:
-    """Returns the folder of embeddings in the user's cache folder."""
+    """Returns the folder for cached embeddings, in the user's cache folder."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "vit_jax" / "search"
 
 
 def identity(model: ImageModel, crop: TestCrop) -> str:
-    """Returns a hash of an image tower's parameters, its options and the evaluation transform."""
+    """Returns a hash of an image encoder's parameters, its options and the evaluation transform."""
     total = 0
     for path, x in sorted(nnx.to_flat_state(nnx.state(model)), key=lambda item: str(item[0])):
         values = np.ascontiguousarray(x[...]).view(np.uint8)
@@ -181,7 +185,7 @@ def identity(model: ImageModel, crop: TestCrop) -> str:
 
 
 def image_key(path: str) -> str:
-    """Returns a key that changes with a file's content: path, size and modification time."""
+    """Returns a key that changes if a file changes: its path, size and modification time."""
     try:
         status = os.stat(path)
     except OSError:
@@ -190,7 +194,7 @@ def image_key(path: str) -> str:
 
 
 def read_cache(file: Path) -> dict[str, np.ndarray]:
-    """Returns the stored embeddings by key; nothing if the file is missing or damaged."""
+    """Reads stored embeddings by key; empty if the file does not exist or is damaged."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
             return dict(zip(arrays["keys"].tolist(), arrays["embeddings"], strict=True))
@@ -199,7 +203,10 @@ def read_cache(file: Path) -> dict[str, np.ndarray]:
 
 
 def write_cache(file: Path, embeddings: dict[str, np.ndarray]) -> None:
-    """Stores embeddings by key atomically; ignores a full disk, as they can be recomputed."""
+    """Stores embeddings by key atomically.
+
+    If the disk is full, nothing is stored, because the embeddings can be computed again.
+    """
     temporary = file.with_name(f"{file.name}.{os.getpid()}.npz")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -211,7 +218,7 @@ def write_cache(file: Path, embeddings: dict[str, np.ndarray]) -> None:
 
 
 def write_page(file: Path, text: str, found: list[tuple[str, float]]) -> None:
-    """Writes a page with the images and their similarities."""
+    """Writes an HTML page with the found images and their similarities to the text."""
     from vit_jax.inspection.html_page import render, write_text
     from vit_jax.inspection.page_images import image_address
 
@@ -219,7 +226,7 @@ def write_page(file: Path, text: str, found: list[tuple[str, float]]) -> None:
     for path, similarity in found:
         try:
             pixels = decode(Path(path).read_bytes())
-        except (OSError, Unreadable):  # It was removed or replaced during the search.
+        except (OSError, Unreadable):  # The image was removed or replaced during the search.
             continue
         shown[f"{as_text(path)}: {similarity:.3f}"] = image_address(np.asarray(pixels))
     write_text(file, render("search.html", title=text, images=shown))

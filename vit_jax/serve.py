@@ -1,20 +1,20 @@
 """Serves a model by HTTP: python -m vit_jax.serve CHECKPOINT.
 
-CHECKPOINT is a source as in load_model: a workdir, a file, hf://owner/name. Drop a photograph on
-the page at http://localhost:8000 to see its classes, attention rollout and nearest images
-(--neighbours=FOLDER). Programs can use
+CHECKPOINT is a source as in load_model: a workdir, a file, or hf://owner/name. The page at
+http://localhost:8000 shows classes, attention rollout and nearest images (--neighbours=FOLDER) of a
+photograph that is dropped on it. Programs can use
 
   curl --data-binary @photo.jpg http://localhost:8000/predict
   curl --json '{"images": ["BASE64", ...]}' http://localhost:8000/predict
 
   curl --data-binary @photo.jpg 'http://localhost:8000/predict?names=cat,dog'
 
-The last one is for CLIP, SigLIP and runs of configs/siglip.py, served with --names="cat,dog". A run
-of config.objective.name='segmentation' is answered with a mask, one of 'depth' with a depth map,
-and one of 'detection' with boxes.
-There are /health, /metrics (Prometheus). By default it listens on this machine alone; --host
-changes it. Ctrl-C or SIGTERM ends it after the requests in progress are answered. Exit codes: 0, it
-was ended; 2, a user error.
+The last command is for CLIP, SigLIP and runs of configs/siglip.py, which need --names="cat,dog".
+For runs of other objectives (config.objective.name), the server returns a mask ('segmentation'), a
+depth map ('depth') or boxes ('detection').
+Other addresses are /health and /metrics (Prometheus). By default, only this machine can reach the
+server; --host changes this. Ctrl-C or SIGTERM ends the server after it has answered the requests in
+progress. Exit codes: 0, a signal ended the server; 2, a user error.
 """
 
 import os
@@ -107,7 +107,7 @@ CONNECTIONS = flags.DEFINE_integer(
 )
 HEAD_SECONDS = 10  # Timeout for a request's headers.
 NEEDED = "starlette", "uvicorn", "prometheus_client"
-BACKLOG = 1024  # Connections that wait to be accepted, also while the server starts.
+BACKLOG = 1024  # Maximum number of connections that wait to be accepted, also at the start.
 
 
 def main(arguments: list[str]) -> None:
@@ -125,7 +125,7 @@ def main(arguments: list[str]) -> None:
         import uvicorn
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: pip install {' '.join(NEEDED)}") from error
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # While it starts.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # Used while the server starts.
     with listen(HOST.value, PORT.value) as listening:
         command.use_compilation_cache()
         from vit_jax.serving.connections import ConnectionLimits, limited
@@ -151,7 +151,7 @@ def main(arguments: list[str]) -> None:
             backlog=BACKLOG,
             timeout_graceful_shutdown=int(TIMEOUT.value) + 1,
         )
-        # uvicorn raises the signal again after it has ended.
+        # After its end, uvicorn raises the signal again.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         print(f"serving on {address(listening)} (Ctrl-C ends it)", flush=True)
@@ -160,12 +160,12 @@ def main(arguments: list[str]) -> None:
 
 
 class Served(NamedTuple):
-    """An engine with all its programs compiled, and its description.
+    """A model to serve: its engine with compiled programs, and its description.
 
     Attributes:
-      engine: the engine.
+      engine: the engine, which runs the compiled programs.
       about: information about the model for /health.
-      page: the HTML of /.
+      page: HTML of the start page.
       neighbours: the images of --neighbours; None: the flag is not set.
     """
 
@@ -176,7 +176,7 @@ class Served(NamedTuple):
 
 
 def make_service(checkpoint: str):
-    """Returns the service of a checkpoint and its metrics."""
+    """Returns the HTTP service of a checkpoint, and its Prometheus metrics."""
     from vit_jax.dense import objective_at
     from vit_jax.parallel.process_settings import keep_freed_memory
     from vit_jax.serving.metrics import Metrics
@@ -202,7 +202,7 @@ def make_service(checkpoint: str):
 
 
 def print_compiling() -> None:
-    """Prints that programs are compiled."""
+    """Prints a message: the programs are being compiled."""
     print(
         f"compiling for batches of up to {BATCH_SIZE.value} images; nothing is compiled later",
         flush=True,
@@ -210,7 +210,7 @@ def print_compiling() -> None:
 
 
 def image_size() -> int | tuple[int, int] | None:
-    """Returns the value of --image_size."""
+    """Returns the value of the flag `--image_size`; None: the flag is not set."""
     return command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
 
 
@@ -218,7 +218,7 @@ def serve_dense(checkpoint: str, task: str) -> Served:
     """Compiles the programs of a segmentation, detection or depth run.
 
     Raises:
-      UserError: a flag is for classifiers.
+      UserError: a flag only applies to classifiers.
     """
     unsupported = (NEIGHBOURS, TOP, CLASSES, NAMES, TEMPLATE, RESIZE)
     for flag in unsupported if task == "detection" else (*unsupported, THRESHOLD):
@@ -319,16 +319,16 @@ def serve_classifier(checkpoint: str) -> Served:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Opens a listening socket; connections wait until the server accepts them.
+    """Opens a listening socket. Connections wait until the server accepts them.
 
     Raises:
-      UserError: the port is taken, or the address does not belong to this machine.
+      UserError: another program uses the port, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With this protocol number asyncio recognizes TCP and sends responses without delay.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        # Allows immediate reuse of the port after a server has ended.
+        # With this option, the port can be used again immediately after a server has ended.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
         listening.listen(BACKLOG)

@@ -1,4 +1,7 @@
-"""Files shipped with the package: next to it in a checkout, inside it if it is installed."""
+"""Configs and experiments that come with the package.
+
+In a checkout their folders are next to the package. In an installed package they are inside it.
+"""
 
 from pathlib import Path
 
@@ -6,7 +9,7 @@ from vit_jax.errors import UserError
 
 PACKAGE = Path(__file__).parent
 FOLDERS = ("configs", "experiments")
-INSTALLED = (PACKAGE / "configs").is_dir()  # Not the case in a checkout.
+INSTALLED = (PACKAGE / "configs").is_dir()  # False in a checkout.
 CONFIGS, EXPERIMENTS = ((PACKAGE if INSTALLED else PACKAGE.parent) / name for name in FOLDERS)
 
 
@@ -16,10 +19,10 @@ def config_names() -> list[str]:
 
 
 def demand_checkout(what: str) -> None:
-    """Raises UserError unless the package is a checkout, with files that a command can write.
+    """Raises UserError if the package is not in a checkout, whose files a command can write.
 
     Args:
-      what: start of the message: "record writes into experiments/records".
+      what: start of the message, such as "record writes into experiments/records".
 
     Raises:
       UserError: the package is installed without the project's files.

@@ -1,4 +1,4 @@
-"""Reading of whole files: only regular files of limited size."""
+"""Functions that read whole files. The files must be regular files of limited size."""
 
 import errno
 import os
@@ -11,9 +11,10 @@ MOST = 64 * 2**20  # Maximum size in bytes.
 
 
 def check_small(path: str | Path, most: int | None = MOST) -> None:
-    """Raises OSError unless a path is a regular file of at most `most` bytes.
+    """Raises OSError if a path is not a regular file, or is larger than `most` bytes.
 
-    Opening a pipe would wait for a writer, and a device may never end.
+    Other files are not allowed, because opening a pipe would wait for a writer, and reading a
+    device may never end.
     """
     status = os.stat(path)
     if stat.S_ISDIR(status.st_mode):
@@ -29,7 +30,7 @@ def read_small(path: str | Path, most: int = MOST) -> str:
     """Returns the text of a small file.
 
     Raises:
-      OSError: see `check_small`.
+      OSError: the file cannot be read, or `check_small` raises it.
       UnicodeDecodeError: the file is not UTF-8.
     """
     check_small(path, most)
@@ -37,7 +38,7 @@ def read_small(path: str | Path, most: int = MOST) -> str:
 
 
 def read_lines(path: str | Path, flag: str) -> list[str]:
-    """Returns the lines of a text file that a flag names, without a byte order mark.
+    """Returns the lines of a text file that the flag `flag` names, without a byte order mark.
 
     Raises:
       UserError: the file cannot be read, or is not UTF-8.

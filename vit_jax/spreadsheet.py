@@ -1,4 +1,4 @@
-"""CSV files for spreadsheets; no cell is evaluated as a formula."""
+"""CSV files for spreadsheets. Texts are written such that no spreadsheet evaluates a formula."""
 
 import csv
 import re
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-ENCODING = "utf-8-sig"  # Without a byte order mark Excel assumes a legacy encoding.
-# First characters of cells that a spreadsheet evaluates.
+ENCODING = "utf-8-sig"  # UTF-8 with a byte order mark. Without it, Excel assumes another encoding.
+# First characters of texts that a spreadsheet evaluates as a formula.
 _FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")
 
 
 class CsvWriter:
-    """Writes rows to an open text file; texts are quoted, numbers are not.
+    """Writes rows to an open text file. Texts are quoted, and numbers are not.
 
-    A text that a spreadsheet would evaluate gets a leading apostrophe.
+    An apostrophe is written before a text that a spreadsheet would evaluate as a formula.
     """
 
     def __init__(self, file: TextIO):
@@ -31,12 +31,12 @@ def _as_text(cell: str) -> str:
 
 
 def file_cell(path: str) -> str:
-    """Returns a relative path, prefixed with `./` if it starts like a formula."""
+    """Returns a relative path. If it starts like a formula, `./` is written before it."""
     return f"./{path}" if path != "-" and _FORMULA.match(path) else path
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a file atomically; invalid UTF-8 bytes are escaped."""
+    """Writes a CSV file atomically. Bytes in texts that are not UTF-8 are escaped."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("w", encoding=ENCODING, errors="backslashreplace", newline="") as file:

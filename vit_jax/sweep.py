@@ -1,14 +1,15 @@
 """Finds a learning rate and trains with it: python -m vit_jax.sweep --config=FILE --workdir=DIR.
 
-It follows the paper's protocol (appendix B.1.1). First it trains a run at each of
-config.sweep.rates (for a BiT or a hybrid also at config.sweep.resnet_rates) on
-config.sweep.train_split, and compares the runs on config.sweep.dev_split; both are slices of
-config.data.train_split. Then, at the best learning rate, it trains one run for each of
-config.sweep.seeds on all training images, and evaluates it once on the test images. All flags of
-vit_jax.main apply to each run. The same command again continues; finished runs are kept.
+The command follows the paper's protocol (appendix B.1.1). First it trains a run with each learning
+rate of config.sweep.rates (for a BiT or a hybrid also of config.sweep.resnet_rates) on
+config.sweep.train_split, and compares the runs on config.sweep.dev_split. Both splits are slices of
+config.data.train_split. Then it trains a run with the best learning rate for each seed of
+config.sweep.seeds, on all training images. Each of these runs is evaluated once on the test images.
+All flags of vit_jax.main apply to each run. The same command again continues the sweep; finished
+runs are not repeated.
 
---list prints a command for each run, to start them as separate jobs, on one or many machines that
-share DIR; the command without it then makes the table.
+--list prints a command for each run. The runs can then be started as separate jobs, on one machine
+or on several machines that share DIR. Afterwards, the command without --list writes the table.
 """
 
 import re
@@ -81,7 +82,7 @@ def main(arguments: list[str]) -> None:
 
 
 def print_commands(names: list[str], given: tuple[str, ...], folder: Path) -> None:
-    """Prints a command for each run.
+    """Prints, for each run of the sweep, a command that starts only this run.
 
     Args:
       names: names of the runs.
@@ -94,12 +95,15 @@ def print_commands(names: list[str], given: tuple[str, ...], folder: Path) -> No
 
 
 def selected(jobs: Mapping[Any, Job]) -> list[Job]:
-    """Returns all jobs, or only the one of `--only`."""
+    """Returns all jobs, or with the flag `--only` the job that it names."""
     return [job for job in jobs.values() if ONLY.value in (None, job.name)]
 
 
 def config_flags_of(arguments: list[str]) -> tuple[str, ...]:
-    """Returns a command's flags of the config, `--config=FILE` or `--config FILE`."""
+    """Returns those arguments of a command that set the config or its values.
+
+    The config may be given as `--config=FILE` or `--config FILE`.
+    """
     given = []
     for flag, following in zip(arguments, [*arguments[1:], "-"], strict=True):
         if re.match(r"--?config\b", flag):

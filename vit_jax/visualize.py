@@ -1,12 +1,17 @@
 """Visualizes a model: python -m vit_jax.visualize --checkpoint=WORKDIR --images=photos --out=DIR.
 
-It writes into DIR: attention rollout over the images (--layers: after each layer; --heads: each
-head of the last layer), the heads' mean attention distance, similarity of the position embeddings,
-principal components of the first layer's filters and, as colours, of the last layer's tokens. For a
-BiT, ConvNeXt or Swin it draws each stage's features as colours, and for a Swin the attention within
-its windows. All figures are PNGs, the numbers are in arrays.npz, and index.html is a single file
-that starts with a photograph under the attention of a layer and head chosen by sliders. A figure
-that is undefined for the model is replaced by a line with the reason.
+The command writes these figures into DIR:
+  attention rollout over the images (--layers: after each layer; --heads: each head of the last
+    layer)
+  mean attention distance of the heads
+  similarity of the position embeddings
+  principal components of the first layer's filters
+  principal components of the last layer's tokens, as colours
+  for a BiT, ConvNeXt or Swin, the features of each stage, as colours
+  for a Swin, the attention within its windows
+All figures are PNGs, and their numbers are in arrays.npz. The page index.html shows all figures in
+a single file. It starts with a photograph overlaid with the attention of a layer and a head, which
+are selected with sliders. If a figure is not defined for the model, a line gives the reason.
 """
 
 from pathlib import Path
@@ -79,7 +84,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _title(library: str, name: str) -> str:
-    """Returns the page's title: the model and, for a run, its task and data.
+    """Returns the page's title: the model and, for a run, the run's task and data.
 
     Args:
       library: the library of the checkpoint.

@@ -11,7 +11,7 @@ from vit_jax.data.fields import IGNORED, Boxes
 from vit_jax.errors import UserError
 from vit_jax.models.dense.detector import Detections
 
-DELTA = 1.25  # Threshold of delta1; those of delta2 and delta3 are its powers.
+DELTA = 1.25  # Threshold of delta1. The thresholds of delta2 and delta3 are its square and cube.
 NYU_CROP = np.s_[45:471, 41:601]  # Evaluated part of NYU Depth v2's images, 480x640 (Eigen).
 # COCO's twelve metrics, in the order of `COCOeval.stats`.
 COCO_METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100")
@@ -19,11 +19,11 @@ COCO_METRICS += ("ARs", "ARm", "ARl")
 
 
 def confusion(predicted: np.ndarray, mask: np.ndarray, classes: int) -> np.ndarray:
-    """Returns the confusion matrix of an image; sum those of several images.
+    """Returns the confusion matrix of an image. The sum over images is that of a data set.
 
     Args:
-      predicted: class of each pixel, int `[height, width]`.
-      mask: true class of each pixel; `IGNORED` pixels do not count.
+      predicted: predicted class of each pixel, int `[height, width]`.
+      mask: true class of each pixel, `[height, width]`; pixels of `IGNORED` are not counted.
       classes: number of classes.
 
     Returns:
@@ -44,8 +44,8 @@ class SegmentationMetrics(NamedTuple):
     """Metrics of semantic segmentation, from 0 to 1, as in mmsegmentation.
 
     Attributes:
-      miou: mean IoU of the classes that occur in the masks or in the predictions.
-      mean_accuracy: mean of the pixel accuracies of the classes in the masks.
+      miou: mean IoU over the classes that occur in the masks or in the predictions.
+      mean_accuracy: mean pixel accuracy over the classes that occur in the masks.
       pixel_accuracy: share of correctly classified pixels.
       ious: IoU of each class, float64 `[classes]`; NaN for a class that does not occur.
     """
@@ -57,7 +57,7 @@ class SegmentationMetrics(NamedTuple):
 
 
 def segmentation_metrics(counts: np.ndarray) -> SegmentationMetrics:
-    """Returns the metrics of a confusion matrix; NaN if all pixels are `IGNORED`.
+    """Computes segmentation metrics from a confusion matrix; NaN if all pixels are `IGNORED`.
 
     Args:
       counts: sum of `confusion` over all images.
@@ -70,7 +70,7 @@ def segmentation_metrics(counts: np.ndarray) -> SegmentationMetrics:
 
 
 def _ratio(count: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Returns a quotient, NaN where the divisor is 0."""
+    """Returns `count / total`; NaN where `total` is 0."""
     with np.errstate(invalid="ignore"):
         return np.true_divide(count, total)
 
@@ -82,11 +82,11 @@ def _mean(values: np.ndarray) -> float:
 
 
 class DepthMetrics(NamedTuple):
-    """Depth metrics of an image (Eigen et al. 2014); those of a data set are means over images.
+    """Depth metrics of an image (Eigen et al. 2014). A data set's metrics are means over images.
 
     Attributes:
       rmse: root mean squared error, in metres.
-      abs_rel: mean absolute error relative to the true depth.
+      abs_rel: mean absolute error, divided by the true depth.
       log10: mean absolute error of the decimal logarithm.
       delta1, delta2, delta3: share of pixels with max(predicted / true, true / predicted) below
         1.25, 1.25**2 and 1.25**3.
@@ -106,10 +106,11 @@ def depth_metrics(
     """Returns the depth metrics of an image; None if no pixel is evaluated.
 
     Args:
-      predicted: predicted depth in metres, float `[height, width]`; clipped to the evaluated range.
+      predicted: predicted depth in metres, float `[height, width]`. It is clipped to the range from
+        `nearest` to `farthest`.
       depth: true depth in metres, float `[height, width]`; 0: unknown.
-      nearest, farthest: range of evaluated true depths in metres, without the ends; `farthest` is
-        10 for NYU Depth v2 and 80 for KITTI.
+      nearest, farthest: pixels are evaluated if their true depth in metres is between these limits.
+        `farthest` is 10 for NYU Depth v2 and 80 for KITTI.
     """
     known = (depth > nearest) & (depth < farthest)
     if not known.any():
@@ -144,16 +145,19 @@ def coco_metrics(
 
     Args:
       detections: predicted objects of each image.
-      objects: true objects of each image, with masks if `masks`.
+      objects: true objects of each image. They must have masks if `masks` is True.
       classes: number of classes.
-      masks: compare masks instead of boxes.
+      masks: True: compare masks. False: compare boxes.
       overlaps: for each image, the IoU of detections and objects, `[detections, objects]`; None:
-        computed from their boxes or masks.
+        the IoU is computed from boxes or masks.
 
     Returns:
-      `AP` (mean over IoU thresholds from 0.5 to 0.95), `AP50`, `AP75`, `APs`, `APm` and `APl`
-      (small, medium and large objects), `AR1`, `AR10` and `AR100` (recall with up to that number of
-      detections), `ARs`, `ARm` and `ARl`, all from 0 to 1; -1 if there are no such objects.
+      Metrics by name, from 0 to 1; -1 if there are no objects of this kind:
+      - `AP`: average precision, averaged over IoU thresholds from 0.5 to 0.95.
+      - `AP50`, `AP75`: average precision at the IoU threshold 0.5 or 0.75.
+      - `APs`, `APm`, `APl`: `AP` of small, medium and large objects.
+      - `AR1`, `AR10`, `AR100`: recall with at most 1, 10 or 100 detections for each image.
+      - `ARs`, `ARm`, `ARl`: recall of small, medium and large objects.
 
     Raises:
       UserError: pycocotools is not installed.
@@ -173,13 +177,13 @@ def _coco_evaluation(
     masks: bool,
     overlaps: Sequence[np.ndarray] | None = None,
 ) -> Any:
-    """Returns a `COCOeval` of pycocotools; arguments as in `coco_metrics`."""
+    """Returns pycocotools' `COCOeval` for some images; arguments as in `coco_metrics`."""
     check_pycocotools()
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
     class Evaluation(COCOeval):
-        """An evaluation with the given overlaps."""
+        """A `COCOeval` that uses `overlaps` in place of pycocotools' IoU."""
 
         def computeIoU(self, imgId: int, catId: int) -> Any:
             if overlaps is None:
@@ -208,12 +212,12 @@ def _coco_evaluation(
 
 
 class Matches(NamedTuple):
-    """Counts of an image's true and predicted objects, matched by class at an IoU of 0.5.
+    """Numbers of an image's true and predicted objects, matched by class at an IoU of 0.5.
 
     Attributes:
-      found: true objects with a prediction (true positives).
-      missed: true objects without a prediction (false negatives).
-      wrong: predictions without a true object (false positives).
+      found: number of true objects with a matching prediction (true positives).
+      missed: number of true objects without a matching prediction (false negatives).
+      wrong: number of predictions without a matching true object (false positives).
     """
 
     found: int = 0
@@ -222,7 +226,7 @@ class Matches(NamedTuple):
 
     @property
     def f1(self) -> float:
-        """Harmonic mean of precision and recall; 1 if there are no objects and no predictions."""
+        """F1 score: harmonic mean of precision and recall; 1 without objects and predictions."""
         total = 2 * self.found + self.missed + self.wrong
         return 2 * self.found / total if total else 1.0
 
@@ -232,10 +236,11 @@ def image_matches(
 ) -> list[Matches]:
     """Matches true and predicted objects of each image with pycocotools.
 
-    Crowds, and predictions that match them, do not count.
+    Crowds are not counted, and neither are predictions that match a crowd.
 
     Args:
-      detections, objects, classes, masks: as in `coco_metrics`; predictions of any score count.
+      detections, objects, classes, masks: as in `coco_metrics`. All predictions are counted,
+        whatever their score.
 
     Raises:
       UserError: pycocotools is not installed.
@@ -246,7 +251,7 @@ def image_matches(
         evaluation.params.areaRng = evaluation.params.areaRng[:1]  # All sizes.
         evaluation.evaluate()
     counts = np.zeros((len(objects), 3), np.int64)
-    for each in filter(None, evaluation.evalImgs):  # For each image and class.
+    for each in filter(None, evaluation.evalImgs):  # An item for each image and class.
         counted, right = ~each["dtIgnore"][0].astype(bool), each["dtMatches"][0] > 0
         found, true = (counted & right).sum(), (np.asarray(each["gtIgnore"]) == 0).sum()
         counts[each["image_id"]] += found, true - found, (counted & ~right).sum()
@@ -265,7 +270,10 @@ Objects = TypeVar("Objects", Boxes, Detections)
 
 
 def compressed(found: Objects) -> Objects:
-    """Compresses the masks of objects to pycocotools' run lengths, some hundred bytes each."""
+    """Compresses the masks of objects to pycocotools' run lengths.
+
+    A compressed mask takes some hundred bytes.
+    """
     if found.masks is None:
         return found
     from pycocotools import mask
@@ -278,12 +286,13 @@ def compressed(found: Objects) -> Objects:
 def _annotations(each: Sequence[Boxes] | Sequence[Detections], masks: bool) -> list[dict[str, Any]]:
     """Returns objects as annotations of a COCO file.
 
-    Areas of true objects are from the annotations, else from masks, else from boxes. Areas of
-    predictions are from masks if masks are compared, else from boxes.
+    The area of a true object is its annotated area, or else the area of its mask, or else the area
+    of its box. The area of a prediction is the area of its mask if masks are compared, else the
+    area of its box.
     """
     from pycocotools import mask
 
-    run_lengths: Any = mask  # Its functions support several masks, but their types do not.
+    run_lengths: Any = mask  # pycocotools' functions accept several masks; their types do not.
     rows = []
     for number, found in enumerate(each):
         corners = np.asarray(found.corners, np.float64)

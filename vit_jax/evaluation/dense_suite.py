@@ -1,4 +1,7 @@
-"""Shared code of the suites for dense prediction: data sets, and predictions at original size."""
+"""Shared code of the suites `segmentation`, `depth` and `detection`.
+
+It opens data sets and predicts masks, depths or boxes at the images' original size.
+"""
 
 import functools
 import heapq
@@ -14,19 +17,21 @@ from vit_jax.errors import UserError
 from vit_jax.evaluation.suite import Measurement, Options, Row, Stopped, Subject, in_data_dir
 from vit_jax.progress import Progress
 
-MOST_SHOWN = 24  # Images on the page.
-# In order of preference. Many benchmarks have only `val`, because labels of `test` are secret.
+MOST_SHOWN = 24  # Maximum number of images on the page of a data set.
+# Names of the split to evaluate, in the order of preference. Many benchmarks only have `val`,
+# because the labels of `test` are secret.
 TESTED = ("test", *DEV)
 
 
 def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
-    """Completes a data set of `--set` with its source kind, folder and split.
+    """Completes a data set of the flag `--set` with its source kind, folder and split.
 
-    The default split is the first available one of `TESTED`, else the first one of the data set.
+    If the user names no split, it is the first of `TESTED` that the data set has, else the data
+    set's first split.
 
     Args:
       described: the data set.
-      kind: source kind of a folder.
+      kind: kind of source (`data.source`) for a data set that is a folder.
       options: the suite's options.
     """
     if described.kind == "tfds":
@@ -46,9 +51,9 @@ def check_classes(described: DataSet, source: Source, names: Sequence[str], mode
 
     Args:
       described: the data set.
-      source: its images.
+      source: images of the data set.
       names: class names of the model.
-      model: the kind of the model.
+      model: kind of the model for the error message, such as `segmenter`.
     """
     there = tuple(source.class_names)
     if len(there) != len(names):
@@ -65,14 +70,16 @@ def check_classes(described: DataSet, source: Source, names: Sequence[str], mode
 
 
 class Predicted:
-    """Iterates over predictions for the images of a data set, and predicts the worst ones again.
+    """Predictions for the images of a data set, as an iterator.
+
+    Predictions are not stored. The method `worst` predicts the worst images again.
 
     Args:
       described: the data set.
       subject: the evaluated model.
       source: the images.
-      stream: yields the index and the prediction of each readable image of a source, like
-        `DenseModel.stream`.
+      stream: function like `DenseModel.stream`, which yields the index and the prediction of each
+        readable image of a source.
     """
 
     def __init__(
@@ -89,7 +96,7 @@ class Predicted:
         """Yields the index and the prediction of each readable image.
 
         Raises:
-          Stopped: `go_on` returned False.
+          Stopped: the evaluation was stopped, because `Subject.go_on` returned False.
         """
         for index, predicted in self._stream(self._source, self._skip):
             if not self._subject.go_on():
@@ -100,12 +107,14 @@ class Predicted:
     def worst(
         self, scores: Sequence[tuple[float, int]]
     ) -> tuple[Subset, list[tuple[int, float, Any]]]:
-        """Returns the images with the lowest scores, and the index, score and prediction of each.
-
-        These images are predicted again, to avoid keeping all predictions.
+        """Predicts the images with the lowest scores again, since predictions are not stored.
 
         Args:
           scores: score and index of each image.
+
+        Returns:
+          The images with the lowest scores, and for each of them the index in this selection, the
+          score and the prediction.
         """
         lowest = heapq.nsmallest(MOST_SHOWN, scores)
         chosen = Subset(self._source, [index for _, index in lowest])
@@ -126,16 +135,19 @@ def dense_measurements(
     example: str,
     identity: Callable[[DataSet, Options, Subject, Source], dict[str, int | str]] | None = None,
 ) -> list[Measurement]:
-    """Returns a measurement for each data set; without data sets, one that raises UserError.
+    """Returns the evaluation (a `Measurement`) of each data set of the flag `--set`.
+
+    Without `--set`, the result is a single `Measurement` that raises UserError when it opens data.
 
     Args:
       subject: the evaluated model.
       options: the suite's options.
       metrics: names of the metrics.
-      open_set: opens the test images of a data set.
-      measured: returns the rows of a data set.
-      example: example of `--set` with a description, for the error without data sets.
-      identity: returns the fingerprint of a data set; None: fingerprint of the test images.
+      open_set: function that opens the test images of a data set.
+      measured: function that computes the rows of a data set.
+      example: example of `--set` with a description, for the error message.
+      identity: function that returns the fingerprint of a data set; None: the fingerprint of the
+        test images.
     """
 
     def measurement(described: DataSet) -> Measurement:

@@ -31,15 +31,15 @@ from vit_jax.parallel.mesh import (
 from vit_jax.parallel.sharding import parameter_shardings, place_activation
 from vit_jax.progress import Progress
 
-LAYERS = 4  # The class tokens of this many last layers are concatenated.
-# Features for a linear probe on a model with a class token, in ascending order of width.
+LAYERS = 4  # Number of last layers whose class tokens are concatenated.
+# Feature sets for a linear probe on a model with a class token, in ascending order of width.
 CHOICES = (
     "class token",
     "class token and patches",
     f"{LAYERS} class tokens",
     f"{LAYERS} class tokens and patches",
 )
-POOLED = "pooled features"  # The features of models without a class token.
+POOLED = "pooled features"  # Name of the feature set of models without a class token.
 
 
 class Features(NamedTuple):
@@ -51,18 +51,20 @@ class Features(NamedTuple):
 
 
 class Extractor:
-    """Feature extraction with a model; compiled once, for one batch size and any parameters.
+    """Feature extraction with a model. It is compiled once, for a fixed batch size.
+
+    The parameters are arguments of each call, so they may change.
 
     Args:
       graphdef: graph definition of the model, with or without a head.
-      shardings: shardings of its parameters.
+      shardings: shardings of the model's parameters.
       mesh: mesh of devices.
       crop: the evaluation transform.
       batch_size: global batch size; rounded up to a multiple of the mesh's size.
       workers, threads: as in `evaluation_batches`.
-      max_unreadable: maximum number of unreadable images per source; they are skipped.
-      compute: `(model, images) -> outputs [batch, ...]`; `representation` by default.
-      log: logs skipped images, and the progress of long extractions.
+      max_unreadable: maximum number of unreadable images per source. Unreadable images are skipped.
+      compute: function `(model, images) -> outputs [batch, ...]`; default: `representation`.
+      log: callback for messages about skipped images, and about the progress of long extractions.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Extractor:
         Args:
           params: the model's parameters.
           source: source of the images.
-          go_on: called after each batch; if it returns False, the result is None.
+          go_on: function that is called after each batch. If it returns False, the result is None.
 
         Raises:
           UserError: no image is readable, or more than `max_unreadable` images are unreadable.
@@ -118,41 +120,44 @@ class Extractor:
         return Features(values, labels, np.flatnonzero(mask))
 
     def stream(self, params: dict, source: Source) -> Iterator[dict[str, Any]]:
-        """Yields `values` (outputs of `compute`), `labels` and `mask` of each batch.
+        """Yields a dict for each batch: `values` (outputs of `compute`), `labels` and `mask`.
 
-        The mask is False for unreadable images and padding.
+        `mask` is False for unreadable images and padding.
         """
-        # Keep a reference to the source, because the id of a freed object may be reused.
+        # The reference to the source is kept, because the id of a freed object may be reused.
         _, skipped = self._skipped.setdefault(id(source), (source, self._skip_log(source)))
         running = None
         with contextlib.closing(evaluation_batches(source, **self._arguments)) as batches:
             for batch in batches:
                 started = self._forward(params, to_devices(skipped.check(batch), self.mesh))
                 if running:
-                    yield jax.device_get(running)  # The devices already compute the next batch.
+                    yield jax.device_get(running)  # Meanwhile the devices compute the next batch.
                 running = started
         yield jax.device_get(running)
 
 
 def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """Returns the representation that enters the head, float32 `[batch, features]`."""
+    """Returns the input of the model's head, float32 `[batch, features]`."""
     return model.features(images).astype(jnp.float32)
 
 
 def image_embedding(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """Returns the normalized embeddings of an image tower, float32 `[batch, dim]`."""
+    """Returns embeddings of an image-text model's image encoder, scaled to length 1.
+
+    The result is float32 `[batch, dim]`.
+    """
     return unit(model(images).astype(jnp.float32))
 
 
 def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
     """Concatenates the class tokens of the last layers and the mean of the last patch tokens.
 
-    The model's final norm, if it has one, is applied to the tokens of all layers. Class tokens are
+    If the model has a final norm, it is applied to the tokens of all these layers. Class tokens are
     in the order of the layers.
 
     Returns:
-      float32 `[batch, (layers + 1) * dim]`: `LAYERS` layers, or only the last one if the model has
-      fewer layers.
+      float32 `[batch, (layers + 1) * dim]`, where `layers` is `LAYERS`. If the model has fewer
+      layers than that, only the last layer is used.
     """
     with model.capturing(("tokens",)) as captured:
         model.encode(model.assemble(model.patches(images)))
@@ -165,11 +170,14 @@ def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
 
 
 def choices_of(model: ImageModel) -> tuple[Callable[[Any, jax.Array], jax.Array], dict[str, slice]]:
-    """Returns a function that computes the features of a linear probe, and columns by feature set.
+    """Returns a function that computes all features for linear probes, and their feature sets.
 
-    The feature sets of a model with a class token are DINOv2's: the class token of the last layer
-    or of the last four layers, each with and without the mean of the patch tokens. Other models
-    have a single feature set, the pooled features.
+    The four feature sets of a model with a class token are DINOv2's: the class token of the last
+    layer or of the last four layers, each with and without the mean of the patch tokens. Other
+    models have a single feature set, the pooled features.
+
+    Returns:
+      A function `(model, images) -> features`, and the columns of the features by feature set.
     """
     if not isinstance(model, TokenModel) or "cls" not in model.prefix_tokens:
         return representation, {POOLED: slice(0, None)}
@@ -182,16 +190,17 @@ def choices_of(model: ImageModel) -> tuple[Callable[[Any, jax.Array], jax.Array]
 
 
 def first_five(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """Returns the five most likely classes, the most likely first, int32 `[batch, 5]`."""
+    """Returns the five most likely classes of each image, int32 `[batch, 5]`, likeliest first."""
     return jax.lax.top_k(model(images), 5)[1]
 
 
 def likeliest(
     count: int, probabilities: str = "softmax"
 ) -> Callable[[nnx.Module, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Makes a function that returns the `count` most likely classes.
+    """Returns a function `(model, images) -> (probabilities, classes)`.
 
-    The function returns probabilities and classes, both `[batch, count]`.
+    The function returns the `count` most likely classes of each image and their probabilities, both
+    `[batch, count]`.
 
     Args:
       count: number of classes.
@@ -200,7 +209,8 @@ def likeliest(
 
     def compute(model, images):
         logits = model(images)
-        # Sort by logits, because different logits may have the same rounded probability.
+        # Classes are sorted by logits, because different logits may have equal probabilities after
+        # rounding.
         _, classes = jax.lax.top_k(logits, count)
         return jnp.take_along_axis(PROBABILITIES[probabilities](logits), classes, axis=-1), classes
 
@@ -210,7 +220,13 @@ def likeliest(
 def top_of(top: int | None, threshold: float | None, num_classes: int, default: int) -> int:
     """Returns the maximum number of classes to list for an image.
 
-    It is `top` if set; else `num_classes` if there is a threshold; else `default`.
+    If `top` is None, it is `num_classes` with a threshold, and `default` without one.
+
+    Args:
+      top: the number that the user has set, or None.
+      threshold: minimum probability of a listed class, or None.
+      num_classes: number of the model's classes.
+      default: number of classes without a threshold.
 
     Raises:
       UserError: `top` or the threshold is out of range.
@@ -225,10 +241,10 @@ def top_of(top: int | None, threshold: float | None, num_classes: int, default: 
 
 
 def reaching(threshold: float | None, probabilities: np.ndarray) -> int:
-    """Returns the number of probabilities that reach the threshold.
+    """Returns how many of the probabilities are at least the threshold.
 
     Args:
-      threshold: the minimum probability; None: all probabilities count.
+      threshold: the minimum probability; None: all probabilities are counted.
       probabilities: class probabilities in descending order.
     """
     return len(probabilities) if threshold is None else int((probabilities >= threshold).sum())
@@ -240,7 +256,7 @@ def make_features(
     shardings: dict,
     compute: Callable[[nnx.Module, jax.Array], jax.Array],
 ) -> Callable[[dict, dict], dict[str, jax.Array]]:
-    """Compiles `(params, batch) -> {values, labels, mask}`; results are replicated."""
+    """Compiles `(params, batch) -> {values, labels, mask}`, with results on all devices."""
 
     def features(params, batch):
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
@@ -261,7 +277,7 @@ def extractor_of(
     Args:
       model: a loaded model.
       mesh: mesh of devices.
-      crop: the evaluation transform; `transfer_crop` by default.
+      crop: the evaluation transform; default: `transfer_crop`.
       **options: `batch_size` and other arguments of `Extractor`.
 
     Raises:
@@ -280,7 +296,7 @@ def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
     """Converts labels `[images, max_labels]` with one label per image to int32 `[images]`.
 
     Raises:
-      UserError: an image has no label or several.
+      UserError: an image does not have exactly one label.
     """
     counts = (labels >= 0).sum(axis=1)
     if (wrong := np.flatnonzero(counts != 1)).size:
@@ -292,9 +308,10 @@ def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
 
 
 def transfer_crop(image_size: int | tuple[int, int], **how: str) -> TestCrop:
-    """Returns the few-shot protocol's transform: a resize to 256 x 256, then the central 224 x 224.
+    """Returns the transform of the few-shot protocol.
 
-    Other image sizes use the same ratio.
+    For models with 224 x 224 pixels, images are resized to 256 x 256 and cropped to the central 224
+    x 224 pixels. For other image sizes, the ratio is the same.
 
     Args:
       image_size: image size of the model, in pixels.

@@ -24,13 +24,13 @@ from vit_jax.progress import Progress
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 PENALTY = 2.0**10
-# Training and test splits of a folder with classes but without splits.
+# Training and test slices of a folder that has classes, but no splits.
 HALVES = (
     "all[:80%]",
     "all[80%:]",
 )
 
-# Data sets of the suite, by TFDS name. ImageNet's training images are the same as in big_vision.
+# Data sets of the suite, by TFDS name. The training images of ImageNet are those of big_vision.
 DATA_SETS = tuple(
     map(
         data_set,
@@ -50,9 +50,9 @@ DATA_SETS = tuple(
 
 
 class TooFewImages(UserError):
-    """Error for a class with fewer training images than shots.
+    """Error: a class has fewer training images than shots.
 
-    `most` is the largest number of shots for which all classes have enough images.
+    The attribute `most` is the largest number of shots for which all classes have enough images.
     """
 
     def __init__(self, name: str, class_name: str, most: int, shots: int):
@@ -64,7 +64,7 @@ class TooFewImages(UserError):
 
 
 class Accuracy(NamedTuple):
-    """Test accuracy by seed, for one number of shots and one penalty."""
+    """Test accuracies of all seeds, for one number of shots and one penalty."""
 
     shots: int
     penalty: float
@@ -76,25 +76,27 @@ class Accuracy(NamedTuple):
 
     @property
     def deviation(self) -> float:
-        """Standard deviation over the seeds (n - 1); 0 for one seed."""
+        """Standard deviation over the seeds, with the divisor n - 1; 0 for a single seed."""
         return statistics.stdev(self.by_seed.values()) if len(self.by_seed) > 1 else 0.0
 
 
 class FewShotTask:
-    """A data set with selected training images; the other training images are never read.
+    """Few-shot evaluation on a data set.
+
+    A few training images are selected for each class. All other training images are never read.
 
     Args:
       name: name of the data set, for messages and metrics.
       train: all training images.
       test: test images.
       shots: numbers of training images per class.
-      seeds: random seeds. Each defines a random order of each class's images; the first k are the k
-        shots.
-      log: logs the progress of reading labels, if that takes long.
+      seeds: random seeds. Each seed defines a random order of the images of each class. The first k
+        images of a class are used for k shots.
+      log: callback for messages about the progress of reading labels, if that takes long.
 
     Raises:
       TooFewImages: a class has fewer images than shots.
-      UserError: an image has no label or several.
+      UserError: an image does not have exactly one label.
     """
 
     def __init__(
@@ -114,7 +116,10 @@ class FewShotTask:
         self.train = Subset(train, indices)
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Returns short values that are equal on two hosts if they selected the same images."""
+        """Returns the fingerprint of the images: short values to compare between hosts.
+
+        If two hosts have selected the same images, the values are equal.
+        """
         chosen = np.concatenate([*self.chosen.values()]).tobytes()
         digest = hashlib.blake2b(chosen, digest_size=8).hexdigest()
         return fingerprints(self.train, self.test) | {"chosen images": digest}
@@ -133,8 +138,9 @@ class FewShotTask:
           extractor: extractor of the model's features.
           params: the model's parameters.
           penalties: L2 penalties of least squares.
-          go_on: called before each batch and each fit; if it returns False, the result is None.
-          log: logs notes about the fits.
+          go_on: function that is called before each batch and each fit. If it returns False, the
+            result is None.
+          log: callback for notes about the fits.
         """
         train = extractor(params, self.train, go_on)
         test = train and extractor(params, self.test, go_on)
@@ -156,7 +162,7 @@ class FewShotTask:
         return [Accuracy(shots, penalty, by_seed) for (shots, penalty), by_seed in by_shots.items()]
 
     def _pick(self, train: Features, shots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the features and labels of a seed's shots, without unreadable images."""
+        """Selects the features and labels of a seed's shots. Unreadable images are skipped."""
         numbers = self.chosen[seed][:, :shots].ravel()
         rows = np.flatnonzero(np.isin(self.train.indices[train.indices], numbers))
         return train.values[rows], train.labels[rows].max(axis=1)
@@ -182,16 +188,16 @@ def few_shot(
     For several data sets, use `FewShotTask` with one `Extractor`.
 
     Args:
-      model: model from `load_model`. Its head is not used, but its pre-logits layer is.
+      model: model from `load_model`. Its head is not used; its pre-logits layer is used.
       train, test: images of the data set.
       name, shots, seeds: as in `FewShotTask`.
       penalties: L2 penalties of least squares.
-      mesh: mesh of devices; all devices by default.
+      mesh: mesh of devices; default: all devices.
       batch_size, workers, threads: as in `Extractor`.
-      log: logs progress and notes.
+      log: callback for messages about progress and notes.
 
     Raises:
-      UserError: as in `FewShotTask`; the model's images are not square.
+      UserError: as in `FewShotTask`, or the model's images are not square.
     """
     mesh = mesh or make_mesh()
     task = FewShotTask(name, train, test, shots, seeds, log)
@@ -201,11 +207,13 @@ def few_shot(
 
 
 def cut_in_two(described: DataSet, log: Callable[[str], None] = print) -> DataSet:
-    """Splits a folder with classes but without splits; returns other data sets unchanged.
+    """Sets training and test slices for a folder that has classes, but no splits.
+
+    Other data sets are returned unchanged.
 
     Args:
       described: the data set.
-      log: logs the split.
+      log: callback for a message about the slices.
     """
     path, splits = described.path, (described.train_split, described.test_split)
     if splits != ("train", "test") or not SOURCES[described.kind].is_whole(path):
@@ -226,7 +234,7 @@ def open_data_set(
     Args:
       described: the data set.
       image_size: size of synthetic images, in pixels.
-      log: logs classes without images.
+      log: callback for messages about classes without images.
 
     Raises:
       UserError: the data set does not exist, is empty or cannot be read.
@@ -277,7 +285,7 @@ def choose(
 
 
 def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
-    """Returns short values that are equal on two hosts if they read the same images."""
+    """Returns fingerprints of training and test images: short values to compare between hosts."""
     of_both = {"training": fingerprint(train), "test": fingerprint(test)}
     return {
         f"{split} {key}": value
@@ -287,9 +295,9 @@ def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
 
 
 def read_single_labels(name: str, source: Source, log: Callable[[str], None]) -> np.ndarray:
-    """Returns the label of each image, int32 `[images]`, and logs progress.
+    """Reads the label of each image, int32 `[images]`, and logs the progress.
 
     Raises:
-      UserError: an image has no label or several.
+      UserError: an image does not have exactly one label.
     """
     return single_labels(source.label_table(Progress(name, len(source), "labels", log)), name)

@@ -1,9 +1,10 @@
-"""ImageNet's test sets: its validation images, with ReaL labels, too; ImageNet-v2; ObjectNet.
+"""Test sets for ImageNet models: validation images with two kinds of labels, -v2 and ObjectNet.
 
-All four have the same metric: an image has a set of correct classes among ImageNet's 1,000, and is
-counted as correct if this set contains one of the model's top predictions. Images without a correct
-class are excluded. ImageNet-v2 is an ordinary TFDS data set (`IMAGENET_V2`); this module opens the
-others.
+The validation images are evaluated with their original labels and with ReaL labels. All test sets
+have the same metric. An image has a set of correct classes among ImageNet's 1,000 classes. A
+prediction is correct if the set contains one of the model's top predictions. Images without a
+correct class are excluded. ImageNet-v2 is an ordinary TFDS data set (`IMAGENET_V2`), and this
+module opens all others.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from vit_jax.data.sources.tfds import tfds_builder, tfds_feature, tfds_shards, t
 from vit_jax.errors import UserError
 
 CLASSES = 1000
-IMAGENET_V2 = "imagenet_v2/matched-frequency"  # TFDS's name; split test.
+IMAGENET_V2 = "imagenet_v2/matched-frequency"  # Name of the TFDS data set; its split is `test`.
 
 REAL_IMAGES = 50_000
 REAL_URL = "https://github.com/google-research/reassessed-imagenet/blob/master/real.json"
@@ -47,12 +48,12 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
     Args:
       predictions: the most likely classes in descending order, int `[images, 5]`. With fewer than
-        five, there is no `top5`.
+        five columns, `top5` is not computed.
       labels: the correct classes of each image, int `[images, most]`, padded with -1.
 
     Returns:
-      `top1` and `top5`, from 0 to 1, over the images with a correct class; `images`, the number of
-      these images.
+      `top1` and `top5`, from 0 to 1, and `images`, the number of evaluated images. Images without a
+      correct class are not evaluated.
     """
     right = (predictions[:, :, None] == labels[:, None, :]) & (labels >= 0)[:, None, :]
     right = right.any(axis=-1)[(labels >= 0).any(axis=-1)]
@@ -69,7 +70,7 @@ def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Mat
 
     Args:
       classes: number of classes of the model.
-      class_names: names of these classes; empty if the checkpoint has none.
+      class_names: names of these classes; empty: the checkpoint contains no names.
       checkpoint: name of the checkpoint, for messages.
 
     Raises:
@@ -97,7 +98,7 @@ def synsets() -> tuple[str, ...]:
 
 
 def check_classes(class_names: Sequence[str], what: str) -> None:
-    """Raises UserError if a data set's class names are not ImageNet's synsets in their order."""
+    """Raises UserError if a data set's class names are not ImageNet's synsets, in this order."""
     expected = synsets()
     if len(class_names) != len(expected):
         raise UserError(f"{what} has {len(class_names):,} classes, ImageNet {len(expected):,}")
@@ -110,10 +111,10 @@ def read_real(path: str) -> list[Classes]:
     """Reads ReaL's labels (Beyer et al., arXiv 2006.07159).
 
     Returns:
-      The correct classes of validation image 1, 2, ...
+      The correct classes of validation images 1, 2, ...
 
     Raises:
-      UserError: the file is missing, or is not ReaL's.
+      UserError: the file is missing or does not contain ReaL's labels.
     """
     labels = _read_json(path, list, f"ReaL's labels, which are at {REAL_URL}")
     if len(labels) != REAL_IMAGES:
@@ -135,18 +136,20 @@ def read_real(path: str) -> list[Classes]:
 def open_imagenet(
     kind: str, path: str, split: str, real: Sequence[Classes] | None = None
 ) -> Source:
-    """Opens ImageNet's validation images; labels are the original label, then ReaL's labels.
+    """Opens ImageNet's validation images with both kinds of labels.
 
-    One pass over the images is sufficient for both metrics: `accuracy(predictions, labels[:, :1])`
-    and `accuracy(predictions, labels[:, 1:])`.
+    Column 0 of an image's labels is the original label. All other columns are the ReaL labels.
+    Predictions of one pass over the images are thus sufficient for both metrics:
+    `accuracy(predictions, labels[:, :1])` and `accuracy(predictions, labels[:, 1:])`.
 
     Args:
-      kind: `tfds`, or `folder`: a folder for each class, named by its synset.
+      kind: `tfds`, or `folder` for a folder of each class, named by the synset.
       path, split: as in `vit_jax.data.sources.open_source`.
-      real: labels from `read_real`, indexed by the number in an image's file name.
+      real: labels from `read_real`. The number in an image's file name is the index; None: no ReaL
+        labels.
 
     Raises:
-      UserError: the data are missing, are not ImageNet's, or an image's name has no number.
+      UserError: the data are missing or are not ImageNet's, or an image's file name has no number.
     """
     most = 1 + max((len(classes) for classes in real or ()), default=0)
     if kind == "tfds":
@@ -177,7 +180,7 @@ def _read_validation(features: Mapping, real: Sequence[Classes] | None) -> Examp
 
 
 def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
-    """Returns ReaL's correct classes of a validation image by its file name."""
+    """Returns ReaL's correct classes of a validation image, given its file name."""
     if real is None:
         return ()
     match = VALIDATION_NAME.fullmatch(name)
@@ -191,14 +194,14 @@ def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
 
 @dataclasses.dataclass(frozen=True)
 class Relabelled(Source):
-    """A selection of another source's images, with new labels and without their border."""
+    """A selection of another source's images, with new labels and without the images' border."""
 
     source: Source
     indices: tuple[int, ...]
     labels: tuple[Classes, ...]
     class_names: tuple[str, ...]
     max_labels: int
-    border: int = 0  # Pixels.
+    border: int = 0  # Width of the border in pixels.
 
     def __len__(self):
         return len(self.indices)
@@ -206,7 +209,7 @@ class Relabelled(Source):
     def __getitem__(self, index):
         image = self.source[self.indices[index]].image
         if self.border:
-            with contextlib.suppress(Unreadable):  # The pipeline counts unreadable images.
+            with contextlib.suppress(Unreadable):  # The pipeline will report the unreadable image.
                 image = decode(image)[self.border : -self.border, self.border : -self.border]
         return Example(image, self.labels[index])
 
@@ -225,7 +228,7 @@ class Relabelled(Source):
 
 
 def read_objectnet_map(root: str) -> dict[str, Classes]:
-    """Reads the class map: ImageNet classes by ObjectNet folder, for the common classes.
+    """Reads the ImageNet classes of each ObjectNet folder, for classes in both data sets.
 
     Args:
       root: the folder `objectnet-1.0` with `images` and `mappings`.
@@ -274,9 +277,10 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
 
 
 def open_objectnet(root: str) -> Relabelled:
-    """Opens ObjectNet's images of classes that ImageNet also has, without their red border.
+    """Opens ObjectNet's images of those classes that ImageNet also has.
 
-    Predictions of ImageNet's other classes count as errors.
+    The red border of the images is removed. A model may predict any of ImageNet's classes; classes
+    that ObjectNet does not have are always wrong.
 
     Args:
       root: the folder `objectnet-1.0` with `images` and `mappings`.
@@ -303,7 +307,7 @@ def open_objectnet(root: str) -> Relabelled:
 def objectnet_crop(size: int) -> TestCrop:
     """Returns BiT's ObjectNet transform for models of `size` pixels.
 
-    It has the ratio of a resize of the short side to 512 and a centre crop to 480.
+    The short side is resized to 512 / 480 times `size`. Then the centre is cropped to `size`.
     """
     return TestCrop(size, "short_side", round(size * 512 / 480))
 

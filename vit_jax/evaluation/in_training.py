@@ -25,11 +25,11 @@ from vit_jax.options.option import options_of
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.peers import Peers
 
-OWN_SECTIONS = ("fewshot", "knn")  # Suites with a config section of the same name.
+OWN_SECTIONS = ("fewshot", "knn")  # Suites that have a config section of the same name.
 
 
 class Opened(NamedTuple):
-    """A measurement of a suite, with its opened data."""
+    """A measurement (one data set) of a suite, with its opened data."""
 
     suite: Suite
     measurement: Measurement
@@ -38,20 +38,20 @@ class Opened(NamedTuple):
 
 
 class TrainingSuites:
-    """Evaluation suites of a training run; their data are opened before the model exists.
+    """Evaluation suites of a training run. Their data are opened before the model is created.
 
     Attributes:
       fingerprints: fingerprint of each measurement's data, by a description of the data.
 
     Args:
-      config: config of the run, in which the checkpoint's preprocessing replaces None.
+      config: config of the run. Preprocessing options of None must have the checkpoint's values.
       mesh: mesh of devices.
       test_crop: the evaluation transform.
-      peers: the run's processes, which must read the same data.
-      class_names: class names of the run's head, by index; empty if the run has no classes.
+      peers: the run's processes. Their data are compared and must be equal.
+      class_names: names of the classes of the run's head, by index; empty: the run has no classes.
 
     Raises:
-      UserError: there is no such suite or option; data cannot be opened, or differ between
+      UserError: a suite or an option does not exist, or data cannot be opened or differ between
         processes.
     """
 
@@ -117,15 +117,16 @@ class TrainingSuites:
         where: Sequence[tuple[str, str]] | None,
         peers: Peers,
     ) -> None:
-        """Opens a suite's data.
+        """Opens the data of a suite.
 
         Args:
           name: name of the suite.
-          options: options of the suite, in addition to the defaults.
+          options: options of the suite that replace default values.
           image_size: image size of the model, in pixels.
-          every: interval in steps; 0: only at the end.
-          where: config key and value of each measurement, for errors; None: `evaluate.suites`.
-          peers: the run's processes, which must read the same data.
+          every: interval of evaluations in steps; 0: only at the end of the run.
+          where: for each measurement, the config key and the value that request it, for error
+            messages; None: the key is `evaluate.suites`.
+          peers: the run's processes. Their data are compared and must be equal.
         """
         suite = SUITES[name]
         values = {"image_size": image_size} | suite.defaults() | options
@@ -145,10 +146,10 @@ class TrainingSuites:
             self._opened.append(Opened(suite, measurement, opened, every))
 
     def _text_encoder(self, config: RunOptions, mesh: Mesh) -> TextEncoder:
-        """Returns the text tower in training; its parameters are available after `attach`.
+        """Returns the run's text encoder. It has parameters only after a call of `attach`.
 
         Raises:
-          UserError: the run has no text tower.
+          UserError: the run has no text encoder.
         """
         if config.objective.name != "contrastive":
             raise UserError(
@@ -166,7 +167,7 @@ class TrainingSuites:
         return self._texts
 
     def _similarity(self, params: dict) -> tuple[float, float | None]:
-        """Returns the scale of cosine similarities, and the bias of the logits or None."""
+        """Returns the scale of cosine similarities and the logits' bias; None: no bias."""
         objective: Any = nnx.merge(self._objective[0], params)
         bias = objective.logit_bias
         return float(objective.scale), None if bias is None else float(bias[...])
@@ -178,12 +179,13 @@ class TrainingSuites:
         log: Callable[[str], None],
         on_outputs: Callable[[Outputs], None],
     ) -> None:
-        """Sets the model and the objective in training, and the callbacks.
+        """Sets the model, the objective and the callbacks of the run.
 
         Args:
-          model, objective: graph definition, and shardings of the parameters.
-          log: logs unreadable images.
-          on_outputs: callback with outputs for a page of images.
+          model: graph definition of the model, and shardings of its parameters.
+          objective: graph definition of the objective, and shardings of its parameters.
+          log: callback for messages about unreadable images.
+          on_outputs: callback that receives outputs for a page of images.
         """
         self._subject.log, self._subject.on_outputs = log, on_outputs
         self._model, self._objective = ((graph, {}, places) for graph, places in (model, objective))
@@ -191,16 +193,17 @@ class TrainingSuites:
     def __call__(
         self, params: dict, own: dict, step: int, last: bool, go_on: Callable[[], bool]
     ) -> dict[str, float] | None:
-        """Returns the metrics that are due after a step, such as `fewshot/cifar100/5`.
+        """Runs the suites that are due after a step, and returns their metrics.
 
-        A metric's name is `SUITE/ROW`.
+        The name of a metric is `SUITE/ROW`, such as `fewshot/cifar100/5`.
 
         Args:
           params: the parameters to evaluate.
           own: the parameters of the objective.
           step: number of the step.
-          last: True after the last step, when all suites are due.
-          go_on: called before each batch and each fit; if it returns False, the result is None.
+          last: True after the run's last step. All suites are then due.
+          go_on: function that is called before each batch and each fit. If it returns False, the
+            result is None.
         """
         self._subject.params, self._subject.go_on, figures = params, go_on, {}
         if self._texts:
@@ -218,7 +221,7 @@ class TrainingSuites:
 
 
 def check_suite(name: str) -> None:
-    """Raises UserError unless there is such a suite, for training runs."""
+    """Raises UserError if the suite does not exist or cannot be run during training."""
     known = [suite.name for suite in SUITES.values() if suite.in_training]
     if name not in known:
         raise UserError(
@@ -228,6 +231,10 @@ def check_suite(name: str) -> None:
 
 def parsed_options(texts: Sequence[str], suites: Sequence[str]) -> dict[str, Any]:
     """Parses `config.evaluate.options`, such as `shots=1,5`, for the selected suites.
+
+    Args:
+      texts: options as text, `name=value`.
+      suites: names of the selected suites.
 
     Raises:
       UserError: none of the suites has the option, or the value is invalid.
@@ -249,7 +256,7 @@ def parsed_options(texts: Sequence[str], suites: Sequence[str]) -> dict[str, Any
 
 
 def in_lines(figures: Mapping[str, float]) -> list[str]:
-    """Formats metrics for the log, one line for each suite and data set."""
+    """Formats metrics as log lines. Each suite and data set has its own line."""
     lines: dict[str, list[str]] = {}
     for key, value in figures.items():
         name, _, rest = key.partition("/")

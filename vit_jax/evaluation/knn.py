@@ -13,7 +13,7 @@ from vit_jax.evaluation.features import Features, single_labels
 from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch, whole_batch
 
 NEIGHBOURS = (10, 20, 100, 200)
-TRAIN_BLOCK, TEST_BLOCK = 4096, 2048  # Images per block of similarities.
+TRAIN_BLOCK, TEST_BLOCK = 4096, 2048  # Number of images in one block of the similarity matrix.
 
 
 def knn_accuracies(
@@ -28,12 +28,12 @@ def knn_accuracies(
     """Returns the test accuracy of weighted k-NN for each number of neighbours.
 
     The nearest training images by cosine similarity vote for their class with the weight
-    exp(similarity / temperature). Of equally near images, and of classes with equal votes, the
-    first one is chosen. A prediction is correct if it is one of the image's labels.
+    exp(similarity / temperature). A tie between images, or between classes, is decided for the
+    first one. A prediction is correct if it is one of the test image's labels.
 
     Raises:
-      UserError: there are fewer training images than neighbours, or a training image has no label
-        or several.
+      UserError: there are fewer training images than neighbours, or a training image does not have
+        exactly one label.
     """
     most = max(neighbours)
     for count in neighbours:
@@ -68,13 +68,13 @@ def knn_accuracies(
 
 
 def unit(values: np.ndarray) -> np.ndarray:
-    """Scales rows to length 1; rows of zeros remain zeros."""
+    """Scales rows to length 1. Rows of zeros stay unchanged."""
     return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
 
 
 @functools.cache
 def _closer(mesh: Mesh):
-    """Compiles an update of each query's nearest images by another block of training images."""
+    """Compiles a function that merges a block of training images into each query's nearest ones."""
 
     def closer(queries, similarity, classes, rows, row_classes):
         similarities = jnp.matmul(queries, rows.T, precision="highest")
@@ -94,12 +94,12 @@ def _closer(mesh: Mesh):
 def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
     """Compiles the vote of the nearest images.
 
-    The compiled function returns the number of correct images for each number of neighbours in
-    `counts`, which are ascending.
+    The compiled function returns the number of correctly classified images for each number of
+    neighbours in `counts`. These must be in ascending order.
     """
 
     def count(similarity, classes, labels, temperature):
-        # Subtract the largest similarity, since exp(1 / temperature) could overflow.
+        # The largest similarity is subtracted, because exp(1 / temperature) could overflow.
         weights = jnp.exp((similarity - similarity[:, :1]) / temperature)
         image = jnp.arange(len(classes))[:, None]
         votes = jnp.zeros((len(classes), num_classes))

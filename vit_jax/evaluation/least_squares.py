@@ -10,10 +10,11 @@ or, if there are fewer images than D + 1,
 
     A^T (A A^T + penalty I)^-1 Y
 
-The standardized features X sum to zero over the training images, so the row of A^T A for the
-constant is zero off the diagonal. The coefficient of the constant is therefore `100 sum(Y) / (100^2
-n + penalty)`, and the others depend only on X. Everything is computed in float64; the devices
-compute the products of features.
+The standardized features X sum to zero over the training images. The row of A^T A that belongs to
+the constant is therefore zero except on the diagonal. The coefficient of the constant is thus `100
+sum(Y) / (100^2 n + penalty)`, and the coefficients of the features depend only on X.
+
+All computations are in float64. The devices compute the products of features.
 """
 
 import functools
@@ -28,13 +29,13 @@ from jax.sharding import Mesh
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch, whole_batch
 
-CONSTANT = 100.0  # Feature for the bias; it is large to reduce the penalty's effect on the bias.
-GUARD = 1e-5  # Added to the std of a feature.
-BLOCK = 2048  # Rows per product; fixed, so that few shapes are compiled.
+CONSTANT = 100.0  # Feature for the bias. A large value reduces the penalty's effect on the bias.
+GUARD = 1e-5  # Added to the std of a feature, to avoid a division by zero.
+BLOCK = 2048  # Number of rows in a product. It is fixed to compile only few shapes.
 
 
 class Classifier(NamedTuple):
-    """Linear classifier, with the mean and std for the standardization of its features."""
+    """Linear classifier, with the mean and std by which features are standardized."""
 
     mean: np.ndarray  # float64 [features]
     deviation: np.ndarray  # float64 [features]: std plus `GUARD`.
@@ -51,19 +52,19 @@ def fit(
 ) -> list[Classifier]:
     """Fits a classifier for each penalty.
 
-    If a penalty is 0 and the images do not determine the coefficients, the result is the
-    minimum-norm solution, and a note is logged.
+    If a penalty is 0, there may be several solutions. The result is then the solution with the
+    minimum norm, and a note is logged.
 
     Args:
-      features: `[images, features]`.
-      labels: `[images]`.
+      features: features of the training images, `[images, features]`.
+      labels: class of each image, `[images]`.
       num_classes: number of classes.
       penalties: L2 penalties, 0 or above.
       mesh: mesh of devices.
-      log: logs the note.
+      log: callback for the note.
 
     Raises:
-      UserError: a penalty is below 0; features are not finite.
+      UserError: a penalty is below 0, or a feature is not finite.
     """
     if min(penalties) < 0:
         raise UserError(
@@ -103,7 +104,7 @@ def fit(
 
 
 def gram(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """Returns `rows^T rows` in float64; the rows are sharded over the devices."""
+    """Returns `rows^T rows` in float64. The rows are sharded over the devices for the product."""
     count, width = rows.shape
     padded = -(-width // 128) * 128  # Padding with zeros does not change the result.
     size = whole_batch(mesh, BLOCK)
@@ -121,8 +122,8 @@ def accuracy(classifier: Classifier, features: jax.Array, labels: jax.Array, mes
     Args:
       classifier: classifier to evaluate.
       features: float32 `[images, features]`, sharded over the devices.
-      labels: int32 `[images, max_labels]`, sharded over the devices; -1 is padding, and all values
-        are -1 in padding rows.
+      labels: labels of each image, int32 `[images, max_labels]`, sharded over the devices. They are
+        padded with -1. All labels of a padding image are -1.
       mesh: mesh of devices.
     """
     host = [*classifier[:2], classifier.coefficients[:-1], CONSTANT * classifier.coefficients[-1]]
@@ -136,10 +137,10 @@ def _solve(
 ) -> tuple[list[np.ndarray], int]:
     """Returns `(matrix + penalty I)^-1 right` for each penalty, and the rank of the matrix.
 
-    Eigenvectors with an eigenvalue of zero (up to rounding) are excluded. They do not contribute to
-    the classifier, but 1 / penalty would amplify rounding errors along them.
+    Eigenvectors whose eigenvalue is zero up to rounding errors are excluded. They do not contribute
+    to the classifier, but the factor 1 / penalty would amplify their rounding errors.
     """
-    # Imported here, because the import is slow and training runs do not need it at the start.
+    # Imported here, because the import is slow, and training runs start without it.
     from scipy.linalg import cho_factor, cho_solve, eigh
 
     zero = 10 * np.finfo(np.float64).eps * np.trace(matrix)
@@ -177,7 +178,10 @@ def _count_right(mesh: Mesh):
 
 
 def _class_sums(standard: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Returns `X^T Y`: twice the sum of each class's rows, because all rows sum to zero."""
+    """Returns `X^T Y`, `[features, classes]`.
+
+    All rows of X sum to zero, so it is twice the sum of the rows of each class.
+    """
     order = np.argsort(labels, kind="stable")
     present, starts = np.unique(labels[order], return_index=True)
     sums = np.zeros((num_classes, standard.shape[1]))

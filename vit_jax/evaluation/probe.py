@@ -17,16 +17,16 @@ from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_ba
 
 PENALTIES = tuple(10.0**power for power in range(2, -7, -1))
 FOLDS = 5
-# The search stops after this many consecutive penalties with a higher loss, because smaller
-# penalties take longer.
+# The search for a penalty stops when the loss has been higher for this number of consecutive
+# penalties, because smaller penalties take longer.
 RISES = 2
-ONE_FOLD = 10_000  # From this many training images on, a single tenth is used for validation.
+ONE_FOLD = 10_000  # With at least this number of training images, one tenth is the validation set.
 
 
 class Probe(NamedTuple):
     """Result of a linear probe."""
 
-    accuracy: float  # On the test images.
+    accuracy: float  # Accuracy on the test images.
     penalty: float
     held_out: dict[float, float]  # Validation accuracy by penalty.
 
@@ -52,12 +52,14 @@ def linear_probe(
       train, test: features of the images.
       num_classes: number of classes.
       mesh: mesh of devices.
-      penalties: L2 penalties, tried in descending order, each starting from the previous solution.
+      penalties: L2 penalties. They are tried in descending order, and each fit starts from the
+        previous solution.
       seed: random seed of the validation set.
       iterations: maximum number of L-BFGS iterations for each fit.
 
     Raises:
-      UserError: there are fewer than ten training images, or one has no label or several.
+      UserError: there are fewer than ten training images, or an image does not have exactly one
+        label.
     """
     labels = single_labels(train.labels, "the training images")
     held_out_rows, kept = hold_out(len(labels), seed)
@@ -68,7 +70,7 @@ def linear_probe(
     for penalty in sorted(penalties, reverse=True):
         weights = fit(part, part_labels, weights, penalty, mesh, iterations)
         solutions[penalty], held_out[penalty] = weights, accuracy(weights, part, rest, mesh)
-    best = max(held_out, key=held_out.get)  # The largest of equally good penalties.
+    best = max(held_out, key=held_out.get)  # In a tie, the largest penalty is chosen.
     weights = fit(train.values, labels, solutions[best], best, mesh, iterations)
     return Probe(accuracy(weights, train.values, test, mesh), best, held_out)
 
@@ -101,21 +103,22 @@ def linear_head(
 ) -> LinearHead:
     """Fits the linear probe on all training images, with a penalty from cross-validation.
 
-    Each feature is divided by its own std, or all features by a common one. Five-fold
-    cross-validation selects this choice and the penalty by the mean cross-entropy: with few images
-    this is more reliable than the accuracy, and probabilities are not overconfident. Penalties are
-    tried in descending order, until `RISES` consecutive ones have a higher loss. With 10,000 images
-    or more, validation on a single tenth replaces the five folds.
+    There are two ways to scale features: each feature is divided by its own std, or all features
+    are divided by a common std. Five-fold cross-validation selects the scaling and the penalty with
+    the lowest mean cross-entropy. With few images, cross-entropy is more reliable than accuracy,
+    and it prevents overconfident probabilities. Penalties are tried in descending order. The search
+    stops when `RISES` consecutive penalties have a higher loss. With 10,000 images or more, a
+    single validation set, a tenth of the images, replaces the five folds.
 
     Args:
       train: features of the training images.
       num_classes: number of classes.
       mesh: mesh of devices.
-      groups: the group of each image of the source; groups are not divided between folds.
+      groups: the group of each image of the source. All images of a group are in the same fold.
       penalties, seed, iterations: as in `linear_probe`.
 
     Raises:
-      UserError: an image has no label or several.
+      UserError: an image does not have exactly one label.
     """
     labels = single_labels(train.labels, "the training images")
     folds = _folds(np.arange(len(labels)) if groups is None else groups[train.indices], seed)
@@ -143,7 +146,7 @@ def linear_head(
             lowest, rises = min(lowest, loss), rises + 1 if loss > lowest else 0
             if rises == RISES:
                 break
-    # The largest of equally good penalties.
+    # In a tie, the largest penalty is chosen.
     each, best = min(losses, key=lambda choice: losses[choice])
     weights = first
     for penalty in penalties[: penalties.index(best) + 1]:
@@ -156,7 +159,12 @@ def linear_head(
 
 
 def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Returns the indices of each fold's validation images; groups are not divided."""
+    """Returns the indices of each fold's validation images.
+
+    Args:
+      groups: the group of each image. All images of a group are in the same fold.
+      seed: random seed.
+    """
     names, group = np.unique(groups, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(names))
     parts = [order[: len(order) // 10]] if len(groups) >= ONE_FOLD else np.array_split(order, FOLDS)
@@ -194,12 +202,12 @@ def fit(
 
     Args:
       values: features, `[images, features]`.
-      labels: `[images]`.
-      start: initial weights and biases.
+      labels: class of each image, `[images]`.
+      start: initial weights and biases, of the same shape as the result.
       penalty: L2 penalty; the loss contains `penalty / 2` times the squared weights.
       mesh: mesh of devices.
       iterations: maximum number of L-BFGS iterations.
-      each: divide every feature by its own std; otherwise divide all features by a common one.
+      each: True: divide each feature by its own std. False: divide all features by a common std.
 
     Returns:
       float64 `[features + 1, classes]`: the weights, and the biases in the last row.
@@ -217,9 +225,9 @@ def fit(
         loss, gradient = jax.device_get(gradient_of(weights, rows, targets, np.float32(penalty)))
         return float(loss), gradient.astype(np.float64).ravel()
 
-    # The loss is computed in float32, so smaller tolerances would be below its rounding error.
+    # The loss is computed in float32. Smaller tolerances would be below the rounding error.
     options = dict(maxiter=iterations, ftol=1e-8, gtol=1e-6)
-    # One thread, because products in L-BFGS are small: several threads took 14 times as long.
+    # A single thread is used. L-BFGS has small products, and several threads took 14 times as long.
     with threadpool_limits(1, "blas"):
         solution = minimize(function, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     return solution.x.reshape(start.shape)
@@ -230,7 +238,12 @@ def accuracy(
 ) -> float:
     """Returns the share of images whose most likely class is one of their labels.
 
-    Features are standardized with the statistics of `fitted`.
+    Args:
+      weights: result of `fit`.
+      fitted: features of the training images, whose mean and std standardize the features.
+      test: features of the images to evaluate.
+      mesh: mesh of devices.
+      each: as in `fit`.
     """
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
@@ -240,7 +253,7 @@ def accuracy(
 
 
 def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool) -> float:
-    """Returns the mean cross-entropy of single-label images, with `fitted`'s standardization."""
+    """Returns the mean cross-entropy of images with one label each; arguments as in `accuracy`."""
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
     targets = over_devices(test.labels.max(axis=1), mesh, fill=-1)
@@ -248,7 +261,10 @@ def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, e
 
 
 def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each feature's mean and its std (or the root mean square of all stds), float32."""
+    """Returns the mean and the std of each feature, float32 `[features]`.
+
+    If `each` is False, all features have the same std, the root mean square of all stds.
+    """
     mean, deviation = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
     if not each:
         deviation = np.full_like(deviation, np.sqrt(np.square(deviation).mean()))
@@ -256,12 +272,23 @@ def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]
 
 
 def scores(weights: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns logits `[images, classes]`; the last row of `weights` contains the biases."""
+    """Returns the logits of a linear classifier, `[images, classes]`.
+
+    Args:
+      weights: `[features + 1, classes]`. The last row contains the biases.
+      rows: features, `[images, features]`.
+    """
     return jnp.matmul(rows, weights[:-1], precision="highest") + weights[-1]
 
 
 def cross_entropy(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the mean cross-entropy for labels `[images]`; images with label -1 are ignored."""
+    """Returns the mean cross-entropy of a linear classifier.
+
+    Args:
+      weights: as in `scores`.
+      rows: as in `scores`.
+      labels: class of each image, `[images]`. Images with the label -1 are ignored.
+    """
     there = labels >= 0
     likely = jax.nn.log_softmax(scores(weights, rows))
     own = jnp.take_along_axis(likely, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
@@ -272,7 +299,9 @@ def count_right(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax.A
     """Counts the images whose most likely class is one of their labels.
 
     Args:
-      labels: int32 `[images, max_labels]`.
+      weights: result of `fit`.
+      rows: standardized features, `[images, features]`.
+      labels: labels of each image, int32 `[images, max_labels]`, padded with -1.
     """
     return (scores(weights, rows).argmax(axis=1)[:, None] == labels).any(axis=1).sum()
 

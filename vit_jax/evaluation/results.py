@@ -1,4 +1,4 @@
-"""Results of an evaluation: saved after each metric, and formatted as tables and plots."""
+"""Results of an evaluation. They are saved after each metric, and shown as tables and plots."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -16,13 +16,14 @@ Rows = Mapping[tuple[str, str], Row]  # By names of suite and row.
 
 
 class Results:
-    """The results of one checkpoint in a folder; `put` saves all rows.
+    """The results of one checkpoint in a folder. The method `put` saves them.
 
     Args:
       folder: folder of the results.
       checkpoint: name of the checkpoint.
       description: description of the model.
-      version: step and content of the checkpoint; rows of another version are removed.
+      version: step and content of the checkpoint. If the folder has rows of another version, they
+        are removed.
 
     Attributes:
       outdated: message that lists the removed metrics.
@@ -59,13 +60,13 @@ class Results:
         elif folder.exists() and (not folder.is_dir() or {*folder.iterdir()} - {self._temporary}):
             raise UserError(f"{folder} contains files but no results; give a new or empty --out")
         folder.mkdir(parents=True, exist_ok=True)
-        self.put()  # Identifies the folder as results before a suite writes other files into it.
+        self.put()  # Marks the folder as results before a suite writes other files into it.
 
     def begin(self, suite: str, settings: dict) -> None:
-        """Records the settings that a suite's metrics depend on.
+        """Records the settings on which a suite's metrics depend.
 
         Raises:
-          UserError: there are metrics of this suite with other settings.
+          UserError: the folder has metrics of this suite with other settings.
         """
         saved = self._about["settings"].get(suite, settings)
         if saved != settings and any(
@@ -84,20 +85,20 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Returns True if each of these rows has a metric, or a note about the data."""
+        """Returns True if all rows `names` of a suite have a metric or a note about the data."""
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row and (row.accuracy is not None or row.images) for row in rows)
 
     def data_of(self, suite: str, name: str) -> str | None:
-        """Returns the digest of a row's data; None if unknown."""
+        """Returns the digest (hash) of a row's data; None if unknown."""
         return self._about["data"].get(suite, {}).get(name)
 
     def put(self, *rows: Row, data: Mapping[str, str | None] = MappingProxyType({})) -> None:
-        """Adds rows, replaces those with the same name, and saves all rows.
+        """Adds rows, and saves all rows. New rows replace rows with the same name.
 
         Args:
           *rows: rows of one or several suites.
-          data: digests of their data, by name of the row.
+          data: digest of the data of each row, by the row's name.
         """
         self.rows |= {(row.suite, row.name): row for row in rows}
         for row in rows:
@@ -109,7 +110,7 @@ class Results:
         self._temporary.replace(self._file)
 
     def markdown(self) -> str:
-        """Returns a table for each suite, with published values for comparison."""
+        """Returns a Markdown table for each suite, with published values for comparison."""
         step = self._about["version"].get("step")
         parts = [f"# {self._about['model']}" + (f", step {step:,}" if step else "")]
         for suite in SUITES.values():
@@ -120,7 +121,7 @@ class Results:
 
 
 def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
-    """Loads the description of checkpoint and evaluation, and the rows.
+    """Loads the description of the checkpoint and the evaluation, and the rows.
 
     Raises:
       UserError: the file cannot be read, or does not contain results.
@@ -137,13 +138,13 @@ def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
 
 
 def _suite_table(suite: Suite, rows: list[Row]) -> str:
-    """Returns a table of a suite's rows and means, with published values."""
+    """Returns a Markdown table of a suite's rows and means, with published values."""
     columns = published_figures(suite)
     measured = {row.name: row.accuracy for row in rows if row.accuracy is not None}
     for name, members in suite.means(measured).items():
         rows = [*rows, Row(suite.name, f"**{name}**", mean(measured, members))]
         for figures in columns.values():
-            # Add 1e-9 to round halves up.
+            # With 1e-9 added, halves are rounded up.
             figures[f"**{name}**"] = round(mean(figures, members) + 1e-9, 2)
     several_units = {row.unit for row in rows} != {"%"}
     ours = "ours" if several_units else "ours, %"
@@ -156,14 +157,27 @@ def _suite_table(suite: Suite, rows: list[Row]) -> str:
 
 
 def _cells(row: Row, published: Iterable[Mapping[str, float]], sign: bool) -> list[str]:
-    """Returns the cells of a row in a suite's table; `sign` as in `formatted`."""
+    """Returns the cells of a row in a suite's table: name, metric and published values.
+
+    Args:
+      row: the row.
+      published: published values by row, for each model.
+      sign: as in `formatted`.
+    """
     theirs = [str(figures.get(row.name, "")) for figures in published]
     images = "" if row.images is None else f"{row.images:,}"
     return [row.name, formatted(row, sign), images, *theirs, row.note]
 
 
 def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) -> str:
-    """Returns a message about metrics of another checkpoint version; empty if there are none."""
+    """Returns a message that lists the metrics of another version of the checkpoint.
+
+    Args:
+      folder: folder of the results.
+      rows: rows of the other version. Without a metric among them, the message is empty.
+      step: the other version's step.
+      step_now: the checkpoint's step.
+    """
     figures = [f"{row.suite} {row.name}" for row in rows.values() if row.accuracy is not None]
     content = (
         f"step {step:,} of the checkpoint"
@@ -178,7 +192,7 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
 
 
 def in_words(row: Row) -> str:
-    """Formats a row as a line of the log: its metric, or the reason why it has none."""
+    """Formats a row as a log line: the metric, or the note why the row has no metric."""
     return f"{row.name}: {row.note if row.accuracy is None else formatted(row, sign=True)}"
 
 
@@ -186,7 +200,8 @@ def formatted(row: Row, sign: bool = False) -> str:
     """Formats a metric with its std and unit.
 
     Args:
-      sign: append the per cent sign.
+      row: the row.
+      sign: True: append the per cent sign to percentages.
     """
     if row.accuracy is None:
         return ""
@@ -197,7 +212,7 @@ def formatted(row: Row, sign: bool = False) -> str:
 
 
 def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
-    """Returns the published values for a suite, in per cent, by model and row."""
+    """Returns published values of a suite's rows in per cent, by model and by name of the row."""
     columns = {}
     for name in suite.published:
         for model, figures in published.table(name).by_model().items():
@@ -206,7 +221,11 @@ def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
 
 
 def draw(path: Path, rows: Rows) -> bool:
-    """Draws a panel for each suite that has metrics and a plot; returns False if none has."""
+    """Draws a figure with a panel for each suite that has metrics and a plot.
+
+    Returns:
+      False if no suite has metrics and a plot. In this case no figure is drawn.
+    """
     from matplotlib.figure import Figure
 
     panels = []

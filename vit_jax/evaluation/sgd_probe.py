@@ -1,7 +1,7 @@
-"""DINOv2's linear probe: SGD on frozen features, for a grid of learning rates and feature sets.
+"""DINOv2's linear probe: SGD on frozen features.
 
-All classifiers are trained simultaneously on the same batches (Caron et al., 2021; Oquab et al.,
-2023, appendix B.3).
+There is a classifier for each learning rate and each feature set. All classifiers are trained
+simultaneously on the same batches (Caron et al., 2021; Oquab et al., 2023, appendix B.3).
 """
 
 import functools
@@ -22,16 +22,17 @@ from vit_jax.progress import Progress
 RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
 BATCH_SIZE, STEPS = 1024, 12_500
 MOMENTUM = 0.9
-AHEAD = 16  # Steps between synchronizations, to limit the number of batches on the devices.
+AHEAD = 16  # The host waits after each 16 steps, to limit the number of batches on the devices.
 
-# By feature set: float32 [learning rates, features + 1, classes]; the last row is the biases.
+# Weights by feature set: float32 [learning rates, features + 1, classes]. The last row contains the
+# biases.
 Weights = dict[str, jax.Array]
 
 
 class Fitted(NamedTuple):
-    """Classifier of one feature set, with the best learning rate."""
+    """Result for one feature set: accuracy and learning rate of the best classifier."""
 
-    accuracy: float  # On the test images.
+    accuracy: float  # Accuracy on the test images.
     rate: float  # Learning rate for a batch of 256 images.
     held_out: dict[float, float]  # Validation accuracy by learning rate.
 
@@ -40,14 +41,14 @@ class SgdProbe:
     """Linear classifiers trained by SGD with momentum and cosine decay to 0, without weight decay.
 
     Args:
-      choices: columns of each feature set, by its name.
+      choices: columns of the features that belong to each feature set, by the set's name.
       mesh: mesh of devices.
-      rates: learning rates for a batch of 256 images, scaled linearly with the batch size.
-      batch_size: images per step, limited to the number of images.
+      rates: learning rates for a batch of 256 images. They are scaled linearly with the batch size.
+      batch_size: number of images in a batch, at most the number of training images.
       steps: number of steps.
       seed: random seed of the validation set, the initial weights and the batches.
-      go_on: called every few steps; if it returns False, the fit returns None.
-      log: logs the progress of long fits.
+      go_on: function that is called every few steps. If it returns False, the fit returns None.
+      log: callback for messages about the progress of long fits.
     """
 
     def __init__(
@@ -74,13 +75,15 @@ class SgdProbe:
         """Returns test accuracies of all feature sets, each with its best learning rate.
 
         The best learning rate has the highest accuracy on a validation set, a tenth of the training
-        images; of equally good ones, the lowest is selected. The final classifiers use it and all
-        training images. The test images are evaluated once.
+        images. In a tie, the lowest learning rate is selected. The final classifiers are then
+        trained with the best learning rate on all training images. The test images are evaluated
+        once.
 
         Raises:
-          UserError: there are fewer than ten training images or fewer than two classes; a training
-            image does not have exactly one label; all classes of the validation set are missing
-            from the other training images.
+          UserError: one of these problems:
+            - There are fewer than ten training images or fewer than two classes.
+            - A training image does not have exactly one label.
+            - All classes of the validation set are missing from the other training images.
         """
         labels = single_labels(train.labels, "the training images")
         if num_classes < 2:
@@ -121,11 +124,11 @@ class SgdProbe:
         The classifiers of a feature set have the same initial weights.
 
         Args:
-          values: float32 `[images, features]`.
-          labels: int `[images]`.
+          values: features of the images, float32 `[images, features]`.
+          labels: class of each image, int `[images]`.
           num_classes: number of classes.
           rates: learning rates for a batch of 256 images, by feature set.
-          rows: indices of the images to train on; all by default.
+          rows: indices of the images to train on; None: all images.
         """
         rows = np.arange(len(values)) if rows is None else rows
         size = min(self.batch_size, len(rows))
@@ -151,9 +154,9 @@ class SgdProbe:
         return weights
 
     def starts(self, features: int, num_classes: int) -> dict[str, np.ndarray]:
-        """Returns initial weights (std 0.01) and biases (0) by feature set.
+        """Returns the initial weights (std 0.01) and biases (0) of each feature set.
 
-        They are float32 `[features + 1, classes]`; the last row is the bias.
+        They are float32 `[features + 1, classes]`. The last row contains the biases.
         """
         rng, starts = np.random.default_rng((self.seed, 1)), {}
         for name, columns in self.choices.items():
@@ -165,14 +168,14 @@ class SgdProbe:
     def accuracies(
         self, weights: Weights, of: Features, rows: np.ndarray | None = None
     ) -> dict[str, list[float]]:
-        """Returns the accuracy for each learning rate, by feature set.
+        """Returns a list of accuracies, one for each learning rate, by feature set.
 
         A prediction is correct if it is one of the image's labels.
 
         Args:
           weights: weights from `fit`.
           of: features of the images.
-          rows: indices of the images; all by default.
+          rows: indices of the images to evaluate; None: all images.
         """
         rows = np.arange(len(of.values)) if rows is None else rows
         right = {name: 0 for name in weights}
@@ -191,9 +194,10 @@ class SgdProbe:
 
 
 def batches(rows: np.ndarray, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields the indices of each step's batch, int `[size]`, from seeded permutations.
+    """Yields the indices of each step's batch, int `[size]`.
 
-    The incomplete last batch of a permutation is dropped.
+    The batches of an epoch are consecutive parts of a random permutation of `rows`. The incomplete
+    last batch of an epoch is dropped.
     """
     rng, order = np.random.default_rng((seed, 2)), []
     for _ in range(steps):
@@ -205,7 +209,7 @@ def batches(rows: np.ndarray, size: int, steps: int, seed: int) -> Iterator[np.n
 
 @functools.cache
 def _make_step(mesh: Mesh, columns: tuple[tuple[str, int, int | None], ...]):
-    """Compiles an SGD step for all classifiers; their losses are independent."""
+    """Compiles an SGD step of all classifiers. Each classifier has its own loss."""
 
     def loss(weights, values, labels):
         return sum(

@@ -1,8 +1,8 @@
 """Evaluation suites: a `Suite` defines the rows of a table and how to compute them for a model.
 
-Each suite has its own module with a `Suite`, which is listed in `vit_jax/evaluation/suites.py`. It
-is run by `python -m vit_jax.evaluate --suite=NAME`, by `vit_jax.run_suites.run_suites`, and during
-training if `config.evaluate.suites` contains its name.
+Each suite has its own module, and `vit_jax/evaluation/suites.py` lists all suites. A suite is run
+by `python -m vit_jax.evaluate --suite=NAME`, or by `vit_jax.run_suites.run_suites`. It is also run
+during training if `config.evaluate.suites` contains its name.
 """
 
 import functools
@@ -37,19 +37,20 @@ Options = Mapping[str, Any]  # Values of a suite's options, by name.
 
 
 class Row(NamedTuple):
-    """A metric, or a note why there is none.
+    """A row of a suite's table: a metric, or a note why the metric could not be computed.
 
-    If there is no metric, but `images` is set, the note describes the data, for example that there
-    are no small objects. If `images` is None, the measurement failed and will be repeated.
+    A row without a metric has one of two meanings. If `images` is set, the note describes the data,
+    for example that they contain no small objects. If `images` is None, the measurement failed, and
+    the next call will repeat it.
     """
 
     suite: str
     name: str
-    accuracy: float | None = None  # From 0 to 1, or the suite's metric.
+    accuracy: float | None = None  # An accuracy from 0 to 1, or another metric of the suite.
     deviation: float | None = None  # Standard deviation over seeds (n - 1).
     images: int | None = None  # Number of evaluated images.
     note: str = ""
-    unit: str = "%"  # `m`, or empty, for metrics that are not percentages.
+    unit: str = "%"  # For metrics that are not percentages: `m` (metres) or empty.
 
 
 class SuiteOption(NamedTuple):
@@ -57,13 +58,13 @@ class SuiteOption(NamedTuple):
 
     default: Any
     meaning: str
-    # Converts the text, or all texts of a repeated option, to the value.
+    # Converts the option's text to its value. A repeated option has a list of texts.
     parse: Callable[[Any], Any] = str
     repeated: bool = False
 
     @property
     def in_words(self) -> str:
-        """The help text, with the default if that is a number or several numbers."""
+        """The help text. If the default value consists of numbers, it is appended."""
         numbers = self.default if isinstance(self.default, list) else [self.default]
         if not numbers or not all(isinstance(x, int | float) for x in numbers):
             return self.meaning
@@ -71,11 +72,11 @@ class SuiteOption(NamedTuple):
 
 
 class Stopped(Exception):
-    """Raised if `go_on` returned False and the evaluation stopped."""
+    """Exception: the evaluation stopped because `go_on` returned False."""
 
 
 class Impossible(UserError):
-    """Error for data from which the rows `names` cannot be computed."""
+    """Error: the rows `names` cannot be computed from the data."""
 
     def __init__(self, why: str, names: Sequence[str]):
         self.names = tuple(names)
@@ -83,14 +84,16 @@ class Impossible(UserError):
 
 
 class Classified(NamedTuple):
-    """Predicted classes for the images of a data set, shown on a page of images.
+    """Predicted classes for the images of a data set, for a page of images.
 
     Attributes:
-      suite, name: names of the suite and of the data set.
-      source, crop: the images, and their evaluation transform.
+      suite: name of the suite.
+      name: name of the data set.
+      source: the images.
+      crop: evaluation transform of the images.
       class_names: names of all classes.
-      answers: for each readable image: `numbers`, its index in the source; `labels`, `[images, 1]`;
-        `answer`, the most probable class; `probability` of this class.
+      answers: arrays with a row for each readable image: `numbers`, the index in the source;
+        `labels`, `[images, 1]`; `answer`, the most probable class; and `probability` of this class.
     """
 
     suite: str
@@ -102,11 +105,13 @@ class Classified(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """Images and captions of a data set, shown on a page of images.
+    """Images and captions of a data set, for a page of images.
 
     Attributes:
-      suite, name: names of the suite and of the data set.
-      source, crop: the images, and their evaluation transform.
+      suite: name of the suite.
+      name: name of the data set.
+      source: the images.
+      crop: evaluation transform of the images.
       paired: embeddings of the readable images and of the distinct captions.
       captions: the distinct captions.
       numbers: index of each readable image in the source, int `[images]`.
@@ -122,13 +127,14 @@ class Matched(NamedTuple):
 
 
 class Segmented(NamedTuple):
-    """Predicted masks for a data set's images with the lowest mIoU, shown on a page of images.
+    """Predicted masks for a data set's images with the lowest mIoU, for a page of images.
 
     Attributes:
       name: name of the data set.
-      source: these images with their masks, in ascending order of mIoU.
+      source: the images with the lowest mIoU, with their masks, in ascending order of mIoU.
       class_names: names of all classes.
-      shown: index in the source, mIoU and predicted mask of each image, uint8 `[height, width]`.
+      shown: for each image, the index in the source, the mIoU, and the predicted mask, uint8
+        `[height, width]`.
     """
 
     name: str
@@ -138,14 +144,14 @@ class Segmented(NamedTuple):
 
 
 class Ranged(NamedTuple):
-    """Predicted depths for a data set's images with the largest errors, shown on a page of images.
+    """Predicted depths for a data set's images with the largest errors, for a page of images.
 
     Attributes:
       name: name of the data set.
-      source: these images with their depth maps, in descending order of the error.
+      source: the images with the largest errors, with their depth maps, in descending order.
       range: nearest and farthest evaluated depth, in metres.
-      shown: index in the source, RMSE in metres and predicted depth of each image, float32
-        `[height, width]`.
+      shown: for each image, the index in the source, the RMSE in metres, and the predicted depth,
+        float32 `[height, width]`.
     """
 
     name: str
@@ -155,14 +161,14 @@ class Ranged(NamedTuple):
 
 
 class Detected(NamedTuple):
-    """Predicted objects for a data set's images with the lowest F1, shown on a page of images.
+    """Predicted objects for a data set's images with the lowest F1, for a page of images.
 
     Attributes:
       name: name of the data set.
-      source: these images with their boxes, in ascending order of F1.
+      source: the images with the lowest F1, with their boxes, in ascending order of F1.
       class_names: names of all classes.
       threshold: minimum score of the shown objects.
-      shown: for each image: index in the source, match counts, and the predicted objects.
+      shown: for each image, the index in the source, the match counts, and the predicted objects.
     """
 
     name: str
@@ -176,12 +182,13 @@ Outputs = Classified | Matched | Segmented | Ranged | Detected
 
 
 class DenseHeads(NamedTuple):
-    """Access to a checkpoint's heads of dense prediction.
+    """Access to a checkpoint's heads for segmentation, depth or detection (dense prediction).
 
     Attributes:
-      task: task of the checkpoint's dense head; None: it has none.
-      load: loads the model with its head for a task; may raise UserError.
-      probe: `(config, workdir) -> segmenter`: trains a segmentation head on this checkpoint.
+      task: task of the checkpoint's dense head; None: the checkpoint has no dense head.
+      load: function from a task to the model with its head for this task. It may raise UserError.
+      probe: function `(config, workdir) -> segmenter` that trains a segmentation head on this
+        checkpoint.
     """
 
     task: str | None
@@ -190,28 +197,29 @@ class DenseHeads(NamedTuple):
 
 
 class Subject:
-    """A model to evaluate, with parameters that may change between evaluations.
+    """A model to evaluate. Its parameters may change between evaluations.
 
     Args:
       name: the checkpoint's name in messages.
       mesh: mesh of devices.
-      load: returns the model's graph definition, parameters and shardings; called once, when a
-        suite first needs it.
-      transfer_crop, test_crop: return the evaluation transform for frozen features and for
-        predictions. They may raise UserError, and are called only for suites with images.
-      log: logs messages.
-      texts: opens the text tower of an image-text model without compiling it. It may raise
-        UserError, and is called only for suites with texts.
-      finetune: `(config, workdir) -> metrics`: trains this checkpoint and returns the metrics of
-        the last evaluation; None during training.
+      load: function that returns the model's graph definition, parameters and shardings. It is
+        called once, when a suite first needs the model.
+      transfer_crop: function that returns the evaluation transform for frozen features.
+      test_crop: function that returns the evaluation transform for predictions. Both functions are
+        called only for suites that need them, and may raise UserError.
+      log: callback for messages.
+      texts: function that opens the text encoder of an image-text model, without compiling it. It
+        is called only for suites with texts, and may raise UserError.
+      finetune: function `(config, workdir) -> metrics` that trains this checkpoint and returns the
+        metrics of the last evaluation; None during training.
       dense: access to the checkpoint's dense heads; None during training.
-      num_classes: width of the model's head; 0: it has none.
-      class_names: class names of the head, by index; empty if they are unknown.
+      num_classes: width of the model's head; 0: the model has no head.
+      class_names: names of the head's classes, by index; empty: unknown.
       options: `batch_size` and other arguments of `Extractor`.
 
     Attributes:
-      go_on: called between batches; the evaluation stops if it returns False.
-      on_outputs: callback with outputs for a page of images, such as `Classified`.
+      go_on: function that is called between batches. If it returns False, the evaluation stops.
+      on_outputs: callback that receives outputs for a page of images, such as `Classified`.
     """
 
     def __init__(
@@ -251,16 +259,16 @@ class Subject:
 
     @functools.cached_property
     def texts(self) -> TextEncoder:
-        """The text tower of an image-text model.
+        """The text encoder of an image-text model.
 
         Raises:
-          UserError: the model has no text tower.
+          UserError: the model has no text encoder.
         """
         return self._texts()
 
     @property
     def dense(self) -> DenseHeads:
-        """Access to the checkpoint's heads of dense prediction."""
+        """Access to the checkpoint's heads for segmentation, depth or detection."""
         assert self._dense is not None  # Suites with dense heads do not run during training.
         return self._dense
 
@@ -269,7 +277,7 @@ class Subject:
         """The model with its segmentation head.
 
         Raises:
-          UserError: the checkpoint has no such head.
+          UserError: the checkpoint has no segmentation head.
         """
         return self.dense.load("segmentation")
 
@@ -278,7 +286,7 @@ class Subject:
         """The model with its depth head.
 
         Raises:
-          UserError: the checkpoint has no such head.
+          UserError: the checkpoint has no depth head.
         """
         return self.dense.load("depth")
 
@@ -287,7 +295,7 @@ class Subject:
         """The model with its detection head.
 
         Raises:
-          UserError: the checkpoint has no such head.
+          UserError: the checkpoint has no detection head.
         """
         return self.dense.load("detection")
 
@@ -312,11 +320,11 @@ class Subject:
     def extractor(
         self, compute: Compute = representation, crop: TestCrop | None = None
     ) -> Extractor:
-        """Returns a cached extractor for `compute` and `crop`.
+        """Returns the extractor for `compute` and `crop`. It is created once and then reused.
 
         Args:
-          compute: `(model, images) -> outputs`; features by default.
-          crop: `transfer_crop` by default.
+          compute: function `(model, images) -> outputs`; default: features.
+          crop: evaluation transform; default: `transfer_crop`.
         """
         key = compute, crop or self.transfer_crop
         if key not in self._extractors:
@@ -331,7 +339,7 @@ class Subject:
         """Applies `compute` to every readable image of a source.
 
         Raises:
-          Stopped: `go_on` returned False.
+          Stopped: the evaluation was stopped, because `go_on` returned False.
           UserError: no image is readable, or too many images are unreadable.
         """
         seen = self.extractor(compute, crop)(self.params, source, self.go_on)
@@ -342,16 +350,17 @@ class Subject:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Evaluation on one data set: the names of its rows, and the functions that compute them.
+    """Evaluation on one data set: the names of its rows, and functions that compute them.
 
     Args:
       names: names of the rows.
-      open: opens the data for some rows, given by name, before the model is loaded; raises
-        UserError if the data cannot be opened.
-      measure: computes the rows from the model and the opened data.
-      fingerprint: returns short values that are equal on two hosts if they opened the same data.
-      identify: returns the fingerprint of the data of a row, given by name, without reading all
-        labels; raises UserError if the data cannot be opened.
+      open: function that opens the data for some of the rows, given the rows' names. It is called
+        before the model is loaded. It raises UserError if the data cannot be opened.
+      measure: function that computes the rows from the model and the opened data.
+      fingerprint: function from opened data to short values. The values are equal on two hosts if
+        both have opened the same data.
+      identify: function that returns the fingerprint of a row's data, given the row's name. It does
+        not read all labels. It raises UserError if the data cannot be opened.
     """
 
     names: tuple[str, ...]
@@ -363,21 +372,23 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Suite:
-    """A named evaluation.
+    """An evaluation suite, such as k-NN on several data sets.
 
     Args:
       name: name of the suite.
-      title: heading of its table.
-      needs: description of the required data and their source.
-      measurements: returns all measurements, before any data are opened.
+      title: heading of the suite's table.
+      needs: description of the required data and where to get them.
+      measurements: function that returns all measurements, before any data are opened.
       options: options of the suite.
-      settings: returns the settings, other than the data, that the metrics depend on; metrics with
-        different settings are not mixed.
-      published: tables of `vit_jax.published` with values for comparison.
-      means: returns rows that are means: for each name, the names of the available rows to average.
-      draw: draws rows with metrics, and the published values, on Matplotlib's axes.
+      settings: function that returns the settings on which the metrics depend, without the data.
+        Metrics with different settings are not stored in the same folder.
+      published: names of tables in `vit_jax.published` with values for comparison.
+      means: function from the names of available rows to rows that are means. It returns, for the
+        name of each mean, the names of the rows to average.
+      draw: function that plots rows with metrics, and published values, on Matplotlib's axes.
       spoken: start of the suite's log lines during training.
-      short: returns the name of a row for metrics during training, `SUITE/SHORT`.
+      short: function from a row's name to a shorter name. During training, the metric of the row is
+        named `SUITE/SHORT`.
       in_training: True if the suite can be run during training.
     """
 
@@ -400,12 +411,18 @@ class Suite:
 
 
 def text_option(meaning: str) -> SuiteOption:
-    """Returns an option for a path or a word; the default is empty."""
+    """Returns an option whose value is a text, such as a path. The default is empty."""
     return SuiteOption("", meaning)
 
 
 def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> SuiteOption:
-    """Returns an option for comma-separated whole numbers, without duplicates."""
+    """Returns an option whose value is a list of whole numbers, such as `1,5,10`.
+
+    Args:
+      default: default value.
+      meaning: help text.
+      least: minimum of each number.
+    """
 
     def parse(text: str) -> list[int]:
         values = text.split(",")
@@ -417,7 +434,7 @@ def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> Su
 
 
 def in_data_dir(path: str, data_dir: str) -> str:
-    """Adds the data folder to the path of a TFDS data set, if it has none."""
+    """Adds the data folder to the path of a TFDS data set, if the path contains no folder."""
     named_only = re.fullmatch(r"[\w/-]+(:[\d.*]+)?", path) and not path.startswith("/")
     return f"{path}:{data_dir}" if data_dir and named_only else path
 
@@ -426,10 +443,10 @@ DATA_DIR = text_option("Where TFDS's data sets are, if not in ~/tensorflow_datas
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
-    """Returns a short hash of some values."""
+    """Returns a short hash of the given values."""
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def mean(figures: Mapping[str, float], names: Collection[str]) -> float:
-    """Returns the mean of the named values."""
+    """Returns the mean of the values `figures[name]` for all `names`."""
     return math.fsum(figures[name] for name in names) / len(names)

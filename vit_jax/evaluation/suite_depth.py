@@ -21,7 +21,7 @@ from vit_jax.evaluation.suite import (
 )
 from vit_jax.evaluation.suite_fewshot import SETS
 
-# Rows of a data set, with the metric's name and unit.
+# Name of each row of a data set: the metric's attribute in `DepthMetrics`, and its unit.
 METRICS = {
     **{"RMSE": ("rmse", "m"), "AbsRel": ("abs_rel", ""), "log10": ("log10", "")},
     **{f"delta{power}": (f"delta{power}", "%") for power in (1, 2, 3)},
@@ -30,7 +30,7 @@ NYU_SIDES = (480, 640)
 
 
 def parse_part(text: str) -> str:
-    """Parses `--depth_part`.
+    """Parses the flag `--depth_part`, the evaluated part of the images.
 
     Raises:
       UserError: the part is unknown.
@@ -41,7 +41,7 @@ def parse_part(text: str) -> str:
 
 
 def parse_scale(text: str) -> float:
-    """Parses `--depth_scale`.
+    """Parses the flag `--depth_scale`, the unit of the depth maps in metres.
 
     Raises:
       UserError: the text is not a length.
@@ -59,7 +59,8 @@ def open_ranged(described: DataSet, options: Options, subject: Subject) -> Sourc
     """Opens the test images of a data set with their depth maps.
 
     Raises:
-      UserError: the checkpoint has no depth head, the data cannot be opened or have no depth maps.
+      UserError: the checkpoint has no depth head, or the data cannot be opened or have no depth
+        maps.
     """
     described = tested_set(described, "depth", options)
     source = open_source(
@@ -76,7 +77,7 @@ def open_ranged(described: DataSet, options: Options, subject: Subject) -> Sourc
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Returns the rows of a data set, and passes its worst images to `on_outputs`."""
+    """Computes the rows of a data set, and passes its worst images to `subject.on_outputs`."""
     model = subject.depth_model
     predictions = Predicted(described, subject, source, model.stream)
     nearest, farthest = model.head.range
@@ -119,13 +120,13 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set."""
+    """Returns the evaluation (a `Measurement`) of each data set."""
     example = "images with depth maps, such as --set=/data/rooms"
     return dense_measurements(subject, options, [*METRICS], open_ranged, measured, example)
 
 
 def settings(subject: Subject, options: Options) -> dict[str, str | float]:
-    """Returns the settings that the metrics depend on."""
+    """Returns the settings on which the metrics depend, without the data."""
     return {name: options[name] for name in ("depth_part", "depth_scale")}
 
 

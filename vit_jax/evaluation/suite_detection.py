@@ -33,7 +33,7 @@ from vit_jax.models.dense.detector import LEAST_SCORE
 
 
 def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens the test images of a data set with their boxes, with the detector's class indices.
+    """Opens the test images of a data set with their boxes. Classes have the detector's indices.
 
     Raises:
       UserError: the checkpoint has no detection head, the data cannot be opened or have no boxes,
@@ -58,7 +58,7 @@ def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Returns the rows of a data set, and passes its worst images to `on_outputs`."""
+    """Computes the rows of a data set, and passes its worst images to `subject.on_outputs`."""
     detector = subject.detector
     predictions = Predicted(described, subject, source, detector.stream)
     numbers, detections = [], []
@@ -97,10 +97,10 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set."""
+    """Returns the evaluation (a `Measurement`) of each data set."""
     example = "images with the objects of a COCO file, such as --set=/data/coco"
     names = COCO_METRICS
-    # Without a detector, each measurement raises its own error.
+    # If the checkpoint has no detection head, each measurement will raise the error.
     with contextlib.suppress(UserError):
         if INSTANCES in _fields(subject):
             names += tuple(f"mask {name}" for name in COCO_METRICS)
@@ -108,7 +108,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def _fields(subject: Subject) -> tuple[str, ...]:
-    """Returns the fields for comparison with the detector's predictions.
+    """Returns the names of the data fields to compare with the detector's predictions.
 
     Raises:
       UserError: the checkpoint has no detection head.

@@ -1,4 +1,4 @@
-"""The suite `fewshot`: least squares on frozen features of a few images per class."""
+"""The suite `fewshot`: a linear classifier on frozen features of a few images per class."""
 
 import functools
 import re
@@ -34,7 +34,10 @@ from vit_jax.evaluation.suite import (
 
 
 def parse_sets(texts: Sequence[str]) -> list[DataSet]:
-    """Parses descriptions of data sets; their names must differ, because rows are named by them."""
+    """Parses values of the flag `--set`, which describe data sets.
+
+    The names of the data sets must be different, because the rows have these names.
+    """
     described = [data_set(text) for text in texts]
     if len({one.name for one in described}) < len(described):
         names = ", ".join(one.name for one in described)
@@ -52,7 +55,10 @@ SETS = SuiteOption(
 
 
 def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
-    """Returns the data sets of `--set`, or the default ones, with their folders and splits."""
+    """Returns the data sets of the flag `--set`, or the default data sets.
+
+    TFDS data sets get their folder, and folders without splits get training and test slices.
+    """
     return [
         described._replace(path=in_data_dir(described.path, options["data_dir"]))
         if described.kind == "tfds"
@@ -62,23 +68,26 @@ def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
 
 
 def split_note(described: DataSet) -> str:
-    """Returns a note about the training and test images if the data set has no splits."""
+    """Returns a note that names the training and test slices of a data set without splits."""
     train, test = described.train_split, described.test_split
     return f"; {train} to train, {test} to test" if train.startswith("all") else ""
 
 
 def name_of_shots(name: str, shots: int) -> str:
-    """Returns the name of a data set's row for a number of shots."""
+    """Returns the name of a row, such as `pets, 5 shots`."""
     return f"{name}, {shots} shot{'s' if shots > 1 else ''}"
 
 
 def shots_of(name: str) -> int:
-    """Returns the number of shots in a row's name."""
+    """Returns the number of shots in the name of a row; the inverse of `name_of_shots`."""
     return int(name.rsplit(", ", 1)[1].split()[0])
 
 
 def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Source, Source]]:
-    """Returns a cached function that opens the training and test images of a data set."""
+    """Returns a function that opens the training and test images of a data set.
+
+    The function opens each data set only once.
+    """
 
     @functools.cache
     def sources_of(described: DataSet) -> tuple[Source, Source]:
@@ -90,12 +99,12 @@ def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Sour
 def identify(
     sources_of: Callable[[DataSet], tuple[Source, Source]], described: DataSet, name: str
 ) -> dict[str, int | str]:
-    """Implements `Measurement.identify`; the fingerprint is the same for all rows of a data set."""
+    """Implements `Measurement.identify`. All rows of a data set have the same fingerprint."""
     return fingerprints(*sources_of(described))
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set, with a row for each number of shots."""
+    """Returns a `Measurement` for each data set, with a row per number of shots."""
     seeds, penalty = options["seeds"], options["penalty"]
 
     sources_of = opener(subject, options)
@@ -144,12 +153,12 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def draw_lines(axes, rows: Sequence[Row], number: Callable[[str], int], label: str) -> None:
-    """Plots accuracy and its std against the number in the row's name, one line per data set.
+    """Plots accuracy, with its std, over the number in the rows' names. Each data set has a line.
 
     Args:
       axes: Matplotlib axes.
       rows: rows with metrics.
-      number: returns the number in a row's name.
+      number: function from a row's name to the number in it, such as the number of shots.
       label: label of the x-axis.
     """
     lines = {}

@@ -1,4 +1,4 @@
-"""The suite `imagenet`: ImageNet's validation images (also with ReaL labels), -v2 and ObjectNet."""
+"""The suite `imagenet`: accuracy on ImageNet (also with ReaL labels), ImageNet-v2 and ObjectNet."""
 
 import dataclasses
 import functools
@@ -35,26 +35,26 @@ def parse_pixels(text: str) -> int:
 
 
 def crop_of(subject: Subject, options: Options) -> TestCrop:
-    """Returns the evaluation transform, by --test_resize or else the checkpoint's."""
+    """Returns the checkpoint's evaluation transform, in which `--test_resize` sets the resize."""
     if options["test_resize"] is None:
         return subject.test_crop
     return dataclasses.replace(subject.test_crop, kind="short_side", resize=options["test_resize"])
 
 
 def head(subject: Subject) -> Match:
-    """Matches the classes of the model's head with ImageNet's."""
+    """Matches the classes of the model's head with ImageNet's classes; see `match_head`."""
     return sets.match_head(subject.num_classes, subject.class_names, subject.name)
 
 
 def read_real(path: str) -> list:
-    """Reads ReaL's labels with `imagenet.read_real`; raises UserError if there is no file."""
+    """Reads ReaL's labels with `imagenet.read_real`; raises UserError if `path` is empty."""
     if not path:
         raise UserError(f"give --real=real.json, from {sets.REAL_URL}")
     return sets.read_real(path)
 
 
 def refuse(error: UserError, names: Sequence[str] | str) -> None:
-    """Raises the error; used in place of a function that opens data."""
+    """Raises `error`. It takes the place of a function that opens data."""
     raise error
 
 
@@ -67,7 +67,7 @@ def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
 def _checked(
     subject: Subject, open_set: Callable[[Sequence[str]], Source]
 ) -> Callable[[Sequence[str]], Source]:
-    """Wraps `open_set` to check first that the model predicts ImageNet's classes."""
+    """Wraps `open_set`: before data are opened, the model's classes must match ImageNet's."""
 
     def opened(names: Sequence[str]) -> Source:
         head(subject)
@@ -77,13 +77,14 @@ def _checked(
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each set of images.
+    """Returns the evaluation (a `Measurement`) of each test set.
 
-    With ReaL labels, the validation images have three rows.
+    The validation images have top-1 and top-5 rows with the original labels, and one row with ReaL
+    labels.
     """
 
     def rows(names: Sequence[str], predictions, labels, crop: TestCrop) -> list[Row]:
-        """Returns the top-1 row, and the top-5 row if there are two names."""
+        """Returns rows of a test set: top-1, and with two `names` also top-5."""
         scored = sets.accuracy(predictions, labels)
         note = "; ".join(filter(None, (str(crop), head(subject).note)))
         return [
@@ -99,7 +100,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         )
 
     def of_validation(subject: Subject, source: Source) -> list[Row]:
-        """Returns the rows for the original label (column 0) and for ReaL labels (the others)."""
+        """Returns the rows for original labels (column 0) and ReaL labels (all other columns)."""
         seen = predict(subject, source, crop)
         reals = rows(["ReaL"], seen.values, seen.labels[:, 1:], crop) if real else []
         return rows(OWN, seen.values, seen.labels[:, :1], crop) + reals

@@ -12,7 +12,7 @@ from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, identify, opener
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set."""
+    """Returns the evaluation (a `Measurement`) of each data set."""
     sources_of = opener(subject, options)
 
     def open_both(described: DataSet, names: Sequence[str]) -> tuple[Source, Source]:
@@ -37,7 +37,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def name_of(described: DataSet) -> str:
-    """Returns the name of a data set's row."""
+    """Returns the name of the row for a data set."""
     return f"{described.name}, linear probe"
 
 

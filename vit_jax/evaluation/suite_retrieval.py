@@ -30,7 +30,7 @@ WAYS = {"image_to_text": "image to text", "text_to_image": "text to image"}
 
 
 class Opened(NamedTuple):
-    """Test images, and all captions of each."""
+    """Opened test images, and all captions of each image."""
 
     source: Source
     captions: list[Sequence[str]]
@@ -40,9 +40,9 @@ def open_captioned(described: DataSet, options: Options, subject: Subject) -> Op
     """Opens the test images of a data set with all their captions.
 
     Raises:
-      UserError: the model has no text tower, the data cannot be opened or have no captions.
+      UserError: the model has no text encoder, or the data cannot be opened or have no captions.
     """
-    _ = subject.texts  # Raises UserError if the model has no text tower.
+    _ = subject.texts  # Raises UserError if the model has no text encoder.
     source = open_source(
         described.kind,
         described.test_split,
@@ -57,7 +57,7 @@ def open_captioned(described: DataSet, options: Options, subject: Subject) -> Op
 
 
 def embedded(described: DataSet, subject: Subject, opened: Opened) -> Matched:
-    """Returns the embeddings of all readable images and of their captions."""
+    """Computes the embeddings of all readable images and of their captions."""
     seen = subject.see(opened.source, image_embedding, subject.test_crop)
     of_images = [opened.captions[index] for index in seen.indices.tolist()]
     captions = [caption for each in of_images for caption in each]
@@ -70,7 +70,7 @@ def embedded(described: DataSet, subject: Subject, opened: Opened) -> Matched:
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set, with rows for both directions."""
+    """Returns the evaluation (a `Measurement`) of each data set, with rows for both directions."""
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
         found = embedded(described, subject, opened)
@@ -112,7 +112,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def _without_data() -> Measurement:
-    """Returns the measurement without data sets, which raises UserError."""
+    """Returns a `Measurement` that raises UserError, since the user has named no data set."""
 
     def rejected(names: Sequence[str] | str) -> Any:
         raise UserError("give pairs of images and captions, such as --set=csv:/data/pairs")
@@ -121,7 +121,7 @@ def _without_data() -> Measurement:
 
 
 def name_of(described: DataSet, way: str, k: int) -> str:
-    """Returns the name of a data set's row for a direction and k."""
+    """Returns the name of a data set's row for recall at `k` in the direction `way`."""
     return f"{described.name}, {WAYS[way]}, recall@{k}"
 
 

@@ -36,12 +36,12 @@ from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.recipes import segmentation
 
 TASK = "segmentation"
-# Rows of a data set, with the metric's name.
+# Name of each row of a data set: the metric's attribute in `SegmentationMetrics`.
 METRICS = {"mIoU": "miou", "mean accuracy": "mean_accuracy", "pixel accuracy": "pixel_accuracy"}
 
 
 def open_masked(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens the test images of a data set with their masks, with the segmenter's class indices.
+    """Opens the test images of a data set with their masks. Classes have the segmenter's indices.
 
     Raises:
       UserError: the data cannot be opened or have no masks, or their classes differ from the
@@ -80,7 +80,7 @@ def open_training(described: DataSet, options: Options, subject: Subject) -> Sou
 
 
 def opened(described: DataSet, split: str, subject: Subject, classes: int | None = None) -> Source:
-    """Opens a split of a data set with masks."""
+    """Opens a split of a data set, with a mask for each image."""
     return open_source(
         described.kind,
         split,
@@ -95,7 +95,7 @@ def opened(described: DataSet, split: str, subject: Subject, classes: int | None
 def identity(
     described: DataSet, options: Options, subject: Subject, source: Source
 ) -> dict[str, int | str]:
-    """Returns the fingerprint of the test images, and of the training images of a probe."""
+    """Returns the fingerprint of the test images; with a linear probe, also of training images."""
     if subject.dense.task == TASK:
         return fingerprint(source)
     return fingerprints(open_training(described, options, subject), source)
@@ -104,9 +104,12 @@ def identity(
 def trained_probe(
     described: DataSet, options: Options, subject: Subject, source: Source
 ) -> Segmenter:
-    """Trains a linear probe on the checkpoint, or loads it if it is already trained.
+    """Trains a linear probe for segmentation on the checkpoint, or loads a trained one.
 
     Args:
+      described: the data set.
+      options: the suite's options.
+      subject: the evaluated model.
       source: the test images.
     """
     data = digest_of(identity(described, options, subject, source))
@@ -123,7 +126,7 @@ def trained_probe(
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Returns the rows of a data set, and passes its worst images to `on_outputs`."""
+    """Computes the rows of a data set, and passes its worst images to `subject.on_outputs`."""
     if subject.dense.task == TASK:
         segmenter, made = subject.segmenter, ""
     else:
@@ -160,7 +163,7 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set."""
+    """Returns the evaluation (a `Measurement`) of each data set."""
     example = "images with masks, such as --set=/data/ade"
     return dense_measurements(
         subject, options, [*METRICS], open_masked, measured, example, identity
@@ -168,7 +171,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def parse_steps(text: str) -> int:
-    """Parses `--segmentation_steps`.
+    """Parses the flag `--segmentation_steps`, the number of steps of the linear probe.
 
     Raises:
       UserError: the text is not a number of steps.
@@ -179,7 +182,7 @@ def parse_steps(text: str) -> int:
 
 
 def settings(subject: Subject, options: Options) -> dict[str, str | float]:
-    """Returns the settings that the metrics depend on."""
+    """Returns the settings on which the metrics depend, without the data."""
     return (
         {}
         if subject.dense.task == TASK

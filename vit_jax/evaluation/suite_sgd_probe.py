@@ -27,7 +27,7 @@ BEST = "best features"
 
 
 class Opened(NamedTuple):
-    """Images of a data set, and the feature set of each row."""
+    """Opened images of a data set, and the feature set of each row."""
 
     train: Source
     test: Source
@@ -35,7 +35,7 @@ class Opened(NamedTuple):
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set, with a row for each feature set."""
+    """Returns the evaluation (a `Measurement`) of each data set, with a row per feature set."""
     sources_of = opener(subject, options)
 
     def open_both(described: DataSet, names: Sequence[str]) -> Opened:
@@ -84,7 +84,10 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 def row(
     described: DataSet, choice: str, found: Mapping[str, Fitted], images: int, split: str
 ) -> Row:
-    """Returns the row of a feature set; "best" is the one with the best validation accuracy."""
+    """Returns the row of a feature set.
+
+    The choice "best" means the feature set with the best validation accuracy.
+    """
 
     def on_held_out(name: str) -> float:
         return max(found[name].held_out.values())
@@ -96,12 +99,12 @@ def row(
 
 
 def name_of(described: DataSet, choice: str) -> str:
-    """Returns the name of a data set's row for a feature set."""
+    """Returns the name of the row for a data set and a feature set."""
     return f"{described.name}, SGD on {choice}"
 
 
 def parse_steps(text: str | int) -> int:
-    """Parses the number of steps."""
+    """Parses the flag for the number of SGD steps."""
     if not re.fullmatch("[1-9][0-9]*", str(text)):
         raise UserError("give a whole number, 1 or above")
     return int(text)

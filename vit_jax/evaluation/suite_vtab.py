@@ -28,7 +28,8 @@ from vit_jax.recipes import finetune
 def set_value(config, text: str) -> None:
     """Sets a config value from text such as `batch_size=128`."""
     key, _, value = text.partition("=")
-    with contextlib.suppress(ValueError, SyntaxError):  # Keep a word, such as float32, as a string.
+    # A word, such as float32, stays a string.
+    with contextlib.suppress(ValueError, SyntaxError):
         value = ast.literal_eval(value)
     try:
         config.update_from_flattened_dict({key: value})
@@ -37,14 +38,14 @@ def set_value(config, text: str) -> None:
 
 
 def parse_values(texts: Sequence[str]) -> list[str]:
-    """Checks config values, such as `batch_size=128`, and returns their texts."""
+    """Checks texts that set config values, such as `batch_size=128`, and returns them."""
     for text in texts:
         set_value(base_config(), text)
     return list(texts)
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each task: a training run in this process, on its devices."""
+    """Returns the evaluation (a `Measurement`) of each task: a training run in this process."""
 
     def path_of(key: str) -> str:
         return f"{key}:{options['data_dir']}" if options["data_dir"] else key
@@ -65,7 +66,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             set_value(config, value)
         check(config, file=recipe)
         figures = subject.finetune(config, f"vtab/{key}-{digest}")
-        if not figures:  # A signal stopped the training run, which was saved.
+        if not figures:  # A signal stopped the training run. It has saved a checkpoint.
             raise Stopped
         return [Row("vtab", name, figures["accuracy"], None, int(figures["images"]))]
 
@@ -81,9 +82,12 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def groups(there: Collection[str]) -> dict[str, list[str]]:
-    """Returns the available tasks: all of them, and those of each group.
+    """Returns the available tasks of each group, such as natural, and of all groups together.
 
-    If some tasks are missing, the key contains the number of available tasks.
+    If some tasks of a group are missing, its key contains the number of available tasks.
+
+    Args:
+      there: names of the available tasks.
     """
     all_groups = {"VTAB-19": [task.name for task in TASKS.values()]}
     all_groups |= {
@@ -98,9 +102,9 @@ def groups(there: Collection[str]) -> dict[str, list[str]]:
 
 
 def draw(axes, rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) -> None:
-    """Draws grouped bars, one bar per model for each group of tasks, as in the paper's figure 2.
+    """Draws a bar chart with a bar for each model and group of tasks, as in the paper's figure 2.
 
-    All means are over the tasks with our results.
+    The means of all models are computed over the tasks in `rows`.
     """
     figures = {"ours": {row.name: 100 * row.accuracy for row in rows}} | printed
     by_group = groups(figures["ours"])
@@ -133,7 +137,7 @@ SUITE = Suite(
         ),
         "data_dir": DATA_DIR,
     },
-    # Metrics depend on these values, in addition to the data.
+    # The metrics depend on these values and on the data.
     settings=lambda subject, options: {
         "value": sorted(
             value for value in options["value"] if value.partition("=")[0] not in OPERATIONAL

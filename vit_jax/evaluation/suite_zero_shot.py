@@ -38,17 +38,17 @@ from vit_jax.models.image_text import (
 from vit_jax.published.prompts import imagenet_prompts
 from vit_jax.small_files import read_lines
 
-IMAGENET = "imagenet"  # Option value for CLIP's class names and prompt templates.
-CLIP_NAMES = "CLIP's class names"  # Note of a row.
+IMAGENET = "imagenet"  # Value of options: CLIP's class names and prompt templates for ImageNet.
+CLIP_NAMES = "CLIP's class names"  # Note of a row that was computed with these names.
 TOP = 5
 MOST_COMPARED = 2**22  # Maximum number of similarities in memory.
 
 
 class Opened(NamedTuple):
-    """Test images, and the names of their classes.
+    """Opened test images, and the names of their classes.
 
     Attributes:
-      note: description of the names' source; empty if they are from the data set.
+      note: description of the source of the class names; empty: they are the data set's.
     """
 
     source: Source
@@ -57,19 +57,26 @@ class Opened(NamedTuple):
 
 
 def parse_class_names(text: str) -> tuple[str, ...] | str:
-    """Parses `--names`: class names, or `imagenet`."""
+    """Parses the flag `--names`: class names, or `imagenet` for CLIP's names."""
     return text if text == IMAGENET else tuple(parse_names(text))
 
 
 def parse_templates(text: str) -> tuple[str, ...]:
-    """Parses prompt templates, each with `{}`: `imagenet` (CLIP's), or a file, one per line."""
+    """Parses the option for prompt templates, such as `a photo of a {}`.
+
+    Args:
+      text: `imagenet` for CLIP's templates, or a file with a template in each line.
+    """
     if text == IMAGENET:
         return imagenet_prompts().templates
     return checked_templates([line for line in read_lines(text, "templates") if line.strip()])
 
 
 def tested_sets(options: Options, default: Sequence[DataSet] = ()) -> list[DataSet]:
-    """Returns the data sets of `--set`; all images of a folder without splits are test images."""
+    """Returns the data sets of the flag `--set`.
+
+    All images of a folder without splits are test images.
+    """
     described = []
     for one in options["set"] or default:
         if one.kind == "tfds":
@@ -81,10 +88,11 @@ def tested_sets(options: Options, default: Sequence[DataSet] = ()) -> list[DataS
 
 
 def class_names_of(source: Source, given: Sequence[str] | str, name: str) -> tuple[list[str], str]:
-    """Returns a name for each class of a source, and a note about the source of the names.
+    """Returns a name for each class of a data set, and a note that tells where the names are from.
 
     Args:
-      given: value of the option `names`; empty: the names of the source.
+      source: images of the data set.
+      given: value of the option `names`; empty: the class names of the data set.
       name: name of the data set, for messages.
 
     Raises:
@@ -110,7 +118,7 @@ def class_names_of(source: Source, given: Sequence[str] | str, name: str) -> tup
 
 
 def _names_of_synsets(classes: Sequence[str], name: str) -> list[str]:
-    """Returns CLIP's names of some of ImageNet's synsets."""
+    """Returns CLIP's names of ImageNet classes, given their synsets, such as n01440764."""
     by_synset = dict(zip(synsets(), imagenet_prompts().class_names, strict=True))
     if unknown := [one for one in classes if one not in by_synset]:
         raise UserError(
@@ -125,10 +133,10 @@ def _are_synsets(classes: Sequence[str]) -> bool:
 
 
 def open_labelled(described: DataSet, options: Options, subject: Subject) -> Opened:
-    """Opens the test images of a data set with single labels.
+    """Opens the test images of a data set in which each image has one label.
 
     Raises:
-      UserError: the model has no text tower, the data cannot be opened, an image does not have
+      UserError: the model has no text encoder, the data cannot be opened, an image does not have
         exactly one label, or the class names are invalid.
     """
     texts = subject.texts
@@ -145,7 +153,7 @@ def open_labelled(described: DataSet, options: Options, subject: Subject) -> Ope
     if source.max_labels > 1:
         read_single_labels(described.name, source, subject.log)
     names, note = class_names_of(source, options["names"], described.name)
-    # Two pairs of CLIP's ImageNet names are equal, so duplicates are not an error.
+    # CLIP has equal names for two pairs of ImageNet's classes, so duplicates are allowed there.
     if note != CLIP_NAMES:
         names = checked_names(names, texts.tokenizer, texts.probabilities, options["templates"])
     return Opened(source, tuple(names), note)
@@ -154,17 +162,18 @@ def open_labelled(described: DataSet, options: Options, subject: Subject) -> Ope
 def likeliest_classes(
     images: np.ndarray, classes: np.ndarray, texts: TextEncoder
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the five most probable classes of each image, and the probability of the first.
+    """Returns the five most probable classes of each image, and the probability of the first one.
 
-    Classes with equal probabilities are in ascending order. If there are fewer than five classes,
-    the rest is -1.
+    Classes with equal probabilities are in ascending order. With fewer than five classes, the
+    result is padded with -1.
 
     Args:
-      images, classes: normalized embeddings, float32 `[count, dim]`.
-      texts: the model's text tower.
+      images: image embeddings of length 1, float32 `[images, dim]`.
+      classes: embeddings of the classes' names with length 1, float32 `[classes, dim]`.
+      texts: the model's text encoder.
 
     Returns:
-      int `[images, 5]` and float32 `[images]`.
+      Classes, int `[images, 5]`, and probabilities of the first class, float32 `[images]`.
     """
     rows, ranked, chances = max(1, MOST_COMPARED // len(classes)), [], []
     for start in range(0, len(images), rows):
@@ -177,7 +186,7 @@ def likeliest_classes(
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set."""
+    """Returns the evaluation (a `Measurement`) of each data set."""
     templates = options["templates"]
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
@@ -213,7 +222,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def names_of(described: DataSet) -> tuple[str, ...]:
-    """Returns the names of a data set's rows."""
+    """Returns the names of the rows for a data set: top-1 and top-5."""
     return f"{described.name}, top-1", f"{described.name}, top-{TOP}"
 
 

@@ -1,4 +1,4 @@
-"""Text embeddings of an image-text model, with parameters that may change."""
+"""Text embeddings of an image-text model. Its parameters may change, as during training."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,20 +18,20 @@ from vit_jax.parallel.sharding import place_activation
 
 
 class TextEncoder:
-    """Text tower of a model, on all devices of a mesh; compiled for a few batch sizes.
+    """Text encoder of a model, on all devices of a mesh. It is compiled for a few batch sizes.
 
     Args:
-      tokenizer: maps texts to tokens, int32 `[texts, length]`.
+      tokenizer: function from texts to tokens, int32 `[texts, length]`.
       probabilities: a key of `PROBABILITIES`.
       mesh: mesh of devices.
-      load: returns the graph definition, parameters and shardings of a module; called once, when
-        the first text is encoded.
-      tower: returns the text tower of the module.
-      similarity: `params -> (scale, bias)`: the scale of cosine similarities, and the bias of the
-        logits or None.
+      load: function that returns the graph definition, parameters and shardings of a module. It is
+        called once, when the first text is encoded.
+      tower: function from the module to its text encoder.
+      similarity: function `params -> (scale, bias)` that returns the scale of cosine similarities
+        and the logits' bias; None: no bias.
 
     Attributes:
-      params: the parameters to use; None: the loaded ones.
+      params: the parameters to use; None: the parameters that `load` has returned.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TextEncoder:
         self._loaded: tuple[Callable, dict] | None = None
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns normalized embeddings, float32 `[texts, dim]`, the same on all processes."""
+        """Returns embeddings of length 1, float32 `[texts, dim]`. All processes get all of them."""
         if self._loaded is None:
             graphdef, params, shardings = self._load()
             self._loaded = self._compiled(graphdef, shardings), params
@@ -67,12 +67,17 @@ class TextEncoder:
 
     @property
     def _current(self) -> dict:
-        """The parameters to use; available after the first text is encoded."""
+        """The parameters to use. They are available after the first text was encoded."""
         assert self._loaded is not None
         return self._loaded[1] if self.params is None else self.params
 
     def logits(self, images: np.ndarray, texts: np.ndarray) -> np.ndarray:
-        """Returns the logits of all pairs of embeddings, float32 `[images, texts]`."""
+        """Returns the logits of all pairs of an image and a text, float32 `[images, texts]`.
+
+        Args:
+          images: embeddings of images with length 1, `[images, dim]`.
+          texts: embeddings of texts with length 1, `[texts, dim]`.
+        """
         scale, bias = self._similarity(self._current)
         return np.float32(scale) * (images @ texts.T) + np.float32(bias or 0)
 

@@ -1,4 +1,7 @@
-"""Computes maps (classes or depths) of images of any size, in windows of one compiled size."""
+"""Dense prediction for images of any size: windows of a fixed size, which are merged to a map.
+
+A map contains the class or the depth of each pixel.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,11 +25,11 @@ from vit_jax.models.pixels import in_channels
 from vit_jax.parallel.mesh import place, replicated, split_batch, whole_batch
 from vit_jax.parallel.sharding import parameter_shardings, place_activation
 
-WINDOWS = 8  # Windows per call of the model, over all devices.
+WINDOWS = 8  # Number of windows in one call of the model, on all devices together.
 
 
 class _Image(NamedTuple):
-    """An image in progress: the positions of its windows, and the scores of completed ones."""
+    """An image in progress: the positions of its windows, and the scores of completed windows."""
 
     windows: Windows
     scores: list[np.ndarray]
@@ -38,13 +41,13 @@ def in_windows(
     size: tuple[int, int],
     windows_of: Callable[[tuple[int, int], tuple[int, int]], Windows] = sliding,
 ) -> tuple[Windows, np.ndarray]:
-    """Returns the windows of an image, and the image resized for them, uint8 `[..., 3]`.
+    """Returns the windows of an image, and the image resized for them, uint8 `[height, width, 3]`.
 
     Args:
-      image: the image, which may be encoded.
+      image: the image: pixels, or an encoded file.
       crop: the evaluation transform, as in `WindowInference`.
       size: height and width of a window in pixels.
-      windows_of: function of `vit_jax.models.dense.windows`.
+      windows_of: function of `vit_jax.models.dense.windows` that determines the windows.
 
     Raises:
       Unreadable: the image is damaged.
@@ -57,14 +60,16 @@ def in_windows(
 
 
 class WindowInference:
-    """Computes maps of images of any size, with one compiled model and any parameters.
+    """Computes maps (class or depth of each pixel) of images of any size.
+
+    The model is compiled once, for a fixed size and number of windows.
 
     Args:
       segmenter: the model and its head: a segmenter or a depth model.
-      mesh: mesh of devices, of one process.
+      mesh: mesh of devices of a single process.
       crop: the evaluation transform, which defines how images are decoded and resized.
-      squeezed: resize each image to a single window, instead of sliding windows.
-      merge: returns the map of an image from the outputs of its windows.
+      squeezed: True: each image is resized to a single window. False: sliding windows.
+      merge: function from the outputs of an image's windows to the image's map.
     """
 
     def __init__(
@@ -96,9 +101,9 @@ class WindowInference:
         source: Source,
         on_unreadable: Callable[[int, Unreadable | OSError], None],
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields the index and the map of each readable image, in order.
+        """Yields the index and the map of each readable image, in the order of the source.
 
-        Windows of several images are batched.
+        A batch may contain windows of several images.
 
         Args:
           segmenter: the model with its current parameters.
@@ -123,7 +128,8 @@ class WindowInference:
         waiting = cut()
         while batch := list(islice(waiting, self._batch_size)):
             for scores in self._scores_of(params, batch):
-                # Outputs are in the order of images: they belong to the first incomplete one.
+                # Outputs are in the order of the images, so they belong to the first incomplete
+                # image.
                 index, image = next(x for x in started if len(x[1].scores) < x[1].windows.count)
                 image.scores.append(scores)
             while started and len(started[0][1].scores) == started[0][1].windows.count:
@@ -131,7 +137,7 @@ class WindowInference:
                 yield index, self._merge(image.windows, np.stack(image.scores))
 
     def _scores_of(self, params: dict, batch: list[np.ndarray]) -> np.ndarray:
-        """Returns the scores of windows; an incomplete batch is padded to the compiled size."""
+        """Returns the model's outputs for windows. An incomplete batch is padded."""
         padding = [np.zeros_like(batch[0])] * (self._batch_size - len(batch))
         images = jax.device_put(np.stack([*batch, *padding]), self._sharding)
         return jax.device_get(self._scores(params, images))[: len(batch)]

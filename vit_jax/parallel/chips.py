@@ -14,31 +14,32 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Chip:
-    """One kind of accelerator; all figures are for one JAX device.
+    """One kind of accelerator. All values are for one JAX device.
 
-    On TPU v2 and v3, each of a chip's two cores is a device.
+    On TPU v2 and v3, a chip has two cores, and each core is a JAX device.
     """
 
     name: str
     kind: str  # JAX's `device_kind`, or a prefix of it.
-    peak_flops: float  # Dense bfloat16, FLOP/s.
+    peak_flops: float  # Peak of bfloat16 products without sparsity, in FLOP/s.
     # Memory available to a program in bytes; for TPUs as reported by the compiler.
     memory_bytes: float
     memory_bandwidth: float  # Bytes/s.
-    # Bytes/s to the other devices; for GPUs, to those of the same machine (NVLink, PCI Express).
+    # Bandwidth of the links to other devices in bytes/s; for GPUs, of the links within a machine
+    # (NVLink, PCI Express).
     link_bandwidth: float
-    # Clock of a TPU core in Hz, which converts the compiler's cycles to seconds.
+    # Clock of a TPU core in Hz. It converts the compiler's cycles to seconds.
     clock: float | None = None
     devices_per_chip: int = 1
-    topologies: tuple[str, ...] = ()  # Slices of TPUs, in chips.
+    topologies: tuple[str, ...] = ()  # Available TPU slices: chips along each axis, such as `4x4`.
     # Scoped VMEM of one operation in KiB; None: XLA's default.
     scoped_vmem_kib: int | None = None
     # `kind` must match exactly: a longer name is another GPU, such as an RTX 4090 Laptop.
     whole_kind: bool = False
 
 
-# Sources: Google Cloud's TPU pages and "TPU v4" (Jouppi et al., 2023), NVIDIA's data sheets. The
-# clock is the peak FLOP/s divided by the matrix units' FLOPs per cycle.
+# The values are from Google Cloud's TPU pages, "TPU v4" (Jouppi et al., 2023), and NVIDIA's data
+# sheets. The clock is the peak FLOP/s, divided by the FLOPs of the matrix units in one cycle.
 _SQUARE = "2x2", "4x4", "4x8", "8x8", "8x16", "16x16"
 _CUBE = (
     "2x2x1",
@@ -87,8 +88,9 @@ CHIPS = (
     Chip("h100", "NVIDIA H100", 989e12, 80e9, 3350e9, 450e9),
     Chip("h200", "NVIDIA H200", 989e12, 141e9, 4800e9, 450e9),
     # GeForce: tables in NVIDIA's architecture papers (GA102, Ada, RTX Blackwell), for bfloat16 with
-    # float32 accumulation, which has half the speed of float16 accumulation. Others: data sheets,
-    # where the figure for sparse matrices (L4: 242) is twice the dense one; A10G's is Amazon's.
+    # float32 accumulation. With float16 accumulation the speed would be twice as high. All other
+    # GPUs: data sheets. A data sheet that gives the peak for sparse matrices (L4: 242) has twice
+    # the dense peak. The values of A10G are from Amazon.
     Chip("rtx3090", "NVIDIA GeForce RTX 3090", 71e12, 24e9, 936e9, 32e9, whole_kind=True),
     Chip("rtx4090", "NVIDIA GeForce RTX 4090", 165.2e12, 24e9, 1008e9, 32e9, whole_kind=True),
     Chip("rtx5090", "NVIDIA GeForce RTX 5090", 209.5e12, 32e9, 1792e9, 64e9, whole_kind=True),
@@ -102,7 +104,7 @@ def find_chip(name: str) -> Chip:
     """Returns the chip with this name.
 
     Raises:
-      UserError: there is none.
+      UserError: no known chip has this name.
     """
     plain = _plain(name)
     for chip in CHIPS:
@@ -118,15 +120,20 @@ def _plain(name: str) -> str:
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Returns the peak FLOP/s of a device of this kind; None: unknown, so there is no MFU."""
+    """Returns the peak FLOP/s of a device; None: unknown.
+
+    Args:
+      device_kind: `jax.Device.device_kind`.
+    """
     chip = _chip_of(device_kind)
     return chip and chip.peak_flops
 
 
 def memory_of(device: jax.Device) -> tuple[float | None, float]:
-    """Returns a device's memory in bytes, total (None if unknown) and free.
+    """Returns the total memory of a device and its free memory, in bytes.
 
-    The memory of the machine, or this process's limit, is divided equally among CPU devices.
+    The total is None if it is unknown. For CPU devices, the memory of the machine, or this
+    process's memory limit, is divided equally among the devices.
     """
     if device.platform == "cpu":
         return tuple(size / jax.local_device_count("cpu") for size in host_memory())
@@ -139,9 +146,9 @@ def memory_of(device: jax.Device) -> tuple[float | None, float]:
 def compiler_options(device_kind: str) -> dict[str, str]:
     """Returns XLA's options for programs on devices of this kind.
 
-    More scoped VMEM lets a TPU's compiler use larger tiles for matrix products and the operations
-    fused with them, and steps are faster (docs/measurements.md). A limit in LIBTPU_INIT_ARGS takes
-    precedence.
+    With more scoped VMEM, the TPU compiler uses larger tiles for matrix products and operations
+    that are fused with them. Steps are then faster (docs/measurements.md). If LIBTPU_INIT_ARGS
+    contains a limit, that limit is used.
     """
     chip, option = _chip_of(device_kind), "xla_tpu_scoped_vmem_limit_kib"
     if not (chip and chip.scoped_vmem_kib) or option in os.environ.get("LIBTPU_INIT_ARGS", ""):

@@ -1,4 +1,4 @@
-"""Start of a run with several processes, one per host: connects the peers, then starts JAX."""
+"""Start of a run with several processes: connects the processes, then starts JAX in each."""
 
 import contextlib
 import ctypes
@@ -25,12 +25,15 @@ def start(
     """Yields the run's `Peers`, with JAX's collectives ready.
 
     Args:
-      coordinator: `host:port` of process 0; `auto` reads all three values from the Cloud TPU, GKE
-        or SLURM environment; None is a run of one process.
-      processes, process: number of processes, and index of this one.
+      coordinator: `host:port` of process 0. `auto`: all three values are read from the Cloud TPU,
+        GKE or SLURM environment. None: the run has one process.
+      processes: number of processes.
+      process: index of this process.
+      connect_seconds: timeout for connecting to the other processes.
 
     Raises:
-      UserError: the others cannot be reached in time, or the environment lacks the values.
+      UserError: other processes cannot be reached in time, or `auto` finds no values in the
+        environment.
     """
     if coordinator is None:
         if processes is not None or process is not None:
@@ -47,7 +50,7 @@ def start(
     with join(coordinator, processes, process, connect_seconds) as peers:
         if peers.count > 1:
             _hold_aborts()
-            # JAX gets a separate port: the peers' connections use the given one.
+            # JAX gets another port, because the connections of `peers` use the given port.
             address = (
                 f"{coordinator.rpartition(':')[0]}:{peers.share('port for JAX', _free_port())}"
             )
@@ -70,10 +73,11 @@ def start(
 
 
 def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
-    """Detects process 0's address, the number of processes, this one's index and its devices.
+    """Detects the processes of a run from the environment (Cloud TPU, GKE or SLURM).
 
     Returns:
-      The four values; if the devices are None, the process uses all.
+      Address of process 0, number of processes, index of this process, and indices of this
+      process's devices; None: all devices of the host.
 
     Raises:
       UserError: there is no Cloud TPU, GKE or SLURM environment, or it does not respond.
@@ -82,7 +86,7 @@ def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
         detected = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, int(seconds)
         )
-    except Exception as error:  # From a metadata server, or from the Kubernetes client.
+    except Exception as error:  # Metadata servers and the Kubernetes client have many exceptions.
         raise UserError(f"--coordinator=auto: {error}") from error
     if None in detected[:3]:
         raise UserError(
@@ -90,7 +94,8 @@ def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
             "give --coordinator=HOST:PORT --processes=N --process=I"
         )
     address, processes, process, local_devices = detected
-    # On SLURM, JAX assigns one GPU to a task unless this variable is set. JAX reads it later.
+    # On SLURM, JAX assigns one GPU to each task. If this variable is set, JAX reads the devices
+    # from it later.
     return (
         address,
         processes,
@@ -105,10 +110,11 @@ def _free_port() -> int:
 
 
 def _hold_aborts() -> None:
-    """Delays aborts by 6 s, so that the peers' thread can report a dead leader.
+    """Delays aborts (SIGABRT) by 6 s. In this time, the thread of `peers` can report a dead leader.
 
-    When JAX's client loses its service, it aborts with a stack trace that does not name the dead
-    process. The signal handler is the C library's `sleep`; its argument is the signal number, 6.
+    When JAX's client loses the connection to process 0, JAX aborts with a stack trace that does not
+    name the dead process. The signal handler is the C function `sleep`. Its argument is the signal
+    number of SIGABRT, 6, so it sleeps for 6 s.
     """
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]

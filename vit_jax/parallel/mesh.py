@@ -1,6 +1,6 @@
-"""A named mesh of all devices: batches are split over `data` and `fsdp`.
+"""The mesh of all devices, with the axes `data`, `fsdp` and `tensor`, and placement of batches.
 
-Parameters are sharded by `sharding.py`.
+Batches are split over `data` and `fsdp`. `sharding.py` determines the sharding of parameters.
 """
 
 import math
@@ -15,12 +15,14 @@ from vit_jax.errors import UserError
 from vit_jax.options.run import MeshOptions
 
 AXES = ("data", "fsdp", "tensor")
-ALL_DATA = MeshOptions()  # All devices on the axis `data`.
+ALL_DATA = MeshOptions()  # All devices are on the axis `data`.
 BATCH = ("data", "fsdp")  # The axes over which a batch is split.
 
 
 def mesh_shape(options: MeshOptions, devices: int) -> tuple[int, ...]:
-    """Returns the sizes of the axes; an axis of None gets the remaining devices.
+    """Returns the sizes of the axes `data`, `fsdp` and `tensor`.
+
+    If the option of an axis is None, the axis gets the remaining devices.
 
     Raises:
       UserError: the product of the sizes is not the number of devices.
@@ -40,13 +42,17 @@ def mesh_shape(options: MeshOptions, devices: int) -> tuple[int, ...]:
 
 
 def make_mesh(options: MeshOptions = ALL_DATA, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh of all devices of all processes, or of the given ones.
+    """Returns a mesh with the axes `data`, `fsdp` and `tensor`.
 
-    The axes are `data`, `fsdp` and `tensor`. Devices along `tensor`, then along `fsdp`, are
-    physical neighbours; several slices are joined along `data`.
+    Devices along `tensor` are physical neighbours, and so are, if possible, devices along `fsdp`.
+    Several TPU slices are joined along `data`.
+
+    Args:
+      options: sizes of the axes.
+      devices: devices of the mesh; None: all devices of all processes.
 
     Raises:
-      UserError: see `mesh_shape`; or `data` is not divisible by the number of slices.
+      UserError: as in `mesh_shape`, or `data` is not divisible by the number of slices.
     """
     devices = jax.devices() if devices is None else list(devices)
     shape = mesh_shape(options, len(devices))
@@ -70,28 +76,28 @@ def make_mesh(options: MeshOptions = ALL_DATA, devices: Sequence[jax.Device] | N
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding with a copy on every device."""
+    """Returns the sharding of an array that is replicated on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def split_batch(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding that splits the first axis over the batch axes."""
+    """Returns the sharding of a batch: the first axis is split over the mesh axes `BATCH`."""
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
 def batch_parts(mesh: Mesh | AbstractMesh) -> int:
-    """Returns the number of parts into which a batch is split."""
+    """Returns the number of parts into which a batch is split: the sizes of `data` times `fsdp`."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def whole_batch(mesh: Mesh, images: int) -> int:
-    """Rounds a number of images up to one that splits evenly over the mesh."""
+    """Rounds a number of images up to a number that is divisible by the parts of a batch."""
     parts = batch_parts(mesh)
     return -(-images // parts) * parts
 
 
 def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, micro_batches: int = 1) -> None:
-    """Raises UserError if a global batch (in micro-batches) does not split evenly over the mesh."""
+    """Raises UserError if a global batch cannot be split evenly over the mesh and micro-batches."""
     unit = batch_parts(mesh) * micro_batches
     if batch_size <= 0 or batch_size % unit:
         near = max(unit, round(batch_size / unit) * unit)
@@ -105,13 +111,16 @@ def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, micro_batches: int =
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Returns the rows of a global batch that this process reads, in order, int `[rows]`."""
+    """Returns the indices of those rows of a global batch that this process reads, int `[rows]`."""
     places = split_batch(mesh).addressable_devices_indices_map((batch_size,)).values()
     return np.unique(np.concatenate([np.arange(batch_size)[place] for place in places]))
 
 
 def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Returns global arrays, given this process's rows of each (see `local_rows`)."""
+    """Copies a batch to the devices, and returns its global arrays.
+
+    Each process passes only its own rows of each array (`local_rows`).
+    """
     sharding = split_batch(mesh)
     return {
         name: jax.make_array_from_process_local_data(sharding, array)
@@ -120,24 +129,26 @@ def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]
 
 
 def place(array: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Returns a global array, given the whole array on every process."""
+    """Copies an array to the devices with a sharding. Every process passes the whole array."""
     host = np.asarray(array)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def everywhere(array: np.ndarray, mesh: Mesh) -> jax.Array:
-    """Copies an array, the same on every process, to every device."""
+    """Copies an array to every device. Every process passes the same array."""
     return place(array, replicated(mesh))
 
 
 def over_devices(
     array: np.ndarray, mesh: Mesh, rows: int | None = None, fill: float = 0
 ) -> jax.Array:
-    """Splits the rows of an array over the devices, like a batch; every process has all rows.
+    """Splits the rows of an array over the devices, like a batch. Every process passes all rows.
 
     Args:
-      rows: number of rows after padding with `fill`; None: the next number that splits evenly over
-        the mesh.
+      array: the array.
+      mesh: mesh of devices.
+      rows: number of rows after padding. None: the next number that can be split evenly.
+      fill: value of the padding.
     """
     padded = np.full((rows or whole_batch(mesh, len(array)), *array.shape[1:]), fill, array.dtype)
     padded[: len(array)] = array

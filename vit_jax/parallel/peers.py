@@ -1,8 +1,9 @@
-"""Processes of a run and their leader, process 0: start, barriers, failures and deaths.
+"""Coordination of a run's processes: start, barriers, and detection of failed processes.
 
-Every process keeps one TCP connection to the leader and sends a heartbeat each second; messages are
-JSON objects, one per line. A closed connection means that a process died; silence means that a host
-died. This module does not use JAX, so it works before JAX starts and while its collectives hang.
+Process 0 is the leader. Every process has a TCP connection to the leader and sends a heartbeat each
+second. Messages are JSON objects, one per line. If a connection is closed, its process has died. If
+no heartbeat arrives for some time, the host has died. This module does not use JAX. It therefore
+also works before JAX starts, and while JAX's collectives hang.
 """
 
 import contextlib
@@ -22,27 +23,28 @@ from typing import Any
 from vit_jax.errors import UserError, mistake
 
 BEAT_SECONDS = 1.0
-SILENCE_SECONDS = 20.0  # Heartbeat timeout of a process; all processes end within 30 s.
-# Time from the first failure to the verdict, since a cause may be reported after its effects.
+SILENCE_SECONDS = 20.0  # Heartbeat timeout. If a process dies, all others end within 30 s.
+# Time between the first reported failure and the leader's decision on its cause. The cause of a
+# failure may be reported after its effects.
 GRACE_SECONDS = 2.0
 BARRIER_SECONDS = 600.0
-END_SECONDS = 3600.0  # Time for the last process to write its checkpoint and the report.
-LONGEST = 64 * 2**20  # Bytes of a message.
-LONGEST_GREETING = 2**16  # Bytes of the first message, which may come from another program.
+END_SECONDS = 3600.0  # Maximum wait at the end, for the last process to write its files.
+LONGEST = 64 * 2**20  # Maximum bytes of a message.
+LONGEST_GREETING = 2**16  # Maximum bytes of the first message, which may be another program's.
 AGAIN = "the same command resumes from the newest checkpoint"
 
 
 class Peers:
-    """The processes of this run; an instance of this base class is a run of one process.
+    """The processes of a run. An instance of this base class is a run with one process.
 
-    Used as a context, it ends with a barrier. An error that leaves the context ends all processes:
-    the leader prints one line that names the failed process, and the exit code is 2 for a user's
-    mistake, else 1.
+    It is a context manager. At the end of the context all processes wait for each other. If an
+    exception leaves the context, all processes end: the leader prints a line that names the failed
+    process, and the exit code is 2 for a UserError, else 1.
 
     Attributes:
       index: index of this process; 0 is the leader.
       count: number of processes.
-      hosts: names of their hosts.
+      hosts: name of the host of each process.
     """
 
     def __init__(self, index: int = 0, count: int = 1):
@@ -51,11 +53,15 @@ class Peers:
         self.hosts[index] = socket.gethostname()
 
     def share(self, name: str, value: Any = None, seconds: float = BARRIER_SECONDS) -> Any:
-        """Waits for all processes, and returns the leader's `value` (JSON) in each.
+        """Waits for all processes, and returns the leader's `value` to all of them.
+
+        Args:
+          name: name of this barrier, the same in all processes.
+          value: a JSON value; only the leader's is used.
+          seconds: timeout, counted from the arrival of the first process.
 
         Raises:
-          UserError: some processes, named in the message, did not arrive within `seconds` of the
-            first.
+          UserError: some processes did not arrive in time. The message names them.
         """
         if self.count == 1:
             return value
@@ -67,17 +73,18 @@ class Peers:
         return answer["value"]
 
     def barrier(self, name: str, seconds: float = BARRIER_SECONDS) -> None:
-        """Waits for all processes; raises UserError like `share`."""
+        """Waits for all processes; raises UserError after a timeout, as in `share`."""
         self.share(name, None, seconds)
 
     def agree(self, what: str, values: dict[str, Any]) -> None:
-        """Checks that all processes have the same `values` (JSON).
+        """Checks that all processes have the same values.
 
         Args:
           what: name of the values, for error messages.
+          values: JSON values by key.
 
         Raises:
-          UserError: this process's values differ from the leader's; the message names the keys.
+          UserError: this process's values differ from the leader's. The message names the keys.
         """
         if self.count == 1:
             return
@@ -93,7 +100,7 @@ class Peers:
         self.barrier(f"{what} of all")
 
     def name(self, index: int) -> str:
-        """Returns a process's name for messages: its index, and its host if known."""
+        """Returns the name of a process for messages: its index, and its host if known."""
         return f"process {index}" + (f" ({self.hosts[index]})" if self.hosts[index] else "")
 
     def __enter__(self):
@@ -111,16 +118,19 @@ class Peers:
             self._fail({"fault": message, "traceback": "".join(traceback.format_exception(error))})
 
     def _meet(self, name: str, value: Any, seconds: float) -> dict:
-        """Returns the leader's answer to a barrier: `value`, or the `missing` processes."""
+        """Waits at a barrier and returns the leader's answer.
+
+        The answer contains `value`, or, after a timeout, the `missing` processes.
+        """
         raise NotImplementedError
 
     def _fail(self, news: dict) -> None:
-        """Reports the failure of this process and waits for the leader's verdict."""
+        """Reports the failure of this process, and waits until the leader ends all processes."""
         raise NotImplementedError
 
 
 class Connected(Peers):
-    """Common part of leader and follower: the main thread sends, a separate thread receives."""
+    """Base class of leader and follower. The main thread sends, a separate thread receives."""
 
     def __init__(self, index: int, count: int, silence: float):
         super().__init__(index, count)
@@ -129,7 +139,7 @@ class Connected(Peers):
         self._answers: dict[str, dict] = {}
         self._traceback = ""
         self._ended = False
-        # Otherwise Python's resource tracker prints warnings after the error message.
+        # Without this filter, Python's resource tracker prints warnings after the error message.
         sys.warnoptions.append("ignore:resource_tracker")
 
     def _meet(self, name, value, seconds):
@@ -143,7 +153,8 @@ class Connected(Peers):
     def _fail(self, news):
         self._traceback = news.pop("traceback", "")
         self._tell(news)
-        time.sleep(self._silence + 2 * GRACE_SECONDS)  # The verdict normally comes earlier.
+        # Normally the leader ends this process while it sleeps.
+        time.sleep(self._silence + 2 * GRACE_SECONDS)
         print(f"{self._traceback}error: {' '.join(news.values())}", file=sys.stderr, flush=True)
         leave(1)
 
@@ -175,7 +186,7 @@ class Connected(Peers):
 
 
 class Leader(Connected):
-    """Process 0, which receives from all others and sends the verdict when one fails."""
+    """Process 0. It receives messages from all others, and ends all processes if one fails."""
 
     def __init__(self, count: int, listener: socket.socket, silence: float):
         super().__init__(0, count, silence)
@@ -185,7 +196,7 @@ class Leader(Connected):
         self._followers: dict[int, Connection] = {}
         self._refused: list[Connection] = []
         self._arrivals: dict[str, Arrivals] = {}
-        # Failures by process.
+        # Messages about failures, by the index of the process: UserErrors, deaths, other errors.
         self._mistakes: dict[int, str] = {}
         self._deaths: dict[int, str] = {}
         self._faults: dict[int, str] = {}
@@ -193,7 +204,7 @@ class Leader(Connected):
         self._listen()
 
     def close_door(self) -> None:
-        """Stops accepting processes."""
+        """Stops accepting connections of processes."""
         with self._changed:
             if self._listener.fileno() >= 0:
                 self._selector.unregister(self._listener)
@@ -206,8 +217,8 @@ class Leader(Connected):
     def _watch(self):
         beaten = 0.0
         while not self._ended:
-            # Taken before the select, so that messages that arrived while this process was stopped
-            # count.
+            # The time is read before `select`. If this process was stopped for a while, messages
+            # that arrived in the meantime are received before their timeout is checked.
             now = time.monotonic()
             ready = self._selector.select(BEAT_SECONDS / 4)
             with self._changed:
@@ -224,7 +235,7 @@ class Leader(Connected):
                     self._end()
 
     def _end_barriers(self, now: float) -> None:
-        """Answers barriers that have timed out with the missing processes."""
+        """Answers the barriers that have timed out. The answer names the missing processes."""
         for name, arrivals in list(self._arrivals.items()):
             if now > arrivals.deadline:
                 missing = [self.name(i) for i in range(self.count) if i not in arrivals.here]
@@ -250,7 +261,8 @@ class Leader(Connected):
                     self._greet(connection, index, count, host)
                 elif self._followers.get(connection.process) is connection:
                     self._hear(connection.process, message)
-        except (OSError, ValueError, LookupError, TypeError):  # It ended, or is another program.
+        # The other end has died, or is not a process of a run.
+        except (OSError, ValueError, LookupError, TypeError):
             self._selector.unregister(connection)
             connection.close()
             if self._followers.get(connection.process) is connection and not self._ended:
@@ -301,7 +313,8 @@ class Leader(Connected):
     def _end(self):
         """Prints the cause of the failure, ends the other processes and exits.
 
-        Mistakes take precedence over deaths, and deaths over faults: each may cause the next.
+        The cause is a UserError if one was reported, else a dead process, else another error. This
+        is the order in which failures cause each other.
         """
         news = self._mistakes or self._deaths or self._faults
         culprit, code = min(news), 2 if self._mistakes else 1
@@ -319,8 +332,8 @@ class Leader(Connected):
         print(
             f"{self._traceback if culprit == 0 else ''}error: {line}", file=sys.stderr, flush=True
         )
-        # Messages not yet read are lost when this process ends, so it waits for the others to
-        # disconnect.
+        # When this process ends, messages that other processes have not read are lost. It therefore
+        # waits until they have closed their connections.
         until = time.monotonic() + GRACE_SECONDS
         while self._selector.get_map() and time.monotonic() < until:
             for key, _ in self._selector.select(BEAT_SECONDS / 4):
@@ -329,7 +342,7 @@ class Leader(Connected):
 
 
 class Follower(Connected):
-    """A process other than the leader; it ends when the leader is lost."""
+    """A process that is not the leader. It ends when it loses the leader."""
 
     def __init__(self, index: int, count: int, connection: "Connection", silence: float):
         super().__init__(index, count, silence)
@@ -340,7 +353,7 @@ class Follower(Connected):
 
     def _tell(self, message):
         with self._changed:
-            send(message, [self._leader])  # The thread detects a lost connection.
+            send(message, [self._leader])  # The receiving thread detects a lost connection.
 
     def _watch(self):
         spoken = 0.0
@@ -351,7 +364,7 @@ class Follower(Connected):
                 for message in self._leader.receive() if ready else ():
                     self._hear(message)
             except (OSError, ValueError, LookupError, TypeError):
-                # The other end died, or is not the leader of a run.
+                # The other end has died, or is not the leader of a run.
                 return self._orphaned("died")
             if now - self._leader.heard > self._silence:
                 return self._orphaned(f"has not answered for {self._silence:g} s")
@@ -371,8 +384,8 @@ class Follower(Connected):
     def _orphaned(self, how: str):
         """Ends this process after the loss of the leader.
 
-        Process 1 prints the error. So does the first process on another host, since a host may die
-        with all its processes.
+        Process 1 prints the error. If the leader's host dies, process 1 may die as well. The first
+        process on another host therefore also prints the error.
         """
         if self._ended:
             return
@@ -387,7 +400,7 @@ class Follower(Connected):
 
 @dataclasses.dataclass
 class Arrivals:
-    """State of a barrier: deadline, processes that have arrived, and the leader's value."""
+    """State of a barrier: its deadline, the processes that have arrived, and the leader's value."""
 
     deadline: float
     here: set[int] = dataclasses.field(default_factory=set)
@@ -395,11 +408,11 @@ class Arrivals:
 
 
 class Connection:
-    """JSON objects over a socket, one per line.
+    """Connection that sends and receives JSON objects over a socket, one per line.
 
     Attributes:
       heard: `time.monotonic()` when data were last received.
-      process: index of the process at the other end, if known.
+      process: index of the process at the other end; None: not known yet.
       longest: maximum size of a received message in bytes.
     """
 
@@ -412,7 +425,7 @@ class Connection:
         self.process: int | None = None
 
     def fileno(self) -> int:
-        """Returns the socket's descriptor, for selectors."""
+        """Returns the file descriptor of the socket. The module `selectors` calls this method."""
         return self._stream.fileno()
 
     def close(self) -> None:
@@ -420,7 +433,7 @@ class Connection:
         self._stream.close()
 
     def receive(self) -> list[dict]:
-        """Returns the received messages; call it only when the socket is readable.
+        """Returns the received messages. It must only be called when the socket is readable.
 
         Raises:
           ConnectionError: the other end closed the connection.
@@ -451,7 +464,7 @@ class Connection:
 
 
 def send(message: dict, connections) -> None:
-    """Sends a message to all connections that are still open."""
+    """Sends a message to all connections; closed connections are skipped."""
     line = json.dumps(message).encode() + b"\n"
     for connection in connections:
         with contextlib.suppress(OSError):
@@ -473,7 +486,7 @@ def join(
     connect_seconds: float,
     silence_seconds: float = SILENCE_SECONDS,
 ):
-    """Yields the run's `Peers` once all processes have joined.
+    """Yields the run's `Peers` when all processes have joined.
 
     Args:
       address: `host:port` of the leader.
@@ -483,8 +496,8 @@ def join(
       silence_seconds: heartbeat timeout, after which a process counts as dead.
 
     Raises:
-      UserError: the numbers or the address are wrong, the leader's port is in use, or the leader
-        cannot be reached within `connect_seconds`.
+      UserError: `count`, `index` or the address is wrong, the leader's port is in use, or the
+        leader cannot be reached within `connect_seconds`.
     """
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdigit() and 0 < int(port) < 2**16):
@@ -510,7 +523,7 @@ def join(
                 "(--connect_seconds); start the same command on every host"
             )
         if how := answer.get("lost"):
-            # There is no leader to print the error.
+            # This process prints the error, because the leader has not started.
             print(f"error: the coordinator at {address} {how} before the start", file=sys.stderr)
             leave(2)
         if index == 0:
@@ -536,7 +549,7 @@ def _connect(host: str, port: int, seconds: float) -> socket.socket:
     while True:
         try:
             stream = socket.create_connection((host, port), timeout=min(seconds, 5))
-            # A client that tries a free local port may connect to itself.
+            # A client that connects to a free port of its own host may connect to itself.
             if stream.getsockname() != stream.getpeername():
                 return stream
             stream.close()

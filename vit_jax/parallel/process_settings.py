@@ -12,22 +12,24 @@ import jax
 
 from vit_jax.huge_pages import has_accelerator
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # Constants of glibc's malloc.h.
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep large freed blocks for the next step.
+    """Makes glibc keep large freed blocks of memory for the next step.
 
-    Call it before JAX starts; it matters only if JAX computes on the CPU. Each step frees and
-    allocates the same large arrays. By default glibc returns them to the system, and new pages take
-    up to half of a step's time (docs/measurements.md). With this setting all threads share one
-    heap, because a thread's own heap has no room for blocks above 64 MB.
+    It must be called before JAX starts, and only matters if JAX computes on the CPU. Each step
+    frees and allocates the same large arrays. By default, glibc returns freed arrays to the system.
+    New memory pages then take up to half of a step's time (docs/measurements.md).
+
+    With this setting, all threads share one heap. The reason is that a thread's own heap cannot
+    contain blocks above 64 MB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return
     if (jax.config.jax_platforms or ("" if has_accelerator() else "cpu")) == "cpu":
-        # A thread keeps its first heap, so this precedes the start of JAX's threads.
+        # A thread keeps its first heap. JAX's threads must therefore start after this call.
         mallopt(M_ARENA_MAX, 1)
     if jax.default_backend() == "cpu":
         mallopt(M_MMAP_THRESHOLD, 2**30)
@@ -37,8 +39,8 @@ def keep_freed_memory() -> None:
 def host_memory() -> tuple[int, int]:
     """Returns this process's memory limit and its free memory, in bytes.
 
-    The limit is the machine's memory and swap, or a lower limit of a container (cgroup) or `ulimit
-    -v`.
+    The limit is the lowest of three limits: the machine's memory and swap, the limit of a container
+    (cgroup), and `ulimit -v`.
     """
     limits, free = [resource.getrlimit(resource.RLIMIT_AS)[0]], []
     with contextlib.suppress(OSError):
@@ -47,7 +49,7 @@ def host_memory() -> tuple[int, int]:
         limits.append(sizes["MemTotal"] + sizes["SwapTotal"])
         free.append(sizes["MemAvailable"])
     for file in _memory_limits():
-        with contextlib.suppress(OSError, ValueError):  # `max`: no limit.
+        with contextlib.suppress(OSError, ValueError):  # A file with `max` means no limit.
             limits.append(int(file.read_text()))
     if not free:
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -56,7 +58,7 @@ def host_memory() -> tuple[int, int]:
 
 
 def _memory_limits() -> Iterator[Path]:
-    """Yields the files that may limit this process's memory: of its cgroup and the parents."""
+    """Yields the files with the memory limits of this process's cgroup and of its parents."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, kinds, place = line.split(":", 2)
@@ -70,5 +72,5 @@ def _memory_limits() -> Iterator[Path]:
 
 
 def share_interpreter() -> None:
-    """Lets the thread that feeds the devices preempt decoding threads after 0.2 ms."""
+    """Lets Python switch threads after 0.2 ms, so decoding threads do not delay the device feed."""
     sys.setswitchinterval(2e-4)

@@ -1,8 +1,9 @@
 """Shardings of a model's arrays on the mesh: parameters, optimizer state, activations.
 
-The model's family names the axes of its parameters (`models/family.py`). A `tensor` axis larger
-than 1 splits heads and hidden units, as in Megatron-LM (Shoeybi et al., 2019), or output channels.
-`fsdp` does not use the names: it splits the largest remaining axis of each larger array.
+The model's family names the axes of its parameters (`models/family.py`). If the mesh axis `tensor`
+is larger than 1, it splits heads and hidden units, as in Megatron-LM (Shoeybi et al., 2019), or
+output channels. The mesh axis `fsdp` does not depend on the names. It splits the largest remaining
+axis of each array that is not small.
 """
 
 import math
@@ -14,11 +15,12 @@ from vit_jax.errors import UserError
 from vit_jax.models import logical_axes
 from vit_jax.parallel.mesh import BATCH, replicated
 
-# Axes of parameters that `tensor` splits. A classification head is split along its inputs
-# ("features"), because the number of classes is often odd.
+# Names of the parameters' axes that the mesh axis `tensor` splits. A classification head is split
+# along its inputs ("features"), because the number of classes is often odd.
 TENSOR = ("heads", "mlp_dim", "outputs", "features")
 
-# Mesh axes over which each activation's axes are split; negative axes count from the end.
+# For each activation, the mesh axes over which its axes are split. Negative axes are counted from
+# the end.
 ACTIVATIONS = {
     "tokens": {0: BATCH},
     "heads": {0: BATCH, -2: "tensor"},  # batch ... tokens heads head_dim
@@ -27,25 +29,25 @@ ACTIVATIONS = {
     "hidden_features": {0: BATCH, -1: "tensor"},  # batch height width hidden
 }
 
-# Number of elements below which arrays are replicated: gathering them would take longer than
-# reading them.
+# Arrays with fewer elements are replicated, because gathering them would take longer than reading
+# them.
 SMALL = 2**14
-LARGE = 2**20  # Number of elements from which an array must have an axis to split.
+LARGE = 2**20  # Arrays with at least this number of elements must have an axis that can be split.
 
 
 def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:
     """Returns the sharding of the parameter with this path.
 
     Raises:
-      UserError: `mesh.tensor` does not divide its axis, or `mesh.fsdp` divides no axis of a large
-        array.
+      UserError: the size of an axis that `mesh.tensor` splits is not divisible by it, or no axis of
+        a large array is divisible by `mesh.fsdp`.
     """
     tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
     axes = _tensor_axes(tensor, path, shape)
     if fsdp > 1 and math.prod(shape) >= SMALL:
         sizes = [size // tensor if names else size for size, names in zip(shape, axes, strict=True)]
         if divisible := [axis for axis, size in enumerate(sizes) if size % fsdp == 0]:
-            # The largest axis, preferably one that `tensor` does not split.
+            # `fsdp` splits the largest axis, preferably an axis that `tensor` does not split.
             best = max(divisible, key=lambda axis: (not axes[axis], sizes[axis]))
             axes[best] += ("fsdp",)
         elif math.prod(shape) >= LARGE:
@@ -58,10 +60,10 @@ def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSh
 
 
 def _tensor_axes(tensor: int, path: str, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
-    """Returns `("tensor",)` for each axis of a parameter that `mesh.tensor` splits, else ().
+    """Returns mesh axes for each axis of a parameter: `("tensor",)` if `tensor` splits it, else ().
 
     Raises:
-      UserError: `mesh.tensor` does not divide the size of its axis.
+      UserError: the size of such an axis is not divisible by `tensor`.
     """
     axes: list[tuple[str, ...]] = [()] * len(shape)
     if tensor == 1:
@@ -79,7 +81,7 @@ def _tensor_axes(tensor: int, path: str, shape: tuple[int, ...]) -> list[tuple[s
 
 
 def parameter_shardings(mesh: Mesh, params: dict) -> dict:
-    """Returns the sharding of every parameter; `params` may be shapes."""
+    """Returns the sharding of every parameter; `params` contains arrays or shapes."""
     return jax.tree.map_with_path(
         lambda path, x: parameter_sharding(mesh, path_name(path), x.shape), params
     )
@@ -88,7 +90,7 @@ def parameter_shardings(mesh: Mesh, params: dict) -> dict:
 def optimizer_shardings(mesh: Mesh, params: dict, optimizer_state) -> dict:
     """Returns the shardings of the optimizer state: moments are sharded like their parameters.
 
-    Counts and Adafactor's sums over rows or columns are small, so they are replicated.
+    Step counts, and Adafactor's sums over rows or columns, are small and are replicated.
     """
     shapes = {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(params)}
 
@@ -104,7 +106,13 @@ def optimizer_shardings(mesh: Mesh, params: dict, optimizer_state) -> dict:
 
 
 def place_activation(mesh: Mesh, name: str, x: jax.Array) -> jax.Array:
-    """Constrains the sharding of the activation with this name."""
+    """Constrains the sharding of an activation.
+
+    Args:
+      mesh: mesh of devices.
+      name: name of the activation in `ACTIVATIONS`.
+      x: the activation.
+    """
     axes = [None] * x.ndim
     for axis, mesh_axes in ACTIVATIONS[name].items():
         axes[axis] = mesh_axes
@@ -112,5 +120,5 @@ def place_activation(mesh: Mesh, name: str, x: jax.Array) -> jax.Array:
 
 
 def path_name(path: tuple) -> str:
-    """Returns a parameter's name from its path, such as `blocks/00/mlp/fc1/kernel`."""
+    """Converts a JAX key path to a name, such as `blocks/00/mlp/fc1/kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")

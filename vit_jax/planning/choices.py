@@ -1,4 +1,4 @@
-"""Search for meshes, rematerialization and micro-batches that fit, and for the fastest."""
+"""Search for the mesh, rematerialization and micro-batches of the fastest step that fits memory."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from vit_jax.planning.estimate import Estimate, estimate
 from vit_jax.progress import duration
 from vit_jax.runs.memory_check import LEFT, Changes, changed, in_words, likely_changes
 
-# A function that estimates a config's run on given devices.
+# Function that estimates a config's run on some devices.
 Planner = Callable[[ConfigDict, Workload, Slice, dict[str, dict]], Estimate]
 
 
@@ -27,9 +27,23 @@ def nearest_fit(
     planner: Planner = estimate,
     attempts: int = 4,
 ) -> tuple[Changes, Estimate] | None:
-    """Returns the fastest change of the config that fits in memory, and its estimate, or None.
+    """Searches for config changes with which the training step fits into memory.
 
-    Each candidate is estimated to verify that it fits.
+    Candidates are tried in the order of their expected speed. Each one is estimated to verify that
+    it fits.
+
+    Args:
+      config: the config.
+      job: work of the run.
+      where: the devices.
+      prices: prices by chip.
+      failed: estimate of the config without changes.
+      log: callback for messages.
+      planner: function that estimates a run.
+      attempts: maximum number of estimates.
+
+    Returns:
+      The first changes that fit, and their estimate; None: no candidate fits.
     """
     memory, limit = failed.memory, where.chip.memory_bytes
     sizes = memory.parameters, memory.optimizer, memory.temporaries
@@ -40,7 +54,7 @@ def nearest_fit(
         try:
             plan = planner(changed(config, changes), job, where, prices)
         except UserError:
-            continue  # The batch does not divide.
+            continue  # The batch size is not divisible.
         attempts -= 1
         if plan.fits:
             return changes, plan
@@ -58,7 +72,7 @@ def sweep(
     """Estimates every mesh with every rematerialization policy.
 
     Returns:
-      The estimates, sorted by step time; those that do not fit are last.
+      The estimates, sorted by step time. Estimates that do not fit into memory are last.
     """
     candidates = [
         (fsdp, tensor, remat) for fsdp, tensor in _meshes(where.devices) for remat in LEFT
@@ -90,7 +104,7 @@ def _meshes(devices: int) -> list[tuple[int, int]]:
 
 
 def ranking(plans: list[Estimate]) -> str:
-    """Returns a sweep's estimates as a table, one per line."""
+    """Returns a sweep's estimates as a text table, with one line for each estimate."""
     lines = ["  data x fsdp x tensor  remat    step ms     MFU      GiB     hours       price"]
     for plan in plans:
         fsdp, tensor = plan.choices["mesh.fsdp"], plan.choices["mesh.tensor"]

@@ -1,4 +1,4 @@
-"""Compilation of a config's training step for an absent TPU slice, on this machine's CPU."""
+"""Compilation of a config's training step for TPUs that this machine does not have."""
 
 import hashlib
 import importlib.metadata
@@ -25,12 +25,12 @@ from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.runs.memory_check import held
 from vit_jax.training.program import Program, abstract_batch, make_program
 
-VERSION = "2"  # Version of the cache's format and of the division into parts.
+VERSION = "2"  # Version of the cache's format, and of `Operation.part`.
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Devices of one kind that work together."""
+    """Devices of one kind that train together, such as a TPU slice."""
 
     chip: Chip
     topology: str
@@ -45,27 +45,27 @@ class Slice:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each device; the step's outputs reuse the memory of its arguments."""
+    """Memory of a step on each device in bytes. The outputs reuse the memory of the arguments."""
 
     parameters: int
     optimizer: int
-    batch: int  # Includes the padding of the layouts of all arguments.
+    batch: int  # The batch, and the padding of all arguments (memory layouts).
     temporaries: int  # Activations and gradients.
     code: int
 
     @property
     def total(self) -> int:
-        """The sum in bytes."""
+        """The total memory in bytes."""
         return sum(asdict(self).values())
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The compiler's results for one step."""
+    """Results of compiling a training step: memory, operations and compilation time."""
 
     memory: Memory
     fits: bool
-    operations: tuple[Operation, ...] = ()  # Empty if it does not fit.
+    operations: tuple[Operation, ...] = ()  # Empty if the step does not fit into memory.
     seconds: float = 0.0  # CPU time of the compilation.
     cached: bool = False
 
@@ -74,7 +74,7 @@ def find_slice(name: str, topology: str | None) -> Slice:
     """Returns a slice of TPUs by chip and topology, such as `v5e` and `16x16`.
 
     Raises:
-      UserError: there is no such chip or topology.
+      UserError: the chip or the topology does not exist.
     """
     chip = find_chip(name)
     if topology not in chip.topologies:
@@ -86,7 +86,7 @@ def find_slice(name: str, topology: str | None) -> Slice:
 
 
 def topology_devices(where: Slice) -> list[jax.Device]:
-    """Returns descriptions of a slice's devices, for which the TPU compiler can compile.
+    """Returns abstract devices of a TPU slice, for ahead-of-time compilation.
 
     Raises:
       UserError: the compiler is not installed.
@@ -97,12 +97,13 @@ def topology_devices(where: Slice) -> list[jax.Device]:
             'pip install -e ".[plan]" brings it'
         )
     os.environ.update(ENVIRONMENT)
-    # libtpu exits the process on unknown flags, and it does not have all of XLA's flags for CPUs.
+    # libtpu ends the process if XLA_FLAGS contains a flag that libtpu does not have, such as some
+    # flags for CPUs.
     given = os.environ.get("XLA_FLAGS", "").split()
     os.environ["XLA_FLAGS"] = " ".join(flag for flag in given if not flag.startswith("--xla_cpu_"))
     from jax.experimental import topologies
 
-    # Two cores of a chip work as one device.
+    # On these chips, two cores work as one device.
     options = {"chip_config_name": "megacore"} if where.chip.name in ("v4", "v5p") else {}
     if where.topology in ("1x1", "2x4"):
         options["chips_per_host_bounds"] = [*map(int, where.topology.split("x")), 1]
@@ -111,10 +112,10 @@ def topology_devices(where: Slice) -> list[jax.Device]:
 
 
 def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int) -> Compiled:
-    """Compiles the step, or returns the cached result for the same program.
+    """Compiles a config's training step. If the program is in the cache, returns that result.
 
     Raises:
-      UserError: the config does not fit the devices.
+      UserError: the config is incompatible with the devices.
     """
     options, mesh = run_options(config), make_mesh(config.mesh, topology_devices(where))
     frozen = frozen_shapes(options)
@@ -128,7 +129,7 @@ def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int)
 
 
 def parameters_of(program: Program) -> list[dict]:
-    """Returns all parameters in a step's state: trained ones, their averages and frozen ones."""
+    """Returns shapes of all parameters in the state: trained and frozen ones, and averages."""
     return [program.state[name] for name in ("params", "extra", "objective_state", "frozen")]
 
 
@@ -139,10 +140,13 @@ def compile_lowered(
     optimizer_state,
     options: Mapping[str, str] = {},
 ) -> Compiled:
-    """Compiles any training step, or returns the cached result for the same program.
+    """Compiles a lowered training step. If the program is in the cache, returns that result.
 
     Args:
-      params, optimizer_state: shapes with shardings of the step's arguments and results.
+      lowered: the lowered step.
+      where: the TPU slice.
+      params: shapes and shardings of the parameters, which are arguments and results of the step.
+      optimizer_state: shapes and shardings of the optimizer's state.
       options: options of the compiler.
     """
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
@@ -191,6 +195,6 @@ def _from_json(text: str) -> Compiled:
 
 
 def _needed(message: str) -> int:
-    """Returns the required bytes, including arguments, from the compiler's out-of-memory error."""
+    """Parses the required memory in bytes, including arguments, from an out-of-memory error."""
     amount, unit = re.search(r"(?:temporaries \(|Used )([\d.]+)([KMGT])", message).groups()
     return int(float(amount) * {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}[unit])

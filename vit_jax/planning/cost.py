@@ -1,4 +1,4 @@
-"""Length and cost of a run."""
+"""Length of a run in steps, its exaFLOPs, and its cost in device-days and dollars."""
 
 import tomllib
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from vit_jax.options.data import DataOptions
 from vit_jax.planning.compile import Slice
 from vit_jax.training.objectives import objective_of
 
-# Numbers of images (before slicing) and classes of the paper's data sets, which need not be on this
-# machine.
+# Numbers of training images and classes of the paper's data sets. They are listed here because the
+# data sets need not be on this machine.
 DATA_SETS = {
     "jft": (303_000_000, 18_291),
     "imagenet21k": (14_197_122, 21_843),
@@ -27,7 +27,7 @@ PRICES = Path(__file__).with_name("prices.toml")
 
 @dataclass(frozen=True)
 class Workload:
-    """The work of a config's run, independent of the devices."""
+    """The amount of work of a run: steps, images and operations. Independent of the devices."""
 
     images: int
     num_classes: int
@@ -38,7 +38,7 @@ class Workload:
 
     @property
     def flops(self) -> float:
-        """Minimum FLOPs of a step."""
+        """FLOPs of a step: a lower bound, computed from the multiply-adds of the model."""
         return training_flops(self.multiply_adds * self.batch_size)
 
     @property
@@ -49,26 +49,27 @@ class Workload:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of training alone, without start-up, evaluation or waiting for data."""
+    """The cost of training steps. Start-up, evaluation and waiting for data are not included."""
 
     hours: float
-    core_days: float  # Days times devices: cores of TPU v2 and v3, else chips.
+    core_days: float  # Days times devices (JAX devices: cores of TPU v2 and v3, else chips).
     chip_days: float
     dollars: float | None
     price: str
 
 
 def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
-    """Returns the numbers of training images and of classes; opens a data set at `data.path`.
+    """Returns the number of training images and the number of classes.
 
-    For an objective without labels, the number of classes is that of its outputs.
+    If they are unknown, the data set at `data.path` is opened. For an objective without labels, the
+    number of classes is the width of the model's head.
 
     Args:
       config: the config.
-      images: number of training images; None: the data set's.
+      images: number of training images; None: the number in the data set.
 
     Raises:
-      UserError: they are unknown, and no flag sets them.
+      UserError: a number is unknown, and no flag sets it.
     """
     options = run_options(config)
     values, objective = options.data, objective_of(options.objective.name)
@@ -96,7 +97,7 @@ def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
 
 
 def _known_size(values: DataOptions) -> tuple[int | None, int | None]:
-    """Returns the numbers of images and classes if known without opening the data, else None."""
+    """Returns the numbers of images and classes without opening the data; None: unknown."""
     kind = SOURCES.get(values.source)
     if kind and (counts := kind.counts(values.path)):
         return counts
@@ -112,7 +113,7 @@ def _can_be_opened(values: DataOptions) -> bool:
 
 
 def read_prices(path: Path) -> dict[str, dict]:
-    """Reads a TOML file of prices: for each chip, dollars per chip-hour and the source.
+    """Reads a TOML file with the price of each chip: dollars per chip-hour, and the source.
 
     Raises:
       UserError: the file cannot be read.
@@ -129,7 +130,7 @@ def read_prices(path: Path) -> dict[str, dict]:
 
 
 def cost(job: Workload, where: Slice, step_seconds: float, prices: dict[str, dict]) -> Cost:
-    """Returns the cost of a workload with steps of `step_seconds`."""
+    """Returns the cost of a run whose steps take `step_seconds`."""
     hours = job.steps * step_seconds / 3600
     chips = where.devices / where.chip.devices_per_chip
     price = prices.get(where.chip.name)

@@ -1,4 +1,4 @@
-"""Estimate of a config's run on given devices, as a record that prints as a table."""
+"""Estimate of a config's run on some devices: memory, time and cost, as values and as a table."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -21,29 +21,29 @@ from vit_jax.training.program import model_arguments, shapes_of_batch
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of a run; memory, collectives and operations are per device."""
+    """Estimate of a run. Memory, collectives and operations are those of one device."""
 
     model: str
     where: Slice
-    choices: dict[str, Any]  # Values that the sweep and `nearest_fit` change, by key.
+    choices: dict[str, Any]  # Config values that the sweep and `nearest_fit` change, by key.
     job: Workload
-    method: str  # Description of the estimate's source.
+    method: str  # Description of the method: the TPU compiler or a roofline.
     memory: Memory
     fits: bool
     compile_seconds: float = 0.0
-    step_seconds: float | None = None  # None if it does not fit.
-    slowest_seconds: float | None = None  # Of a roofline: step time without any fusion.
+    step_seconds: float | None = None  # None if the step does not fit into memory.
+    slowest_seconds: float | None = None  # Only for a roofline: step time without any fusion.
     unknown_loops: int = 0  # Loops whose number of iterations depends on the data.
     flops: float | None = None  # FLOPs of a compiled step, on all devices.
-    collectives: dict[str, int] | None = None  # Bytes per step by kind of collective.
-    link_seconds: float | None = None  # Their time if it is not overlapped with computation.
-    parts: dict[str, float] | None = None  # Seconds per step by part of the program.
+    collectives: dict[str, int] | None = None  # Bytes per step by the kind of collective.
+    link_seconds: float | None = None  # Time of collectives without overlap with computation.
+    parts: dict[str, float] | None = None  # Seconds per step by class or scope of the program.
     costliest: list[dict] | None = None
     cost: Cost | None = None
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization: minimum FLOPs of a step divided by the devices' peak."""
+        """Model FLOPs utilization: a step's minimum FLOP/s, divided by the devices' peak FLOP/s."""
         if self.step_seconds is None:
             return None
         return self.job.flops / self.step_seconds / self.where.devices / self.where.chip.peak_flops
@@ -72,7 +72,7 @@ CHOICES = (
 
 
 def make_workload(config: ConfigDict, images: int | None) -> Workload:
-    """Returns the work of a config's run; nothing is allocated.
+    """Returns the amount of work of a config's run. No memory is allocated for the model.
 
     Raises:
       UserError: the config names no model.
@@ -98,16 +98,16 @@ def make_workload(config: ConfigDict, images: int | None) -> Workload:
 
 
 def choices(config: ConfigDict) -> dict[str, Any]:
-    """Returns the values of `CHOICES`."""
+    """Returns the values that the search may change (keys `CHOICES`), such as `mesh.fsdp`."""
     values = dict(leaves(config))
     return {key: values[key] for key in CHOICES}
 
 
 def estimate(config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict]) -> Estimate:
-    """Returns the estimate for a slice of TPUs, by the TPU compiler.
+    """Estimates a run on a slice of TPUs with the TPU compiler.
 
     Raises:
-      UserError: the config does not fit the devices, or the compiler is not installed.
+      UserError: the config is incompatible with the devices, or the compiler is not installed.
     """
     compiled = compile_step(config, where, job.num_classes, job.steps)
     known = dict(
@@ -137,7 +137,8 @@ def _speed(compiled: Compiled, job: Workload, where: Slice, prices: dict[str, di
         sum(size * (2 if kind == "all-reduce" else 1) for kind, size in sent.items())
         / chip.link_bandwidth
     )
-    # Separately compiled layers have the same operations, which are summed by their line in JAX.
+    # Layers that are compiled separately have the same operations. Operations with the same name in
+    # JAX are therefore added up.
     same = {}
     for operation in operations:
         runs, cycles = same.get((operation.part, operation.source), (0, 0))
@@ -170,7 +171,7 @@ def _speed(compiled: Compiled, job: Workload, where: Slice, prices: dict[str, di
 
 
 def table(plan: Estimate) -> str:
-    """Returns the estimate as a human-readable table."""
+    """Returns the estimate as a text table."""
     job, where = plan.job, plan.where
     choices = ", ".join(
         f"{key} {value}" for key, value in plan.choices.items() if value is not None
@@ -231,10 +232,11 @@ def _memory_rows(plan: Estimate) -> list[str]:
 
 
 def _time_rows(plan: Estimate, slower: float) -> list[str]:
-    """Returns the table's rows on the time of a step.
+    """Returns the table's rows about the time of a step.
 
     Args:
-      slower: ratio of the slowest to the fastest step time.
+      plan: the estimate.
+      slower: the slowest step time, divided by the fastest step time.
     """
     rate = plan.job.batch_size / plan.step_seconds
     of_all = _range(rate, ",.0f", 1 / slower)
@@ -254,10 +256,11 @@ def _time_rows(plan: Estimate, slower: float) -> list[str]:
 
 
 def _run_rows(plan: Estimate, slower: float) -> list[str]:
-    """Returns the rows on the whole run.
+    """Returns the table's rows about the whole run.
 
     Args:
-      slower: see `_time_rows`.
+      plan: the estimate.
+      slower: as in `_time_rows`.
     """
     job, run = plan.job, plan.cost
     core_days, chip_days = (_range(days, ",.1f", slower) for days in (run.core_days, run.chip_days))
@@ -276,7 +279,7 @@ def _run_rows(plan: Estimate, slower: float) -> list[str]:
 
 
 def _range(value: float, form: str, factor: float) -> str:
-    """Formats a value, or with a factor other than 1 the range from `value` to `value * factor`."""
+    """Formats the range from `value` to `value * factor`. If the factor is 1, formats the value."""
     return format(value, form) if factor == 1 else f"{value:{form}} to {value * factor:{form}}"
 
 
@@ -285,6 +288,6 @@ def _row(name: str, value: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Returns a number with a metric prefix: 100.46 M."""
+    """Formats a number with a metric prefix, such as 100.46 M."""
     power = min(5, max(0, int(math.log10(max(value, 1)) // 3)))
     return f"{value / 1000**power:,.2f} {' kMGTP'[power]}".rstrip()

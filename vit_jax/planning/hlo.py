@@ -1,8 +1,8 @@
-"""Parser of a TPU's optimized HLO: operations of a step, their runs and estimated cycles.
+"""Parser of optimized TPU HLO: operations of a step, how often they run, and estimated cycles.
 
-The TPU compiler writes its estimate of each operation, in cycles of the core, into the operation's
-`backend_config`. The body of a loop counts once per iteration. If the number of iterations depends
-on the data, as in the matching of detections, it counts once.
+The TPU compiler estimates the cycles of each operation, and writes them into the operation's
+`backend_config`. Operations in a loop are counted once per iteration. If the number of iterations
+depends on the data, as in the matching of detections, they are counted only once.
 """
 
 import math
@@ -26,26 +26,36 @@ _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128} | {
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of a step on one device; `cycles`, `flops` and `sent` are for a single run."""
+    """One operation of a step on one device.
+
+    `cycles`, `flops` and `sent` are those of a single execution. In a loop, an operation is
+    executed several times in a step.
+    """
 
     name: str
     kind: str  # HLO opcode: fusion, convolution, all-reduce, ...
-    source: str  # Its name in JAX: jit(train_step)/transpose(jvp())/dot_general
-    part: str  # The part of our program: Attention, Mlp, optimizer, ...
-    times: int = 1  # Runs in a step.
+    source: str  # Name in JAX, such as jit(train_step)/transpose(jvp())/dot_general.
+    part: str  # Class, function or scope of vit_jax: Attention, Mlp, optimizer, ...
+    times: int = 1  # Number of executions in a step.
     cycles: int = 0  # The compiler's estimate.
-    flops: int = 0  # FLOPs of its matrix products and convolutions.
-    # Bytes of a collective: the larger of its inputs and its outputs.
+    flops: int = 0  # FLOPs of the operation's matrix products and convolutions.
+    # Bytes that a collective sends: its inputs or its outputs, whichever are larger.
     sent: int = 0
 
 
 def total(operations: Iterable[Operation], value: str) -> int:
-    """Returns the sum of `cycles`, `flops` or `sent` over a step."""
+    """Returns the sum of `cycles`, `flops` or `sent` over all operations of a step."""
     return sum(operation.times * getattr(operation, value) for operation in operations)
 
 
 def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
-    """Returns sums of `cycles`, `flops` or `sent` by `part` or by `kind`, the largest first."""
+    """Returns sums over a step by `part` or `kind`, the largest first.
+
+    Args:
+      operations: operations of the step.
+      key: `part` or `kind`.
+      value: `cycles`, `flops` or `sent`.
+    """
     sums = Counter()
     for operation in operations:
         sums[getattr(operation, key)] += operation.times * getattr(operation, value)
@@ -53,9 +63,12 @@ def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
 
 
 def read_operations(text: str) -> list[Operation]:
-    """Returns the operations with a cost from an HLO module, the text of `compiled.as_text()`.
+    """Parses the operations of an HLO module that take time.
 
-    Loops of unknown length are among them.
+    Loops with an unknown number of iterations are also returned.
+
+    Args:
+      text: result of `compiled.as_text()`.
     """
     module = _Module(text)
     operations, seen = [], set()
@@ -63,7 +76,7 @@ def read_operations(text: str) -> list[Operation]:
         kind, sent = module.kind(instruction), 0
         for name, inner in module.collectives(instruction):
             channel = re.search(r"channel_id=(\d+)", inner.rest)
-            # A collective that overlaps fusions occurs in each of them.
+            # A collective that overlaps with several fusions occurs in each of these fusions.
             key = channel[1] if channel else inner.name
             if key not in seen:
                 seen.add(key)
@@ -84,7 +97,7 @@ class _Instruction:
     name: str
     shape: str
     opcode: str
-    rest: str  # Operands and attributes.
+    rest: str  # Text of operands and attributes.
     operands: list[str]
     root: bool
 
@@ -99,7 +112,7 @@ class _Computation:
 
 
 class _Module:
-    """The computations of a module by name, and the tables with the sources of operations."""
+    """An HLO module: its computations by name, and the tables with source files of operations."""
 
     def __init__(self, text: str):
         self.computations: dict[str, _Computation] = {}
@@ -121,7 +134,7 @@ class _Module:
         self._of = {id(x): c for c in self.computations.values() for x in c.instructions.values()}
 
     def walk(self, name: str, times: int = 1) -> Iterator[tuple[int, _Instruction]]:
-        """Yields all operations of a computation, including loops and calls, with their runs."""
+        """Yields (number of executions, operation) for a computation and all that it calls."""
         for instruction in self.computations[name].instructions.values():
             yield times, instruction
             if instruction.opcode == "while":
@@ -140,12 +153,15 @@ class _Module:
                     yield from self.walk(inner, times)
 
     def kind(self, instruction: _Instruction) -> str:
-        """Returns an operation's opcode, or `UNKNOWN_LOOP`."""
+        """Returns the opcode, or `UNKNOWN_LOOP` if the number of iterations is unknown."""
         unknown = instruction.opcode == "while" and self.turns(instruction) is None
         return UNKNOWN_LOOP if unknown else instruction.opcode
 
     def turns(self, loop: _Instruction) -> int | None:
-        """Returns a loop's number of iterations; None: it has no counter from 0 to a constant."""
+        """Returns a loop's number of iterations; None: unknown.
+
+        It is known if the loop has a counter that runs from 0 to a constant.
+        """
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
         (condition,), (body,) = _called(loop, "condition"), _called(loop, "body")
@@ -164,7 +180,7 @@ class _Module:
         return math.ceil(limits[1] / next((step for step in steps if step is not None), 1))
 
     def collectives(self, instruction: _Instruction) -> Iterator[tuple[str, _Instruction]]:
-        """Yields kind and instruction of each collective that an operation is or contains."""
+        """Yields the collectives that an operation is or contains: (kind, instruction)."""
         for kind in COLLECTIVES:
             if instruction.opcode in (kind, f"{kind}-start"):
                 yield kind, instruction
@@ -175,14 +191,14 @@ class _Module:
                         yield "reduce-scatter" if "all-reduce-scatter" in name else kind, collective
 
     def payload(self, collective: _Instruction) -> int:
-        """Returns the bytes of a collective's inputs or of its outputs, whichever is larger."""
+        """Returns the bytes of a collective's inputs or outputs, whichever are larger."""
         shapes = self._of[id(collective)].instructions
         taken = sum(_bytes(shapes[name].shape) for name in collective.operands)
         given = _bytes(collective.shape) - (taken if collective.opcode.endswith("-start") else 0)
         return max(taken, given)
 
     def flops(self, instruction: _Instruction) -> int:
-        """Returns the FLOPs of an operation's products, excluding padding."""
+        """Returns the FLOPs of an operation's matrix products, without padding."""
         if instruction.opcode == "fusion":
             return sum(
                 self.flops(inner)
@@ -200,11 +216,10 @@ class _Module:
         return 2 * math.prod(out) * math.prod(left[int(a)] for a in axes.split(",") if a)
 
     def part(self, instruction: _Instruction) -> str:
-        """Returns the part of our program to which an operation belongs.
+        """Returns the class, function or scope of vit_jax to which an operation belongs.
 
-        Operations of attention have their own named scope. Other operations of a model belong to
-        the class or function that computes them, and all others to the scope of the step
-        (`SCOPES`).
+        It is the named scope of attention's products, or else the class or function in
+        `vit_jax/models` that computes the operation, or else the step's named scope (`SCOPES`).
         """
         named = re.search(r'op_name="([^"]*)"', instruction.rest)
         source = named[1] if named else ""
@@ -214,7 +229,7 @@ class _Module:
         frame = int(frame_id[1]) if frame_id else 0
         while frame:
             location, parent = _numbers(self.tables["StackFrames"][frame])
-            frame = parent - 1  # Parent IDs are stored plus one, so that 0 means none.
+            frame = parent - 1  # A stored parent ID is larger by one; 0 means no parent.
             file, function, *_ = _numbers(self.tables["FileLocations"][location])
             file, function = self.tables["FileNames"][file], self.tables["FunctionNames"][function]
             if "/vit_jax/models/" in file and not file.endswith("layers.py"):
@@ -229,7 +244,7 @@ class _Module:
 
 
 def _first_index(instructions: list[_Instruction]) -> int | None:
-    """Returns the tuple index of the first `get-tuple-element`, or None."""
+    """Returns the tuple index of the first `get-tuple-element`; None: there is no such element."""
     for instruction in instructions:
         if instruction.opcode == "get-tuple-element":
             match = re.search(r"index=(\d+)", instruction.rest)
@@ -240,7 +255,7 @@ def _first_index(instructions: list[_Instruction]) -> int | None:
 def _convolution_flops(
     left: Sequence[int], right: Sequence[int], out: Sequence[int], attributes: str
 ) -> int:
-    """Returns the FLOPs of a convolution, excluding padding.
+    """Returns the FLOPs of a convolution, without padding.
 
     Args:
       left: shape of the images.
@@ -290,7 +305,7 @@ def _parse(line: str) -> _Instruction:
 
 
 def _called(instruction: _Instruction, *attributes: str) -> list[str]:
-    """Returns the names of the computations that these attributes call."""
+    """Returns the names of the computations in an instruction's attributes, such as `body`."""
     names = []
     for attribute in attributes:
         if found := re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.-]+)", instruction.rest):
@@ -303,12 +318,15 @@ def _numbers(text: str) -> list[int]:
 
 
 def _dimensions(shape: str) -> list[int]:
-    """Returns the shape of an array: `bf16[32,197]{1,0:T(8,128)}` -> [32, 197]."""
+    """Parses the shape of an array: `bf16[32,197]{1,0:T(8,128)}` is [32, 197]."""
     return [int(size) for size in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if size]
 
 
 def _bytes(shape: str) -> int:
-    """Returns the bytes of an array or of all arrays in a tuple, without padding."""
+    """Returns the bytes of an array, or of all arrays in a tuple, given the shape's text.
+
+    Padding is not included.
+    """
     arrays = re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", shape)
     return sum(
         _BITS.get(kind, 8) * math.prod(int(size) for size in sizes.split(",") if size) // 8

@@ -1,9 +1,11 @@
-"""Roofline estimate of a step for devices without a compiler here: GPUs, and this machine's CPU.
+"""Roofline estimate of a step for GPUs, and for this machine's CPU.
 
-The time of a matrix product is that of its FLOPs or of its memory traffic, whichever is longer. The
-estimate assumes that all other operations are fused into their neighbours, except the optimizer's
-update, which reads and writes the state. Results of products stay in memory while they are in use;
-all other results are recomputed.
+The time of a matrix product is the time of its FLOPs or the time of its memory traffic, whichever
+is longer. All other operations are assumed to be fused into their neighbours and take no time. The
+exception is the optimizer's update, which reads and writes the state.
+
+The results of matrix products stay in memory as long as they are used. All other results are
+assumed to be recomputed.
 """
 
 import copy
@@ -32,10 +34,10 @@ VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "stop_gradient
 
 
 def find_machine(name: str, devices: int | None) -> Slice:
-    """Returns a machine with GPUs, or this machine's CPU after measuring its speed.
+    """Returns a machine with GPUs, or this machine's CPU, whose speed is measured.
 
     Raises:
-      UserError: there is no such chip.
+      UserError: no known chip has this name.
     """
     if name == "cpu":
         return Slice(_this_cpu(), "", devices or 1)
@@ -45,7 +47,7 @@ def find_machine(name: str, devices: int | None) -> Slice:
 def estimate_best(
     config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict]
 ) -> Estimate:
-    """Returns a roofline estimate; no run is faster than its `step_seconds`."""
+    """Returns a roofline estimate. Its `step_seconds` is a lower bound of the real step time."""
     whole = AbstractMesh(mesh_shape(config.mesh, where.devices), AXES)
     check_batch(whole, config.batch_size, config.micro_batches)
     parts, tensor = batch_parts(whole), whole.shape["tensor"]
@@ -96,7 +98,13 @@ def estimate_best(
 
 
 class _Work:
-    """FLOPs and seconds of a program: of its products alone, and of all operations unfused."""
+    """FLOPs and estimated time of a program.
+
+    Attributes:
+      flops: FLOPs of all matrix products.
+      seconds: time of the matrix products. All other operations are assumed to be fused.
+      unfused_seconds: time of all operations without any fusion.
+    """
 
     def __init__(self, chip: Chip):
         self.chip, self.flops, self.seconds, self.unfused_seconds = chip, 0, 0.0, 0.0
@@ -119,7 +127,7 @@ class _Work:
 
 
 def _this_cpu() -> Chip:
-    """Measures the speed of this machine's CPU by a matrix product and a vector sum."""
+    """Measures this machine's CPU: FLOP/s by a matrix product, and bandwidth by a vector sum."""
 
     def fastest(function, *arguments) -> float:
         compiled = jax.jit(function).lower(*arguments).compile()

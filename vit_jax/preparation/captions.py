@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from vit_jax.data.fields import CAPTION_KEYS, check_captions
 from vit_jax.errors import UserError
 
-MOST_BYTES = 2**20  # Limit for the captions of an image.
+MOST_BYTES = 2**20  # Maximum size of all captions of an image.
 MISSING = "images without a caption"
 NO_CAPTIONS = ""  # Value of --caption_key that ignores captions.
 
 
 def encoded(captions: Sequence[str], where: str) -> bytes:
-    """Encodes captions as bytes; empty bytes if there are none.
+    """Encodes the captions of an image as bytes. Without captions the result is empty.
 
     Args:
       captions: the captions of an image.
-      where: description of the image, for errors.
+      where: description of the image, for error messages.
 
     Raises:
-      UserError: a caption is empty or not valid UTF-8, or their size exceeds `MOST_BYTES`.
+      UserError: a caption is empty or not valid UTF-8, or the captions exceed `MOST_BYTES`.
     """
     if not captions:
         return b""
@@ -32,14 +32,16 @@ def encoded(captions: Sequence[str], where: str) -> bytes:
 
 
 def decoded(stored: bytes) -> list[str]:
-    """Decodes the bytes from `encoded`."""
+    """Decodes captions from the bytes that `encoded` has returned."""
     return json.loads(stored) if stored else []
 
 
 def captions_in(value: object, where: str) -> tuple[str, ...]:
-    """Returns the captions in a JSON or Parquet value: a text, a list of texts, or None.
+    """Returns the captions in a JSON or Parquet value. Empty texts are removed.
 
-    Empty texts are removed.
+    Args:
+      value: a text, a list of texts, or None.
+      where: description of the image, for error messages.
 
     Raises:
       UserError: the value has another type.
@@ -52,10 +54,10 @@ def captions_in(value: object, where: str) -> tuple[str, ...]:
 
 
 def text_column(path: str, schema, caption_key: str | None) -> str | None:
-    """Returns the name of the Parquet column with captions, or None.
+    """Returns the name of the Parquet column with captions; None: no such column.
 
     Args:
-      path: the file, for errors.
+      path: the file, for error messages.
       schema: the file's Arrow schema.
       caption_key: name of the column; `NO_CAPTIONS`: ignore captions; None: a text column with one
         of the usual names.
@@ -90,10 +92,10 @@ def _is_text(kind) -> bool:
 
 
 def missing_error(missing: Sequence[str], count: int, images: int) -> UserError:
-    """Returns the error for images without a caption.
+    """Returns the error to raise for images without a caption.
 
     Args:
-      missing: names of the first such images.
+      missing: names of the first images without a caption.
       count: number of images without a caption.
       images: number of all images.
     """

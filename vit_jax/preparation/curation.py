@@ -1,8 +1,9 @@
 """Data curation by similarity to the images of curated sets (DINOv2, section 3).
 
-Selects images of an uncurated training split. Near-duplicates within the split are removed first,
-so that the neighbours of an image differ from each other. Work is done in parts with saved results,
-so that an interrupted run resumes.
+For each image of a curated set, the most similar images of an uncurated training split are selected
+(retrieved). Near-duplicates within the split are removed first. Otherwise the neighbours of an
+image could be copies of each other. The work is divided into parts, and the result of each part is
+saved. An interrupted run can therefore be resumed.
 """
 
 import os
@@ -19,17 +20,19 @@ from vit_jax.preparation.index import Run, each_file, part_file, save
 from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 from vit_jax.preparation.similarity_index import SAMPLE, SimilarityIndex, lists_for
 
-# An image of the pool, the most similar image kept before it, their cosine, and True if it is kept.
+# Row for an image of the pool: its index, the most similar image among the earlier images that are
+# kept, the cosine similarity of both, and True if the image is kept.
 COMPARED = np.dtype([("image", "u4"), ("nearest", "u4"), ("similarity", "f4"), ("kept", "?")])
-# A curated image, one of its neighbours (in descending order of similarity), and their cosine.
+# Row for a curated image and one of its neighbours: both indices, and the cosine similarity. The
+# rows of a curated image are in descending order of similarity.
 NEIGHBOUR = np.dtype([("curated", "u4"), ("image", "u4"), ("similarity", "f4")])
 
 
 def open_curated(text: str) -> Source:
-    """Opens the images of a curated set: a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`.
+    """Opens the training images of a curated set, or all images of a folder without splits.
 
-    The text has the same form as in evaluations. Opens the training split, or all images of a
-    folder without splits.
+    Args:
+      text: a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`, as in the flag `--set` of evaluations.
 
     Raises:
       UserError: the data set does not exist.
@@ -45,16 +48,17 @@ DUPLICATES = "looking for duplicates"
 
 
 class Pool:
-    """Images to retrieve from: an uncurated set without near-duplicates.
+    """Pool of images from which images are retrieved: an uncurated set without near-duplicates.
 
-    Images are processed in order, and an image is removed if it is too similar to one kept before.
+    Images are processed in order. An image is removed if it is too similar to an earlier image that
+    was kept.
 
     Args:
-      files: embeddings of the images (see `read_embeddings`).
+      files: files with the embeddings of the images, for `read_embeddings`.
       excluded: True for images that are always removed, bool `[images]`.
-      similarity: minimum cosine of near-duplicates.
-      work: the folder of working files.
-      run: runs tasks in this process.
+      similarity: minimum cosine similarity of near-duplicates.
+      work: folder for intermediate results.
+      run: function that runs tasks in this process.
     """
 
     def __init__(
@@ -64,22 +68,27 @@ class Pool:
         self._files, self._excluded, self._similarity = files, excluded, similarity
         self._work, self._run = work, run
         self._index: SimilarityIndex | None = None
-        self._images: list[np.ndarray] = []  # Images in the index, one array per part.
+        self._images: list[np.ndarray] = []  # Indices of the indexed images, an array per part.
 
     def compare(self) -> np.ndarray:
-        """Compares each image with those kept before it; returns an array of `COMPARED`."""
+        """Compares each image with the earlier images that are kept; returns rows of `COMPARED`."""
         results = each_file(
             self._compare, self._files, DUPLICATES, self._work / "chunks", self._run
         )
         return np.concatenate([np.load(file) for file in results])
 
     def neighbours(self, files: list[Path], count: int, name: str) -> np.ndarray:
-        """Returns the nearest neighbours of embeddings, as an array of `NEIGHBOUR`.
+        """Finds the nearest neighbours of curated images in the pool; returns rows of `NEIGHBOUR`.
 
         `compare` must be called first.
 
+        Args:
+          files: files with the embeddings of curated images.
+          count: number of neighbours of each image.
+          name: name of the task, for messages.
+
         Raises:
-          UserError: fewer than `count` images are kept.
+          UserError: the pool has fewer than `count` images.
         """
         index, images = self._kept_of(len(self._files))
         if len(index) < count:
@@ -127,7 +136,10 @@ class Pool:
         save(result, found)
 
     def _kept_of(self, parts: int) -> tuple[SimilarityIndex, np.ndarray]:
-        """Returns a similarity index of the images kept from the first `parts` parts, and these."""
+        """Returns a similarity index of the kept images of the first `parts` parts.
+
+        Also returns the indices of these images.
+        """
         index = self._index = self._index or self._new_index()
         for number in range(len(self._images), parts):
             found = np.load(part_file(number, DUPLICATES, self._work / "chunks"))
@@ -157,9 +169,9 @@ class Curated(NamedTuple):
     """Images of an uncurated set, selected by similarity to curated images.
 
     Attributes:
-      compared: an array of `COMPARED`, with each image of the uncurated set that is not excluded.
-      neighbours: an array of `NEIGHBOUR`; curated images are numbered across all curated sets.
-      source: the images of all curated sets.
+      compared: rows of `COMPARED`, one for each image of the uncurated set that is not excluded.
+      neighbours: rows of `NEIGHBOUR`. Their curated images are indices in `source`.
+      source: the images of all curated sets together.
     """
 
     compared: np.ndarray
@@ -168,7 +180,7 @@ class Curated(NamedTuple):
 
     @property
     def images(self) -> np.ndarray:
-        """Sorted indices of the retrieved images, without duplicates."""
+        """Indices of the retrieved images in ascending order, each image once."""
         return np.unique(self.neighbours["image"])
 
 
@@ -176,12 +188,14 @@ def curate(sets: tuple[str, ...], pool: Pool, embeddings: Embeddings, count: int
     """Retrieves the nearest images of the pool for each image of the curated sets.
 
     Args:
-      sets: as in `open_curated`.
-      count: number of neighbours per image.
+      sets: curated sets, as in `open_curated`.
+      pool: the uncurated images.
+      embeddings: the model that computes embeddings of the curated images.
+      count: number of neighbours of each curated image.
 
     Raises:
-      UserError: a curated set does not exist, none of its images can be read, or the pool is
-        smaller than `count`.
+      UserError: a curated set does not exist, none of its images can be read, or the pool has fewer
+        than `count` images.
     """
     sources = [open_curated(text) for text in sets]
     files = [

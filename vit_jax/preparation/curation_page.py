@@ -1,4 +1,4 @@
-"""HTML page and tables of a curation: retrieved images and removed near-duplicates."""
+"""Report of a curation: HTML page and tables of retrieved images and removed near-duplicates."""
 
 import contextlib
 from pathlib import Path
@@ -14,13 +14,17 @@ from vit_jax.preparation.curation import Curated
 from vit_jax.preparation.duplicates import Thumbnail, thumbnail
 from vit_jax.spreadsheet import write_csv
 
-SHOWN = 24  # Curated images with their neighbours.
-FEWER = 12  # Curated images with the least similar neighbours; also pairs of each kind.
+SHOWN = 24  # Number of curated images on the page that are shown with their neighbours.
+# Number of curated images with the least similar neighbours, and number of pairs of each kind.
+FEWER = 12
 SIDE = 200  # Longer side of an image, in pixels.
 
 
 class Figure(NamedTuple):
-    """An image (None if unreadable), with a text and the end of its name below."""
+    """An image with a text and the end of its name below it.
+
+    The attribute `image` is None if the image is unreadable.
+    """
 
     image: Thumbnail | None
     words: str
@@ -33,9 +37,11 @@ def report_curation(
     """Writes `retrieved.csv`, `duplicates.csv` and `curated.html` into `folder`.
 
     Args:
+      curated: the selected images.
       train: the uncurated images.
-      similarity: minimum cosine of near-duplicates.
-      excluded: number of images removed as near-duplicates of test images.
+      folder: folder to write into.
+      similarity: minimum cosine similarity of near-duplicates.
+      excluded: number of images that were removed as near-duplicates of test images.
     """
     compared, neighbours = curated.compared, curated.neighbours
     write_csv(
@@ -86,9 +92,10 @@ def _quantiles(values: np.ndarray) -> str:
 
 
 def _retrieved(curated: Curated, train: Source) -> tuple[list[list[Figure]], list[list[Figure]]]:
-    """Returns rows of curated images with their neighbours: a sample, and the least similar ones.
+    """Returns two lists of rows. A row shows a curated image and its neighbours.
 
-    The latter are empty if the sample contains all curated images.
+    The first list is a sample of the curated images. The second list contains the curated images
+    with the least similar neighbours. It is empty if the sample already contains all images.
     """
     neighbours = curated.neighbours
     starts = np.flatnonzero(np.diff(neighbours["curated"], prepend=-1))
@@ -107,7 +114,11 @@ def _row(source: Source, train: Source, found: np.ndarray) -> list[Figure]:
 
 
 def _pairs(curated: Curated, train: Source) -> list[list[tuple[Figure, Figure]]]:
-    """Returns image pairs above the threshold (one image is removed) and below (both are kept)."""
+    """Returns two lists of image pairs.
+
+    The similarity of the first pairs is above the threshold, so one image is removed. The
+    similarity of the second pairs is below, so both images are kept.
+    """
     compared = curated.compared[np.argsort(curated.compared["similarity"], kind="stable")]
     left_out = compared[~compared["kept"]]
     below = compared[compared["kept"] & (compared["similarity"] > -1)][-FEWER:][::-1]
@@ -122,7 +133,7 @@ def _pairs(curated: Curated, train: Source) -> list[list[tuple[Figure, Figure]]]
 
 
 def figure(source: Source, index: int, words: str) -> Figure:
-    """Returns a figure of an image."""
+    """Returns a figure of an image of `source`, with the text `words`."""
     image = None
     with contextlib.suppress(OSError, Unreadable):
         image = thumbnail(source[index].image, SIDE)
@@ -130,5 +141,5 @@ def figure(source: Source, index: int, words: str) -> Figure:
 
 
 def _spread(size: int, most: int) -> np.ndarray:
-    """Returns at most `most` evenly spread positions of `range(size)`."""
+    """Returns at most `most` integers that are spread evenly over `range(size)`."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(int))

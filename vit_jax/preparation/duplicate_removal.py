@@ -1,7 +1,8 @@
 """Removes near-duplicates of test images from the training split (paper, section 4.1).
 
-This is done before the split is ordered. Each training and test image is decoded once, for its
-fingerprint or embedding. Results are saved in chunks, so that an interrupted run resumes.
+They are removed before the order of the split is drawn. Each training and test image is decoded
+once to compute its fingerprint or embedding. Results are saved in chunks, so an interrupted run can
+be resumed.
 """
 
 import re
@@ -25,31 +26,32 @@ from vit_jax.preparation.index import (
 )
 from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 
-SHOWN = 200  # Pairs with images in the report.
+SHOWN = 200  # Maximum number of pairs in the report that are shown with images.
 PRINT = np.dtype([("image", "u4"), ("fingerprint", "u8")])
-# Position in the index; test set; image in the test set; distance in bits, or similarity.
+# Row for a near-duplicate: position of the training example in the index, number of the test set,
+# index of the image in the test set, and distance in bits or cosine similarity.
 PAIR = np.dtype([("position", "u4"), ("test", "u4"), ("image", "u4"), ("value", "f4")])
 
 
 class Embedded(NamedTuple):
-    """Embeddings of the training images, to compare instead of fingerprints."""
+    """Embeddings of the training images. They are compared in place of fingerprints."""
 
     files: list[Path]
     embeddings: Embeddings
-    similarity: float  # Minimum cosine of near-duplicates.
+    similarity: float  # Minimum cosine similarity of near-duplicates.
 
 
 def near_duplicates(
     train: Indexed, tests: tuple[str, ...], work: Path, run: Run, embedded: Embedded | None = None
 ) -> np.ndarray:
-    """Returns training examples that are near-duplicates of test images, as an array of `PAIR`.
+    """Finds training examples that are near-duplicates of test images; returns rows of `PAIR`.
 
     Args:
       train: the training examples.
       tests: `NAME:DIR/SPLIT` of prepared TFDS data sets.
-      work: the folder of working files.
-      run: runs tasks.
-      embedded: embeddings to compare; None: compare fingerprints.
+      work: folder for intermediate results.
+      run: function that runs tasks.
+      embedded: embeddings to compare; None: fingerprints are compared.
 
     Raises:
       UserError: a test set does not exist.
@@ -64,10 +66,14 @@ def near_duplicates(
 def report(
     pairs: np.ndarray, train: Indexed, tests: tuple[str, ...], folder: Path, measure: str
 ) -> None:
-    """Writes `removed.csv` and `removed.html` with the pairs of `near_duplicates` into `folder`.
+    """Writes `removed.csv` and `removed.html` into a folder: the removed training examples.
 
     Args:
-      measure: `distance` or `similarity`, the meaning of the pairs' values.
+      pairs: result of `near_duplicates`.
+      train: the training examples.
+      tests: as in `near_duplicates`.
+      folder: folder to write into.
+      measure: meaning of the pairs' values, `distance` or `similarity`.
     """
     sign = {"distance": 1, "similarity": -1}[measure]
     opened = [TestImages(test) for test in tests]
@@ -87,7 +93,7 @@ def report(
 
 
 def _alike(train: Indexed, tests: list["TestImages"], work: Path, run: Run, _) -> np.ndarray:
-    """Finds pairs by fingerprint."""
+    """Finds near-duplicates by fingerprints; returns rows of `PAIR`."""
     folder = work / "chunks"
     (candidates,) = _loaded(
         [in_chunks(_print_train, (work,), len(train), "fingerprinting train", folder, run)]
@@ -140,7 +146,7 @@ def _save_prints(images: Source, start: int, stop: int, result: Path) -> None:
 def _similar(
     train: Indexed, tests: list["TestImages"], work: Path, run: Run, embedded: Embedded
 ) -> np.ndarray:
-    """Finds pairs by embedding."""
+    """Finds near-duplicates by embeddings; returns rows of `PAIR`."""
     files, embeddings, similarity = embedded
     parts = []
     for i, test in enumerate(tests):
@@ -163,13 +169,13 @@ def _similar(
 
 
 class TestImages(Source):
-    """Encoded images of `NAME:DIR/SPLIT`.
+    """Encoded images of a split of a prepared TFDS data set, `NAME:DIR/SPLIT`.
 
     Raises:
       UserError: the prepared data set does not exist.
     """
 
-    __test__ = False  # Not a test class for pytest.
+    __test__ = False  # pytest must not collect this class as tests.
     class_names = ()
 
     def __init__(self, place: str):

@@ -1,8 +1,8 @@
 """Search for near-duplicates in image folders and between splits, in seconds and without a model.
 
-Candidate pairs with similar fingerprints are compared as thumbnails, because fingerprints alone
-distinguish photographs, but not drawings, digits or industrial parts in front of a fixed camera,
-which share their lowest frequencies.
+First, pairs of images with similar fingerprints are found. Then the thumbnails of these pairs are
+compared. Fingerprints alone can distinguish photographs. They cannot distinguish drawings, digits
+or industrial parts in front of a fixed camera, because such images have similar low frequencies.
 """
 
 import hashlib
@@ -23,26 +23,27 @@ from vit_jax.data.sources.base import Source
 from vit_jax.errors import as_text
 from vit_jax.preparation.duplicates import DISTANCE, fingerprint, mirrored, near_pairs, small_pixels
 
-SIMILARITY = 0.98  # See `find_pairs`.
+SIMILARITY = 0.98  # Minimum similarity of near-duplicates, as in `find_pairs`.
 PAIR = np.dtype([("first", "i8"), ("second", "i8"), ("similarity", "f4")])
 
 _SIDE = 16  # Side of a thumbnail, in pixels.
-# Widths of the border to cut off, in 64ths of a side, so that slightly cropped copies are found.
+# Widths of a border that is cut off, in 64ths of a side. With these, slightly cropped copies are
+# found.
 _BORDERS = (0, 1, 2)
-_TYPICAL = 100  # With this number of images or more, their mean is subtracted.
-# Pairs with this correlation are copies even if all images are similar (a fixed camera).
+_TYPICAL = 100  # With at least this number of images, the mean image is subtracted.
+# Pairs with at least this correlation are copies, even if all images are similar (fixed camera).
 _SAME = 0.999
 _PART = 256  # Number of images between two checks of the time limit.
-_MOST_PAIRS = 2_000_000  # Limit for pairs of near fingerprints; the nearest pairs are kept.
+_MOST_PAIRS = 2_000_000  # Maximum number of pairs with similar fingerprints: the nearest pairs.
 
 
 class Looks(NamedTuple):
     """Fingerprints and thumbnails of readable images, for finding near-duplicates.
 
     Attributes:
-      indices: indices in the source, int64 `[images]`.
+      indices: indices of the images in the source, int64 `[images]`.
       fingerprints: perceptual hashes, uint64 `[images]`.
-      contents: digest of each stored image, `[images]`.
+      contents: hash of each image's encoded bytes, `[images]`.
       pictures: thumbnails for each of `_BORDERS`, uint8 `[images, borders, side, side, 3]`.
     """
 
@@ -61,9 +62,10 @@ def look(
     """Decodes images and returns their fingerprints and thumbnails.
 
     Args:
-      indices: indices of the images; None: all.
-      seconds: time limit; remaining images are skipped.
-      on_progress: callback with the number of finished images.
+      source: the images.
+      indices: indices of the images to decode; None: all images.
+      seconds: time limit in seconds. Images that are not decoded in time are skipped.
+      on_progress: callback that receives the number of decoded images.
     """
     indices = range(len(source)) if indices is None else indices
     end, found = time.monotonic() + seconds, []
@@ -87,13 +89,13 @@ def look(
 
 
 def _look_at(source: Source, index: int) -> tuple | None:
-    """Returns the fields of `Looks` for an image; None if it cannot be read."""
+    """Returns the values of `Looks` for a single image; None if the image cannot be read."""
     try:
         image = source[index].image
         pixels = small_pixels(image)
     except (Unreadable, OSError):
         return None
-    if pixels.shape[2] != 3:  # An array with another number of channels, passed in from Python.
+    if pixels.shape[2] != 3:  # Arrays that a program passes may have other numbers of channels.
         pixels = np.repeat(pixels[..., :1], 3, axis=2)
     small = cv2.resize(pixels, (64, 64), interpolation=cv2.INTER_AREA)
     pictures = [
@@ -106,19 +108,26 @@ def _look_at(source: Source, index: int) -> tuple | None:
 
 
 def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
-    """Finds near-duplicates among images, also mirrored ones.
+    """Finds near-duplicates among images, including mirrored copies.
 
-    Similarity is the correlation of two images' colours at 16 x 16 pixels; one image may be cropped
-    by 1.6 % or 3 % on each side. With 100 images or more, their mean is subtracted first.
+    The similarity of two images is the correlation of their colours at 16 x 16 pixels. The larger
+    of several values is used: without cropping, and with one image cropped by 1.6 % or 3 % on each
+    side. With 100 images or more, the mean image is subtracted first.
 
-    A test with 31 photographs and nine edits of each (JPEG, size, brightness, contrast, crops of
-    1 % and 2 % per side): 0.7 % of the edits have a similarity below 0.98, and no two photographs
-    are a pair. Among 1,797 digits of 8 x 8 pixels, 1 pair remains of 3,326 with near fingerprints.
+    It was tested with 31 photographs and nine edits of each photograph (JPEG, size, brightness,
+    contrast, crops of 1 % and 2 % per side). 0.7 % of the edits have a similarity below 0.98, and
+    no two different photographs are found as a pair. Among 1,797 digits of 8 x 8 pixels, 3,326
+    pairs have similar fingerprints, and 1 of them is found as a pair.
 
-    Identical files are pairs with similarity 1, each with the first such file.
+    Identical files have the similarity 1. Each of them is paired with the first one.
+
+    Args:
+      looks: result of `look`.
+      similarity: minimum similarity of a pair.
 
     Returns:
-      An array of `PAIR` in descending order of similarity; images are positions in `looks`.
+      Rows of `PAIR` in descending order of similarity. `first` and `second` are positions in
+      `looks`.
     """
     _, first, again = np.unique(looks.contents, return_index=True, return_inverse=True)
     originals = np.sort(first)
@@ -145,15 +154,19 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
         found.append(near[near["similarity"] >= similarity])
     pairs = np.concatenate(found)
     pairs = pairs[np.argsort(-pairs["similarity"], kind="stable")]
-    # Pairs of symmetric images are found twice, unchanged and mirrored.
+    # Pairs of symmetric images are found twice: unchanged, and mirrored.
     _, once = np.unique(pairs[["first", "second"]], return_index=True)
     return pairs[np.sort(once)]
 
 
 def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pairs of near fingerprints, up to `_MOST_PAIRS`; the smaller index is first."""
+    """Returns at most `_MOST_PAIRS` pairs of similar fingerprints.
+
+    Returns:
+      For each pair the smaller index and the larger index.
+    """
     size, distance = max(len(prints), 1), DISTANCE
-    # Rows: distance in bits, and both indices encoded in one number.
+    # A row contains the distance in bits, and a number that encodes both indices.
     parts, waiting = [np.empty((0, 2), np.int64)], 0
     for rows, columns, bits in near_pairs(prints, references, distance):
         new = (rows < columns) & (bits <= distance)
@@ -172,7 +185,10 @@ def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
-    """Converts images `[..., side, side, 3]` to unit vectors, without their mean and `typical`."""
+    """Converts images `[..., side, side, 3]` to unit vectors.
+
+    `typical`, the mean image, and the mean colour of each image are subtracted first.
+    """
     vectors = pictures.reshape(*pictures.shape[:-3], -1).astype(np.float32)
     vectors = vectors - vectors.mean(axis=-1, keepdims=True)
     for common in (0, typical):
@@ -183,7 +199,13 @@ def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
 
 
 def _similarity(ours: np.ndarray, theirs: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
-    """Returns the similarity of image pairs `[pairs, borders, side, side, 3]`."""
+    """Returns the similarity of each pair of images, `[pairs]`.
+
+    Args:
+      ours, theirs: thumbnails of the first and the second images, `[pairs, borders, side, side,
+        3]`.
+      typical: the mean image.
+    """
 
     def most(common: np.ndarray | int) -> np.ndarray:
         a, b = _directions(ours, common), _directions(theirs, common)
@@ -195,7 +217,12 @@ def _similarity(ours: np.ndarray, theirs: np.ndarray, typical: np.ndarray | int)
 
 
 def groups(pairs: np.ndarray, images: int) -> list[np.ndarray]:
-    """Returns groups of images that are connected by pairs, sorted; the largest group is first."""
+    """Returns groups of images that are connected by pairs, the largest group first.
+
+    Args:
+      pairs: rows of `PAIR`.
+      images: number of images.
+    """
     graph = coo_array(
         (np.ones(len(pairs)), (pairs["first"], pairs["second"])), shape=(images, images)
     )
@@ -208,12 +235,12 @@ def groups(pairs: np.ndarray, images: int) -> list[np.ndarray]:
 
 
 class Leaks(NamedTuple):
-    """Images of a split that have a near-duplicate among the training images.
+    """Images of a split (for example, test images) with a near-duplicate among training images.
 
     Attributes:
-      pairs: for each such image: index of the training image, index in the split, and similarity;
-        in descending order of similarity.
-      compared: number of compared training images, and of compared images of the split.
+      pairs: a tuple for each of these images: index of the training image, index of the image in
+        the split, and similarity. They are in descending order of similarity.
+      compared: number of compared training images, and number of compared images of the split.
     """
 
     pairs: list[tuple[int, int, float]]
@@ -224,8 +251,11 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
     """Finds images of another split with a near-duplicate in the training split.
 
     Args:
-      seconds: time limit for decoding; the other split gets at most half of it. Images are read in
-        the sources' `fair_order`; images after the time limit are not compared.
+      train: the training images.
+      other: the images of the other split.
+      seconds: time limit for decoding in seconds. At most half of the time is used for the other
+        split. Images are decoded in the order `Source.fair_order`, and those that are not decoded
+        in time are not compared.
     """
     begun = time.monotonic()
     theirs = look(other, other.fair_order(), seconds / 2)
@@ -234,7 +264,8 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
     _, first, again = np.unique(both.contents, return_index=True, return_inverse=True)
     content, count = first[again], len(theirs.indices)
     in_training = {content[place]: place for place in range(len(content) - 1, count - 1, -1)}
-    # By content digest: similarity and position of the most similar training image.
+    # For each hash of an image's content, the similarity and the position of the most similar
+    # training image.
     best: dict[int, tuple[float, int]] = {}
     near = [(content[a], content[b], similarity) for a, b, similarity in find_pairs(both).tolist()]
     for a, b, similarity in [
@@ -256,8 +287,10 @@ def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> s
     """Returns a one-line warning about near-duplicates between training and a split, or "".
 
     Args:
-      name: name of the split.
-      seconds: see `leaks`.
+      train: the training images.
+      other: the images of the other split.
+      name: name of the other split.
+      seconds: as in `leaks`.
     """
     found = leaks(train, other, seconds)
     if not found.pairs:

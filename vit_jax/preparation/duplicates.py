@@ -1,8 +1,9 @@
 """Finds near-duplicates between a training set and test sets, to remove them from training.
 
 The papers removed near-duplicates of all test sets from their pre-training data (ViT, section 4.1;
-BiT, section 3). There are two methods: `fingerprint` and `find` compare 64 bits per image,
-`nearest` compares a model's embeddings. To find mirrored copies, pass both forms of each reference:
+BiT, section 3). There are two methods. `fingerprint` and `find` compare 64 bits per image.
+`nearest` compares a model's embeddings. To find mirrored copies, pass the fingerprints of each
+reference image and of its mirror image:
 
     references = np.array([fingerprint(image) for image in test_images])
     matches = find(candidates, np.concatenate([references, mirrored(references)]))
@@ -21,35 +22,38 @@ from vit_jax.data.decode import Box, Unreadable, decode, open_image
 from vit_jax.inspection.html_page import inline, render, write_text
 from vit_jax.spreadsheet import write_csv
 
-DISTANCE = 8  # Bits; see `find`.
-NO_FINGERPRINT = np.uint64(0)  # For images without enough contrast for meaningful bits.
+DISTANCE = 8  # Maximum distance of near-duplicates in bits, as in `find`.
+NO_FINGERPRINT = np.uint64(0)  # Value for images with too little contrast for meaningful bits.
 
-# The 64 lowest frequencies of a 32x32 image, except the mean: (vertical, horizontal), in zigzag
+# The 64 lowest frequencies of a 32x32 image, without the mean: (vertical, horizontal), in zigzag
 # order.
 _VERTICAL, _HORIZONTAL = np.array(
     sorted(((u, v) for u in range(11) for v in range(11)), key=lambda uv: (sum(uv), uv))[1:65]
 ).T
 _ODD = np.packbits(_HORIZONTAL % 2 == 1).view(">u8").astype(np.uint64)[0]
-_FLAT = 0.25  # Grey levels; below this amplitude, bits depend on JPEG rounding.
-_PAIRS = 1 << 22  # Pairs compared at once: 32 MB of fingerprints, 16 MB of similarities.
+_FLAT = 0.25  # With a smaller amplitude (in grey levels), a bit depends on rounding in JPEG.
+_PAIRS = 1 << 22  # Number of pairs in one comparison: 32 MB of fingerprints, 16 MB of similarities.
 
 
 def fingerprint(pixels: np.ndarray) -> np.uint64:
     """Returns the 64-bit perceptual hash of an image, uint8 RGB `[height, width, 3]` of any size.
 
     The image is averaged to 32x32 grey pixels. The bits are the signs of the 64 lowest frequencies
-    of its cosine transform (pHash: Zauner, Implementation and Benchmarking of Perceptual Image Hash
-    Functions, 2010, section 3.2.1). pHash compares with the median instead; with signs, the bits of
-    the mirrored image can be computed. Brightness and contrast do not change the bits, size and
-    compression change a few, and crops some.
+    of its cosine transform. This resembles pHash (Zauner, Implementation and Benchmarking of
+    Perceptual Image Hash Functions, 2010, section 3.2.1), which compares the amplitudes with their
+    median. With signs, the bits of the mirrored image can be computed from the bits of the image.
 
-    Returns `NO_FINGERPRINT` if more than half of the amplitudes are below a quarter of a grey level
-    (a clear sky, a dark or an empty image). `find` never matches such images; use `nearest`.
+    Changes of brightness and contrast do not change the bits. Changes of size and compression
+    change a few bits, and crops change more bits.
+
+    If more than half of the amplitudes are below a quarter of a grey level, the result is
+    `NO_FINGERPRINT`. Examples are a clear sky, or a dark or empty image. `find` never matches these
+    images, but `nearest` does.
     """
     grey = cv2.resize(
         cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), (32, 32), interpolation=cv2.INTER_AREA
     )
-    # Amplitudes in grey levels.
+    # The division by 16 converts the amplitudes to grey levels.
     waves = cv2.dct(grey.astype(np.float32))[_VERTICAL, _HORIZONTAL] / 16
     if np.count_nonzero(np.abs(waves) < _FLAT) > 32:
         return NO_FINGERPRINT
@@ -57,9 +61,10 @@ def fingerprint(pixels: np.ndarray) -> np.uint64:
 
 
 def fingerprint_of(image: bytes | np.ndarray) -> np.uint64:
-    """Returns the `fingerprint` of an image, encoded or uint8.
+    """Returns the `fingerprint` of an image.
 
-    An encoded image is decoded at the lowest sufficient resolution.
+    Args:
+      image: pixels (uint8), or an encoded image, which is decoded at a reduced resolution.
 
     Raises:
       Unreadable: the bytes are not an image.
@@ -70,7 +75,7 @@ def fingerprint_of(image: bytes | np.ndarray) -> np.uint64:
 def small_pixels(image: bytes | np.ndarray) -> np.ndarray:
     """Decodes an image to uint8 RGB at a reduced size, with at least 64 pixels per side.
 
-    This is twice the size for the hash; more detail has no benefit.
+    The fingerprint needs 32 pixels per side, so a larger size would have no benefit.
 
     Raises:
       Unreadable: the bytes are not an image.
@@ -80,27 +85,32 @@ def small_pixels(image: bytes | np.ndarray) -> np.ndarray:
 
 
 def mirrored(fingerprints: np.ndarray) -> np.ndarray:
-    """Returns the fingerprints of mirrored images, uint64 `[...]`; odd frequencies change sign."""
+    """Returns the fingerprints of the mirror images, uint64 `[...]`.
+
+    In a mirror image, the odd horizontal frequencies have the opposite sign.
+    """
     return np.where(fingerprints == NO_FINGERPRINT, fingerprints, fingerprints ^ _ODD)
 
 
 def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANCE) -> np.ndarray:
-    """Returns the index of each candidate's nearest reference, int64 `[n]`; -1 if none is near.
+    """Returns the index of each candidate's nearest reference, int64 `[n]`.
 
-    The search is exact, with memory O(n + m).
+    If no reference is within `distance`, the index is -1. The search is exact, and needs memory of
+    O(n + m).
 
-    A test with 633 tiles of 35 photographs and a distance of 8 bits: not found are 0.7 % of
-    re-encoded tiles (JPEG 30 to 95), 0.5 % of resized ones (0.25x to 2x), 1.5 % with another
-    brightness or contrast, and 2 % and 8 % of tiles cropped by 1.25 % and 2 % per side. Of 381,512
-    pairs of tiles from different photographs, with mirror images, 1 is found (both are blurred).
+    It was tested with 633 tiles of 35 photographs and a distance of 8 bits. These shares of edited
+    tiles are not found: 0.7 % of re-encoded tiles (JPEG 30 to 95), 0.5 % of resized tiles (0.25x to
+    2x), 1.5 % of tiles with another brightness or contrast, 2 % of tiles cropped by 1.25 % per
+    side, and 8 % of tiles cropped by 2 % per side. Of 381,512 pairs of tiles from different
+    photographs, including mirror images, 1 pair is found by mistake (both tiles are blurred).
 
     Args:
       candidates: fingerprints, uint64 `[n]`.
-      references: fingerprints, uint64 `[m]`; of equally near ones, the first is returned.
+      references: fingerprints, uint64 `[m]`. In a tie, the first reference is returned.
       distance: maximum number of different bits.
     """
     first = np.sort(np.unique(references, return_index=True)[1])
-    # The nearest reference so far, as distance << 32 | position in `first`.
+    # The nearest reference so far, encoded as (distance << 32) | position in `first`.
     none = (distance + 1) << 32
     best = np.full(len(candidates), none)
     for rows, columns, bits in near_pairs(candidates, references[first], distance):
@@ -114,18 +124,21 @@ def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANC
 def near_pairs(
     candidates: np.ndarray, references: np.ndarray, distance: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields near pairs in batches: indices of candidates, indices of references, and distances.
+    """Yields pairs of similar fingerprints in batches.
 
-    A pair may be yielded up to four times; `NO_FINGERPRINT` has no pairs. If two fingerprints
-    differ in few bits, at least one of their four 16-bit parts differs in at most a quarter of
-    them. Only references with such a part are compared (Norouzi et al., Fast Exact Search in
-    Hamming Space with Multi-Index Hashing, 2014).
+    A batch contains indices of candidates, indices of references, and distances in bits. A pair may
+    be yielded up to four times. `NO_FINGERPRINT` has no pairs.
+
+    The search uses the four 16-bit parts of a fingerprint. If two fingerprints differ in n bits, at
+    least one of their parts differs in at most n / 4 bits. Only fingerprints with such a part are
+    compared (Norouzi et al., Fast Exact Search in Hamming Space with Multi-Index Hashing, 2014).
     """
     named = np.flatnonzero(references != NO_FINGERPRINT)
     known = references[named]
     hashed = np.flatnonzero(candidates != NO_FINGERPRINT)
     for part in range(4):
-        radius = (distance + 1 + part) // 4 - 1  # The sum of radius + 1 over parts: distance + 1.
+        # The sum of (radius + 1) over the four parts is distance + 1.
+        radius = (distance + 1 + part) // 4 - 1
         if radius < 0:
             continue
         by_part, starts = _buckets(known, part)
@@ -149,18 +162,23 @@ def near_pairs(
 
 
 def _buckets(fingerprints: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorts indices by one of the four 16-bit parts; also returns the start of each value."""
+    """Sorts fingerprints by one of their four 16-bit parts.
+
+    Returns:
+      The sorted indices, and for each value of the part the position of its first index.
+    """
     values = (fingerprints >> np.uint64(16 * part)).astype(np.uint16)
     starts = np.concatenate([[0], np.bincount(values, minlength=1 << 16).cumsum()])
     return np.argsort(values, kind="stable"), starts
 
 
 def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -> np.ndarray:
-    """Returns the index of each candidate's most similar reference, int64 `[n]`, or -1.
+    """Returns the index of each candidate's most similar reference, int64 `[n]`.
 
-    Cosines are computed in float32, with an error of about 1e-6. So equal embeddings may be below a
-    `similarity` of 1, and any of several almost equally similar references may be returned.
-    Embeddings of zeros or with NaN are never similar.
+    If no reference is similar enough, the index is -1. Cosine similarities are computed in float32,
+    with an error of about 1e-6. With `similarity` = 1, equal embeddings may therefore not be found.
+    If several references are almost equally similar, any of them may be returned. Embeddings of
+    zeros or with NaN are never similar.
 
     Args:
       candidates: embeddings, float32 `[n, dim]`.
@@ -182,9 +200,9 @@ def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -
 
 
 def directions(embeddings: np.ndarray) -> np.ndarray:
-    """Normalizes embeddings `[n, dim]` to length one.
+    """Scales embeddings `[n, dim]` to length 1.
 
-    Embeddings without a direction (zeros, infinite, NaN) become zero.
+    Embeddings of zeros, or with infinite values or NaN, are replaced by zeros.
     """
     length = np.linalg.norm(embeddings, axis=1, keepdims=True)
     usable = np.isfinite(length) & (length > 0)
@@ -197,10 +215,10 @@ def _blocks(total: int, size: int) -> list[slice]:
 
 
 class Removed(NamedTuple):
-    """A removed training example, and the reference of which it is a near-duplicate.
+    """A removed training example, and the reference image that it resembles.
 
-    `value` is the distance in bits or the cosine similarity. `images` are both encoded images, if
-    they are to be shown in the report; a report with 200 pairs has about 3 MB.
+    `value` is the distance in bits or the cosine similarity. `images` contains both encoded images
+    if the report shows them. A report that shows 200 pairs has about 3 MB.
     """
 
     example: str
@@ -212,17 +230,20 @@ class Removed(NamedTuple):
 def write_report(
     folder: Path, rows: Sequence[Removed], *, measure: str, examples: int, references: int
 ) -> Path:
-    """Writes `removed.csv` (all rows) and `removed.html` (rows with images); returns the latter.
+    """Writes `removed.csv` with all rows, and the page `removed.html` with rows that have images.
 
-    Both start with the nearest pairs. The HTML page is self-contained, and shows the number of
-    removed images by value.
+    Both start with the nearest pairs. The page needs no other files. It also shows the number of
+    removed images for each distance or similarity.
 
     Args:
       folder: an existing folder.
       rows: the removed examples.
-      measure: `distance` or `similarity`, the meaning of the rows' values.
+      measure: meaning of the rows' values, `distance` or `similarity`.
       examples: number of training examples.
       references: number of reference images.
+
+    Returns:
+      The path of the page.
     """
     sign = {"distance": 1, "similarity": -1}[measure]
     rows = sorted(rows, key=lambda row: (sign * row.value, row.example, row.reference))
@@ -248,22 +269,26 @@ def write_report(
 
 
 class Thumbnail(NamedTuple):
-    """The data URL of an image; small images are shown with visible pixels, others smoothed."""
+    """The data URL of an image, and how it is drawn.
+
+    Small images are drawn with sharp pixels, and all others are smoothed.
+    """
 
     source: str
     small: bool
 
 
 def _pair(row: Removed) -> list[tuple[str, str, Thumbnail | None]]:
-    """Returns the kind, name and thumbnail of a training image and its reference."""
+    """Returns (kind, name, thumbnail) for a removed training image and for its reference."""
     example, reference = map(thumbnail, row.images)
     return [("training", row.example, example), ("reference", row.reference, reference)]
 
 
 def thumbnail(image: bytes | np.ndarray, side: int = 240) -> Thumbnail | None:
-    """Returns the thumbnail of an encoded image or an array; None if it is unreadable.
+    """Returns the thumbnail of an image; None if the image is unreadable.
 
     Args:
+      image: an encoded image, or pixels.
       side: maximum side of the thumbnail, in pixels.
     """
     try:

@@ -24,8 +24,8 @@ from vit_jax.small_files import read_small
 from vit_jax.spreadsheet import file_cell, write_csv
 
 PAGE, TABLE = "duplicates.html", "duplicates.csv"
-SHOWN = 60  # Groups of each kind on the page.
-SIDE_BY_SIDE = 8  # Images of each group on the page.
+SHOWN = 60  # Maximum number of groups of each kind on the page.
+SIDE_BY_SIDE = 8  # Maximum number of images of a group on the page.
 # Kinds of groups, the most serious first, with their headings.
 KINDS = {
     "in several splits": "In several splits: accuracy on the test images is too high",
@@ -35,7 +35,7 @@ KINDS = {
 
 
 class Place(NamedTuple):
-    """The split and the class of an image according to its path; empty if it contains none."""
+    """The split and the class of an image, according to its path; empty: unknown."""
 
     split: str
     label: str
@@ -45,10 +45,10 @@ class Group(NamedTuple):
     """A group of near-duplicates.
 
     Attributes:
-      kind: a key of `KINDS`.
-      images: indices in the source.
+      kind: a key of `KINDS`, such as near-duplicates in two splits.
+      images: indices of the images in the source.
       similar_to: for each image, the index of the most similar other image.
-      similarity: for each image, its similarity to that image.
+      similarity: for each image, the similarity to the image in `similar_to`.
     """
 
     kind: str
@@ -76,14 +76,14 @@ class Duplicates(NamedTuple):
 def find_duplicates(
     folders: Sequence[str], similarity: float, log: Callable[[str], None]
 ) -> Duplicates:
-    """Finds the near-duplicates among all images below folders.
+    """Finds the near-duplicates among all images in folders.
 
     Args:
-      folders: a single folder (names of subfolders define splits), or several folders, each a
-        split. A CSV that lists files may replace a folder; its splits are defined by the column
-        `split` or by file names such as train.csv.
+      folders: a single folder, in which names of inner folders such as `train` define splits; or
+        several folders, which are splits. A CSV that lists files may take the place of a folder.
+        Its column `split`, or file names such as train.csv, define splits.
       similarity: minimum similarity of near-duplicates, as in `find_pairs`.
-      log: callback for lines about progress and skipped files.
+      log: callback for messages about progress and skipped files.
 
     Raises:
       UserError: a folder or CSV does not exist, is a prepared data set, or has no images.
@@ -109,7 +109,11 @@ def find_duplicates(
 
 
 def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
-    """Returns the images below folders, with their splits and classes; see `find_duplicates`."""
+    """Lists the images in folders or CSVs, with their splits and classes.
+
+    Args:
+      folders: as in `find_duplicates`.
+    """
     images, places, left_out = [], [], Counter()
     for folder in folders:
         is_list = os.path.isfile(folder) or split_files(folder)
@@ -122,13 +126,16 @@ def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
 
 
 def _below(folder: str, place: Place) -> Place:
-    """Prefixes the split of a place with a folder, unless `folder` is empty."""
+    """Writes the name of a folder before the split of a place. An empty `folder` changes nothing.
+
+    If there are several folders, a split is named by folder and split.
+    """
     split, label = place
     return Place("/".join(part for part in (folder, split) if part), label)
 
 
 def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Returns, by image, the most similar other image and the similarity.
+    """Returns the most similar other image and the similarity, by the index of the image.
 
     Args:
       pairs: pairs from `find_pairs`, in descending order of similarity.
@@ -141,7 +148,7 @@ def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
 
 
 def _check(path: str) -> None:
-    """Raises UserError if a path is neither a folder of image files nor a CSV that lists them."""
+    """Raises UserError if a path is neither a folder of images nor a CSV that lists images."""
     if prepared := _prepared(path):
         raise UserError(f"{path} is a prepared data set: give {prepared}")
     if not os.path.isdir(path) and not (path.lower().endswith(".csv") and os.path.isfile(path)):
@@ -152,11 +159,14 @@ def _check(path: str) -> None:
 
 
 def _prepared(path: str) -> str:
-    """For a prepared TFDS data set, returns a hint which images to search instead; else ""."""
+    """Returns a phrase that names the images to search in place of a prepared TFDS data set.
+
+    If the path is not a prepared data set, the result is "".
+    """
     images = "a folder or a CSV of image files, such as it was prepared from"
     if path.startswith("tfds:") and not os.path.exists(path):
         return images
-    # The path may be the folder of a version or a data set, or --out of prepare.
+    # The path may be the folder of a version, of a data set, or the folder `--out` of `prepare`.
     levels = "", "*", os.path.join("*", "*")
     infos = (
         info
@@ -179,12 +189,12 @@ def _in_folder(folder: str) -> tuple[ImageFiles, list[Place]]:
 
 
 def _listed(path: str) -> tuple[ImageFiles, list[Place]]:
-    """Returns the images listed in CSVs, with their splits and classes, split by split."""
+    """Lists the images in CSVs, with their splits and classes, one split after another."""
     images, places, left_out = [], [], Counter()
     for split in split_files(path):
         try:
             listed = open_csv(split, SourceOptions(path))
-        except UserError:  # Labels are optional.
+        except UserError:  # The CSV has no labels, which are optional.
             listed = open_csv(split, SourceOptions(path, label_key=None, labels=False))
         for index, file in enumerate(listed.files):
             images.append((os.path.join(listed.root, file), None))
@@ -195,10 +205,11 @@ def _listed(path: str) -> tuple[ImageFiles, list[Place]]:
 
 
 def place_of(path: str, folder: str) -> Place:
-    """Returns the split and class of an image according to its folders.
+    """Returns the split and the class of an image, according to the folders in its path.
 
     Args:
-      path: path of the image, below `folder`.
+      path: path of the image in `folder` or in its inner folders.
+      folder: the searched folder.
     """
     inside = os.path.relpath(path, folder).split(os.sep)[:-1]
     split = split_name(inside[0]) if inside else None
@@ -207,7 +218,10 @@ def place_of(path: str, folder: str) -> Place:
 
 
 def _kind(places: Sequence[Place]) -> str:
-    """Returns the most serious kind that applies to near-duplicates with these places."""
+    """Returns the kind of a group of near-duplicates, given the splits and classes of its images.
+
+    If several kinds apply, it is the most serious kind.
+    """
     splits, classes, within = KINDS
     if len({place.split for place in places}) > 1:
         return splits
@@ -215,7 +229,15 @@ def _kind(places: Sequence[Place]) -> str:
 
 
 def write_duplicates(found: Duplicates, out: Path, similarity: float) -> None:
-    """Writes `duplicates.csv` (a row per image and group) and `duplicates.html` into a folder."""
+    """Writes `duplicates.csv` and `duplicates.html` into a folder.
+
+    The CSV has a row for each image of each group.
+
+    Args:
+      found: result of `find_duplicates`.
+      out: the folder.
+      similarity: minimum similarity of near-duplicates.
+    """
     source, places = found.source, found.places
     rows = (
         (number, kind, *places[image], _cell(source, image), _cell(source, other), round(value, 4))
@@ -243,7 +265,7 @@ def _cell(source: Source, image: int) -> str:
 
 
 def _group(group: Group, found: Duplicates) -> tuple[list[Figure], str]:
-    """Returns the first figures of a group, and a note about the others."""
+    """Returns figures of a group's first images, and a note about the number of other images."""
     figures = [
         figure(found.source, image, ", ".join(filter(None, (*found.places[image], f"{value:.3f}"))))
         for image, value in zip(group.images, group.similarity, strict=True)

@@ -1,8 +1,9 @@
-"""Index of a data set's examples and their order, in a folder of working files.
+"""Index of a data set's examples and their order, in a folder for intermediate results.
 
-The folder contains all finished results, so that a repeated call resumes. A task depends only on
-its arguments, and its last action renames the result file into place. So tasks can run in any
-process, and may run twice.
+Preparation is divided into tasks. The result of a task is a file in the folder. If a preparation is
+interrupted, the next call only runs tasks whose files do not exist. A task only depends on its
+arguments. It writes a temporary file and finally renames it. Tasks can therefore run in any
+process, and a task may even run twice.
 """
 
 import contextlib
@@ -25,11 +26,11 @@ from vit_jax.data.sources.folder_rules import in_words
 from vit_jax.errors import UserError, as_text
 from vit_jax.preparation import captions, readers
 
-CHUNK = 1024  # Images per task, for tasks that read images.
+CHUNK = 1024  # Number of images in a task that reads images.
 
 
 class WorkItem(NamedTuple):
-    """A call `function(*arguments)`; it is done once the file `result` exists."""
+    """A task: a call `function(*arguments)`. It is finished when the file `result` exists."""
 
     function: Callable[..., None]
     arguments: tuple
@@ -38,7 +39,10 @@ class WorkItem(NamedTuple):
 
 
 class Run(Protocol):
-    """Runs tasks in any order and in any process; `what` and `unit` are used only in messages."""
+    """Function that runs tasks, in any order and in any process.
+
+    `what`, the name of the tasks, and `unit`, the unit of their weights, are only used in messages.
+    """
 
     def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None: ...
 
@@ -46,10 +50,19 @@ class Run(Protocol):
 def in_chunks(
     function: Callable[..., None], what: tuple, size: int, name: str, folder: Path, run: Run
 ) -> list[Path]:
-    """Runs a function on parts of `range(size)`; returns its result files.
+    """Runs a function on consecutive parts of `range(size)`, each as a task.
 
     Args:
-      function: called with `(*what, start, stop, file)`.
+      function: function that is called with `(*what, start, stop, file)`. It writes its result for
+        `range(start, stop)` to `file`.
+      what: first arguments of the function.
+      size: number of images.
+      name: name of the tasks, also part of the file names.
+      folder: folder of the result files.
+      run: function that runs tasks.
+
+    Returns:
+      The result files, in the order of the parts.
     """
     tasks = []
     for start in range(0, size, CHUNK):
@@ -63,10 +76,14 @@ def in_chunks(
 def each_file(
     function: Callable[[int, Path], None], files: list[Path], name: str, folder: Path, run: Run
 ) -> list[Path]:
-    """Runs `function(number, new file)` for each of `files`; returns the new files.
+    """Runs `function(number, new file)` for each file number 0, 1, ...; returns the new files.
 
     Args:
+      function: function that computes a new file from file `number` of `files`.
       files: files from `in_chunks`.
+      name: name of the tasks, also part of the file names.
+      folder: folder of the new files.
+      run: function that runs tasks.
     """
     results = [part_file(number, name, folder) for number in range(len(files))]
     tasks = [
@@ -77,13 +94,16 @@ def each_file(
 
 
 def part_file(number: int, name: str, folder: Path) -> Path:
-    """Returns the path of a result file of `each_file`."""
+    """Returns the path of new file `number` of `each_file`."""
     return folder / f"{name.replace(' ', '-')}-{number:06d}.npy"
 
 
 @contextlib.contextmanager
 def locked(work: Path) -> Iterator[None]:
-    """Locks a folder against other processes, until exit or until the process is killed."""
+    """Locks a folder against other processes while the context is open.
+
+    If the process is killed, the lock is released.
+    """
     import fcntl
 
     work.mkdir(parents=True, exist_ok=True)
@@ -92,16 +112,16 @@ def locked(work: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(f"{work.parent} is being prepared by another process") from error
-        for leftover in work.rglob("*.tmp"):  # Files of killed processes.
+        for leftover in work.rglob("*.tmp"):  # Temporary files of killed processes.
             leftover.unlink(missing_ok=True)
         yield
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path, and renames it to `path` on success."""
+    """Context that yields a temporary path. If no error occurs, the file is renamed to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Two machines may run the same task with the same process ID.
+    # The name is random, because two machines may run the same task with the same process ID.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
@@ -123,14 +143,14 @@ def save(path: Path, array: np.ndarray) -> None:
         file.write(array.view(np.uint8))
 
 
-# Index: every example's location, label, name and key.
+# The index contains the location, labels, name and sort key of every example.
 
 
 class Index(NamedTuple):
-    """All examples, memory-mapped from files, so that processes share memory."""
+    """All examples of a data set. Arrays are memory-mapped, so processes share the memory."""
 
     kind: str
-    paths: list[str]  # A file or folder for each unit.
+    paths: list[str]  # The file or folder of each unit (`readers.Unit`).
     multiple: bool
     left_out: dict[str, int]  # Number of skipped files, by reason.
     entries: np.ndarray
@@ -143,19 +163,19 @@ class Index(NamedTuple):
         return os.fsdecode(self.names[start : start + size].tobytes())
 
     def captions(self, entry: np.void) -> list[str]:
-        """Returns the captions of an example; empty if captions are ignored."""
+        """Returns the captions of an example; empty: captions are ignored."""
         return captions.decoded(self.stored_captions(entry))
 
     def stored_captions(self, entry: np.void) -> bytes:
-        """Returns the encoded captions of an example, as stored in the index."""
+        """Returns the captions of an example as the encoded bytes in the index."""
         start = int(entry["name"]) + int(entry["name_size"])
         return self.names[start : start + int(entry["captions"])].tobytes()
 
     def describe(self, entry: np.void) -> str:
-        """Returns the location of an example, for messages: its file, or its name in a file."""
+        """Returns the location of an example for messages: its file, or file and name in it."""
         path = self.paths[entry["unit"]]
         name = self.name(entry)
-        if self.kind == "parquet":  # The path is a working file.
+        if self.kind == "parquet":  # The path would be that of a temporary copy.
             return as_text(name)
         return as_text(
             str(Path(path).parent / name) if self.kind in readers.OF_FILES else f"{path}: {name}"
@@ -175,12 +195,12 @@ def build_index(
       source: the data set.
       seed: random seed of the order.
       work: folder of the index.
-      run: runs the tasks.
-      skip_uncaptioned: skip images without a caption; otherwise they are an error.
+      run: function that runs tasks.
+      skip_uncaptioned: True: skip images without a caption. False: raise an error for them.
 
     Raises:
       UserError: the data set has no images, a label is not one of its classes, or images of a data
-        set with captions have none.
+        set with captions have no caption.
     """
     if not (work / "index.json").exists():
         (work / "spool").mkdir(exist_ok=True)
@@ -223,7 +243,7 @@ def build_index(
 
 
 def _remove_uncaptioned(source: readers.RawDataSet, work: Path) -> Counter[str]:
-    """Removes examples without a caption from the index of a data set with captions.
+    """Removes examples without a caption from the index, if the data set has captions.
 
     Returns:
       Number of removed examples, by reason.
@@ -237,7 +257,7 @@ def _remove_uncaptioned(source: readers.RawDataSet, work: Path) -> Counter[str]:
 
 
 def _check_captioned(source: readers.RawDataSet, index: Index) -> None:
-    """Raises UserError if an example of a data set with captions has none."""
+    """Raises UserError if a data set has captions, but an example has no caption."""
     missing = np.flatnonzero(index.entries["captions"] == 0)
     if source.caption_key is not None and len(missing):
         first = [index.describe(index.entries[position]) for position in missing[:3]]
@@ -251,12 +271,17 @@ def _scan(source: readers.RawDataSet, number: int, seed: int, spool: Path, resul
 
 
 def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Counter[str]]:
-    """Concatenates the units' parts; returns `multiple` and `left_out` for all of them.
+    """Concatenates the indices of all units, and writes the index of the data set.
 
-    One-hot labels are converted to class indices, multi-hot labels to lists of class indices.
+    One-hot labels are converted to class indices, and multi-hot labels to lists of class indices.
 
     Args:
-      classes: number of classes; None if unknown.
+      parts: files with the indices of the units.
+      work: folder of the index.
+      classes: number of classes; None: unknown.
+
+    Returns:
+      `multiple` (True if labels are lists) and `left_out` (number of skipped files by reason).
 
     Raises:
       UserError: labels are neither class indices nor rows of zeros and ones.
@@ -290,10 +315,10 @@ def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Co
 def _index_lists(
     entries: np.ndarray, labels: np.ndarray, classes: int | None
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Converts rows of zeros and ones to class indices.
+    """Converts labels that are rows of zeros and ones (one-hot, multi-hot) to class indices.
 
     Returns:
-      Entries, labels, and True if labels are lists of class indices.
+      The index rows, the labels of all examples, and True if labels are lists of class indices.
     """
     counts = entries["labels"].astype(np.int64)
     unlabelled = np.zeros(len(entries), bool)
@@ -311,7 +336,7 @@ def _index_lists(
 
 @dataclasses.dataclass(frozen=True)
 class Indexed(Source):
-    """Some images of an index, given by position, without labels."""
+    """Images of an index at the given positions, without labels."""
 
     index: Index
     positions: np.ndarray
@@ -333,7 +358,7 @@ def training_images(source: readers.RawDataSet, index: Index, work: Path) -> Ind
     """Returns the images of the training split.
 
     Raises:
-      UserError: there is no training split.
+      UserError: the data set has no training split.
     """
     file = work / "train.npy"
     if not file.exists():
@@ -345,7 +370,7 @@ def training_images(source: readers.RawDataSet, index: Index, work: Path) -> Ind
 
 
 def load_index(work: Path) -> Index:
-    """Loads the index written by `build_index`, memory-mapped."""
+    """Loads the index that `build_index` has written. Arrays are memory-mapped."""
     described = json.loads((work / "index.json").read_text())
     return Index(
         **described,
@@ -354,7 +379,7 @@ def load_index(work: Path) -> Index:
 
 
 def mapped(path: Path) -> np.ndarray:
-    """Loads a saved array, memory-mapped."""
+    """Loads a saved array as a memory map."""
     try:
         return np.load(path, mmap_mode="r")
     except ValueError:  # An empty array cannot be mapped.
@@ -362,14 +387,14 @@ def mapped(path: Path) -> np.ndarray:
 
 
 def class_names(source: readers.RawDataSet, index: Index) -> list[str]:
-    """Returns the class names; indices if the data set has none."""
+    """Returns the class names. If the data set has no names, the indices are the names."""
     if source.class_names is not None:
         return source.class_names
     return [str(number) for number in range(int(index.labels.max(initial=0)) + 1)]
 
 
 def description(source: readers.RawDataSet, index: Index) -> list[str]:
-    """Returns lines about the data set: classes, images per split, and skipped files by reason."""
+    """Returns lines that describe a data set: classes, images per split, and skipped files."""
     lines = []
     if source.class_names is not None or (index.labels >= 0).any():
         names = class_names(source, index)
@@ -385,13 +410,20 @@ def description(source: readers.RawDataSet, index: Index) -> list[str]:
     return lines
 
 
-# Order: a random permutation of each split, so that each prefix is a random sample.
+# The order is a random permutation of each split. The first n examples are thus a random sample.
 
 
 def order_splits(
     source: readers.RawDataSet, index: Index, removed: np.ndarray, limit: int | None, work: Path
 ) -> list[str]:
-    """Writes the order of each split, as positions in the index, without removed examples.
+    """Writes the order of each split: positions in the index, without removed examples.
+
+    Args:
+      source: the data set.
+      index: the index.
+      removed: positions of the examples to remove.
+      limit: maximum number of examples of a split; None: no limit.
+      work: folder of the index.
 
     Returns:
       The names of the splits.
@@ -404,7 +436,8 @@ def order_splits(
     written = []
     for i, split in enumerate(splits):
         chosen = np.flatnonzero(number == i).astype(np.uint32)
-        # TFDS data sets are already shuffled, and papers use slices of this order.
+        # TFDS data sets keep their order. They are already shuffled, and papers use slices of this
+        # order.
         if source.kind != "tfds":
             chosen = chosen[np.argsort(index.entries["key"][chosen], kind="stable")]
         if len(chosen):
@@ -413,7 +446,7 @@ def order_splits(
     return written
 
 
-# Few-shot splits: the first readable images of each class.
+# Few-shot splits contain the first readable images of each class.
 
 
 def choose_shots(
@@ -421,7 +454,7 @@ def choose_shots(
 ) -> list[str]:
     """Writes the orders of the splits `train_<k>shot`; returns the names of these splits.
 
-    Splits with more shots contain those with fewer.
+    A split with k shots contains the images of all splits with fewer shots.
     """
     if index.multiple or not len(index.labels):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Disk cache of image embeddings, in parts, so that each image is embedded once per model."""
+"""Disk cache of image embeddings. A model computes the embedding of each image only once."""
 
 import hashlib
 from collections.abc import Callable
@@ -13,26 +13,30 @@ from vit_jax.preparation.index import Run, in_chunks, save
 
 
 class Embedder(NamedTuple):
-    """A model that computes embeddings for data set preparation."""
+    """A model that computes embeddings of images, for the preparation of a data set."""
 
-    key: str  # A hash of the model and its preprocessing.
+    key: str  # Hash of the model and its preprocessing.
     dim: int
-    # Returns indices of readable images, int64 `[n]`, and their embeddings, float32 `[n, dim]`.
+    # Function from images to the indices of readable images, int64 `[n]`, and their embeddings,
+    # float32 `[n, dim]`.
     embed: Callable[[Source], tuple[np.ndarray, np.ndarray]]
 
 
 class Embeddings(NamedTuple):
-    """A model's embeddings of any source; each source has its own folder below `folder`."""
+    """Cached embeddings of one model for any sources. Each source has its own inner folder."""
 
     embedder: Embedder
     folder: Path
-    run: Run  # Runs tasks in this process.
+    run: Run  # Function that runs tasks in this process.
 
     def of(self, source: Source, key: str, what: str) -> list[Path]:
-        """Returns the files with a source's embeddings (`read_embeddings`); computes missing ones.
+        """Returns the files with a source's embeddings, for `read_embeddings`.
+
+        Missing files are computed first.
 
         Args:
-          key: identifies the source's content; it must change with the content.
+          source: the images.
+          key: identifier of the source's content. It must be different if the content is different.
           what: name of the source, for messages.
         """
         digest = hashlib.blake2b(f"{self.embedder.key} {key}".encode(), digest_size=8).hexdigest()
@@ -52,10 +56,13 @@ class Embeddings(NamedTuple):
 
 
 def read_embeddings(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Reads indices of images in the source, uint32 `[n]`, and embeddings, float32 `[n, dim]`.
+    """Reads a file of embeddings.
 
-    Embeddings are normalized. Images are missing if they are unreadable, or if their embedding is
-    zero or not finite.
+    Unreadable images, and images whose embedding is zero or not finite, are missing in the file.
+
+    Returns:
+      Indices of the images in the source, uint32 `[n]`, and embeddings of length 1, float32
+      `[n, dim]`.
     """
     rows = np.load(file)
     return rows["index"].copy(), rows["vector"].copy()

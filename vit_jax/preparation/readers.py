@@ -1,9 +1,9 @@
 """Readers for all kinds of data sets that `vit_jax.prepare` supports.
 
-`find` recognizes a data set and lists its units (files, class folders, tars inside a tar). `scan`
-lists the examples of a unit without decoding images. `read` reads an example by file, offset and
-size. An index row is 48 bytes plus a name and captions: 14 million images without captions need
-1 GB.
+A data set consists of units: files, class folders, or tars inside a tar. `find` recognizes a data
+set and lists its units. `scan` lists the examples of a unit without decoding images. `read` reads
+an example by file, offset and size. An example takes 48 bytes in the index, plus its name and
+captions. 14 million images without captions take 1 GB.
 """
 
 import contextlib
@@ -52,26 +52,26 @@ ENTRY = np.dtype(
         ("unit", "u4"),
         ("offset", "u8"),
         ("size", "u4"),
-        ("first_label", "u8"),  # Index into the labels of all examples.
+        ("first_label", "u8"),  # Position of the first label in the array of all labels.
         ("labels", "u2"),  # Number of labels.
-        ("name", "u8"),  # Offset into the names of all examples, as bytes.
+        ("name", "u8"),  # Position of the name in the bytes of all names.
         ("name_size", "u2"),
-        ("captions", "u4"),  # Size of the captions in bytes; they follow the name.
-        ("key", "u8"),  # Sort key for the order: hash of the seed and the example's name.
+        ("captions", "u4"),  # Size of the captions in bytes. They are stored after the name.
+        ("key", "u8"),  # Sort key of the order: a hash of the seed and the example's name.
     ]
 )
 WITH_CAPTIONS = ("csv", "webdataset", "parquet", "tfds")
-OF_FILES = ("folder", "csv")  # Kinds with one file per example, relative to the unit's folder.
-MOST_CLASSES = 2**22  # Limit for class indices, because all class names are written.
+OF_FILES = ("folder", "csv")  # Kinds of data sets in which each example is a file.
+MOST_CLASSES = 2**22  # Limit for class indices. It is needed because all class names are written.
 MOST_NOTE = 2**20  # Maximum size of a WebDataset label, in bytes.
 MOST_LABELS = 2**16 - 1  # Maximum number of labels of an image.
 # Images are already compressed, so a Parquet file with much more content than its own size is
 # damaged or malicious.
 MOST_EXPANSION, MIN_BYTES, ROW_BYTES = 1000, 2**28, 2**10
 PARQUET_ROWS = 16  # Maximum number of rows in memory.
-LOOKED_AT = 100  # Number of samples in a tar that are searched for captions.
-NOTES = (".cls", ".json")  # Suffixes of WebDataset's labels.
-LABEL_KEYS = ("label", "labels", "cls")  # JSON keys of labels.
+LOOKED_AT = 100  # Number of samples at the start of a tar that are searched for captions.
+NOTES = (".cls", ".json")  # Suffixes of files with labels in WebDataset tars.
+LABEL_KEYS = ("label", "labels", "cls")  # Usual keys of labels in JSON files.
 FURTHER = "further images of a sample"
 WITHOUT_IMAGE = "samples without an image"
 BESIDE_SPLITS = "images in folders next to the splits"
@@ -82,34 +82,36 @@ _SYNSET = re.compile(r"n\d{8}")
 
 
 class Unit(NamedTuple):
-    """A part of a data set that is scanned by one task: a file, a folder or a tar inside a tar."""
+    """A part of a data set that one task scans: a file, a folder, or a tar inside a tar."""
 
     split: str
     path: str
-    start: int = 0  # Start and end of the bytes in the file; 0 and 0: all.
-    end: int = 0
-    label: int = -1  # The label of all examples, if the unit is a class; else -1.
+    start: int = 0  # First byte of the unit in the file.
+    end: int = 0  # End of the unit in the file; 0: the unit is the whole file.
+    label: int = -1  # Label of all examples, if the unit is a class; else -1.
 
 
 @dataclasses.dataclass(frozen=True)
 class RawDataSet:
-    """A recognized data set, before preparation."""
+    """A data set whose kind and units were recognized, and which is not prepared yet."""
 
     kind: str
     root: Path
     units: list[Unit]
-    class_names: list[str] | None = None  # None: classes are indices.
+    class_names: list[str] | None = None  # None: classes only have indices.
     label_key: str | None = None
-    # The column, JSON key, "txt" or tf.Example feature with the captions; None: no captions.
+    # Where captions are stored: a column, a JSON key, "txt" (text files) or a tf.Example feature.
+    # None: no captions.
     caption_key: str | None = None
-    index_labels: bool = False  # Read labels from the examples of a TFDS data set.
-    # Number of files outside the units, by reason.
+    index_labels: bool = False  # True: labels are read from the examples of a TFDS data set.
+    # Number of skipped files that do not belong to a unit, by reason.
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
-    # By file: index of each of its classes in the data set, if they differ; -1: not a class.
+    # For files whose class indices differ from the data set's: the data set's index of each class
+    # of the file; -1: the data set does not have this class.
     numbers: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def fingerprint(self) -> str:
-        """Returns a hash that changes when a file is added, removed or changed."""
+        """Returns a hash of the files. It changes if a file is added, removed or changed."""
         digest = hashlib.blake2b(digest_size=8)
         try:
             times = {path: os.stat(path).st_mtime_ns for path in {unit.path for unit in self.units}}
@@ -128,12 +130,12 @@ class RawDataSet:
 
 
 class Keys(NamedTuple):
-    """Names of the label and captions of an example; None: search for the usual names.
+    """Where the label and the captions of an example are stored. None: the usual names are tried.
 
     Attributes:
       label: the Parquet column, JSON key or TFDS feature with the label.
-      caption: the column, JSON key, `txt` in a tar, or TFDS feature with the captions;
-        `NO_CAPTIONS`: ignore captions.
+      caption: the column, JSON key or TFDS feature with the captions; `txt`: text files in a tar;
+        `NO_CAPTIONS`: captions are ignored.
     """
 
     label: str | None = None
@@ -141,17 +143,17 @@ class Keys(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """The examples of a unit, or of all units."""
+    """Result of scanning: the examples of a unit, or of all units."""
 
     entries: np.ndarray
     labels: np.ndarray
     names: np.ndarray
-    multiple: bool  # True if the label of an example is a list.
+    multiple: bool  # True if labels are lists.
     left_out: dict[str, int]  # Number of skipped files, by reason.
 
 
 class _Rows:
-    """Collects a unit's examples."""
+    """Collects the examples of a unit during a scan."""
 
     def __init__(self, unit: int, seed: int):
         self._unit, self._secret = unit, seed.to_bytes(8, "little", signed=True)
@@ -214,8 +216,9 @@ def find(
 
     Args:
       source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` for a TFDS data set.
-      kind: one of `KINDS`; None: determine it from the files.
-      label_key, caption_key: see `Keys`.
+      kind: one of `KINDS`; None: it is recognized by the files.
+      label_key: as `Keys.label`.
+      caption_key: as `Keys.caption`.
 
     Raises:
       UserError: the data set does not exist, is empty, or its kind is unsupported.
@@ -243,7 +246,7 @@ def find(
 
 
 def _locate(source: str, kind: str | None) -> tuple[Path, str]:
-    """Returns the path of a data set and its kind; arguments as in `find`."""
+    """Returns the path and the kind of a data set; arguments as in `find`."""
     root = Path(source)
     if root.exists():
         return root, kind or _recognise(root)
@@ -255,7 +258,7 @@ def _locate(source: str, kind: str | None) -> tuple[Path, str]:
 
 
 def _recognise(root: Path) -> str:
-    """Returns the kind of a data set; raises UserError if it is unsupported or ambiguous."""
+    """Recognizes the kind of a data set; raises UserError if it is unsupported or ambiguous."""
     if root.is_file():
         return _recognise_file(root)
     if not root.is_dir():
@@ -292,7 +295,7 @@ def _recognise_file(file: Path) -> str:
 
 
 def _recognise_images(root: Path) -> str:
-    """Returns `folder` for a data set with class folders, `images` for images without labels."""
+    """Recognizes a folder: `folder` if it has class folders, `images` for images without labels."""
     inside = sorted(root.iterdir())
     _refuse_compressed(inside)
     folders = [child.name for child in inside if child.is_dir() and not is_ignored(child.name)]
@@ -322,7 +325,10 @@ def _refuse_compressed(files: list[Path]) -> None:
 
 
 def _files(root: Path, suffix: str) -> list[Path]:
-    """Returns the file itself, or the files in a folder and two levels below."""
+    """Returns the files with a suffix in a folder and in two levels of inner folders.
+
+    If `root` is a file, it is returned itself.
+    """
     if root.is_file():
         return [root]
     below = (file for depth in ("", "*/", "*/*/") for file in root.glob(f"{depth}*{suffix}"))
@@ -334,9 +340,9 @@ def _files(root: Path, suffix: str) -> list[Path]:
 
 
 def _split(file: Path, root: Path) -> str:
-    """Returns the split in the name of a file or its folder.
+    """Returns the split that is part of the name of a file or its folder.
 
-    Examples: `test-00000-of-00002`, `cars-val-3`, `test/3`.
+    Examples: `test-00000-of-00002` (test), `cars-val-3` (val), `test/3` (test).
     """
     if of := re.match(r"(\w+)-\d+-of-\d+", file.stem):
         return split_name(of[1]) or of[1]
@@ -351,13 +357,13 @@ def _relative(path: str, root: Path) -> str:
     return os.path.relpath(path, root if root.is_dir() else root.parent)
 
 
-# A folder for each class.
+# Data sets with a folder for each class.
 
 
 def _find_folder(root: Path, _: Keys) -> RawDataSet:
     """Finds `root/<split>/<class>/...` or `root/<class>/...`, as in `folder_rules.layout`.
 
-    The images of a split without class folders have no labels.
+    If a split has no class folders, its images have no labels.
     """
     found = layout(str(root), [_entry(folder) for folder in _folders(root)])
     splits = {"train": root}
@@ -401,11 +407,11 @@ def _class_units(
 
 
 def _count_left_out(folders_of_classes: Collection[Path], others: Collection[Path]) -> dict:
-    """Counts the files outside class folders, by the reason for skipping them.
+    """Counts the skipped files outside class folders, by the reason for skipping them.
 
     Args:
-      folders_of_classes: folders that each contain one folder per class.
-      others: folders next to the folders of the splits.
+      folders_of_classes: folders that contain a folder for each class.
+      others: other folders, in the same folder as those of the splits.
     """
     loose = [file.name for folder in folders_of_classes for file in _files_in(folder)]
     images, left_out = sort_out(loose)
@@ -437,20 +443,21 @@ def _scan_folder(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
     for name in sorted(os.path.join(os.path.basename(unit.path), image) for image in images):
         try:
             size = os.stat(os.path.join(above, name)).st_size
-        except OSError:  # A broken link; reading it will report an error.
+        except OSError:  # A broken link. An error will be reported when it is read.
             size = 0
         rows.add(0, size, (unit.label,), name, name)
 
 
 def _find_images(root: Path, _: Keys) -> RawDataSet:
-    """Finds images without labels, anywhere below a folder."""
+    """Finds images without labels in a folder and all its inner folders."""
     return RawDataSet("folder", root, [Unit("train", str(root))])
 
 
 def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
     """Returns the options for opening the CSV or CSVs at a path.
 
-    Labels are optional if there are captions. The header of the first CSV shows if it has captions.
+    The header of the first CSV determines whether there are captions. If there are, labels are
+    optional.
     """
     names, label = value_columns(next(iter(split_files(str(root)).values()))), keys.label
     captions = keys.caption
@@ -468,7 +475,7 @@ def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
 
 
 def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
-    """Opens the CSV or CSVs at a path, by split, all with the training split's classes."""
+    """Opens the CSV or CSVs at a path, by split. All have the classes of the training split."""
     splits = [*split_files(str(root))]
     options = _options_of_lists(root, keys)
     first = "train" if "train" in splits else splits[0]
@@ -483,7 +490,7 @@ def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
 def _find_lists(root: Path, keys: Keys) -> RawDataSet:
     """Finds CSVs with a file column and columns of labels, captions or both.
 
-    The format is the same as for the source `csv`: paths are relative to the CSV's folder.
+    The format is that of the source `csv`. Paths of images are relative to the CSV's folder.
     """
     files, opened = split_files(str(root)), _open_lists(root, keys)
     left_out = sum((Counter(split.left_out) for split in opened.values()), Counter())
@@ -510,11 +517,11 @@ def _scan_list(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
         rows.add(0, max(0, size), listed.labels_of(index) or none, name, name, captions)
 
 
-# Tars.
+# Data sets in tars.
 
 
 class _Header(tarfile.TarInfo):
-    """A tar header; rejects large extended headers, which would be read into memory."""
+    """A tar header. Large extended headers are rejected, since they would be read into memory."""
 
     @classmethod
     def frombuf(cls, buf, encoding, errors):
@@ -529,9 +536,10 @@ class _Header(tarfile.TarInfo):
 
 
 def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
-    """Yields the files of a tar, which starts at the position of `file`; offsets are into `file`.
+    """Yields the files of a tar that starts at the current position of `file`.
 
-    A truncated tar is an error, because the download must be repeated.
+    Offsets of the files are positions in `file`. A truncated tar raises an error, because the
+    download must be repeated.
     """
     try:
         tar = tarfile.TarFile(fileobj=file, tarinfo=_Header)
@@ -540,7 +548,7 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
     count = 0
     try:
         while (member := tar.next()) is not None:
-            tar.members.clear()  # `tarfile` would keep all members in memory.
+            tar.members.clear()  # Otherwise `tarfile` would keep all members in memory.
             if member.offset_data + member.size > end:
                 break
             if member.isreg():
@@ -551,7 +559,7 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
             if file.read(512) == bytes(512):  # A complete tar ends with a block of zeros.
                 return
     except Exception:
-        # Damaged headers may cause any error. Errors of the caller are not caught.
+        # Damaged headers may cause any error. Errors of the calling code are not caught here.
         pass
     raise UserError(
         f"{path} is truncated or damaged after {count} complete files; fetch it again, or remove it"
@@ -559,8 +567,11 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
 
 
 def _find_imagenet21k(root: Path, _: Keys) -> RawDataSet:
-    """Finds one tar per class, in a folder or inside a tar; classes depend on the edition."""
-    tars = []  # Split, path, start, end, synset.
+    """Finds ImageNet-21k: one tar per class, in a folder or inside a tar.
+
+    The classes depend on the edition of the data set.
+    """
+    tars = []  # Tuples (split, path, start, end, synset).
     for path in _files(root, ".tar"):
         size = path.stat().st_size
         if _SYNSET.fullmatch(path.stem):
@@ -598,7 +609,10 @@ def _scan_imagenet21k(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> N
 
 
 def _find_webdataset(root: Path, keys: Keys) -> RawDataSet:
-    """Finds tars with `key.jpg` and `key.cls`, `key.json` or `key.txt`, and `classnames.txt`."""
+    """Finds WebDataset tars, and class names in `classnames.txt`.
+
+    A tar contains `key.jpg` with `key.cls`, `key.json` or `key.txt` for each example.
+    """
     tars = _files(root, ".tar")
     units = [Unit(_split(tar, root), str(tar), 0, tar.stat().st_size) for tar in tars]
     listed = (root if root.is_dir() else root.parent) / "classnames.txt"
@@ -615,14 +629,14 @@ def _find_webdataset(root: Path, keys: Keys) -> RawDataSet:
 
 
 class _Sample(NamedTuple):
-    """Members of a tar that share a name up to the last dot."""
+    """Members of a tar whose names are equal up to the last dot, such as `1.jpg` and `1.cls`."""
 
     stem: str
-    parts: dict[str, tarfile.TarInfo]  # By suffix.
+    parts: dict[str, tarfile.TarInfo]  # Members by suffix.
 
     @property
     def images(self) -> list[tarfile.TarInfo]:
-        """Images in supported formats."""
+        """Members that are images in supported formats."""
         return [self.parts[suffix] for suffix in IMAGE_SUFFIXES if suffix in self.parts]
 
     def has_note(self, suffixes: Sequence[str]) -> bool:
@@ -633,7 +647,7 @@ class _Sample(NamedTuple):
 def _scan_webdataset(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
     tar = _relative(unit.path, source.root)
     notes = NOTES if source.caption_key is None else (*NOTES, ".txt")
-    # Images with captions need no label.
+    # Images with captions do not need a label.
     labelled = source.caption_key is None or source.label_key is not None
     with open(unit.path, "rb") as file:
         members = _without_system_files(_members(unit.path, file, unit.end), rows.left_out)
@@ -656,7 +670,7 @@ def _scan_webdataset(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> No
 def _without_system_files(
     members: Iterator[tarfile.TarInfo], left_out: Counter[str]
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the members except system files; counts the latter in `left_out`."""
+    """Yields the members of a tar. System files are skipped and counted in `left_out`."""
     for member in members:
         if reason := of_system(member.name):
             left_out[reason] += 1
@@ -665,15 +679,18 @@ def _without_system_files(
 
 
 def _key(member: tarfile.TarInfo) -> str:
-    """Returns the key of a member's sample: its name up to the first dot, as in WebDataset."""
+    """Returns the key of a member: its name up to the first dot, as in WebDataset."""
     folder, base = os.path.split(member.name)
     return os.path.join(folder, base.partition(".")[0])
 
 
 def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
-    """Groups adjacent members with the same key to samples.
+    """Groups members with the same key to samples.
 
-    A repeated suffix starts a new sample.
+    If a suffix occurs again, a new sample starts.
+
+    Args:
+      group: adjacent members with the same key.
     """
     samples, latest = [], {}
     for member in group:
@@ -689,12 +706,15 @@ def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
 def _described(
     samples: list[_Sample], notes: Sequence[str], left_out: Counter[str]
 ) -> Iterator[tuple[str, tarfile.TarInfo, dict[str, tarfile.TarInfo]]]:
-    """Yields the name, image and other parts of each example with the same key.
+    """Yields (name, image, members by suffix) for each example in samples with the same key.
 
-    A key has several examples if names have dots (`im.v2.000.jpg`), or if samples with the same key
-    are adjacent. An image and its label have the same name up to the last dot, or are the only
-    image and label of the key (`000.photo.jpg`, `000.cls`). An image without label and caption is
-    an example, unless it belongs to another sample.
+    A key may have several examples, if names contain dots (`im.v2.000.jpg`), or if samples with the
+    same key are adjacent.
+
+    An image belongs to a label in two cases: both have the same name up to the last dot, or they
+    are the only image and the only label of the key (`000.photo.jpg`, `000.cls`). An image without
+    label and caption is an example of its own, or a further image of another sample, which is
+    skipped.
 
     Args:
       samples: the samples with this key.
@@ -717,7 +737,12 @@ def _described(
 
 
 def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _Sample] | None:
-    """Returns the only sample with an image and the only one with notes, if they are different."""
+    """Returns a sample with an image, and a sample with its label or caption.
+
+    Returns:
+      None if several samples have images, or several have labels or captions, or if a single sample
+      has both.
+    """
     images = [sample for sample in samples if sample.images]
     noted = [sample for sample in samples if sample.has_note(notes)]
     if len(images) != 1 or len(noted) != 1 or images[0] is noted[0]:
@@ -728,7 +753,7 @@ def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _
 def _reasons(sample: _Sample, notes: Sequence[str]) -> list[str]:
     """Returns the reasons for skipping a sample without an image.
 
-    This is one reason if the sample has a label or a caption, else a reason for each member.
+    If the sample has a label or a caption, there is one reason, else a reason for each member.
     """
     reasons = [why_left_out(member.name) for member in sample.parts.values()]
     if not sample.has_note(notes):
@@ -738,13 +763,15 @@ def _reasons(sample: _Sample, notes: Sequence[str]) -> list[str]:
 
 
 def _prefixes(stem: str) -> Iterator[str]:
-    """Yields the prefixes of a name that end before a dot, in descending order of length."""
+    """Yields the prefixes of a name that end before a dot: `a.b` and `a` for `a.b.c`."""
     while stem := stem.rpartition(".")[0]:
         yield stem
 
 
 def _captions_of_tar(path: str, end: int) -> str | None:
-    """Returns the source of captions in the first sample with captions: `txt` or a JSON key.
+    """Returns where the captions of a tar are stored: `txt` (text files) or a JSON key.
+
+    The first sample with captions determines it.
 
     Returns:
       None if none of the first `LOOKED_AT` samples with images has captions.
@@ -762,12 +789,12 @@ def _captions_of_tar(path: str, end: int) -> str | None:
 
 
 def _parts(samples: list[_Sample]) -> dict[str, tarfile.TarInfo]:
-    """Returns the members of several samples by suffix."""
+    """Returns the members of several samples in one dict, by suffix."""
     return dict(itertools.chain(*(sample.parts.items() for sample in samples)))
 
 
 def _caption_key(file, note: tarfile.TarInfo) -> str | None:
-    """Returns the key of the captions in a JSON file; None if there are none or it is damaged."""
+    """Returns the key of the captions in a JSON file; None: no captions, or the file is damaged."""
     try:
         values = _read_json(file, note)
     except (ValueError, RecursionError):
@@ -791,8 +818,8 @@ def _read_label(
       file: the tar.
       parts: the members of the sample by suffix.
       label_key: key of the label in JSON.
-      where: description of the sample, for errors.
-      required: a missing label is an error; otherwise the result is then -1.
+      where: description of the sample, for error messages.
+      required: True: a missing label raises an error. False: the result for a missing label is -1.
     """
     is_json = ".cls" not in parts
     try:
@@ -825,13 +852,13 @@ def _read_note(file, note: tarfile.TarInfo) -> bytes:
 def _read_captions(
     file, parts: Mapping[str, tarfile.TarInfo], caption_key: str | None, where: str
 ) -> tuple[str, ...]:
-    """Returns the captions of a sample; empty if there are none.
+    """Returns the captions of a sample; empty: the sample has no captions.
 
     Args:
       file: the tar.
       parts: the members of the sample by suffix.
       caption_key: `txt`, or the JSON key of the captions; None: captions are not read.
-      where: description of the sample, for errors.
+      where: description of the sample, for error messages.
 
     Raises:
       UserError: the `.txt` or `.json` file is damaged or too large, or does not contain captions.
@@ -864,7 +891,7 @@ def _json_label(values: dict, label_key: str | None):
 
 
 def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
-    """Converts a label (an index or a list; -1: none) to a tuple of class indices."""
+    """Converts a label (a class index, a list of indices, or -1) to a tuple of class indices."""
     rows.multiple |= isinstance(value, list)
     labels = tuple(value) if isinstance(value, list) else (value,)
     if not all(type(label) is int for label in labels):
@@ -872,11 +899,11 @@ def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
     return labels
 
 
-# Parquet of the Hugging Face Hub.
+# Parquet files of the Hugging Face Hub.
 
 
 class _Columns(NamedTuple):
-    """Columns of a Parquet file, and its class names; None if there are none."""
+    """Names of a Parquet file's columns, and its class names; None: the file lacks them."""
 
     image: str
     label: str | None
@@ -885,7 +912,7 @@ class _Columns(NamedTuple):
 
 
 def _find_parquet(root: Path, keys: Keys) -> RawDataSet:
-    """Finds Parquet files; classes are matched by name, from the schema of each file."""
+    """Finds Parquet files. Classes of different files are matched by the names in their schemas."""
     units = [Unit(_split(file, root), str(file)) for file in _files(root, ".parquet")]
     if not units:
         return RawDataSet("parquet", root, [])
@@ -908,7 +935,7 @@ def _find_parquet(root: Path, keys: Keys) -> RawDataSet:
 
 
 def _check_same_columns(columns: Mapping[str, _Columns], first: _Columns) -> None:
-    """Raises UserError if a file has captions or labels that the first file lacks."""
+    """Raises UserError if a file's label or caption column differs from the first file's."""
     for path, found in columns.items():
         if found.caption != first.caption or found.label != first.label:
             raise UserError(
@@ -919,7 +946,7 @@ def _check_same_columns(columns: Mapping[str, _Columns], first: _Columns) -> Non
 
 
 def _leading_names(units: list[Unit], names_of: Mapping[str, list[str]]) -> list[str]:
-    """Returns the class names of the training files, or of all files if there are none."""
+    """Returns the class names of the training files. Without training files, those of all files."""
     leading = [names_of[unit.path] for unit in units if unit.split == "train"]
     return list(dict.fromkeys(itertools.chain(*(leading or names_of.values()))))
 
@@ -947,7 +974,7 @@ def _check_class_names(names_of: Mapping[str, list[str]], names: list[str]) -> N
 
 
 def _columns(path: str, keys: Keys) -> _Columns:
-    """Returns the columns of a Parquet file; labels are optional if there are captions."""
+    """Returns the columns of a Parquet file. If it has captions, labels are optional."""
     with _reading(path):
         schema = _parquet(path).schema_arrow
         columns = schema.names
@@ -974,7 +1001,7 @@ def _present(columns: list[str], *names: str) -> list[str]:
 
 
 def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], dict[str, dict]]:
-    """Returns the image columns, and the description of each class column.
+    """Returns the names of the image columns, and the description of each class column by name.
 
     Args:
       path: the file, for error messages.
@@ -999,7 +1026,7 @@ def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], d
 def _names_of_classes(
     path: Path | str, label: str, classes: Mapping[str, dict]
 ) -> list[str] | None:
-    """Returns the class names of a column; raises UserError if they are not a list of texts."""
+    """Returns the class names of the column `label`; raises UserError if they are not texts."""
     names = classes.get(label, {}).get("names")
     if names is None:
         return None
@@ -1013,7 +1040,10 @@ def _kind_of(feature) -> str | None:
 
 
 def _class_label(feature) -> dict | None:
-    """Returns the description of a column of classes or lists of classes; None for others."""
+    """Returns the description of classes in a column; None: the column does not contain classes.
+
+    The column may contain classes or lists of classes.
+    """
     if isinstance(feature, list) and feature:
         feature = feature[0]
     if isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
@@ -1029,7 +1059,7 @@ def _parquet(path: Path | str):
 
 @contextlib.contextmanager
 def _reading(path: Path | str) -> Iterator[None]:
-    """Converts errors from damaged Parquet files to a one-line UserError."""
+    """Context that converts errors about damaged Parquet files to a UserError of one line."""
     try:
         yield
     except (UserError, PermissionError):
@@ -1041,7 +1071,10 @@ def _reading(path: Path | str) -> Iterator[None]:
 
 
 def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> None:
-    """Lists the rows, and copies images to `spool`, because Parquet has no random access by row."""
+    """Lists the rows of a Parquet file, and copies their images to the file `spool`.
+
+    Images are copied because single rows of Parquet cannot be read efficiently.
+    """
     columns = _columns(unit.path, Keys(source.label_key, source.caption_key or NO_CAPTIONS))
     name, numbers = _relative(unit.path, source.root), source.numbers.get(unit.path)
     limit = max(MIN_BYTES, MOST_EXPANSION * os.path.getsize(unit.path))
@@ -1075,13 +1108,13 @@ def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> N
 
 
 def _rows_of(path: str, columns: _Columns, limit: int) -> Iterator[tuple[Any, Any, Any]]:
-    """Yields image, label and captions of each row; None for missing columns.
+    """Yields (image, label, captions) of each row. The value of a missing column is None.
 
-    Only a few rows are in memory.
+    Only a few rows are in memory at the same time.
     """
     with _reading(path):
         parquet = _parquet(path)
-        # Do not access column metadata: the process crashes if it is damaged.
+        # Column metadata are not accessed, because damaged metadata would crash the process.
         groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
         if max((group.total_byte_size for group in groups), default=0) > limit:
             raise UserError(_too_large(path, limit))
@@ -1102,7 +1135,13 @@ def _too_large(path: str, limit: int) -> str:
 
 
 def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> tuple[int, ...]:
-    """Converts a file's class indices to the data set's."""
+    """Converts the class indices of a file to those of the data set.
+
+    Args:
+      labels: class indices of an example in the file.
+      numbers: index in the data set of each class of the file; -1: not a class of the data set.
+      where: description of the example, for error messages.
+    """
     for label in labels:
         if label >= len(numbers):
             raise UserError(
@@ -1113,7 +1152,8 @@ def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> t
     return tuple(label if label < 0 else numbers[label] for label in labels)
 
 
-# A TFDS data set in TFRecord. A record is: length, CRC of the length, data, CRC of the data.
+# TFDS data sets in TFRecord files. A record consists of the length, a CRC of the length, the data,
+# and a CRC of the data.
 
 
 def _tfds_folder(source: str) -> Path:
@@ -1157,12 +1197,12 @@ def _find_tfds(root: Path, keys: Keys) -> RawDataSet:
 
 
 def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | None:
-    """Returns the tf.Example feature with the captions; None if captions are ignored.
+    """Returns the name of the tf.Example feature with captions; None: captions are ignored.
 
     Args:
-      root: folder of the data set, for errors.
+      root: folder of the data set, for error messages.
       features: features of the data set.
-      caption_key: see `Keys`.
+      caption_key: as `Keys.caption`.
 
     Raises:
       UserError: `caption_key` is not the name of a text feature.
@@ -1179,7 +1219,7 @@ def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | No
 
 
 def _masked_crc(data: bytes) -> int:
-    """Returns TFRecord's masked CRC."""
+    """Returns the masked CRC of data, as TFRecord files contain it."""
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -1227,10 +1267,10 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
 def _values_of_record(
     source: RawDataSet, record: bytes, where: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Returns the labels and captions of a serialized tf.Example, if `source` requires them.
+    """Returns the labels and the captions of a serialized tf.Example, if `source` has them.
 
     Raises:
-      UserError: the example is damaged; or labels are required, and it does not have exactly one.
+      UserError: the example is damaged, or it must have a label and does not have exactly one.
     """
     features = parse_example(record, where).features.feature
     labels, captions = (), ()
@@ -1247,16 +1287,16 @@ def _values_of_record(
 
 
 def scan(source: RawDataSet, number: int, seed: int, spool: Path) -> Scan:
-    """Returns the examples of a unit, in stored order.
+    """Returns the examples of a unit, in the order in which they are stored.
 
     Args:
-      source: the data set with only this unit.
+      source: a data set that contains only this unit.
       number: index of the unit in the whole data set.
-      seed: random seed of the keys, which define the order.
-      spool: a file for copies of the images (Parquet).
+      seed: random seed of the sort keys, which determine the order of the prepared data set.
+      spool: file for copies of images. It is only used for Parquet files.
 
     Raises:
-      UserError: the unit is truncated, damaged, or lacks a label.
+      UserError: the unit is truncated or damaged, or an example lacks a label.
     """
     rows = _Rows(number, seed)
     KINDS[source.kind].scan(source, source.units[0], rows, spool)
@@ -1268,7 +1308,7 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
     Args:
       kind: kind of the data set.
-      path: path of the example's unit, or of the unit's spool.
+      path: path of the example's unit, or of the copies of its images (`spool` of `scan`).
       entry: index row of the example.
       name: name of the example in the index.
 
@@ -1293,7 +1333,7 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
 
 def read_image(kind: str, path: str, entry: np.void, name: str) -> bytes:
-    """Returns an example's encoded image; arguments and errors as in `read`.
+    """Returns the encoded image of an example; arguments and errors as in `read`.
 
     Raises:
       Unreadable: as in `read`, or a TFDS example has no image.

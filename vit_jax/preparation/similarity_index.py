@@ -7,10 +7,10 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.preparation.index import replacing
 
-EXACT = 100_000  # Up to this number of images, the search is exact.
-LISTS = 4  # A larger index has LISTS * sqrt(images) inverted lists.
-PROBED = 64  # Number of lists searched for each query.
-SAMPLE = 64  # Number of images per list for computing the centres.
+EXACT = 100_000  # Maximum number of images for exact search. A larger index has inverted lists.
+LISTS = 4  # Number of inverted lists, divided by sqrt(images).
+PROBED = 64  # Number of lists that are searched for each query.
+SAMPLE = 64  # Number of images from which centres are computed, divided by the number of lists.
 
 
 def need_faiss() -> None:
@@ -25,7 +25,8 @@ def check_memory(images: int, dim: int) -> None:
     """Raises UserError if an index of `images` embeddings is larger than the free memory."""
     from vit_jax.parallel.process_settings import host_memory
 
-    needed, free = images * (4 * dim + 8), host_memory()[1]  # A float32 vector and an int64 each.
+    # Each image needs a float32 vector and an int64.
+    needed, free = images * (4 * dim + 8), host_memory()[1]
     if needed > free:
         raise UserError(
             f"--retrieve_for: {images:,} images need an index of {needed / 2**30:,.1f} GiB, and "
@@ -35,7 +36,7 @@ def check_memory(images: int, dim: int) -> None:
 
 
 def lists_for(images: int) -> int:
-    """Returns the number of lists for an index of `images`; 0: exact search."""
+    """Returns the number of inverted lists for an index of `images` images; 0: exact search."""
     return 0 if images <= EXACT else round(LISTS * images**0.5)
 
 
@@ -44,10 +45,12 @@ class SimilarityIndex:
 
     Args:
       dim: dimension of the vectors.
-      lists: number of inverted lists (faiss's IVF); 0: exact search. A vector is stored in the list
-        of its nearest centre; a query searches the lists of its `PROBED` nearest centres.
-      sample: vectors for computing the centres, float32 `[n, dim]`, `SAMPLE` for each list.
-      file: file with the centres, which are reused if it exists.
+      lists: number of inverted lists (faiss's IVF); 0: exact search. Each list has a centre. A
+        vector is stored in the list of its nearest centre, and a query searches the lists of its
+        `PROBED` nearest centres.
+      sample: vectors from which the centres are computed, float32 `[n, dim]`, `SAMPLE` for each
+        list.
+      file: file for the centres. If it exists, the centres are read from it.
     """
 
     def __init__(
@@ -72,14 +75,19 @@ class SimilarityIndex:
         return self._index.ntotal
 
     def add(self, vectors: np.ndarray) -> None:
-        """Adds vectors, float32 `[n, dim]`; their numbers are consecutive."""
+        """Adds vectors, float32 `[n, dim]`. Vectors are numbered consecutively from 0."""
         self._index.add(vectors)
 
     def nearest(self, vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the most similar vectors for each query in `vectors`, `[n, dim]`.
+        """Returns the most similar vectors for each query.
+
+        Args:
+          vectors: queries, float32 `[n, dim]`.
+          count: number of vectors to return for each query.
 
         Returns:
-          Cosines, float32 `[n, count]`, and numbers of vectors, int64 `[n, count]`; -1: missing.
+          Cosine similarities, float32 `[n, count]`, and numbers of the vectors, int64 `[n, count]`.
+          If fewer than `count` vectors are found, the other numbers are -1.
         """
         cosines, numbers = self._index.search(vectors, count)
         return np.where(numbers < 0, -1, cosines), numbers

@@ -1,8 +1,8 @@
 """Converts a data set of any kind to a TFDS data set in ArrayRecord format.
 
-The steps are: index, order, write the shards, write the TFDS metadata. Working files are in
-`.prepare/` in the data set's folder. The metadata are written last, so that TFDS does not find an
-unfinished data set.
+The steps are: index the examples, draw their order, write the shards, write the TFDS metadata.
+Intermediate results are stored in the folder `.prepare/` of the data set's folder. The metadata are
+written last. Until then, TFDS does not find the data set.
 """
 
 import contextlib
@@ -47,10 +47,10 @@ from vit_jax.preparation.kept_embeddings import Embedder, Embeddings
 from vit_jax.preparation.similarity_index import check_memory
 
 WORK = ".prepare"
-CAPTIONS = "captions"  # The feature with the captions of an image.
-EMBEDDINGS = ".embeddings"  # Folder next to the data sets; embeddings of a source are shared.
+CAPTIONS = "captions"  # Name of the feature with the captions of an image.
+EMBEDDINGS = ".embeddings"  # Folder of cached embeddings, which all data sets in `out` share.
 
-# Descriptions of changed settings, for those whose values are hashes.
+# Descriptions for settings whose values are hashes, for messages about changed settings.
 OTHER = {
     "files": "other files in the source",
     "model": "another model in --embeddings",
@@ -66,18 +66,18 @@ class Options:
       name: name of the TFDS data set; None: the source's name.
       seed: random seed of the order.
       limit: maximum number of examples in each split.
-      shards: number of files per split; None: TFDS chooses it by size.
-      shots: values of k for additional splits `train_<k>shot` of k images per class.
-      deduplicate_against: test sets, as `NAME:DIR/SPLIT`; their near-duplicates are removed from
-        the training split.
+      shards: number of files of each split; None: TFDS chooses the number by size.
+      shots: values of k. For each k, an additional split `train_<k>shot` has k images per class.
+      deduplicate_against: test sets, as `NAME:DIR/SPLIT`. Near-duplicates of their images are
+        removed from the training split.
       embeddings: checkpoint of the model that computes embeddings for finding near-duplicates;
-        None: compare perceptual hashes.
+        None: perceptual hashes are compared.
       similarity: minimum cosine similarity of near-duplicates' embeddings.
-      retrieve_for: curated sets, as in `open_curated`; the training split is reduced to the nearest
-        neighbours of their images.
-      neighbours: number of images retrieved for each curated image.
-      skip_uncaptioned: skip images without a caption in data with captions; otherwise they are an
-        error.
+      retrieve_for: curated sets, as in `open_curated`. Only the nearest neighbours of their images
+        are kept in the training split.
+      neighbours: number of neighbours of each curated image that are kept.
+      skip_uncaptioned: for data with captions. True: images without a caption are skipped. False:
+        they raise an error.
     """
 
     name: str | None = None
@@ -99,16 +99,16 @@ class Split(NamedTuple):
     name: str
     lengths: list[int]  # Number of examples in each shard.
     bytes: int
-    skipped: list[tuple[int, str, str]]  # (Position in the order, name, reason) by example.
-    captions: list[str]  # Hash of the captions in each shard.
+    skipped: list[tuple[int, str, str]]  # Skipped examples: (position in the order, name, reason).
+    captions: list[str]  # Hash of the captions of each shard.
 
 
 class Prepared(NamedTuple):
     """A finished data set."""
 
-    path: str  # The value for `data.path`.
+    path: str  # Value for `data.path`.
     label_key: str
-    caption_key: str | None  # The value for `data.caption_key`; None: there are no captions.
+    caption_key: str | None  # Value for `data.caption_key`; None: the data have no captions.
     splits: dict[str, int]
     skipped: int  # Number of unreadable images.
     removed: int  # Number of removed near-duplicates of test images.
@@ -132,14 +132,14 @@ def prepare(
       source: the data set to convert.
       out: folder of TFDS data sets.
       options: options of the data set.
-      run: runs the tasks for indexing and searching.
-      write: runs the tasks for writing shards, which take longest.
-      embedding: a model that computes embeddings, and a function that runs its tasks in this
-        process.
-      log: callback for lines about progress.
+      run: function that runs the tasks of indexing and searching.
+      write: function that runs the tasks of writing shards, which take longest.
+      embedding: a model that computes embeddings, and a function that runs the model's tasks in
+        this process.
+      log: callback for messages about progress.
 
     Raises:
-      UserError: a file of the source is damaged, or the data set's folder has other content.
+      UserError: a file of the source is damaged, or the data set's folder contains other files.
     """
     if options.shots and source.kind == "tfds":
         source = dataclasses.replace(source, index_labels=True)
@@ -152,7 +152,7 @@ def prepare(
         return _prepared(out, identity)
     _make_room(folder, source.root)
     with locked(work):
-        for leftover in folder.glob("*.tmp"):  # Files of killed processes.
+        for leftover in folder.glob("*.tmp"):  # Temporary files of killed processes.
             leftover.unlink(missing_ok=True)
         _claim(work, settings)
         index = build_index(source, options.seed, work, run, options.skip_uncaptioned)
@@ -180,7 +180,7 @@ def prepare(
 def _settings(
     source: readers.RawDataSet, options: Options, embedding: tuple[Embedder, Run] | None
 ) -> dict:
-    """Returns the settings that determine the data set's content; arguments as in `prepare`."""
+    """Returns the settings on which the data set's content depends; arguments as in `prepare`."""
     settings = {
         "source": str(source.root.absolute()),
         "kind": source.kind,
@@ -205,7 +205,7 @@ def _write_splits(
     options: Options,
     write: Run,
 ) -> list[Split]:
-    """Writes the splits of an ordered index, and the few-shot splits (`shots`).
+    """Writes the shards of all splits, and of the few-shot splits (`options.shots`).
 
     Args:
       folder: folder of the data set.
@@ -216,7 +216,7 @@ def _write_splits(
       options: as in `prepare`.
       write: as in `prepare`.
     """
-    if options.shots:  # Raise errors before the splits are written.
+    if options.shots:  # Called here first to raise errors before the splits are written.
         choose_shots(source, index, options.shots, (), folder / WORK)
     written = [_write(folder, name, split, options.shards, write) for split in splits]
     if options.shots:
@@ -233,7 +233,7 @@ def _label_key(source: readers.RawDataSet, index: Index) -> str:
 
 
 def _about_captions(source: readers.RawDataSet, splits: list[Split]) -> dict:
-    """Returns metadata: the feature with captions, and a hash of the captions of each split."""
+    """Returns metadata about captions: the feature's name, and a hash of each split's captions."""
     if source.caption_key is None:
         return {}
     digests = {split.name: _digest("".join(split.captions).encode()) for split in splits}
@@ -246,7 +246,7 @@ def _digest(*parts: bytes) -> str:
 
 
 class Choice(NamedTuple):
-    """The training examples to remove, as positions in the index, and their number by reason."""
+    """Training examples to remove: positions in the index, and numbers by reason."""
 
     left_out: np.ndarray
     removed: int = 0  # Number of near-duplicates of test images.
@@ -261,7 +261,10 @@ def _choose(
     run: Run,
     embeddings: Embeddings | None,
 ) -> Choice:
-    """Selects near-duplicates and images that were not retrieved, to remove; writes reports."""
+    """Selects the training examples to remove, and writes reports.
+
+    These are near-duplicates, and images that are not neighbours of curated images.
+    """
     if not (options.deduplicate_against or options.retrieve_for):
         return Choice(np.empty(0, np.uint32))
     work, tests = folder / WORK, options.deduplicate_against
@@ -289,11 +292,11 @@ def _choose(
     return Choice(left_out, len(removed), int(np.count_nonzero(~curated.compared["kept"])))
 
 
-# The data set's folder.
+# Functions for the data set's folder.
 
 
 def _identity(source: readers.RawDataSet, name: str | None) -> tuple[str, ...]:
-    """Returns the data set's name, its config if it has one, and its version."""
+    """Returns the data set's name, its config (if it has a config), and its version."""
     rest = ("1.0.0",)
     if source.kind == "tfds":
         tfds_name, *rest = _tfds_info(source).full_name.split("/")
@@ -314,7 +317,7 @@ def _is_finished(folder: Path, settings: dict) -> bool:
 
 
 def _make_room(folder: Path, source: Path) -> None:
-    """Creates the folder; raises UserError if it has other content."""
+    """Creates the data set's folder; raises UserError if it exists and contains other files."""
     if source.resolve() in folder.resolve().parents:
         raise UserError(f"--out lies inside the source {source}: give another one")
     work = folder / WORK
@@ -335,12 +338,13 @@ def _make_room(folder: Path, source: Path) -> None:
 
 
 def _claim(work: Path, settings: dict) -> None:
-    """Resumes a preparation with the same settings.
+    """Starts a preparation, or resumes a preparation with the same settings.
 
-    If the settings have changed, it restarts if no shard is written, else it raises UserError.
+    If the settings have changed and no shard has been written, the preparation starts again. If a
+    shard has been written, UserError is raised.
     """
     kept = work / "settings.json"
-    # Few-shot splits are written last, so they may be changed.
+    # The setting `shots` may change, because few-shot splits are written last.
     settings = {key: value for key, value in settings.items() if key != "shots"}
     if kept.exists() and any(work.glob("shards/*.json")):
         return _same(json.loads(kept.read_text()), settings, work.parent)
@@ -363,11 +367,11 @@ def _same(before: dict, now: dict, folder: Path) -> None:
             )
 
 
-# Writing: shards of ordered splits.
+# Functions that write the shards of ordered splits.
 
 
 def _write(folder: Path, name: str, split: str, shards: int | None, run: Run) -> Split:
-    """Writes a split's missing shards."""
+    """Writes those shards of a split that do not exist yet."""
     from tensorflow_datasets.core import naming
     from tensorflow_datasets.core.utils import shard_utils
 
@@ -402,9 +406,10 @@ def _write(folder: Path, name: str, split: str, shards: int | None, run: Run) ->
 
 
 def write_shard(work: Path, split: str, start: int, stop: int, shard: Path, result: Path) -> None:
-    """Writes a shard of a split: the examples from `start` to `stop` in its order.
+    """Writes a shard of a split: the examples `start` to `stop` of the split's order.
 
-    It may run on any machine with the data set's folder and the source at the same paths.
+    The function can run on any machine that has the data set's folder and the source at the same
+    paths.
     """
     index, order = load_index(work), mapped(work / f"order-{split}.npy")
     serialize = _serializer(work, index)
@@ -429,13 +434,14 @@ def write_shard(work: Path, split: str, start: int, stop: int, shard: Path, resu
 def _writer(path: Path) -> Iterator[Callable[[bytes], None]]:
     from array_record.python import array_record_module
 
-    # Images are already compressed; groups of one record are best for random access.
+    # Images are already compressed, so records are not. Groups of one record are best for random
+    # access.
     writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
     try:
         yield writer.write
     finally:
         try:
-            writer.close()  # Raises all errors of the writer.
+            writer.close()  # The writer raises all its errors here.
         except RuntimeError as error:
             number = errno.ENOSPC if "No space left" in str(error) else errno.EIO
             raise OSError(number, os.strerror(number), str(path.parent)) from error
@@ -474,7 +480,7 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
         example = {"image": image, "file_name": as_text(index.name(entry)), **label}
         if entry["captions"]:
             example[CAPTIONS] = index.captions(entry)
-        # Without `deterministic`, the order of features would differ between processes.
+        # With `deterministic`, the order of features is the same in all processes.
         return serializer.get_tf_example(features.encode_example(example)).SerializeToString(
             deterministic=True
         )
@@ -483,12 +489,15 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
 
 
 def _check(image: bytes) -> None:
-    """Raises `Unreadable` if training would; decodes the whole image, a JPEG at 1/8 of its size."""
+    """Raises `Unreadable` if training could not read an image.
+
+    The whole image is decoded. A JPEG is decoded at 1/8 of its size.
+    """
     opened = open_image(image)
     opened.region(Box(0, 0, opened.width, opened.height), 1)
 
 
-# TFDS metadata, written by TFDS.
+# Functions for the TFDS metadata, which TFDS itself writes.
 
 
 def _tfds_info(source: readers.RawDataSet):
@@ -544,7 +553,7 @@ def _info(source: readers.RawDataSet, identity: tuple[str, ...], folder: Path, f
 
 
 def _finish(folder: Path, info, splits: list[Split], chosen: Choice, summary: dict) -> None:
-    """Writes the TFDS metadata; the last rename makes the folder a TFDS data set."""
+    """Writes the TFDS metadata. After the last file is renamed, TFDS finds the data set."""
     import tensorflow_datasets as tfds
 
     described = folder / WORK / "metadata"
@@ -577,7 +586,8 @@ def _finish(folder: Path, info, splits: list[Split], chosen: Choice, summary: di
 def _prepared(out: Path, identity: tuple[str, ...]) -> Prepared:
     folder = out.joinpath(*identity)
     summary = json.loads((folder / SUMMARY).read_text())
-    # With the version, because TFDS would search for the newest one of a registered name.
+    # The path contains the version. Without it, TFDS would search for the newest version of a
+    # registered data set.
     path = f"{'/'.join(identity[:-1])}:{identity[-1]}:{out.absolute()}"
     return Prepared(
         path,

@@ -1,4 +1,4 @@
-"""A report's sections on predictions: mistakes, confusion, classes, calibration and samples."""
+"""Sections of a report about predictions: mistakes, confusion matrix, classes and calibration."""
 
 import io
 from collections.abc import Sequence
@@ -23,24 +23,27 @@ from vit_jax.runs.predictions import (
 
 MOST_PAIRS = 10
 MOST_IN_MATRIX = 100  # Maximum number of classes in the confusion matrix.
-MOST_LISTED = 40  # Number of classes shown before the rest is folded.
+MOST_LISTED = 40  # Number of classes that are shown at first; a click shows all others.
 MOST_NAME = 22  # Maximum length of a class name in the matrix, in characters.
 CELL = 26  # Side of a matrix cell, in units of the SVG.
 
 
 class Card(NamedTuple):
-    """An image with its prediction."""
+    """An image of the report with its label and its prediction."""
 
     label: str
     prediction: str
     probability: str
     right: bool
-    small: bool  # Small images keep their pixels; a photograph is scaled down smoothly.
+    small: bool  # True: small image, drawn with sharp pixels. False: scaled smoothly.
     source: str  # Data URL.
 
 
 class Bar(NamedTuple):
-    """A name and its figures, above a bar of length `share` in [0, 1]; None: no bar."""
+    """A line of a bar chart: a name, its metrics, and a bar of length `share` in [0, 1].
+
+    If `share` is None, no bar is drawn.
+    """
 
     name: str
     figures: str
@@ -58,9 +61,10 @@ class Cell(NamedTuple):
 
 
 def answer_figures(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the variables of the template `answers.html`.
+    """Returns the variables of the HTML template `answers.html`.
 
     Args:
+      found: predictions of the last evaluation.
       names: names of all classes.
     """
     images, mistakes = len(found.numbers), found.mistakes.tolist()
@@ -88,7 +92,13 @@ def answer_figures(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _cards(found: Predictions, names: Sequence[str], rows: Sequence[int]) -> list[Card]:
-    """Returns cards for the stored images among these rows, with their predictions."""
+    """Returns a card for each of `rows` whose image is stored.
+
+    Args:
+      found: the predictions.
+      names: names of all classes.
+      rows: rows of the predictions.
+    """
     kept = dict(zip(found.shown.tolist(), found.images, strict=True))
     numbers = found.numbers.tolist()
     cards = []
@@ -110,7 +120,7 @@ def _cards(found: Predictions, names: Sequence[str], rows: Sequence[int]) -> lis
 
 
 def _confusion(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the most frequent confusions, and the matrix if it is small enough."""
+    """Returns the most frequent confusions, and the confusion matrix if it is small enough."""
     drawn = {"undefined": "", "pairs": [], "matrix": None, "most_in_matrix": MOST_IN_MATRIX}
     if not found.one_class_each:
         return drawn | {"undefined": "Not defined: some images are of several classes."}
@@ -127,7 +137,7 @@ def _confusion(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the sizes, the names and the cells of a drawing of the confusion matrix."""
+    """Returns sizes, class names and cells with which the template draws the confusion matrix."""
     short = [_shortened(name) for name in names]
     margin = 12 + 6.4 * max(map(len, short))
     cells = []
@@ -136,7 +146,7 @@ def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dic
         about = f"{names[row]} taken for {names[column]}: {count:,} of {of:,}"
         cells.append(Cell(row, column, count, count / of, about))
     size = round(margin + CELL * len(matrix))
-    least = min(size, round(margin) + 15 * len(matrix))  # Smaller ones are illegible.
+    least = min(size, round(margin) + 15 * len(matrix))  # A smaller matrix is illegible.
     return {
         **{"size": size, "least": least, "margin": margin, "cell": CELL},
         **{"names": short, "cells": cells},
@@ -144,9 +154,9 @@ def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dic
 
 
 def _accuracies(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
-    """Returns bars with the recall of each class, the worst first, and notes on them.
+    """Returns a bar with the recall of each class, the worst class first, and notes.
 
-    If each image has one class, the bars also have precision and F1 score.
+    If each image has one class, precision and F1 score are also given for each class.
     """
     images, right = by_class(found, len(names))
     tested = np.flatnonzero(images)
@@ -210,7 +220,7 @@ def _calibration(found: Predictions) -> dict[str, Any]:
 
 
 def _shortened(name: str) -> str:
-    """Shortens a long name in the middle, as classes often differ only at the end."""
+    """Shortens a long class name in the middle, because names often only differ at the end."""
     return (
         name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 9].rstrip()}…{name[-8:].lstrip()}"
     )
@@ -221,7 +231,7 @@ def _is_small(pixels: np.ndarray) -> bool:
 
 
 def _encoded(pixels: np.ndarray) -> str:
-    """Returns an image as a data URL: small ones losslessly as PNG, photographs as JPEG."""
+    """Encodes an image as a data URL: a small image losslessly as PNG, a photograph as JPEG."""
     from PIL import Image
 
     kind, values = ("png", {}) if _is_small(pixels) else ("jpeg", {"quality": 88})

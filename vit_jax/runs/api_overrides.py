@@ -1,4 +1,4 @@
-"""Api overrides: data, a model and callbacks of a program that trains in its own process."""
+"""API overrides: data, a model and callbacks that a program passes to `vit_jax.train`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,11 +10,13 @@ class ApiOverrides(NamedTuple):
     """Overrides of the config by a calling program, such as a notebook.
 
     Attributes:
-      data: data sets by split, `train` and `test`, in the form of `handed_in`; None: the config's.
+      data: data sets by split, `train` and `test`, as `sources.handed_in` returns them;
+        None: the config's data.
       model: model from which training starts; None: the config's model or checkpoint.
-      on_log: called with step and metrics when a row of `metrics.jsonl` is written.
-      groups: the group of each example of `train`; a slice contains all examples of a group or
-        none.
+      on_log: function that is called with step and metrics when a row of `metrics.jsonl` is
+        written.
+      groups: the group of each example of `train`, for example a patient. A slice of the split
+        contains either all examples of a group or none.
     """
 
     data: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Builds the parts of a run from its config, for the training loop and for benchmarks."""
+"""Builds a run's data, model, objective and step from its config, for training and benchmarks."""
 
 import dataclasses
 import os
@@ -35,22 +35,25 @@ from vit_jax.training.lora import objective_weights
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.program import Program, make_program
 
-SAMPLES, HANDED_IN_SAMPLES = 16, 256  # Examples read for a split's fingerprint.
+SAMPLES, HANDED_IN_SAMPLES = 16, 256  # Number of examples that a split's fingerprint includes.
 
 
 class Parts(NamedTuple):
-    """All parts of a run before it has a workdir; nothing is allocated on the devices yet.
+    """Everything that a run needs before it has a workdir: data, model, objective and step.
+
+    Nothing is allocated on the devices yet.
 
     Attributes:
-      config: the run's config; its preprocessing values of None are replaced by the checkpoint's.
-      data: fingerprints of the splits and of the suites' data, by name.
-      suites: evaluation suites, with their data opened.
-      num_classes: width of the head; 0: there is none.
+      config: the run's config. Preprocessing options of None have the checkpoint's values.
+      splits: the opened splits of the data set.
+      data: fingerprints of the splits, and of the data of evaluation suites, by name.
+      suites: evaluation suites, such as k-NN, with their data opened.
+      num_classes: width of the model's head; 0: the model has no head.
       steps: length of the run.
-      origin: the model, and the source of initial parameters of model and objective.
-      frozen: the objective's frozen model, such as a teacher; None: there is none.
+      origin: the model, and the source of the initial parameters of model and objective.
+      frozen: the objective's frozen model, such as a teacher; None: no frozen model.
       program: the training step, with the objective, the optimizer and the schedule.
-      overrides: the api overrides of the calling program.
+      overrides: the API overrides of the calling program.
     """
 
     config: RunOptions
@@ -74,7 +77,7 @@ class Parts(NamedTuple):
         return open_feed(self.config, self.splits.train, first_step, log, self.mesh)
 
     def program_of(self, config: ConfigDict) -> Program:
-        """Returns the program of another config for the same data."""
+        """Returns the program (training step) of another config for the same data."""
         options = with_classes_of(run_options(config), self.splits.train)
         names = all_names(learned_classes(options, self.splits.train), self.num_classes)
         origin = find_origin(options, self.num_classes, self.overrides.model, names)
@@ -90,16 +93,19 @@ def assemble(
     overrides: ApiOverrides | None = None,
     steps: int | None = None,
 ) -> Parts:
-    """Builds the parts of a run from a checked config.
+    """Builds a run's data, model, objective and step from a checked config.
 
     Args:
-      peers: the run's processes, which must read the same data; None: only this process.
+      config: config of the run.
+      peers: the run's processes. Their data are compared and must be equal. None: only this
+        process.
       on_phase: callback that receives the name of each phase that may take long.
-      overrides: api overrides, which replace values of the config.
-      steps: length of the run; None: the config's.
+      overrides: API overrides, which replace values of the config.
+      steps: length of the run; None: the config's length.
 
     Raises:
-      UserError: the config does not fit the devices or the data, or its checkpoint cannot be read.
+      UserError: the config is incompatible with the devices or the data, or its checkpoint cannot
+        be read.
     """
     peers, overrides, options = peers or Peers(), overrides or ApiOverrides(), run_options(config)
     on_phase("finding the devices")
@@ -139,10 +145,10 @@ def assemble(
 
 
 def _class_weights(config: RunOptions, train: Source) -> tuple[float, ...]:
-    """Returns the weight of each class in the loss; empty: all are 1.
+    """Returns the weight of each class in the loss; empty: all weights are 1.
 
     Raises:
-      UserError: class weights are requested, and an image has no label, or several.
+      UserError: the config enables class weights, and an image does not have exactly one label.
     """
     if config.data.balance != "none":
         single_labels(train, "data.balance")
@@ -171,13 +177,14 @@ def _program(
 
 
 def class_count(config: RunOptions, source: Source) -> int:
-    """Returns the width of the head: the config's, else the number of the data set's classes.
+    """Returns the width of the model's head.
 
-    For an objective without labels the objective determines it.
+    For objectives with labels, it is `config.data.num_classes`, or, if this is None, the number of
+    the data set's classes. For objectives without labels, it is `Objective.outputs`.
 
     Raises:
-      UserError: the config's width is less than the number of classes, or all images are of one
-        class.
+      UserError: `config.data.num_classes` is less than the data set's number of classes, or all
+        images have the same class.
     """
     if not objective_of(config.objective.name).labels:
         return objective_of(config.objective.name).outputs(config)
@@ -191,12 +198,12 @@ def class_count(config: RunOptions, source: Source) -> int:
 
 
 def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
-    """Returns a copy of the config with the number of classes for the objective's own head.
+    """Returns the config with `data.num_classes` set, for objectives that have their own head.
 
-    The config is unchanged if the objective has no such head.
+    For other objectives the config is returned unchanged.
 
     Raises:
-      UserError: the config's number of classes is less than the data set's.
+      UserError: `config.data.num_classes` is less than the data set's number of classes.
     """
     if not objective_of(config.objective.name).own_classes:
         return config
@@ -209,7 +216,9 @@ def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
 
 
 def check_several_classes(config: RunOptions, source: Source) -> None:
-    """Checks that the training images are of at least two classes; binary labels may be of one.
+    """Checks that the training images have at least two classes.
+
+    With binary losses, a single class is allowed if some images do not have it.
 
     Raises:
       UserError: all images are known to have the same class, so the accuracy would always be 100 %.
@@ -240,10 +249,10 @@ def learned_classes(config: RunOptions, source: Source) -> tuple[str, ...]:
 
 
 def step_count(config: RunOptions, images: int) -> int:
-    """Returns the run's length: the config's steps, or the whole batches of its epochs.
+    """Returns the run's number of steps: the config's steps, or the whole batches of its epochs.
 
     Raises:
-      UserError: the epochs are less than one batch.
+      UserError: the images of all epochs are less than one batch.
     """
     steps = config.steps or int(config.epochs * images / config.batch_size)
     if steps < 1:
@@ -255,7 +264,7 @@ def step_count(config: RunOptions, images: int) -> int:
 
 
 def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
-    """Returns a copy of the config with the checkpoint's preprocessing in place of None."""
+    """Returns the config with the checkpoint's preprocessing, where the config's value is None."""
     mean = origin.options.mean
     return dataclasses.replace(
         config,
@@ -265,7 +274,7 @@ def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
 
 
 def train_crop(config: RunOptions) -> TrainCrop:
-    """Returns the training transform that a config describes."""
+    """Returns the training transform of a config."""
     data = config.data
     return TrainCrop(
         data.image_size,
@@ -281,7 +290,7 @@ def train_crop(config: RunOptions) -> TrainCrop:
 
 
 def training_views(config: RunOptions) -> tuple[ViewSpec, ...]:
-    """Returns the resolved views of the objective for a training image."""
+    """Returns the objective's views of a training image, with sizes and transforms."""
     crop = train_crop(config)
 
     def crop_of(size: int, **values) -> TrainCrop:
@@ -292,10 +301,11 @@ def training_views(config: RunOptions) -> tuple[ViewSpec, ...]:
 
 
 def evaluation_views(config: RunOptions) -> tuple[ViewSpec, ...]:
-    """Returns the resolved views of the objective for a test image; empty: only the test crop.
+    """Returns the objective's views of a test image, with sizes and transforms.
 
-    Views of the same rectangle all show the test crop, each at its size. Other views are drawn as
-    in training, with random numbers that depend on the image's index.
+    If all views show the same rectangle of an image, each view is the test crop, resized to the
+    view's size. Otherwise the views are drawn at random as in training, with random numbers that
+    depend on the image's index. An empty result means a single view, the test crop.
     """
     views = objective_of(config.objective.name).views(config)
     first, *others = (view for view in views if not view.training_only)
@@ -312,7 +322,7 @@ def evaluation_views(config: RunOptions) -> tuple[ViewSpec, ...]:
 
 
 def image_augmentation(config: RunOptions) -> Callable | None:
-    """Returns the augmentation of a decoded crop, `(pixels, rng) -> pixels`; None: there is none.
+    """Returns the augmentation of a decoded crop, `(pixels, rng) -> pixels`; None: no augmentation.
 
     Raises:
       UserError: timm's RandAugment does not support the interpolation of the crops.
@@ -322,7 +332,7 @@ def image_augmentation(config: RunOptions) -> Callable | None:
     policy = None
     if values.policy:
         check_fits(config, "augment.policy")
-        check_fits(config, "data.interpolation")  # It may come from a checkpoint.
+        check_fits(config, "data.interpolation")  # The interpolation may come from a checkpoint.
         resampling = "bicubic" if config.data.interpolation == "bicubic" else "bilinear"
         mean = tuple(config.model.mean or (0.5,))
         fill = tuple(min(255, round(255 * x)) for x in (mean if len(mean) > 1 else 3 * mean))
@@ -337,7 +347,15 @@ def image_augmentation(config: RunOptions) -> Callable | None:
 def open_feed(
     config: RunOptions, source: Source, first_step: int, log: Callable, mesh: Mesh
 ) -> Feed:
-    """Returns training batches from step `first_step` on, placed on the devices of `mesh`."""
+    """Returns an iterator of training batches on the devices of `mesh`, from a step on.
+
+    Args:
+      config: config of the run.
+      source: the training images.
+      first_step: number of steps that were done before.
+      log: callback for messages about unreadable images.
+      mesh: mesh of devices.
+    """
     batches = training_batches(
         source,
         seed=config.seed,

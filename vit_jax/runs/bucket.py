@@ -1,8 +1,8 @@
 """Workdirs in buckets: `gs://BUCKET/RUN` and `s3://BUCKET/RUN`.
 
-Orbax writes checkpoints directly to the bucket. The other files of a run are small, and some are
-appended to, which buckets do not support. These files are in a local folder of this process.
-Changed ones are copied to the bucket every few seconds, and before each checkpoint.
+Orbax writes checkpoints directly to the bucket. All other files of a run are small. A run appends
+to some of them, which buckets do not support. The run therefore writes these files into a local
+folder. Changed files are copied to the bucket every few seconds, and before each checkpoint.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ from vit_jax.errors import UserError
 
 UPLOAD_SECONDS = 10.0  # Interval between two checks for changed files.
 
-# Files of a workdir that are not copied from the bucket: checkpoints, and files that are never
-# read.
+# Prefixes of the names of files that are not copied from the bucket: checkpoints, and files that a
+# run never reads.
 _LEFT = ("checkpoints/", "profile/", "events.out.tfevents.", ".lock", ".shared")
 
-# Disables caches, so that writes of other hosts are visible immediately, also in Orbax, which uses
-# the same protocol names.
+# Caches are disabled: writes of other hosts must be visible immediately. Orbax uses the same
+# protocol names, so its caches are disabled, too.
 for protocol in ("gs", "gcs", "s3"):
     fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
 
 
 class Bucket:
-    """The objects below a URL, by the rest of their names.
+    """The objects whose names start with a URL. Methods take the part of the name after the URL.
 
     Raises:
-      UserError: in all methods: the bucket does not exist, access is denied, or it cannot be
+      UserError: (all methods) the bucket does not exist, access is denied, or the bucket cannot be
         reached.
     """
 
@@ -57,7 +57,7 @@ class Bucket:
             self._files.pipe_file(f"{self._root}/{name}", content)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Creates the object atomically; returns False if it exists."""
+        """Creates an object atomically; returns False if the object exists already."""
         with self._named_errors():
             try:
                 self._files.pipe_file(f"{self._root}/{name}", content, mode="create")
@@ -71,12 +71,12 @@ class Bucket:
             self._files.rm_file(f"{self._root}/{name}")
 
     def names(self) -> list[str]:
-        """Returns the names of all objects."""
+        """Returns the names of all objects that start with the URL."""
         with self._named_errors():
             return [name[len(self._root) + 1 :] for name in self._files.find(self._root)]
 
     def read_all(self, names: list[str]) -> dict[str, bytes]:
-        """Returns the contents of several objects by name; missing ones are omitted."""
+        """Returns the contents of several objects by name; missing objects are omitted."""
         with self._named_errors():
             found = self._files.cat([f"{self._root}/{name}" for name in names], on_error="return")
             gone = {
@@ -88,19 +88,19 @@ class Bucket:
         return {name[len(self._root) + 1 :]: found[name] for name in found.keys() - gone}
 
     def top(self) -> list[str]:
-        """Returns the names directly below the URL."""
+        """Returns the names of the files and folders in the folder at the URL."""
         with self._named_errors():
             try:
                 found = self._files.ls(self._root, detail=False)
             except FileNotFoundError:
-                # Raises if the bucket itself does not exist.
+                # This raises an error if the bucket itself does not exist.
                 self._files.find(self._root, maxdepth=1)
                 return []
         return [name.rstrip("/").rpartition("/")[2] for name in found]
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Converts errors of the file system's library into a UserError of one line."""
+        """Context that converts errors of the file system's library to a UserError of one line."""
         try:
             yield
         except UserError:
@@ -110,7 +110,7 @@ class Bucket:
             raise UserError(
                 f"there is no bucket {bucket}, or these credentials have no access to it"
             ) from error
-        # aiohttp, botocore and google.auth each have their own exceptions.
+        # aiohttp, botocore and google.auth have different exceptions, so all are caught.
         except Exception as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             command = _SIGN_IN[self.url[:5]]
@@ -125,8 +125,8 @@ _SIGN_IN = {"gs://": "gcloud auth application-default login", "s3://": "aws conf
 
 @functools.cache
 def _file_system(url: str):
-    """Returns the file system of a URL and the path in it."""
-    # The library also logs tracebacks of the errors that it raises.
+    """Returns the file system of a URL, and the URL's path in the file system."""
+    # gcsfs logs the tracebacks of errors in addition to raising them.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     try:
         files, root = fsspec.core.url_to_fs(url)
@@ -135,12 +135,15 @@ def _file_system(url: str):
     return files, root.rstrip("/")
 
 
-_folders: dict[str, tempfile.TemporaryDirectory] = {}  # By URL.
+_folders: dict[str, tempfile.TemporaryDirectory] = {}  # Local folders by URL.
 _urls: dict[Path, str] = {}
 
 
 def fetched(url: str) -> Path:
-    """Copies a bucket's workdir, except checkpoints, to a local folder; returns the folder.
+    """Copies a workdir in a bucket, without its checkpoints, to a local folder.
+
+    Returns:
+      The local folder.
 
     Raises:
       UserError: the bucket cannot be used.
@@ -161,26 +164,26 @@ def fetched(url: str) -> Path:
 
 
 def url_of(workdir: Path) -> str | None:
-    """Returns the URL of the workdir that was copied into a folder; None for other folders."""
+    """Returns the URL of the workdir whose local copy is `workdir`; None: not a copy."""
     return _urls.get(workdir)
 
 
 def shown(workdir: Path) -> str:
-    """Returns the workdir's place as given by the user: a path or a URL."""
+    """Returns the workdir's path or URL as the user wrote it."""
     return url_of(workdir) or str(workdir)
 
 
 def checkpoints_of(workdir: Path) -> Path | epath.Path:
-    """Returns the folder of a workdir's checkpoints, which is in the bucket if the workdir is."""
+    """Returns the folder of a workdir's checkpoints: a local folder or a folder in the bucket."""
     url = url_of(workdir)
     return epath.Path(url) / "checkpoints" if url else workdir / "checkpoints"
 
 
 def read_through(url: str) -> None:
-    """Reads every object below a URL.
+    """Reads every object whose name starts with a URL.
 
     Raises:
-      UserError: one cannot be read.
+      UserError: an object cannot be read.
     """
     bucket = Bucket(url)
     for name in bucket.names():
@@ -188,10 +191,10 @@ def read_through(url: str) -> None:
 
 
 def move(source: str, target: str) -> None:
-    """Moves all objects below a URL to another one of the same bucket.
+    """Moves all objects below the URL `source` to the URL `target` in the same bucket.
 
     Raises:
-      UserError: they cannot be moved.
+      UserError: the objects cannot be moved.
     """
     names, bucket, other = Bucket(source).names(), Bucket(source), Bucket(target)
     for name in names:
@@ -202,11 +205,12 @@ def move(source: str, target: str) -> None:
 
 
 class Upload:
-    """Context manager that copies a folder's changed files to its bucket, finally at its end.
+    """Context manager that copies a folder's changed files to its bucket, also when it ends.
 
     Args:
       workdir: folder returned by `fetched`.
-      check: called before each copy; raises if another run now owns the workdir in the bucket.
+      check: function that is called before files are copied. It must raise an error if another run
+        now owns the workdir in the bucket.
     """
 
     def __init__(self, workdir: Path, check: Callable[[], None], seconds: float = UPLOAD_SECONDS):
@@ -228,19 +232,19 @@ class Upload:
         try:
             self.flush()
         except Exception:
-            if kind is None:  # Otherwise the first error is raised.
+            if kind is None:  # If the context raised an error, that error is more important.
                 raise
 
     def flush(self) -> None:
-        """Copies the changed files; the report is last, as it marks a run as finished.
+        """Copies the changed files. The report is copied last because it marks a finished run.
 
         Raises:
-          UserError: they cannot be copied.
+          UserError: a file cannot be copied.
         """
         with self._one_at_a_time:
             changed = {}
             for path in self._workdir.rglob("*"):
-                # A temporary file may have been renamed.
+                # A temporary file may have been renamed after it was listed.
                 with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
                     name, state = (
@@ -259,6 +263,6 @@ class Upload:
 
     def _follow(self) -> None:
         while not self._closed.wait(self._seconds):
-            # Permanent errors are raised before the next checkpoint.
+            # Errors are ignored here. `flush` before the next checkpoint raises permanent errors.
             with contextlib.suppress(UserError, OSError):
                 self.flush()

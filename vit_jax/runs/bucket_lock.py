@@ -1,13 +1,13 @@
 """Lock that allows one run at a time on a workdir in a bucket, without links or kernel locks.
 
 As in a folder (`workdir_lock.py`), the newest of the objects `.lock-1`, `.lock-2`, ... names the
-owner of the workdir. An empty object means that there is no owner; a number is never used twice.
-The bucket creates an object only if it does not exist (`ifGenerationMatch=0` of Google Cloud
-Storage, `If-None-Match: *` of S3).
+owner of the workdir. If this object is empty, the workdir has no owner. A number is never used
+twice. The bucket creates an object only if it does not exist yet (`ifGenerationMatch=0` of Google
+Cloud Storage, `If-None-Match: *` of S3).
 
-The owner rewrites its object every few seconds as a heartbeat. If a store ignores the condition,
-two runs that start within the same second may both get the lock; the first one detects this at its
-next heartbeat.
+The owner rewrites its object every few seconds as a heartbeat. Some stores ignore the condition.
+With such a store, two runs that start within the same second may both get the lock. The first run
+detects this at its next heartbeat.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from vit_jax.errors import UserError
 from vit_jax.runs.bucket import Bucket
 from vit_jax.runs.workdir_lock import PREFIX, STALE_SECONDS, Holder, still_held, this_process
 
-BEAT_SECONDS = 15.0  # Interval of heartbeats, each of which is a write that costs money.
+BEAT_SECONDS = 15.0  # Interval of heartbeats. It is long because each write costs money.
 
 
 class Sign(NamedTuple):
-    """The content of a lock's object."""
+    """The content of a lock object (`.lock-N`)."""
 
     holder: Holder
-    token: str  # Identifies the holder.
+    token: str  # Random identifier of the process that holds the lock.
     beat: int  # Number of the heartbeat.
 
 
@@ -39,7 +39,9 @@ class BucketLock:
 
     Args:
       log: callback for messages about a takeover and about waiting for another process.
-      beat_seconds, stale_seconds: the same in all processes that may use the workdir.
+      beat_seconds: interval of heartbeats.
+      stale_seconds: time without a heartbeat after which the lock is free. All processes that may
+        use the workdir must have the same values.
     """
 
     def __init__(
@@ -55,10 +57,10 @@ class BucketLock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the workdir; waits for a heartbeat if another host's process may be alive.
+        """Takes the lock. If another host's process may be alive, waits for its heartbeat.
 
         Raises:
-          UserError: another run has it, or the bucket cannot be used.
+          UserError: another run holds the lock, or the bucket cannot be used.
         """
         self._holder = this_process()
         while True:
@@ -78,7 +80,7 @@ class BucketLock:
     def __exit__(self, *_):
         self._closed.set()
         self._thread.join()
-        with contextlib.suppress(UserError):  # The lock then becomes stale.
+        with contextlib.suppress(UserError):  # If the release fails, the lock becomes stale.
             if self._is_mine():
                 self._bucket.write(self._name(self._number), b"")
 
@@ -104,14 +106,14 @@ class BucketLock:
         return [name for name in self._bucket.top() if _number(name)]
 
     def _newest(self) -> int:
-        """Returns the highest number of a lock's object; 0: there is none."""
+        """Returns the highest number of a lock object; 0: there is no lock object."""
         return max(map(_number, self._names()), default=0)
 
     def _content(self, beat: int) -> bytes:
         return json.dumps(self._holder._asdict() | {"token": self._token, "beat": beat}).encode()
 
     def _read(self, number: int) -> Sign | None:
-        """Returns the content of a lock's object; None if it is empty (released) or gone."""
+        """Returns the content of a lock object; None if the object is empty (released) or gone."""
         if not (content := self._bucket.read(self._name(number))):
             return None
         try:
@@ -125,15 +127,18 @@ class BucketLock:
             ) from error
 
     def _is_mine(self) -> bool:
-        """Returns True if the newest object is this process's."""
+        """Returns True if this process wrote the newest lock object."""
         sign = self._read(self._number)
         return sign is not None and sign.token == self._token and self._newest() == self._number
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is free; returns the process that left it unreleased, if any.
+        """Waits until the lock is free.
+
+        Returns:
+          The process that ended without releasing the lock; None: the lock was released.
 
         Raises:
-          UserError: another run holds it.
+          UserError: another run holds the lock.
         """
         first, until = None, 0.0
         while True:
@@ -162,13 +167,13 @@ class BucketLock:
         beat = 0
         while not self._closed.wait(self._beat_seconds):
             beat += 1
-            with contextlib.suppress(UserError):  # The next write raises the error.
+            with contextlib.suppress(UserError):  # The run's next write raises the error.
                 if not self._is_mine():
                     return
                 self._bucket.write(self._name(self._number), self._content(beat))
 
 
 def _number(name: str) -> int:
-    """Returns the number of a lock's object; 0 for another name."""
+    """Returns N of the name `.lock-N`; 0 for other names."""
     found = re.fullmatch(rf"{re.escape(PREFIX)}-(\d+)", name)
     return int(found[1]) if found else 0

@@ -1,10 +1,14 @@
 """Checkpoints of a run, through Orbax: the only module that uses Orbax.
 
-They are in a folder, or in a bucket with a URL. A checkpoint contains `params`, `optimizer` and
-`run` (step, metrics since the last log line) as separate items, so that parameters can be read
-alone, and a checksum of each. It is published by an atomic rename (in a bucket, by an object that
-is written last), so that listed checkpoints are complete. Checksums detect later damage; they do
-not depend on the numbers of processes and devices.
+Checkpoints are stored in a folder, or in a bucket with a URL. A checkpoint contains separate items,
+such as `params`, `optimizer` and `run` (step, metrics since the last log line). The parameters can
+therefore be read without the other items.
+
+A complete checkpoint is published by an atomic rename. In a bucket it is published by an object
+that is written last. Listed checkpoints are thus always complete.
+
+A checkpoint also contains a checksum of each item, to detect later damage. The checksums do not
+depend on the numbers of processes and devices.
 """
 
 import contextlib
@@ -37,9 +41,9 @@ from vit_jax.paths import is_url
 from vit_jax.runs.bucket import move, read_through
 from vit_jax.training.step import Metrics, State
 
-DAMAGED = "damaged"  # Folder, next to the checkpoints, for damaged ones.
+DAMAGED = "damaged"  # Folder next to the checkpoints; damaged checkpoints are moved into it.
 
-# Parts of TensorStore's and system error messages that do not indicate a damaged file.
+# Parts of error messages of TensorStore and of the system. They do not mean that a file is damaged.
 _PASSING = (
     *(
         "PERMISSION_DENIED",
@@ -54,17 +58,20 @@ _PASSING = (
 
 
 class DamagedCheckpoint(UserError):
-    """Error for a checkpoint with other content than was saved."""
+    """Error: the content of a checkpoint differs from the saved content."""
 
 
 class Checkpoints:
-    """The checkpoints in one folder; saves run in the background.
+    """The checkpoints in one folder. They are saved in the background.
 
     Args:
-      keep_last: number of newest checkpoints to keep; None: read-only, possible while a run writes.
-      keep_every: checkpoints at multiples of this number of steps are kept, too; None: none.
-      keep_best: number of best checkpoints to keep, too, by test accuracy, else by test loss.
-      log: callback for messages about damaged checkpoints that are moved aside.
+      folder: the folder, or its URL in a bucket.
+      keep_last: number of newest checkpoints to keep. None: the checkpoints are only read, which is
+        possible while a run writes them.
+      keep_every: checkpoints at multiples of this number of steps are also kept. None: no others.
+      keep_best: number of best checkpoints that are also kept. The best ones have the highest test
+        accuracy, or, without accuracy, the lowest test loss.
+      log: callback for messages about damaged checkpoints.
     """
 
     def __init__(
@@ -89,7 +96,7 @@ class Checkpoints:
             multihost_utils.sync_global_devices("swept")
         logging.get_absl_logger().addFilter(_not_of_orbax)
         policies = ocp.training.preservation_policies
-        kept = [policies.LatestN(keep_last)]  # None keeps all.
+        kept = [policies.LatestN(keep_last)]  # With None all checkpoints are kept.
         if keep_every:
             kept.append(policies.EveryNSteps(keep_every))
         if keep_best:
@@ -99,8 +106,8 @@ class Checkpoints:
                 )
             )
         context = ocp.Context()
-        # Compression and sharding metadata take half of a save's CPU time. Weights hardly compress
-        # (8 %), and shardings are set when a checkpoint is restored.
+        # Compression and sharding metadata would take half of the CPU time of a save. Compression
+        # only saves 8 % of the weights' size, and shardings are set when a checkpoint is restored.
         context.array.saving.use_compression = False
         context.array.saving.enable_write_sharding_file = False
         self._checkpointer = ocp.training.Checkpointer(
@@ -114,32 +121,36 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the complete checkpoints, the newest last."""
+        """Steps of the complete checkpoints, the newest last."""
         return [checkpoint.step for checkpoint in self._checkpointer.checkpoints]
 
     @property
     def latest(self) -> int | None:
-        """Step of the newest complete checkpoint."""
+        """Step of the newest complete checkpoint; None: there is no checkpoint."""
         return self.steps[-1] if self.steps else None
 
     @property
     def figures(self) -> dict[int, dict[str, float]]:
-        """The metrics of evaluations that were saved with checkpoints, by step."""
+        """Evaluation metrics that were saved with checkpoints, by step."""
         return {c.step: c.metrics for c in self._checkpointer.checkpoints if c.metrics}
 
     @property
     def best(self) -> int | None:
-        """Step with the best metrics; the newest in a tie."""
+        """Step of the checkpoint with the best metrics; the newest in a tie."""
         return self.best_with({})
 
     def best_with(self, more: dict[int, dict[str, float]]) -> int | None:
-        """Returns the step with the best metrics, saved or in `more`; the newest in a tie."""
+        """Returns the step with the best metrics; the newest in a tie.
+
+        Args:
+          more: metrics by step, which are compared in addition to the saved ones.
+        """
         figures = self.figures | more
         return max(figures, key=lambda step: (_score(figures[step]), step), default=None)
 
     @property
     def last_good(self) -> str:
-        """Part of an error message that names the newest checkpoint."""
+        """Phrase for an error message that names the newest checkpoint."""
         if self.latest is None:
             return f"no checkpoint is in {self.folder} yet"
         return f"the last good checkpoint is {self.folder / str(self.latest)}"
@@ -154,11 +165,13 @@ class Checkpoints:
         """Copies the items from the devices, and writes them while training continues.
 
         Args:
+          step: number of steps.
+          items: result of `as_items`.
           figures: metrics of an evaluation at this step.
-          overwrite: replace a checkpoint of this step; False: an existing one is kept.
+          overwrite: True: replace an existing checkpoint of this step. False: keep it.
 
         Raises:
-          UserError: no space is left for this checkpoint or for the previous one.
+          UserError: the disk is too full for this checkpoint or for the previous one.
         """
         self.wait()
         if self.latest == step and not overwrite:
@@ -167,7 +180,7 @@ class Checkpoints:
             self._check_space(items)
             self._saving = self._checkpointer.save_checkpointables_async(
                 step,
-                dict(items),  # Orbax adds the metrics to it.
+                dict(items),  # A copy, because Orbax adds the metrics to this dict.
                 overwrite=overwrite,
                 metrics=figures,
                 custom_metadata={
@@ -179,15 +192,16 @@ class Checkpoints:
     def restore_newest(self, like: dict) -> tuple[int, dict] | None:
         """Restores the newest undamaged checkpoint with the shardings of `like`.
 
-        Newer damaged ones are moved aside, but only after another one was restored: if all fail,
-        the cause may be something else. All processes call this, with the same result.
+        If an older checkpoint was restored, newer damaged checkpoints are moved aside. If none can
+        be restored, all stay in place, because the cause may be something else. All processes must
+        call this, and get the same result.
 
         Returns:
           The step and the items; None if there is no checkpoint.
 
         Raises:
-          UserError: all are damaged; one cannot be read for another reason, or contains other
-            arrays.
+          UserError: all checkpoints are damaged; or a checkpoint cannot be read for another reason;
+            or a checkpoint contains other arrays than `like`.
         """
         problems = {}
         for step in reversed(self.steps):
@@ -196,7 +210,7 @@ class Checkpoints:
                 restored, sums = self._read(step, like)
             except DamagedCheckpoint as error:
                 problem = str(error)
-            # Damage may be visible to only one process; all must agree before any continues.
+            # Perhaps only one process detects the damage, so the processes must agree.
             if multihost_utils.process_allgather(np.bool_(restored is not None)).all():
                 try:
                     whole = self._compare(step, restored, sums)
@@ -221,15 +235,16 @@ class Checkpoints:
         """Restores the items of one checkpoint, in one process.
 
         Raises:
-          UserError: it is damaged (DamagedCheckpoint), or contains other arrays than `like`.
+          UserError: the checkpoint is damaged (DamagedCheckpoint), or contains other arrays than
+            `like`.
         """
         return self._compare(step, *self._read(step, like))
 
     def wait(self) -> None:
-        """Waits until everything is written.
+        """Waits until all saved checkpoints are written.
 
         Raises:
-          UserError: no space is left.
+          UserError: the disk is full.
         """
         with self._named_errors():
             if self._saving is not None:
@@ -244,7 +259,7 @@ class Checkpoints:
             self.wait()
             self._checkpointer.close()
         except Exception:
-            if kind is None:  # Otherwise the first error is raised.
+            if kind is None:  # If the context raised an error, that error is more important.
                 raise
 
     def _read(self, step: int, like: dict) -> tuple[dict, dict[str, int]]:
@@ -271,7 +286,7 @@ class Checkpoints:
                 )
                 sums = {name: metadata.custom_metadata["checksums"][name] for name in like}
                 return ocp.load_checkpointables(path, abstract), sums
-        # It is a checkpoint of another model, or there is too little memory.
+        # The checkpoint belongs to another model, or there is too little memory.
         except (
             UserError,
             MemoryError,
@@ -291,28 +306,31 @@ class Checkpoints:
         return restored
 
     def _sweep(self) -> None:
-        """Removes incomplete checkpoints of killed runs; moves those with damaged metrics aside."""
-        if not self._remote:  # In buckets Orbax removes them itself.
+        """Cleans up after killed runs.
+
+        Removes incomplete checkpoints, and moves checkpoints with damaged metrics aside.
+        """
+        if not self._remote:  # In buckets Orbax itself removes incomplete checkpoints.
             for rest in self.folder.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(rest)
         for path, problem in self._unreadable_figures():
             self._move_aside(path, f"checkpoint {path} is damaged: {problem}")
 
     def _unreadable_figures(self) -> Iterator[tuple[Path | epath.Path, str]]:
-        """Yields checkpoints with invalid JSON metrics, and the error.
+        """Yields each checkpoint whose metrics are invalid JSON, and the error.
 
-        If there is one, Orbax lists no checkpoints at all.
+        If such a checkpoint exists, Orbax lists no checkpoints at all.
         """
         for figures in self.folder.glob("[0-9]*/metrics/metrics"):
             try:
                 json.loads(figures.read_text())
             except FileNotFoundError:
-                continue  # The writing run has removed the checkpoint.
+                continue  # A run in another process has removed this checkpoint.
             except ValueError as error:
                 yield figures.parents[1], f"{figures}: {error}"
 
     def _set_aside(self, problems: dict[Path | epath.Path, str]) -> None:
-        """Moves damaged checkpoints aside, the newest first."""
+        """Moves damaged checkpoints into the folder `DAMAGED`, the newest checkpoint first."""
         if problems:
             if jax.process_index() == 0:
                 for path, problem in problems.items():
@@ -362,14 +380,14 @@ class Checkpoints:
 
 
 def as_items(state: State, metrics: Metrics) -> dict:
-    """Returns the content of a checkpoint in separate items, without a frozen model."""
+    """Returns a train state and metrics as the items of a checkpoint, without a frozen model."""
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
     items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
     return items | state["objective_state"] | {"run": run}
 
 
 def from_items(items: dict) -> tuple[State, Metrics]:
-    """Returns the state and the metrics of a checkpoint, without a frozen model."""
+    """Returns the train state, without a frozen model, and the metrics of a checkpoint's items."""
     run = dict(items["run"])
     metrics = run.pop("metrics")
     weights = {"params": items["params"], "extra": items.get("extra", {})}
@@ -384,17 +402,20 @@ def from_items(items: dict) -> tuple[State, Metrics]:
 
 
 def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
-    """Loads some items of one checkpoint in `folder`, such as `params`, and no others.
+    """Loads some items of a checkpoint, such as `params`, without reading the other items.
 
     Args:
-      like: items of arrays or `jax.ShapeDtypeStruct`s, with the shapes and shardings of the result.
-      which: a step, `best` (by test accuracy, else test loss), or empty for the newest.
+      folder: the folder of the checkpoints.
+      like: the items to load. Their leaves are arrays or `jax.ShapeDtypeStruct`s with the shapes
+        and shardings of the result.
+      which: a step; `best`, the checkpoint with the best test accuracy or, without accuracy, the
+        best test loss; or empty for the newest checkpoint.
 
     Returns:
-      The items by their names, and the checkpoint's number as `step`.
+      The items by name, and the checkpoint's step as `step`.
 
     Raises:
-      UserError: there is no such checkpoint, it is damaged, or of another model.
+      UserError: the checkpoint does not exist, is damaged, or belongs to another model.
     """
     while folder.is_dir():
         with Checkpoints(folder, keep_last=None) as checkpoints:
@@ -406,7 +427,7 @@ def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
                 except UserError:
                     if (folder / str(step)).exists() or which == str(step):
                         raise
-                    continue  # The writing run has a newer checkpoint and removed this one.
+                    continue  # A run in another process removed this checkpoint for a newer one.
             if checkpoints.steps:
                 there = ", ".join(map(str, checkpoints.steps))
                 raise UserError(f"no checkpoint {which!r} in {folder}; there are: {there}")
@@ -415,9 +436,9 @@ def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
 
 
 def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
-    """Returns the shapes of all arrays in a checkpoint, by item and path, without reading them.
+    """Returns the shapes of all arrays in a checkpoint, by item and path, without reading arrays.
 
-    If an item is a single array, its path is empty.
+    For an item that is a single array, the path is empty.
 
     Raises:
       UserError: the checkpoint is damaged.
@@ -435,9 +456,9 @@ def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
 
 
 def _alone() -> ocp.Context:
-    """Returns the Orbax context for reads by a single process.
+    """Returns an Orbax context in which this process reads without waiting for other processes.
 
-    A process that fails to read must not leave the others waiting in Orbax.
+    If one process cannot read a file, the others would otherwise wait forever in Orbax.
     """
     alone = ocp.Context()
     alone.multiprocessing.active_processes = {jax.process_index()}
@@ -456,10 +477,11 @@ def _read_files(path: Path | epath.Path) -> None:
 
 
 def _verdict(path: Path | epath.Path, error: Exception) -> UserError:
-    """Returns the error for a checkpoint that is damaged, or only cannot be read now.
+    """Returns the error to raise for a checkpoint that Orbax failed to read.
 
-    Orbax reports files without read permission as missing, so all files are read again here to find
-    the cause.
+    It is a DamagedCheckpoint, or another UserError if the files cannot be read at the moment. Orbax
+    reports files without read permission as missing. All files are therefore read again here to
+    find the cause.
     """
     while error.__cause__:
         error = error.__cause__
@@ -485,9 +507,10 @@ def _verdict(path: Path | epath.Path, error: Exception) -> UserError:
 
 
 def _teach_orbax_s3() -> None:
-    """Patches Orbax to support `s3://` like `gs://`: through TensorStore and atomically.
+    """Patches Orbax to support `s3://` like `gs://`: through TensorStore, with atomic writes.
 
-    Unpatched, it treats such a URL as a relative path (https://github.com/google/orbax/pull/2739).
+    Without the patch, Orbax treats an `s3://` URL as a relative path
+    (https://github.com/google/orbax/pull/2739).
 
     Raises:
       UserError: the patch does not work with the installed version of Orbax.
@@ -512,12 +535,15 @@ def _teach_orbax_s3() -> None:
 
 
 def _s3_store(url: str) -> dict:
-    """Returns TensorStore's spec of an S3 URL; AWS's environment variables set the endpoint."""
+    """Returns TensorStore's spec (its description of a store) for an S3 URL.
+
+    The environment variables of AWS determine the endpoint.
+    """
     bucket, _, path = url.removeprefix("s3://").partition("/")
     store = {"driver": "s3", "bucket": bucket, "path": path}
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
         store["endpoint"] = endpoint
-    # Otherwise all of AWS's credential providers are tried.
+    # Without this setting, all of AWS's credential providers are tried one after another.
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         store["aws_credentials"] = {"type": "environment"}
     return store
@@ -528,21 +554,21 @@ def _raise(error: OSError):
 
 
 def _not_of_orbax(record: LogRecord) -> bool:
-    """Returns False for Orbax's long log records about errors that it also raises."""
+    """Returns False for Orbax's long log records about errors that Orbax raises anyway."""
     return "/orbax/" not in record.pathname
 
 
 def _score(figures: dict[str, float]) -> float:
-    """Returns the score of an evaluation: k-NN, else accuracy, else negative loss.
+    """Returns the score of an evaluation, for model selection; the highest score is the best.
 
-    A higher score is better. All evaluations of a run have the same metrics. At equal accuracy, the
-    lower loss is better.
+    The score is the k-NN accuracy. Without k-NN it is the accuracy, and at equal accuracy the lower
+    loss is better. Without accuracy it is the negative loss.
     """
     loss = figures.get("loss", math.inf)
     score = -loss
-    if "knn" in figures:  # Self-supervised; losses are not comparable.
+    if "knn" in figures:  # Losses of self-supervised training are not comparable.
         score = figures["knn"]
-    elif "accuracy" in figures:  # The loss breaks ties.
+    elif "accuracy" in figures:  # The loss decides between equal accuracies.
         score = figures["accuracy"] - min(loss, 100.0) / (
             1000 * max(1.0, figures.get("images", 1e9))
         )
@@ -550,9 +576,10 @@ def _score(figures: dict[str, float]) -> float:
 
 
 def _checksums(items: dict) -> dict[str, int]:
-    """Returns a checksum of each item: the sum of its bits modulo 2^32, exact in any order.
+    """Returns a checksum of each item: the bits of all values, summed as integers modulo 2^32.
 
-    NumPy sums the arrays of a CPU, because XLA would compile a program for each shape.
+    The sum is exact in any order, so it does not depend on the sharding. On CPUs it is computed in
+    NumPy, because XLA would compile a program for each shape of an array.
     """
     sums = {
         name: [
@@ -575,9 +602,10 @@ def _sum_on_host(array: jax.Array) -> int:
 
 
 def _in_turn(array: jax.Array) -> jax.Array:
-    """Waits for a sharded array, so that programs run one after another on a CPU.
+    """Waits for an array that is sharded over several processes, then returns it.
 
-    Otherwise processes might run their collectives in different orders and deadlock.
+    Programs with collectives thus run one after another. Without waiting, the processes could run
+    their collectives in different orders on CPUs and deadlock.
     """
     return array if array.is_fully_addressable else array.block_until_ready()
 
@@ -589,7 +617,11 @@ def _sum_of_bits(array: jax.Array) -> jax.Array:
 
 
 def _arrays(tree: dict) -> dict[str, str]:
-    """Returns the dtype and shape of every array in items or in Orbax's metadata, by path."""
+    """Returns the dtype and shape of every array, such as `float32[3,4]`, by path.
+
+    Args:
+      tree: items of a checkpoint, or Orbax's metadata of the items.
+    """
     return {
         path_name(path): f"{np.dtype(x.dtype)}{list(x.shape)}"
         for path, x in jax.tree.leaves_with_path(tree)

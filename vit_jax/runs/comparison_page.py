@@ -1,4 +1,4 @@
-"""Page that compares runs, created only from the content of their workdirs."""
+"""HTML page that compares runs. It is created from the files in the runs' workdirs."""
 
 import itertools
 import math
@@ -30,10 +30,11 @@ MOST_CLASSES = 30  # Maximum number of classes in the table.
 
 
 def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
-    """Returns the comparison as HTML.
+    """Returns the HTML page that compares runs.
 
     Args:
-      live: the page reloads itself until the runs are finished.
+      runs: files of the runs.
+      live: True: the page reloads itself until the runs are finished.
     """
     names = short_names([run.workdir for run in runs])
     titles = dict.fromkeys(title_of(run.saved) for run in runs)
@@ -58,7 +59,7 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Returns the shortest end of each path that distinguishes it from the others."""
+    """Returns a short name for each path: the shortest end that no other path has."""
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-parts:]) for path in paths]
         if len({*names}) == len(paths):
@@ -67,10 +68,11 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _overview(runs: Sequence[RunFiles], several: bool) -> list[list[str]]:
-    """Returns rows with a label, and for each run its metrics, time, speed and cost.
+    """Returns table rows: a label, then the value of each run (metrics, time, speed and cost).
 
     Args:
-      several: the runs have different titles, which are shown.
+      runs: files of the runs.
+      several: True: the runs have different titles, so the titles are a row.
     """
     keys = dict.fromkeys(
         key
@@ -94,7 +96,7 @@ def _figure(run: RunFiles, key: str) -> str:
 
 
 def _progress_and_cost(run: RunFiles) -> dict[str, str]:
-    """Returns the steps, time, speed, parameters and FLOPs of a run, by label."""
+    """Returns a run's steps, time, speed, number of parameters and FLOPs, by label."""
     manifest = run.saved.manifest
     steps, flops, cost = manifest["steps"], manifest.get("flops"), model_cost_of(manifest)
     speeds = [speed for _, speed in points_of(run.rows, "train/images_per_second")]
@@ -109,9 +111,9 @@ def _progress_and_cost(run: RunFiles) -> dict[str, str]:
 
 
 def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
-    """Returns a warning for each run with other data than the first run.
+    """Returns a warning for each run whose data differ from the first run's data.
 
-    Metrics of such runs are not comparable.
+    The metrics of these runs are not comparable.
     """
     first = {key: value for key, value in runs[0].saved.manifest.items() if key in KEYS}
     lines = []
@@ -124,7 +126,7 @@ def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 
 def _differences(runs: Sequence[RunFiles]) -> list[list[str]]:
-    """Returns rows of the values that differ between the runs' configs, commits and devices."""
+    """Returns table rows: config values, commits and devices that differ between the runs."""
     values = [
         dict(leaves(run.saved.config))
         | {"commit": short_commit(run.saved.manifest), "devices": run.saved.manifest["devices"]}
@@ -137,7 +139,7 @@ def _differences(runs: Sequence[RunFiles]) -> list[list[str]]:
 
 
 def _curves(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
-    """Returns an SVG for each scalar, with a line for each run."""
+    """Returns an SVG for each metric, with one line for each run."""
     drawn = []
     for title, key, scale in _panels(runs):
         lines = {
@@ -149,7 +151,7 @@ def _curves(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 
 def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
-    """Returns the title, the key in the rows and the scale of each panel of curves."""
+    """Returns the title, the metric's key in the rows, and the scale of each panel of curves."""
     panels = [
         (f"{title}: {label}" if label else title, key, scale)
         for title, lines, scale in CURVES
@@ -165,10 +167,10 @@ def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
 
 
 def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> list[list[str]]:
-    """Returns a row for each pair of runs with predictions for the same images.
+    """Returns a table row for each pair of runs that have predictions for the same images.
 
-    It contains the counts of images that only one of the runs predicts correctly, and the p-value
-    of McNemar's test.
+    A row contains the number of images that only the first run predicts correctly, the number that
+    only the second run predicts correctly, and the p-value of McNemar's test.
     """
     rows = []
     for (one, first), (other, second) in itertools.combinations(zip(runs, names, strict=True), 2):
@@ -191,7 +193,7 @@ def _same_images(one: Predictions | None, other: Predictions | None) -> bool:
 
 
 def sign_test(one: int, other: int) -> float:
-    """Returns the two-sided p-value of a sign test with these counts."""
+    """Returns the two-sided p-value of a sign test: `one` successes, `other` failures."""
     tosses = one + other
     tail = sum(math.comb(tosses, heads) for heads in range(min(one, other) + 1))
     return min(1.0, float(tail * 2 / 2**tosses)) if tosses < 1000 else _normal_tail(one, other)
@@ -203,9 +205,10 @@ def _normal_tail(one: int, other: int) -> float:
 
 
 def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
-    """Returns a table of class accuracies, for the classes in which the runs differ most.
+    """Returns a table of accuracies of the classes in which the runs differ most.
 
-    None: fewer than two runs have predictions, or their classes differ.
+    Returns:
+      None if fewer than two runs have predictions, or if their classes differ.
     """
     kept = [
         (run, name) for run, name in zip(runs, names, strict=True) if run.predictions is not None
@@ -236,7 +239,7 @@ def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
 
 
 def _most_different(accuracies: np.ndarray) -> np.ndarray:
-    """Returns the classes with the largest accuracy differences, if all runs test them.
+    """Returns the classes with the largest accuracy differences among the classes of all runs.
 
     Args:
       accuracies: `[runs, classes]`, NaN for classes without images.

@@ -1,4 +1,4 @@
-"""Writes a run's messages and progress for a terminal and a log file, and metrics as JSON lines."""
+"""Output of a run: messages and progress in a terminal and a log file, metrics as JSON lines."""
 
 import json
 import time
@@ -11,13 +11,14 @@ from vit_jax.runs.trackers.delivery import Delivery
 
 
 class Console:
-    """Prints permanent lines and a status line at intervals; both are also logged to a file.
+    """Prints messages, and at intervals a status line. Both are also written to a log file.
 
-    In a terminal or a notebook the status line is overwritten. Elsewhere, and in the log file, a
-    new line is written every second in the first minute and every ten seconds afterwards.
+    In a terminal or a notebook the status line overwrites the previous one. Elsewhere, and in the
+    log file, a new status line is written every second in the first minute, and every ten seconds
+    afterwards.
 
     Args:
-      log: the log file; None: nothing is printed, because another process prints.
+      log: the log file. None: nothing is printed, because another process prints.
     """
 
     def __init__(self, log: Path | None):
@@ -27,7 +28,7 @@ class Console:
         self._status = ""
 
     def log(self, text: str) -> None:
-        """Prints and logs a permanent line."""
+        """Prints a message and writes it to the log file."""
         if self._log:
             LINE.clear()
             print(text, flush=True)
@@ -44,12 +45,15 @@ class Console:
         return self._log is not None and self._screen.due(LATE)
 
     def status(self, text: str, last: bool = False) -> None:
-        """Prints and logs the progress line if it is due or the last one."""
+        """Prints and logs a status line if one is due, or if it is the `last` one."""
         self._status = text
         self._show(text, "", last)
 
     def still(self, text: str) -> None:
-        """Appends a non-empty part to the last progress line if that line is too old."""
+        """Prints the last status line again with `text` appended, if that line is too old.
+
+        With an empty `text` nothing is printed.
+        """
         if text and self.late:
             self._show(self._status, f" | {text}" if self._status else text)
 
@@ -74,7 +78,7 @@ class MetricWriter:
     """Writes metrics by step into `metrics.jsonl`, and sends metrics and pictures to trackers.
 
     Attributes:
-      rows: rows of earlier starts, up to the step from which the run continues.
+      rows: rows that earlier starts of the run wrote, up to the step from which the run continues.
     """
 
     def __init__(
@@ -83,10 +87,14 @@ class MetricWriter:
         first_step: int,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
-        """Removes rows after `first_step`: a killed run wrote them, and this run writes them again.
+        """Opens the file and removes the rows after `first_step`.
+
+        A killed run wrote these rows, and this run writes them again.
 
         Args:
-          on_log: called with each step and its metrics, after they are written.
+          workdir: the run's workdir.
+          first_step: the step from which the run continues.
+          on_log: function that is called with a step and its metrics after they are written.
         """
         self._on_log = on_log
         self._deliveries: Sequence[Delivery] = ()
@@ -98,11 +106,11 @@ class MetricWriter:
         self._file = path.open("a", encoding="utf-8")
 
     def deliver_to(self, deliveries: Sequence[Delivery]) -> None:
-        """Sends all following rows to trackers; `close` closes them."""
+        """Sends all following rows to trackers. `close` also closes the trackers."""
         self._deliveries = deliveries
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        """Appends a row; NaN and infinity are written as null."""
+        """Appends a row of metrics to `metrics.jsonl`. NaN and infinity are written as null."""
         finite = {
             name: value if abs(value) < float("inf") else None for name, value in scalars.items()
         }
@@ -114,7 +122,7 @@ class MetricWriter:
             self._on_log(step, dict(scalars))
 
     def picture(self, step: int, name: str, png: bytes) -> None:
-        """Sends a picture to the trackers; other code writes it into the workdir."""
+        """Sends a picture to the trackers. The calling code writes it into the workdir."""
         for delivery in self._deliveries:
             delivery.picture(step, name, png)
 

@@ -1,4 +1,4 @@
-"""Identity of a run's data: classes, counts and files, compared at later starts."""
+"""Identity of a run's data: classes, numbers of images and files. Later starts compare it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,9 +9,10 @@ from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import all_names
 from vit_jax.runs.splits import SPOKEN, Splits
 
-KEYS = ("class_names", "images", "data")  # Keys of the manifest.
+KEYS = ("class_names", "images", "data")  # Keys of the manifest that identify the data.
 SHOWN = 5  # Maximum number of classes in a message.
-# Descriptions of a fingerprint's values; a difference in one explains those in later ones.
+# Descriptions of the values of a fingerprint. If a value differs, later values usually differ for
+# the same reason, so only the first difference is reported.
 VALUES = {
     "files": "other names or sizes of files",
     "labels": "other labels",
@@ -22,17 +23,21 @@ VALUES = {
 
 
 def differences(saved: Mapping[str, Any], given: Mapping[str, Any], now: str = "now") -> list[str]:
-    """Returns the differences between two manifests' data; entries of only one are ignored.
+    """Returns lines that describe the differences between the data of two manifests.
+
+    Entries that only one of the manifests has are ignored.
 
     Args:
-      now: the name of the second manifest in the lines.
+      saved: the first manifest.
+      given: the second manifest.
+      now: name of the second manifest in the lines.
     """
     before, after = (manifest.get("class_names") or () for manifest in (saved, given))
     other_classes = [*_class_differences(before, after)] if before and after else []
     lines = [*other_classes]
     for name in dict.fromkeys((*saved.get("images", {}), *saved.get("data", {}))):
         difference = _count_difference(saved, given, name, now)
-        if not difference and not other_classes:  # Other classes change everything else.
+        if not difference and not other_classes:  # If classes differ, the content differs, too.
             difference = _content_difference(saved, given, name)
         if difference:
             lines.append(f"{SPOKEN.get(name, name)}: {difference}")
@@ -45,14 +50,14 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any], now: str = "
 def _count_difference(
     saved: Mapping[str, Any], given: Mapping[str, Any], split: str, now: str
 ) -> str:
-    """Returns the numbers of a split's images if they differ; else an empty string."""
+    """Describes different numbers of images in a split; empty if the numbers are equal."""
     count = saved.get("images", {}).get(split)
     given_count = given.get("images", {}).get(split, count)
     return "" if count == given_count else f"{count:,} images, and {now} {given_count:,}"
 
 
 def _content_difference(saved: Mapping[str, Any], given: Mapping[str, Any], split: str) -> str:
-    """Returns the first value of a split's fingerprint that differs, or an empty string."""
+    """Describes the first difference of a split's fingerprints; empty if they are equal."""
     before, after = (manifest.get("data", {}).get(split, {}) for manifest in (saved, given))
     other = [key for key, value in before.items() if after.get(key, value) != value]
     if not other:
@@ -61,7 +66,7 @@ def _content_difference(saved: Mapping[str, Any], given: Mapping[str, Any], spli
 
 
 def identity_of(splits: Splits) -> dict[str, Any]:
-    """Returns a manifest's values that identify the splits of a run, for `differences`."""
+    """Returns the values of a manifest that identify a run's splits, for `differences`."""
     return {
         "class_names": splits.train.class_names,
         "images": {name: len(source) for name, source in splits.named.items()},
@@ -83,7 +88,10 @@ def _class_differences(before, now) -> Iterator[str]:
 
 
 def fits_head(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Returns True if a run's head fits other data: common classes keep their indices."""
+    """Returns True if a run's head can be used for other data.
+
+    The numbers of classes must be equal, and classes of both data sets must have the same index.
+    """
     classes = saved.get("num_classes")
     if classes != given.get("num_classes"):
         return False

@@ -1,4 +1,4 @@
-"""Prefetching of batches onto the devices."""
+"""Prefetching: copies batches to the devices before they are needed."""
 
 import queue
 import threading
@@ -13,12 +13,13 @@ from vit_jax.parallel.mesh import to_devices
 
 
 class Feed:
-    """Iterator of device batches; a separate thread places them while the devices compute.
+    """Iterator of device batches. A separate thread copies batches to the devices in advance.
 
     Args:
-      batches: this process's batches, endless.
-      check: called with each batch before it is placed; the iterator raises its errors.
-      ahead: maximum number of batches that wait on the devices.
+      batches: endless iterator of this process's batches.
+      check: function that is called with each batch before it is copied. If it raises an error,
+        the iterator raises that error.
+      ahead: maximum number of unused batches on the devices.
     """
 
     def __init__(
@@ -35,13 +36,14 @@ class Feed:
             target=self._fill, args=(check, mesh), name="feed", daemon=True
         )
         self._thread.start()
-        self.idle_seconds = 0.0  # Time that devices waited for batches.
+        self.idle_seconds = 0.0  # Time during which the devices waited for batches.
 
     def take(self, running: jax.Array | None = None) -> dict[str, jax.Array]:
         """Returns the next batch.
 
         Args:
-          running: a result of the current step; once it is ready, the devices count as idle.
+          running: a result of the current step. When it is ready and the next batch is not, the
+            time is counted in `idle_seconds`.
         """
         while True:
             since = time.perf_counter()
@@ -56,7 +58,7 @@ class Feed:
         return item
 
     def close(self) -> None:
-        """Ends the thread and its decoding processes."""
+        """Ends the thread, and the processes that decode images."""
         self._closed.set()
         while self._thread.is_alive():
             try:

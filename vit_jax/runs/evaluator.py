@@ -27,18 +27,18 @@ PICTURES = 6  # Number of images per call of the objective's `pictures`.
 
 
 class Evaluator:
-    """Evaluates parameters once on every image of a split; compiled at the first call.
+    """Evaluates parameters on every image of a split. The first call compiles the evaluation step.
 
     Args:
-      splits: sources by name.
+      splits: data sources by the name of the split.
       log: callback for messages about unreadable images.
-      views: result of `evaluation_views`; empty: only the test crop.
+      views: result of `evaluation_views`; empty: a single view, the test crop.
 
     Attributes:
       metrics: formats of the objective's metrics, by name.
       draws: True if the objective has pictures.
-      answers: predictions for each readable image of the last evaluation, by the fields of
-        `Predictions`; None: the objective has no labels.
+      answers: predictions for each readable image of the last evaluation. The keys are attributes
+        of `Predictions`. None: the objective has no labels.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Evaluator:
         self._objective, self._labelled = objective, objective.labels
         self.draws, self._paired = objective.pictures is not None, objective.paired
         self._mesh, self._splits, self._log = program.mesh, splits, log
-        # The number of images that training has on the devices at the same time.
+        # Number of images in a micro-batch of training.
         self._most = config.batch_size // config.micro_batches
         self._arguments = dict(
             crop=test_crop(config), workers=config.data.workers, threads=config.data.threads
@@ -63,7 +63,7 @@ class Evaluator:
         both = program.graphdef, program.objective, config, program.mesh, places
         self._step, self._pictures = make_eval_step(*both), make_pictures(*both)
         self.answers: dict[str, np.ndarray] | None = None
-        self._outputs: dict[str, np.ndarray] | None = None  # Of the last evaluation.
+        self._outputs: dict[str, np.ndarray] | None = None  # Outputs of the last evaluation.
         self._skipped = {
             name: SkipLog(source, config.data.max_unreadable, log)
             for name, source in splits.items()
@@ -74,15 +74,16 @@ class Evaluator:
     ) -> dict[str, float] | None:
         """Returns mean `loss`, mean metrics and the number of readable `images` of a split.
 
-        If each image has one label, `class_figures` of the whole split are added.
+        If each image has one label, the metrics of `class_figures` are added.
 
         Args:
           split: name of the split.
-          go_on: called before each batch; if it returns False, the evaluation stops and returns
-            None.
+          evaluated: parameters to evaluate.
+          go_on: function that is called before each batch. If it returns False, the evaluation
+            stops and returns None.
         """
         total, said, source = None, [], self._splits[split]
-        # The training batch size, but not more than the split needs.
+        # The size of a training micro-batch, or less if the split has fewer images.
         batch_size = min(self._most, whole_batch(self._mesh, len(source)))
         arguments = self._arguments | self._views
         arguments |= dict(batch_size=batch_size, rows=local_rows(self._mesh, batch_size))
@@ -109,7 +110,7 @@ class Evaluator:
         return figures | (class_figures(counts) if counts else {}) | {"images": images}
 
     def counts(self) -> ClassCounts | None:
-        """Returns the last evaluation's counts by class; None unless each image has one label."""
+        """Returns counts by class of the last evaluation; None if an image lacks a single label."""
         return (
             class_counts(self.answers["labels"], self.answers["answer"]) if self.answers else None
         )
@@ -127,7 +128,7 @@ class Evaluator:
         return kept._replace(shown=batch["numbers"], images=batch["image"])
 
     def retrievals(self, split: str, step: int) -> Retrievals | None:
-        """Returns captions of the last evaluation with their most similar images, for a report.
+        """Returns captions of the last evaluation and their most similar images, for a report.
 
         Args:
           split: name of the split that was evaluated last.
@@ -149,11 +150,13 @@ class Evaluator:
     def worst(self, split: str, step: int, evaluated: Evaluated) -> WorstImages | None:
         """Returns the images of the last evaluation with the worst predictions, for a report.
 
-        They are read and predicted again, so that not all predictions must be stored. All processes
-        of a run call this.
+        These images are read and predicted again, because the evaluation does not store the
+        predictions of all images. All processes of a run must call this method.
 
         Args:
           split: name of the split that was evaluated last.
+          step: step of the evaluation.
+          evaluated: the evaluated parameters.
         """
         scores_of, outputs = self._objective.image_scores, self._outputs
         if scores_of is None or not outputs:
@@ -178,10 +181,12 @@ class Evaluator:
     def _overlays(
         self, split: str, outputs: dict[str, np.ndarray], evaluated: Evaluated
     ) -> np.ndarray:
-        """Returns pictures of images, uint8 `[images, pictures, height, width, 3]`.
+        """Returns pictures of images and predictions, `[images, pictures, height, width, 3]`.
 
         Args:
-          outputs: outputs of the images in the last evaluation.
+          split: name of the split.
+          outputs: `Loss.outputs` of the images to draw, from the last evaluation.
+          evaluated: the evaluated parameters.
         """
         numbers, objects_of = outputs["numbers"], self._objective.objects
         if objects_of is not None:
@@ -191,7 +196,8 @@ class Evaluator:
             return np.stack(
                 [[overlay(image, each, names) for each in pair] for image, pair in pairs]
             )
-        count, drawn = min(PICTURES, len(self._splits[split])), []  # Already compiled.
+        # `pictures` has already compiled this batch size.
+        count, drawn = min(PICTURES, len(self._splits[split])), []
         for start in range(0, len(numbers), count):
             part = numbers[start : start + count]
             pictures, _ = self._drawn(split, np.resize(part, count), evaluated)
@@ -207,7 +213,7 @@ class Evaluator:
         """Returns images spread evenly over a split, their visible parts and their predictions.
 
         Returns:
-          uint8 `[3, images, height, width, 3]`.
+          uint8 `[3, images, height, width, 3]`. The first axis is: image, visible part, prediction.
         """
         pictures, valid = self._drawn(split, self._spread(split, most), evaluated)
         return pictures[:, valid]
@@ -215,26 +221,28 @@ class Evaluator:
     def _drawn(
         self, split: str, chosen: np.ndarray, evaluated: Evaluated
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns images of a split with the objective's pictures, and a mask of readable ones.
+        """Returns images of a split with the objective's pictures of them.
 
         Returns:
-          uint8 `[3, images, height, width, 3]`, and bool `[images]`.
+          Images, visible parts and predictions, uint8 `[3, images, height, width, 3]`; and bool
+          `[images]`, True for readable images.
         """
         batch = self._read(split, chosen, whole_batch(self._mesh, 1), **self._views)
         drawn = jax.device_get(self._pictures(evaluated, self._placed(batch)))
         return np.stack([batch["image"], *drawn]), batch["valid"]
 
     def _spread(self, split: str, most: int) -> np.ndarray:
-        """Returns the numbers of at most `most` images spread evenly over the split."""
+        """Returns the indices of at most `most` images, spread evenly over the split."""
         return np.unique(np.linspace(0, len(self._splits[split]) - 1, most).astype(int))
 
     def _read(self, split: str, chosen: np.ndarray, of: int, **views) -> dict[str, np.ndarray]:
-        """Returns these images of a split in one batch, padded to a multiple of `of`.
-
-        The batch contains the images' indices in the split as `numbers`.
+        """Reads some images of a split as one batch. Its entry `numbers` contains their indices.
 
         Args:
-          **views: `views` and `seed` of `evaluation_batches`, instead of the test crop.
+          split: name of the split.
+          chosen: indices of the images in the split.
+          of: the batch is padded to a multiple of this number.
+          **views: arguments `views` and `seed` of `evaluation_batches`; none: the test crop.
         """
         batch_size = -(-len(chosen) // of) * of
         arguments = self._arguments | dict(
@@ -245,13 +253,16 @@ class Evaluator:
         return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Places the views and indices of a batch, read by every process, on the devices."""
+        """Copies a batch's views and indices to the devices. Every process has the whole batch."""
         rows = local_rows(self._mesh, len(batch["image"]))
         return to_devices({name: batch[name][rows] for name in self._entries}, self._mesh)
 
 
 def _joined(said: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
-    """Returns the predictions for the readable images of all batches, with their indices."""
+    """Concatenates the predictions of all batches, without unreadable images.
+
+    The entry `numbers` of the result contains the indices of the images.
+    """
     if not said or not said[0]:
         return None
     answers = {name: np.concatenate([batch[name] for batch in said]) for name in said[0]}
@@ -262,7 +273,7 @@ def _joined(said: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
 
 
 def test_crop(config: RunOptions) -> TestCrop:
-    """Returns the evaluation transform that a config describes."""
+    """Returns the evaluation transform (test crop) of a config."""
     data = config.data
     return TestCrop(
         data.image_size,

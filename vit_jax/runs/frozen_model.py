@@ -1,4 +1,4 @@
-"""The frozen model of a run's objective, such as a teacher: opened, compared and read."""
+"""Opens and reads the frozen model of a run's objective, such as a teacher."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -23,18 +23,19 @@ from vit_jax.runs.warm_start import fingerprint_of, matched_head, objective_shap
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.frozen import RANDOM, TeacherSpec, WithHeads
 
-# Kernels of attention and MLP: nearly all parameters of a Transformer. Heads are used in full
-# precision, and a BiT's kernels are standardized first.
+# Paths of the kernels of attention and MLP, nearly all parameters of a Transformer. They can be
+# stored in bfloat16. Heads cannot, since they are used in full precision. A BiT's kernels cannot,
+# since they are standardized first.
 ROUNDED = re.compile(r"(^|/)(attention|mlp)/(?!bias_mlp/).*kernel$")
 
 
 class FrozenModel(NamedTuple):
-    """Frozen model before its parameters are read.
+    """Frozen model whose parameters have not been read yet.
 
     Attributes:
-      model: an `ImageModel` or a `WithHeads`, with shapes in place of arrays; dtypes are those of
-        storage.
-      sources: functions that read each parameter, by path.
+      model: an `ImageModel` or a `WithHeads`, with shapes in place of arrays. The dtypes are the
+        ones in which the parameters are kept in device memory.
+      sources: functions that read the parameters, by path.
       found: lines that describe the model.
     """
 
@@ -43,13 +44,13 @@ class FrozenModel(NamedTuple):
     found: list[str]
 
     def read(self) -> dict:
-        """Returns the parameters, on the host."""
+        """Reads the parameters and returns them, on the host."""
         return nnx.traversals.unflatten_mapping(
             {tuple(path.split("/")): x for path, x in self._read_each()}
         )
 
     def fingerprint(self) -> str:
-        """Returns a checksum of the parameters, which are read one by one."""
+        """Returns a checksum of the parameters. They are read one by one, to save memory."""
         return fingerprint_of(self._read_each())
 
     def _read_each(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -59,14 +60,17 @@ class FrozenModel(NamedTuple):
 
 
 def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenModel | None:
-    """Returns the frozen model of the config's objective; None if it needs none.
+    """Returns the frozen model of the config's objective; None if the objective has no teacher.
 
     Args:
-      class_names: classes of the run's head, by index; empty if the run learns no classes.
+      config: config of the run.
+      class_names: names of the classes of the run's head, by index; empty if the run learns no
+        classes.
 
     Raises:
-      UserError: the checkpoint does not exist, is damaged, does not fit, lacks the required heads
-        or has other classes; or the config names a teacher, but the objective uses none.
+      UserError: the checkpoint does not exist, is damaged, is incompatible with the run, lacks the
+        required heads or has other classes. Or the config has a teacher, but the objective does not
+        use one.
     """
     wanted = objective_of(config.objective.name).teacher_spec(config)
     if wanted is None:
@@ -100,7 +104,7 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
 
 
 def _random_frozen(config: RunOptions, class_names: Sequence[str]) -> FrozenModel:
-    """Returns the small untrained model of `teacher='random'`, the same in every process."""
+    """Returns a small untrained model for `teacher='random'`. It is equal in all processes."""
     num_classes = len(class_names) or config.data.num_classes or 0
     model = objective_of(config.objective.name).random_teacher(config, num_classes, nnx.Rngs(0))
     params = jax.tree.leaves_with_path(_params(model))
@@ -118,13 +122,13 @@ def _with_heads(
     model: nnx.Module,
     sources: dict[str, Callable],
 ) -> tuple[WithHeads, dict[str, Callable]]:
-    """Returns a frozen model with the heads and the state of the checkpoint's objective.
+    """Adds the heads of the checkpoint's objective to a frozen model.
 
     Returns:
-      The model, and functions that read its parameters, by path.
+      The model with heads, and functions that read its parameters, by path.
 
     Raises:
-      UserError: the checkpoint contains no such objective.
+      UserError: the checkpoint contains no parameters of the required objective.
     """
     start, found = f"config.objective.teacher={wanted.source!r}", checkpoint.objective
     if found is None or found.name != wanted.objective:
@@ -151,15 +155,16 @@ def _params(module: nnx.Module) -> dict:
 
 
 def frozen_shapes(config: RunOptions) -> nnx.Module | None:
-    """Returns the frozen model with shapes instead of arrays; None: there is none."""
+    """Returns the frozen model with shapes in place of arrays; None: no frozen model."""
     frozen = open_frozen(config)
     return None if frozen is None else frozen.model
 
 
 def _halved(model: nnx.Module) -> nnx.Module:
-    """Returns the abstract model with bfloat16 kernels where they are rounded at each use anyway.
+    """Returns the abstract model with some kernels in bfloat16, to halve their memory.
 
-    The model's outputs do not change.
+    These are the kernels that the model rounds to bfloat16 in each use, so its outputs stay the
+    same.
     """
     graphdef, params = nnx.split(model)
 

@@ -1,10 +1,13 @@
-"""Goodput: share of a run's time spent on training, over all starts, and the rest by kind."""
+"""Goodput: share of a run's total time, over all starts, that is spent on training steps.
+
+All other time is counted by kind, such as evaluation or waiting for images.
+"""
 
 import json
 import time
 from pathlib import Path
 
-# Kinds of time and their descriptions; the share of `train` is the goodput.
+# Kinds of time and their descriptions. The goodput is the share of the kind `train`.
 KINDS = {
     "train": "training",
     "start": "starting and compiling",
@@ -16,12 +19,13 @@ KINDS = {
 
 
 class Ledger:
-    """Timer that counts the seconds of each kind; one kind is running at any time.
+    """Timer that counts the seconds of each kind of time. At any time one kind is running.
 
     Args:
       started: `time.time()` when the command began.
-      rows: rows of `metrics.jsonl` from earlier starts. Their seconds are added; training after
-        `first_step` counts as lost.
+      rows: rows of `metrics.jsonl` from earlier starts of the run. Their seconds are added.
+      first_step: the step from which the run continues. Training of earlier starts after this step
+        is counted as lost.
     """
 
     def __init__(self, started: float, rows: list[dict], first_step: int):
@@ -35,13 +39,13 @@ class Ledger:
         self._since = time.perf_counter() - (time.time() - started)
 
     def enter(self, kind: str) -> None:
-        """Counts the time from now on as this kind."""
+        """Counts the time from now on as the kind `kind`."""
         now = time.perf_counter()
         self.seconds[self._kind] += now - self._since
         self._kind, self._since = kind, now
 
     def move(self, kind: str, seconds: float) -> None:
-        """Counts some of the running kind's seconds as another kind."""
+        """Moves seconds from the running kind to `kind`."""
         self.seconds[self._kind] -= seconds
         self.seconds[kind] += seconds
 
@@ -53,7 +57,7 @@ class Ledger:
         }
 
     def in_words(self) -> str:
-        """Returns a line with the share of each kind in the total time."""
+        """Returns a line of text with each kind's share of the total time."""
         row = self.row()
         total = sum(self.seconds.values())
         rest = sorted(
@@ -68,7 +72,7 @@ class Ledger:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """Returns the rows of a `metrics.jsonl`, except lines damaged by a crash."""
+    """Returns the rows of a `metrics.jsonl`. Lines that a crash has damaged are skipped."""
     rows = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:

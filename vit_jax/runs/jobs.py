@@ -1,7 +1,7 @@
 """Runs training jobs one after another in separate processes, and records their failures.
 
-Finished jobs are not repeated. Several machines can share a folder and its jobs: a job running on
-another machine is skipped.
+Finished jobs are not repeated. Several machines can work on the jobs of a shared folder: a job that
+another machine runs is skipped.
 """
 
 import json
@@ -18,23 +18,23 @@ from vit_jax.runs.workdir import METRICS, ends_run
 from vit_jax.runs.workdir_lock import in_use
 from vit_jax.shipped import CONFIGS
 
-POLL_SECONDS = 20.0  # Interval of checks for runs of other processes.
+POLL_SECONDS = 20.0  # Interval at which jobs of other processes are checked.
 
 
 class Job(NamedTuple):
-    """One run of `vit_jax.main`."""
+    """A training run to start with `vit_jax.main`, given by its workdir and its flags."""
 
     workdir: Path
-    flags: tuple[str, ...]  # All except --workdir.
+    flags: tuple[str, ...]  # All flags except --workdir.
 
     @property
     def name(self) -> str:
-        """The name of the run: the name of its folder."""
+        """Name of the run: the name of its workdir."""
         return self.workdir.name
 
     @property
     def failed(self) -> Path:
-        """The file, next to the workdir, with the reason of a failure; absent without a failure."""
+        """File next to the workdir with the reason of the job's failure, if it has failed."""
         return self.workdir.with_name(f"{self.name}.failed")
 
 
@@ -42,10 +42,11 @@ class Outcome(NamedTuple):
     """The metrics of a run's last evaluation, or the reason of its failure.
 
     Attributes:
-      figures: metrics on the test images without a prefix, such as `accuracy`; metrics of suites,
-        such as `fewshot/pets/5`; and `seconds`, the time of all starts of the run.
+      figures: metrics of the last evaluation. Metrics on the test images have no prefix, such as
+        `accuracy`. Metrics of evaluation suites are named as `fewshot/pets/5`. `seconds` is the
+        total time of all starts of the run.
       failure: the reason of the failure; empty if the run did not fail.
-      history: metrics of all evaluations so far, with the same names.
+      history: metrics of each evaluation so far, with the same names as in `figures`.
     """
 
     figures: dict[str, float] | None = None
@@ -59,11 +60,13 @@ class Outcome(NamedTuple):
 
 
 def job_of(workdir: Path, config: str, values: Mapping[str, Any]) -> Job:
-    """Returns a run of a config with some of its values changed.
+    """Returns a job that trains a config with some values changed.
 
     Args:
-      config: a file, or a name in configs/ with its argument, such as `finetune:cifar10`.
-      values: values by their dotted keys.
+      workdir: workdir of the run.
+      config: a config file, or the name of a file in configs/ with its argument, such as
+        `finetune:cifar10`.
+      values: values to change, by dotted key.
     """
     name, colon, argument = config.partition(":")
     file = name if name.endswith(".py") else str(CONFIGS / f"{name}.py")
@@ -72,7 +75,7 @@ def job_of(workdir: Path, config: str, values: Mapping[str, Any]) -> Job:
 
 
 def outcome(job: Job) -> Outcome:
-    """Reads the outcome of a job from its files."""
+    """Reads the outcome of a job (metrics or failure) from the files of its workdir."""
     try:
         steps = json.loads((job.workdir / MANIFEST).read_text())["steps"]
         lines = (job.workdir / METRICS).read_text().splitlines(keepends=True)
@@ -95,7 +98,7 @@ def outcome(job: Job) -> Outcome:
 
 
 def _figures(row: Mapping[str, float]) -> dict[str, float]:
-    """Returns the evaluation metrics in a row; `test` metrics have no prefix."""
+    """Returns the evaluation metrics in a row, without the prefix `test`."""
     return {
         key.removeprefix("test/"): value
         for key, value in row.items()
@@ -104,7 +107,7 @@ def _figures(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def _failure(job: Job) -> str:
-    """Returns the text of the file next to the workdir; empty if there is none."""
+    """Returns the reason of a job's failure from the file `Job.failed`; empty without this file."""
     return job.failed.read_text().strip() if job.failed.exists() else ""
 
 
@@ -118,14 +121,15 @@ def run_jobs(
     log: Callable[[str], None] = print,
     after_each: Callable[[], None] = lambda: None,
 ) -> None:
-    """Runs the jobs that are not finished, and continues those that were stopped.
+    """Runs the jobs that are not finished, and continues jobs that were stopped.
 
     Args:
-      log: callback that receives a line for each run.
-      after_each: called after each run.
+      jobs: the jobs, in the order in which they run.
+      log: callback that receives a line for each job.
+      after_each: function that is called after each job.
 
     Raises:
-      KeyboardInterrupt: the user stopped a run, which saved a checkpoint first.
+      KeyboardInterrupt: the user stopped a job. The job saved a checkpoint before it ended.
     """
     waiting = _unfinished(jobs)
     begun, ran, retried = time.monotonic(), 0, set()
@@ -144,7 +148,7 @@ def run_jobs(
             job.failed.unlink(missing_ok=True)
             failure, ran = _run(job), ran + 1
             if failure and in_use(job.workdir):
-                continue  # Another process started it at the same moment.
+                continue  # Another process started this job at the same moment.
             if failure:
                 _write_failure(job, failure)
                 log(f"== {job.name} failed: {failure}")
@@ -158,7 +162,7 @@ def _unfinished(jobs: Iterable[Job]) -> list[Job]:
 
 
 def _run(job: Job) -> str:
-    """Runs a job and returns the reason of its failure; empty if it succeeded."""
+    """Runs a job. Returns the reason of its failure, or an empty string if it succeeded."""
     command = [sys.executable, "-m", "vit_jax.main", *job.flags, f"--workdir={job.workdir}"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     last = ""
@@ -168,8 +172,8 @@ def _run(job: Job) -> str:
             last = line.strip() or last
         code = process.wait()
     except KeyboardInterrupt:
-        process.wait()  # The process also received the signal.
+        process.wait()  # The job's process also received the signal, and ends itself.
         raise
     if code == 0 and outcome(job).figures is None:
-        raise KeyboardInterrupt  # Only the run received the signal; it saved and ended.
+        raise KeyboardInterrupt  # Only the job's process received the signal; it saved and ended.
     return (last.removeprefix("error: ") or f"exit code {code}") if code else ""

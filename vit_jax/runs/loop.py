@@ -1,9 +1,9 @@
 """Training loop of a run, from its config to its report.
 
 Each iteration consists of step, next batch, logging, evaluation and checkpoint, in this order. A
-run that was stopped anywhere can be started again on the same workdir and continues from its newest
-checkpoint. Its result is bit-exact, because batches and random numbers depend only on seed and
-step.
+run that was stopped can be started again on the same workdir. It then continues from its newest
+checkpoint. The result is bit-exact: it does not depend on where a run was stopped, because batches
+and random numbers depend only on the seed and the step.
 """
 
 import contextlib
@@ -58,20 +58,25 @@ def train(
     """Trains to the end, or until SIGTERM or SIGINT, and writes all results into `workdir`.
 
     Args:
-      config: checked by `vit_jax.config.check`.
-      workdir: new, empty, or of an earlier start with the same config, which is continued.
+      config: config that `vit_jax.config.check` has accepted.
+      workdir: a new or empty folder, or the workdir of an earlier start with the same config. In
+        the latter case the run is continued.
       peers: the run's processes, if there are several (`vit_jax.parallel.distributed.start`).
       started: `time.time()` when the command began, for the log.
-      overrides: api overrides of the calling program; None: the process belongs to the run and is
-        ended if it hangs.
+      overrides: API overrides of the calling program. With None, the process only runs this
+        training, so the watchdog ends the process if it hangs.
 
     Returns:
-      The last evaluation's metrics of the test images; empty if the run was stopped before its end.
+      Metrics on the test images from the last evaluation; empty if the run was stopped before its
+      end.
 
     Raises:
-      UserError: the config does not fit the data, the devices or the workdir; another run uses the
-        workdir, or it was deleted; the loss is no longer finite; the disk or a device's memory is
-        full; too many images are unreadable.
+      UserError: one of these problems:
+        - The config is incompatible with the data, the devices or the workdir.
+        - Another run uses the workdir, or the workdir was deleted.
+        - The loss is no longer finite.
+        - The disk or a device's memory is full.
+        - Too many images are unreadable.
     """
     peers, started = peers or Peers(), started or time.time()
     with (
@@ -105,10 +110,15 @@ def _take_workdir(
 ) -> tuple[Lock | BucketLock | None, Console]:
     """Claims the workdir and logs the run's description; returns the lock and the console.
 
-    Process 0 holds the lock for all processes; in the others it is None.
+    Process 0 holds the lock for all processes. In the other processes the lock is None.
 
     Args:
-      config: the config that is written into the workdir.
+      config: the config to write into the workdir.
+      parts: data, model, objective and step of the run.
+      workdir: the run's workdir.
+      peers: the run's processes.
+      watchdog: watchdog of this process.
+      held: exit stack that releases the lock at the end of the run.
       flops: training FLOPs per image.
     """
     program, origin, splits = parts.program, parts.origin, parts.splits
@@ -149,7 +159,7 @@ def _take_workdir(
 
 
 def _check_files(config: ConfigDict, workdir: Path) -> None:
-    """Raises UserError if files of the objective are gone that the workdir has copies of."""
+    """Raises UserError if a file of the objective no longer exists, but the workdir has a copy."""
     objective, copies = objective_of(config.objective.name), workdir / OBJECTIVE_FILES
     if not objective.files_option or not copies.is_dir():
         return
@@ -169,13 +179,13 @@ def _copy_files(files: Sequence[Path], workdir: Path) -> None:
     folder.mkdir(exist_ok=True)
     for file in files:
         shutil.copyfile(file, folder / file.name)
-    for file in folder.iterdir():  # Files of another tokenizer, before the data changed.
+    for file in folder.iterdir():  # Removes files of another tokenizer, used before data changed.
         if file.name not in {kept.name for kept in files}:
             file.unlink()
 
 
 def _identified(parts: Parts, peers: Peers) -> dict:
-    """Returns the manifest's values that identify the data, api overrides and the frozen model."""
+    """Returns manifest values that identify the data, API overrides and the frozen model."""
     values = {"data": parts.data}
     if parts.overrides.model is not None:
         values["parameters"] = fingerprint_of(sorted(params_of(parts.overrides.model).items()))
@@ -190,14 +200,14 @@ def _identified(parts: Parts, peers: Peers) -> dict:
 
 
 class Run:
-    """A run in its workdir: the training state, and all parts that the training loop uses.
+    """A run in its workdir: the training state, and the objects that the training loop uses.
 
     Args:
       started: `time.time()` when the command began.
-      lock: lock of the workdir, on the process that writes; None on the others.
-      held: closes the run's resources at its end.
+      lock: lock of the workdir, on the process that writes; None on all other processes.
+      held: exit stack that closes the run's resources at the end of the run.
       flops: training FLOPs per image.
-      on_log: callback that receives each step and its metrics.
+      on_log: callback that receives the step and the metrics of each logged row.
     """
 
     def __init__(
@@ -221,7 +231,7 @@ class Run:
         )
         self.started, self.watchdog, self.console, self.lock = started, watchdog, console, lock
         leader = jax.process_index() == 0
-        # Each process logs its unreadable images.
+        # Each process logs the unreadable images that it reads.
         warn = console.log if leader else print
         self.upload = (
             held.enter_context(Upload(workdir, lock.check)) if lock and url_of(workdir) else None
@@ -269,7 +279,11 @@ class Run:
         held.enter_context(ticking(lambda: console.still(watchdog.in_words())))
 
     def turns(self) -> Figures | None:
-        """Trains to the last step and returns the last evaluation; None if a signal stopped it."""
+        """Trains to the last step and returns the last evaluation.
+
+        Returns:
+          Metrics of the last evaluation by split; None: a signal stopped the run.
+        """
         figures = self._first_figures()
         if figures and "kept" in figures:  # The run has ended, perhaps before its last step.
             return figures
@@ -280,7 +294,7 @@ class Run:
             last = step == self.steps
             self.trace.before(step)
             self.state, self.metrics = self.program.train_step(self.state, self.metrics, self.batch)
-            # Loads the next batch while the devices work on this step.
+            # Takes the next batch while the devices work on this step.
             self.batch = None if last else self.feed.take(self.state["step"])
             self.trace.after(step, self.state)
             if step == self.first_step + 1:
@@ -323,7 +337,7 @@ class Run:
             self.console.log(f"report: {shown(report.parent)}/{report.name}")
 
     def _restore(self, peers: Peers) -> int:
-        """Restores the newest checkpoint, or initializes the first state; returns its step."""
+        """Restores the newest checkpoint, or initializes the state; returns the state's step."""
         program, origin, frozen = self.program, self.parts.origin, self.parts.frozen
         frozen = frozen.read() if frozen else {}
         if restored := self.checkpoints.restore_newest(as_items(program.state, program.metrics)):
@@ -356,8 +370,8 @@ class Run:
     def _first_figures(self) -> Figures | None:
         """Returns the evaluation of the step from which the run continues.
 
-        If a signal interrupted this evaluation, it is repeated now. The initial parameters are
-        evaluated if later ones are compared with them.
+        If a signal interrupted this evaluation, it is repeated now. At step 0, the parameters are
+        evaluated only if the run compares later parameters with the initial ones.
         """
         step, last = self.first_step, self.first_step >= self.steps
         figures = self.evaluation.restored(self.checkpoints.figures.get(step))
@@ -379,9 +393,10 @@ class Run:
         self.log.begin(step)
 
     def _log(self, step: int, logging: bool) -> None:
-        """Writes the metrics of an earlier step while the devices compute this one.
+        """Writes the metrics of an earlier step, and queues the metrics of this step.
 
-        Then it queues the metrics of this step.
+        The metrics are written one step later, while the devices compute, so that no step waits for
+        the host.
         """
         self.log.flush()
         if logging:
@@ -393,7 +408,14 @@ class Run:
             self.log.look(step, self.metrics)
 
     def _check(self, step: int, logging: bool, waiting: bool) -> None:
-        """Checks that the run owns the workdir and, if it waits for the step, checks the loss."""
+        """Checks that the run still owns its workdir, and that the loss is finite.
+
+        Args:
+          step: the current step.
+          logging: metrics are logged at this step.
+          waiting: the run waits for the result of this step, for example to save it. Only then the
+            loss is checked.
+        """
         if self.lock and (waiting or logging):
             self.lock.check()
         if waiting:
@@ -403,8 +425,8 @@ class Run:
     def _evaluate(self, step: int, last: bool) -> Figures | None:
         """Evaluates the newest parameters; returns None if a signal interrupted the evaluation.
 
-        With `checkpoint.final='best'`, a run that ends here restores the best parameters; `kept` in
-        the result contains their step.
+        If the run ends here and `checkpoint.final` is `best`, the parameters of the best step are
+        restored and evaluated on the test images. The item `kept` of the result contains that step.
         """
         self.ledger.enter("evaluate")
         self.watchdog.set_phase("evaluating")
@@ -445,7 +467,7 @@ class Run:
         return {chosen_by: figures[chosen_by], "kept": {"step": best}} | tested
 
     def _evaluate_start(self) -> Figures | None:
-        """Evaluates the initial parameters on dev and test images, as a baseline for later ones."""
+        """Evaluates the initial parameters on dev and test images, as a baseline."""
         self.ledger.enter("evaluate")
         self.watchdog.set_phase("evaluating the first parameters")
         splits = dict.fromkeys((self.evaluation.chosen_by, "test"))
@@ -460,7 +482,8 @@ class Run:
         self.watchdog.set_phase("saving")
         if self.lock:  # During an evaluation, another run may have taken the workdir.
             self.lock.check()
-        # A run that continues from this checkpoint keeps the rows up to here.
+        # The rows of metrics are uploaded before the checkpoint, because a run that continues from
+        # this checkpoint keeps the rows up to here.
         if self.upload:
             self.upload.flush()
         saved = figures and self.evaluation.saved(figures)
@@ -476,7 +499,7 @@ class Run:
 
 @contextlib.contextmanager
 def _lost_workdir_in_words(lock: Lock | BucketLock | None):
-    """Replaces other errors by the lock's UserError if the workdir is lost."""
+    """If the run has lost its workdir, replaces other exceptions by the lock's UserError."""
     try:
         yield
     except UserError:
@@ -489,7 +512,7 @@ def _lost_workdir_in_words(lock: Lock | BucketLock | None):
 
 @contextlib.contextmanager
 def _out_of_memory_in_words(memory: MemoryCheck):
-    """Converts out-of-memory errors into a UserError that suggests changes of the config."""
+    """Context that converts out-of-memory errors to a UserError that suggests config changes."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Estimate of a step's device memory before compilation, and changes that make it fit."""
+"""Estimate of a step's device memory before compilation, and config changes that reduce it."""
 
 import contextlib
 import copy
@@ -20,20 +20,21 @@ from vit_jax.training.lora import trained
 from vit_jax.training.program import Program, abstract_batch
 from vit_jax.training.step import weights_of
 
-Changes = dict[str, Any]  # Values by key in the config.
+Changes = dict[str, Any]  # Changes of a config: new values by dotted key.
 
 # Approximate memory of activations and gradients with each rematerialization policy, relative to
-# none.
+# the policy `none`.
 LEFT = {"none": 1.0, "dots": 0.6, "full": 0.2}
-# A step that needs more than this factor times the memory cannot fit.
+# If the minimum need of a step is more than this factor times the memory, the step cannot fit.
 CERTAIN = 2.0
-# Ratio of compiled to minimum memory of activations, measured with a small model on a CPU.
+# Memory of activations in a compiled step, divided by their minimum memory. Measured with a small
+# model on a CPU.
 TAKEN = 4
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 class Needs(NamedTuple):
-    """Minimum bytes on each device, without the compiler's overhead."""
+    """Minimum bytes that a step needs on each device, without the compiler's overhead."""
 
     parameters: int  # Includes averages and a frozen model's parameters.
     optimizer: int
@@ -43,7 +44,7 @@ class Needs(NamedTuple):
 
     @property
     def certain(self) -> int:
-        """Bytes that are needed with any compiler."""
+        """Bytes that a step needs with any compiler. Activations are not included."""
         return self.parameters + self.optimizer + self.gradients + self.batch
 
     def __str__(self):
@@ -57,10 +58,12 @@ def needs_of(program: Program, config: RunOptions, max_labels: int) -> Needs:
     """Estimates the memory of a step by tracing it, without compilation.
 
     Args:
+      program: the training step.
+      config: config of the run.
       max_labels: the largest number of labels of an image.
     """
     batch = abstract_batch(config, program.mesh, max_labels)
-    # JAX caches the trace and reuses it when the step is compiled.
+    # The trace costs no extra time: JAX caches it, and reuses it when the step is compiled.
     jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr
     weights = weights_of(program.state)
     leaves = zip(*map(jax.tree.leaves, (weights, trained(config.finetune, weights))), strict=True)
@@ -77,11 +80,13 @@ def needs_of(program: Program, config: RunOptions, max_labels: int) -> Needs:
 
 
 class MemoryCheck:
-    """Check that a run's step fits into memory, with suggestions if it does not.
+    """Check that a run's step fits into memory. If it does not fit, suggests config changes.
 
     Args:
-      make: function that makes the program of a config.
+      program: the training step.
+      config: config of the run.
       max_labels: the largest number of labels of an image.
+      make: function from a config to its program.
     """
 
     def __init__(
@@ -101,10 +106,10 @@ class MemoryCheck:
         self._needs = needs_of(program, run_options(config), max_labels)
 
     def check(self, log: Callable[[str], None]) -> None:
-        """Logs a note if the step will probably not fit.
+        """Logs a note if the step will probably not fit into memory.
 
         Raises:
-          UserError: it cannot fit.
+          UserError: the step certainly does not fit.
         """
         limit, free = memory_of(self._device)
         if limit is None:
@@ -132,30 +137,30 @@ class MemoryCheck:
         text += f", {limit / GIB:,.1f} GiB)" if limit else ")"
         if asked:
             text += f": {asked / GIB:,.1f} GiB were requested"
-        # The activations took the requested bytes, or all remaining memory.
+        # Assumed memory of the activations: the requested bytes, or all memory that was left.
         taken = max(asked, (limit or 0) - self._needs.certain, self._needs.activations)
         return f"{text}; {self._remedy(taken / max(1, self._needs.activations), limit or taken)}"
 
     def _remedy(self, taken: float, limit: float) -> str:
-        """Returns a phrase that suggests changes with which the step should fit.
+        """Returns a phrase that suggests config changes with which the step should fit.
 
         Args:
-          taken: ratio of compiled to minimum memory of the activations.
-          limit: bytes of a device.
+          taken: memory of activations in the compiled step, divided by their minimum memory.
+          limit: memory of a device in bytes.
         """
 
         def total(needs: Needs) -> float:
             return needs.certain + taken * needs.activations
 
         limit, config, needs = 0.9 * limit, self._config, self._needs
-        remedies, tries = [], 6  # Few tries: a large model takes seconds to trace.
+        remedies, tries = [], 6  # At most 6 changes are traced, since tracing takes seconds.
         temporaries = int(total(needs)) - needs.parameters - needs.optimizer
         sizes = needs.parameters, needs.optimizer, temporaries
         for changes in itertools.islice(
             likely_changes(config, self._mesh.size, limit, *sizes), tries
         ):
             other = changed(config, changes)
-            with contextlib.suppress(UserError):  # The batch may not divide.
+            with contextlib.suppress(UserError):  # The batch size may not be divisible.
                 if (
                     total(needs_of(self._make(other), run_options(other), self._max_labels))
                     <= limit
@@ -187,12 +192,15 @@ def likely_changes(
     optimizer: int,
     temporaries: int,
 ) -> Iterator[Changes]:
-    """Yields changes that should fit, the fastest first.
+    """Yields config changes with which a step should fit, the fastest step first.
 
     Args:
-      limit: bytes of a device.
-      parameters, optimizer: bytes on a device without a change.
-      temporaries: bytes of activations and gradients on a device without a change.
+      config: config of the run.
+      devices: number of devices.
+      limit: memory of a device in bytes.
+      parameters: bytes of the parameters on a device without changes.
+      optimizer: bytes of the optimizer's state on a device without changes.
+      temporaries: bytes of activations and gradients on a device without changes.
     """
     mesh, state = config.mesh, parameters + optimizer
     fsdps = {
@@ -210,15 +218,20 @@ def likely_changes(
 
 
 def _micro_batches(config: ConfigDict, devices: int) -> list[int]:
-    """Returns factors for the number of micro-batches that objective and batch size support."""
-    if config.objective.name == "contrastive":  # The loss compares all pairs of the batch.
+    """Returns factors by which the number of micro-batches can be multiplied.
+
+    The batch size must be divisible by the resulting number of micro-batches. The objective must
+    support micro-batches.
+    """
+    # The contrastive loss compares all pairs of the batch, so the batch cannot be split.
+    if config.objective.name == "contrastive":
         return [1]
     divisor = devices // config.mesh.tensor * config.micro_batches
     return [micro for micro in (1, 2, 4, 8, 16) if config.batch_size % (divisor * micro) == 0]
 
 
 def _changes(config: ConfigDict, micro: int, remat: str, fsdp: int) -> Changes:
-    """Returns the changes for `micro` times the micro-batches, `remat` and `fsdp`."""
+    """Returns the config changes for `micro` times as many micro-batches, `remat` and `fsdp`."""
     changes: Changes = {}
     if micro > 1:
         changes["micro_batches"] = config.micro_batches * micro
@@ -231,7 +244,11 @@ def _changes(config: ConfigDict, micro: int, remat: str, fsdp: int) -> Changes:
 
 
 def groups_within(config: ConfigDict, micro_batches: int) -> Changes:
-    """Returns a KoLeo group size that fits into one micro-batch; empty without KoLeo."""
+    """Returns the change of `dino.koleo_group` that the given number of micro-batches requires.
+
+    A KoLeo group must not be larger than a micro-batch. The result is empty if no change is
+    necessary.
+    """
     dino, size = config.dino, config.batch_size // micro_batches
     if (
         config.objective.name != "dino"
@@ -243,24 +260,25 @@ def groups_within(config: ConfigDict, micro_batches: int) -> Changes:
 
 
 def in_words(changes: Changes) -> str:
-    """Returns the changes as flags of a command."""
+    """Returns config changes as flags, such as `--config.micro_batches=2`."""
     return " ".join(
         f"--config.{key}={value}" for key, value in changes.items() if value is not None
     )
 
 
 def held(tree) -> int:
-    """Returns the bytes of arrays on a device."""
+    """Returns the bytes that sharded arrays take on one device."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )
 
 
 def most_alive(jaxpr: core.Jaxpr) -> int:
-    """Returns the peak bytes of live results in a run of a program, excluding its arguments.
+    """Returns the peak memory of a program's intermediate results in bytes, without its arguments.
 
-    Only results of products, sums and loops count; instead of any other result, its inputs stay
-    live.
+    Only results of matrix products, reductions and loops are counted. All other operations are
+    assumed to be fused: their results take no memory, but their inputs stay in memory as long as
+    their results are used.
     """
     # Size of each result in memory, and the first and last operation in which it is live.
     sizes: list[int] = []
@@ -312,14 +330,17 @@ def most_alive(jaxpr: core.Jaxpr) -> int:
 
 
 def program_memory(compiled: jax.stages.Compiled) -> int:
-    """Returns a program's bytes on a device: arguments, temporaries and non-aliased results."""
+    """Returns the memory of a compiled program on a device in bytes.
+
+    It contains the arguments, temporary arrays, and results that do not reuse an argument's memory.
+    """
     sizes = compiled.memory_analysis()
     new = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + new
 
 
 def bytes_of(arrays: list) -> int:
-    """Returns the total bytes of arrays or shapes, over all devices."""
+    """Returns the total bytes of arrays, or of shapes with dtypes, without regard to sharding."""
     return sum(
         math.prod(x.shape) * x.dtype.itemsize for x in arrays if hasattr(x.dtype, "itemsize")
     )

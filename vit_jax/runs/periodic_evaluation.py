@@ -23,20 +23,22 @@ from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Evaluated
 from vit_jax.training.step import State
 
-# Metric for model selection in self-supervised training: mean accuracy of all k-NN suites.
+# Name of the metric for model selection in self-supervised training: the mean accuracy of all k-NN
+# suites.
 KNN = "knn"
 Figures = dict[str, dict[str, float]]  # The metrics of an evaluation, by split.
 
-# Minimum ratio of the largest class to the smallest one for additional metrics in log lines.
+# Log lines contain balanced metrics if the largest class has at least this factor times as many
+# images as the smallest class.
 UNEQUAL = 1.5
 MOST_NEVER = 10  # Maximum number of classes that a note names.
 
 
 class PeriodicEvaluation:
-    """Evaluates on the split for model selection, and at the end on the test images.
+    """Evaluates a run on the split for model selection, and at the end on the test images.
 
     Args:
-      writer: writes the metrics as a row; None on the processes that do not write.
+      writer: writes the metrics as a row. None: another process writes.
       warn: callback for messages about unreadable images.
     """
 
@@ -71,7 +73,7 @@ class PeriodicEvaluation:
 
     @property
     def chosen_by(self) -> str:
-        """The name of the split for model selection."""
+        """Name of the split for model selection: `dev`, or `test` without a dev split."""
         return self._chosen_by
 
     def __call__(
@@ -86,13 +88,14 @@ class PeriodicEvaluation:
         """Evaluates a training state, writes and logs its metrics, and returns them.
 
         Args:
-          step: number of training steps of the state.
-          go_on: called before each batch; if it returns False, nothing is written, and None is
-            returned.
-          splits: splits to evaluate; empty: the split for model selection, and at the end the test
-            images.
-          last: this is the run's last evaluation; None: it depends on the step.
-          kept: the step of the parameters, if it differs from `step`.
+          step: number of training steps of the run so far.
+          state: train state to evaluate.
+          go_on: function that is called before each batch. If it returns False, nothing is written,
+            and the result is None.
+          splits: splits to evaluate. Empty: the split for model selection, and in the run's last
+            evaluation also the test images.
+          last: whether this is the run's last evaluation. None: it is if `step` is the last step.
+          kept: the step of the evaluated parameters, if it differs from `step`.
         """
         last = step == self._parts.steps if last is None else last
         evaluated = self._parts.program.evaluated(state)
@@ -119,7 +122,7 @@ class PeriodicEvaluation:
     def _figures(
         self, splits: Sequence[str], evaluated: Evaluated, go_on: Callable[[], bool]
     ) -> Figures | None:
-        """Returns the metrics by split; None if `go_on` returns False."""
+        """Evaluates the splits and returns their metrics; None if `go_on` returns False."""
         figures = {}
         for split in splits:
             if (of_split := self._evaluate(split, evaluated, go_on)) is None:
@@ -128,11 +131,13 @@ class PeriodicEvaluation:
         return figures
 
     def _write(self, step: int, figures: Figures, row: dict[str, float], kept: int | None) -> None:
-        """Writes the metrics as a row, and the predictions of the last split.
+        """Writes a row of metrics, and the predictions for the last of the evaluated splits.
 
         Args:
+          step: number of training steps of the run so far.
+          figures: metrics of the evaluation by split.
           row: metrics of evaluation suites.
-          kept: see `__call__`.
+          kept: as in `__call__`.
         """
         if not self._writer:
             return
@@ -144,14 +149,15 @@ class PeriodicEvaluation:
             keep_retrievals(self.workdir, retrievals)
 
     def _write_page(self, outputs: Outputs) -> None:
-        """Writes the page of a suite's data set, on the process that writes."""
+        """Writes the HTML page of a suite's data set, if this process writes the run's files."""
         if self._writer:
             write_suite_page(self.workdir, outputs)
 
     def _add_knn(self, figures: Figures, row: dict[str, float]) -> None:
-        """Adds the mean accuracy of k-NN, which selects the checkpoint of a pre-training.
+        """Adds the mean accuracy of the k-NN suites, the metric for model selection.
 
         Args:
+          figures: metrics of the evaluation by split; the mean accuracy is added.
           row: metrics of evaluation suites.
         """
         accuracies = [value for key, value in row.items() if key.startswith(f"{KNN}/")]
@@ -159,11 +165,15 @@ class PeriodicEvaluation:
             figures[self._chosen_by][KNN] = sum(accuracies) / len(accuracies)
 
     def in_words(self, figures: Figures) -> list[str]:
-        """Returns an evaluation as parts of lines, one for each split."""
+        """Returns an evaluation in words: a phrase for each split, for a log line."""
         return in_words(figures, self._evaluate.metrics, self._unequal)
 
     def _never_predicted(self, split: str) -> str | None:
-        """Returns a note on classes that the last evaluation, of `split`, never predicted."""
+        """Returns a note on classes that the last evaluation never predicted; None: no such class.
+
+        Args:
+          split: name of the split of the last evaluation.
+        """
         counts, names = self._evaluate.counts(), self._parts.splits.train.class_names
         if counts is None or not len(never := counts.never_predicted):
             return None
@@ -174,12 +184,13 @@ class PeriodicEvaluation:
         return f"note: never predicted in the {SPOKEN[split]} images: {shown}{more}"
 
     def last_report(self, state: State) -> Callable[[], Path]:
-        """Computes the last report on all processes; returns a function that writes it.
+        """Computes the pictures of the final report; all processes must call this.
 
-        Only the leader calls that function.
+        Returns:
+          A function that writes the report. Only the leader (process 0) calls it.
         """
         params, program = self._parts.program.evaluated(state).params, self._parts.program
-        step = int(state["step"])  # Early stopping ends a run before `Parts.steps`.
+        step = int(state["step"])  # With early stopping it is less than `Parts.steps`.
         seen = attention_figures(program.graphdef, params, program.mesh, self._evaluate.images())
 
         def write() -> Path:
@@ -195,12 +206,15 @@ class PeriodicEvaluation:
         return write
 
     def saved(self, figures: Figures) -> dict[str, float]:
-        """Returns metrics for a checkpoint: those for model selection without their prefix."""
+        """Returns the metrics to save with a checkpoint.
+
+        Metrics of the split for model selection have no prefix, such as `accuracy`.
+        """
         others = {split: values for split, values in figures.items() if split != self._chosen_by}
         return figures[self._chosen_by] | by_name(others, "/")
 
     def restored(self, saved: dict[str, float] | None) -> Figures | None:
-        """Returns the evaluation that a checkpoint stores; the inverse of `saved`."""
+        """Returns metrics by split from those of a checkpoint; the inverse of `saved`."""
         figures = {}
         for name, value in (saved or {}).items():
             split, _, figure = name.rpartition("/")
@@ -208,7 +222,7 @@ class PeriodicEvaluation:
         return figures or None
 
     def _draw(self, step: int, evaluated: Evaluated) -> None:
-        """Writes the objective's picture of this step, and a report before the last step."""
+        """Writes the objective's picture of this step; before the last step, also a report."""
         images = self._evaluate.pictures(self._chosen_by, evaluated)
         if jax.process_index() != 0:
             return
@@ -223,7 +237,12 @@ class PeriodicEvaluation:
 
 
 def by_name(figures: Figures, between: str) -> dict[str, float]:
-    """Returns the metrics of all splits, each with the split's name as prefix."""
+    """Returns the metrics of all splits in one dict, such as `test/accuracy`.
+
+    Args:
+      figures: metrics by split.
+      between: separator of the split's and the metric's name, such as `/`.
+    """
     return {
         f"{split}{between}{name}": value
         for split, found in figures.items()
@@ -232,7 +251,7 @@ def by_name(figures: Figures, between: str) -> dict[str, float]:
 
 
 def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Returns lines with k-NN accuracies and matched views, each before and after training.
+    """Returns lines that compare k-NN accuracies and matched views before and after training.
 
     Args:
       rows: rows of the run, in the order of their steps.
@@ -250,15 +269,17 @@ def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def in_words(figures: Figures, metrics: dict[str, str], unequal: Collection[str] = ()) -> list[str]:
-    """Returns an evaluation as parts of lines, one for each split.
+    """Returns an evaluation in words: a phrase for each split, for a log line.
 
     Args:
+      figures: metrics by split.
       metrics: formats of the objective's metrics, by name.
-      unequal: imbalanced splits; their lines include metrics that weight all classes equally.
+      unequal: names of imbalanced splits. Their phrases include metrics that weight all classes
+        equally.
     """
     lines = []
     for split, found in figures.items():
-        # Some metrics exist only in training.
+        # Metrics that exist only in training are skipped.
         formats = {name: metrics[name] for name in sorted(metrics) if name in found}
         if split in unequal:
             formats |= {name: format for name, format in CLASS_FIGURES.items() if name in found}

@@ -1,4 +1,4 @@
-"""Predictions of a run's model for each evaluated image, stored in the workdir, and metrics."""
+"""Predictions of a run's model for each evaluated image, their storage, and metrics of classes."""
 
 import secrets
 import zipfile
@@ -16,20 +16,20 @@ CLASS_FIGURES = {"balanced_accuracy": "share", "macro_f1": "share"}
 
 
 def metric_in_words(name: str) -> str:
-    """Returns a metric's name as text."""
+    """Returns the name of a metric for people, such as `balanced accuracy`."""
     return name.replace("_", " ").replace(" f1", " F1")
 
 
 class Predictions(NamedTuple):
-    """Predictions for the readable images of a split, in its order.
+    """Predictions for the readable images of a split, in the order of the split.
 
     Attributes:
       numbers: indices of the images in the split, `[images]`.
       labels: classes of each image, `[images, most]`, padded with -1.
-      answer: the most probable class, `[images]`.
-      probability: probability of that class, `[images]`.
-      shown, images: indices of the images in the report, and their pixels, uint8 `[shown, height,
-        width, channels]`.
+      answer: the most probable class of each image, `[images]`.
+      probability: probability of the most probable class, `[images]`.
+      shown: indices of the images that the report shows, `[shown]`.
+      images: pixels of these images, uint8 `[shown, height, width, channels]`.
     """
 
     split: str
@@ -43,12 +43,15 @@ class Predictions(NamedTuple):
 
     @property
     def right(self) -> np.ndarray:
-        """True where the prediction is one of an image's classes, bool `[images]`."""
+        """True for images whose prediction is one of their classes, bool `[images]`."""
         return (self.answer[:, None] == self.labels).any(axis=1)
 
     @property
     def mistakes(self) -> np.ndarray:
-        """Rows of wrong predictions on labelled images, the most confident first."""
+        """Rows of wrongly predicted images, the most confident prediction first.
+
+        Images without a label are skipped.
+        """
         wrong = np.flatnonzero(~self.right & (self.labels >= 0).any(axis=1))
         return wrong[np.argsort(-self.probability[wrong], kind="stable")]
 
@@ -59,12 +62,12 @@ class Predictions(NamedTuple):
 
 
 class ClassCounts(NamedTuple):
-    """Counts of images by class, int `[classes]` each.
+    """Numbers of images by class, each int `[classes]`.
 
     Attributes:
-      images: images of the class.
-      answers: images for which the model predicted the class.
-      right: images of the class for which the model predicted the class.
+      images: number of images with this class as the label.
+      answers: number of images with this class as the prediction.
+      right: number of images with this class as both label and prediction.
     """
 
     images: np.ndarray
@@ -73,34 +76,34 @@ class ClassCounts(NamedTuple):
 
     @property
     def recall(self) -> np.ndarray:
-        """Share of a class's images that are predicted as the class; 0 where it has none."""
+        """Share of a class's images that are predicted correctly; 0 for a class without images."""
         return self.right / np.maximum(self.images, 1)
 
     @property
     def precision(self) -> np.ndarray:
-        """Share of correct predictions of a class; 0 if it is never predicted."""
+        """Share of a class's predictions that are correct; 0 for a class without predictions."""
         return self.right / np.maximum(self.answers, 1)
 
     @property
     def f1(self) -> np.ndarray:
-        """Harmonic mean of precision and recall; 0 where nothing is right."""
+        """F1 score: the harmonic mean of precision and recall; 0 if both are 0."""
         return 2 * self.right / np.maximum(self.images + self.answers, 1)
 
     @property
     def never_predicted(self) -> np.ndarray:
-        """Classes that have images and are never predicted."""
+        """Indices of classes that have images, but no predictions."""
         return np.flatnonzero((self.images > 0) & (self.answers == 0))
 
 
 def to_show(predictions: Predictions) -> np.ndarray:
-    """Returns the indices of the images to show: the worst mistakes, and a sample of the split."""
+    """Returns the indices of the images for the report: the worst mistakes, and a sample."""
     rows = np.linspace(0, len(predictions.numbers) - 1, min(MOST_SAMPLES, len(predictions.numbers)))
     chosen = np.concatenate([predictions.mistakes[:MOST_MISTAKES], rows.astype(int)])
     return np.unique(predictions.numbers[chosen])
 
 
 def keep(workdir: Path, predictions: Predictions) -> None:
-    """Writes the predictions into the workdir atomically, replacing earlier ones."""
+    """Writes predictions into the workdir atomically. They replace earlier predictions."""
     temporary = workdir / f"{PREDICTIONS}.{secrets.token_hex(4)}.tmp"
     with temporary.open("wb") as file:
         np.savez_compressed(file, **predictions._asdict())
@@ -108,7 +111,7 @@ def keep(workdir: Path, predictions: Predictions) -> None:
 
 
 def kept(workdir: Path) -> Predictions | None:
-    """Returns the predictions in a workdir; None if there are none, or the file is damaged."""
+    """Reads the predictions in a workdir; None if the file does not exist or is damaged."""
     try:
         with np.load(workdir / PREDICTIONS) as file:
             found = Predictions(**{name: file[name] for name in Predictions._fields})
@@ -118,13 +121,13 @@ def kept(workdir: Path) -> Predictions | None:
 
 
 def confused(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pairs of true class and wrongly predicted class, and their counts.
+    """Counts the confusions: pairs of a true class and a wrongly predicted class.
 
     Args:
-      predictions: predictions for images of one class each.
+      predictions: predictions for images that have one class each.
 
     Returns:
-      Pairs `[pairs, 2]` and counts `[pairs]`, the most frequent first.
+      Pairs `[pairs, 2]` and the number of images of each pair `[pairs]`, the most frequent first.
     """
     wrong = predictions.mistakes
     pairs = np.stack([predictions.labels[wrong].max(axis=1), predictions.answer[wrong]], axis=1)
@@ -134,7 +137,7 @@ def confused(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_class(predictions: Predictions, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the images of each class, and those predicted correctly: int `[classes]` each."""
+    """Counts the images of each class, and the correctly predicted ones, int `[classes]` each."""
     of_images = np.where(predictions.right, 1, 0)[:, None] * np.ones_like(predictions.labels)
     known = predictions.labels >= 0
     images = np.bincount(predictions.labels[known], minlength=classes)
@@ -143,11 +146,12 @@ def by_class(predictions: Predictions, classes: int) -> tuple[np.ndarray, np.nda
 
 
 def class_counts(labels: np.ndarray, answer: np.ndarray, classes: int = 0) -> ClassCounts | None:
-    """Returns the counts by class; None unless each image has exactly one label.
+    """Counts images by class; None if an image does not have exactly one label.
 
     Args:
-      labels, answer: as of `Predictions`.
-      classes: number of classes; 0: the largest class plus 1.
+      labels: as in `Predictions`.
+      answer: as in `Predictions`.
+      classes: number of classes; 0: the largest class index plus 1.
     """
     if not len(labels) or ((labels >= 0).sum(axis=1) != 1).any():
         return None
@@ -160,8 +164,8 @@ def class_counts(labels: np.ndarray, answer: np.ndarray, classes: int = 0) -> Cl
 def class_figures(counts: ClassCounts) -> dict[str, float]:
     """Returns metrics that weight all classes equally, by the names of `CLASS_FIGURES`.
 
-    `balanced_accuracy` is the mean recall over classes with images; `macro_f1` is the mean F1 score
-    over classes that have images or are predicted. Both equal scikit-learn's.
+    `balanced_accuracy` is the mean recall over classes with images. `macro_f1` is the mean F1 score
+    over classes with images or predictions. Both are defined as in scikit-learn.
     """
     return {
         "balanced_accuracy": float(counts.recall[counts.images > 0].mean()),
@@ -173,9 +177,9 @@ def calibration(predictions: Predictions) -> tuple[np.ndarray, float]:
     """Returns the reliability diagram of the predictions and their expected calibration error.
 
     Returns:
-      Bins of equal width `[BINS, 3]`: mean probability, accuracy and number of images. And the
-      expected calibration error (Guo et al., 2017): the difference between probability and
-      accuracy, averaged over images.
+      The reliability diagram, `[BINS, 3]`: mean probability, accuracy and number of images of bins
+      with equal width. The expected calibration error (Guo et al., 2017): the difference between a
+      bin's mean probability and its accuracy, averaged over images.
     """
     where = np.minimum((predictions.probability * BINS).astype(int), BINS - 1)
     counts = np.bincount(where, minlength=BINS)

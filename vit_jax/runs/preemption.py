@@ -1,27 +1,29 @@
-"""Stops a run cleanly when its machine is preempted or the user presses Ctrl-C."""
+"""Stops a run after a checkpoint when its machine is preempted or the user presses Ctrl-C."""
 
 import signal
 import threading
 
-# Holds JAX's preemption service.
+# The module with JAX's preemption service, which has no public name.
 from jax._src import distributed
 
 
 class StopSignal:
-    """Context manager that records SIGTERM and the first SIGINT, so that a run can save and stop.
+    """Context manager that records SIGTERM and the first SIGINT. The run then saves and stops.
 
-    In runs with several processes JAX's preemption service handles SIGTERM. All processes stop at
-    the same count of queries: one more than the largest count of any process. Orbax's preemption
-    policy would query the same service with step numbers, in every save and sometimes for an
-    earlier step. The count would jump and the stop would be missed, so the service is hidden from
-    Orbax.
+    In runs with several processes, JAX's preemption service handles SIGTERM. Each process counts
+    its calls of `reached`. After a signal, the service makes all processes stop at the same count,
+    one more than the largest count of any process.
+
+    Orbax's preemption policy would also query this service in every save, with step numbers and
+    sometimes with those of earlier steps. The count would then jump, and the run would miss the
+    signal. The service is therefore hidden from Orbax.
     """
 
     def __enter__(self):
         self._stopping, self._interrupted, self._asked = False, False, 0
         handled = (signal.SIGTERM, signal.SIGINT)
         if threading.current_thread() is not threading.main_thread():
-            handled = ()  # Python sets signal handlers only in the main thread.
+            handled = ()  # Python can set signal handlers only in the main thread.
         self._previous = {number: signal.getsignal(number) for number in handled}
         self._service = distributed.global_state.preemption_sync_manager
         distributed.global_state.preemption_sync_manager = None
@@ -36,7 +38,7 @@ class StopSignal:
             signal.signal(number, handler)
 
     def reached(self) -> bool:
-        """Returns True if the run must stop now; all processes call this at the same places."""
+        """Returns True if the run must stop now. All processes must call this once per step."""
         if self._service is not None and not self._stopping:
             self._asked += 1
             self._stopping = self._service.reached_sync_point(self._asked)
@@ -50,5 +52,5 @@ class StopSignal:
         if self._service is None:
             self._stopping = True
         else:
-            # JAX's service handles this signal and notifies the other processes.
+            # JAX's preemption service handles this signal and notifies all other processes.
             signal.raise_signal(signal.SIGTERM)

@@ -17,10 +17,11 @@ from vit_jax.runs.evaluator import test_crop
 def with_probe_head(parts: Parts, params: dict, log: Callable[[str], None]) -> dict:
     """Returns the initial parameters with the head replaced by a linear probe.
 
-    The probe is fitted to the training images' features, computed once with the evaluation
-    transform.
+    The features of the training images are computed once, with the evaluation transform. Then the
+    probe is fitted to these features.
 
     Args:
+      parts: data, model, objective and step of the run.
       params: parameters of the model, nested, on the host.
       log: callback for lines on progress, unreadable images and the fitted probe.
 
@@ -57,7 +58,7 @@ def with_probe_head(parts: Parts, params: dict, log: Callable[[str], None]) -> d
 
 
 def _groups(parts: Parts) -> np.ndarray | None:
-    """Returns the group of each training image; None without groups or slices."""
+    """Returns the group of each training image; None: there are no groups, or no slices."""
     source, given = parts.splits.train, parts.overrides.groups
     named = parts.config.data.groups if given is None else given
     if named is None or not isinstance(source, Subset):

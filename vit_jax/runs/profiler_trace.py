@@ -7,11 +7,11 @@ import jax
 
 
 class Trace:
-    """Context manager that traces a range of steps, if the run reaches its first step.
+    """Context manager that writes a profiler trace of a range of steps.
 
     Args:
       steps: the steps to trace; None: no trace.
-      folder: the trace's folder; every process writes the trace of its own devices.
+      folder: folder of the trace. Every process writes the trace of its own devices into it.
     """
 
     def __init__(self, steps: range | None, folder: Path, log: Callable[[str], None]):
@@ -19,13 +19,13 @@ class Trace:
         self._running = False
 
     def before(self, step: int) -> None:
-        """Starts the trace at its first step; called before the step is dispatched."""
+        """Starts the trace if `step` is the first traced step. Must be called before the step."""
         if self._steps and step == self._steps[0]:
             jax.profiler.start_trace(self._folder)
             self._running = True
 
     def after(self, step: int, results) -> None:
-        """Ends the trace at its last step; called with the step's results."""
+        """Ends the trace if `step` is the last traced step, after waiting for its `results`."""
         if self._running and step == self._steps[-1]:
             jax.block_until_ready(results)
             self._stop()

@@ -1,8 +1,8 @@
 """Learning rate search of `python -m vit_jax.sweep`: its runs, its folder and its table.
 
-The protocol is the paper's (appendix B.1.1): learning rates are compared on images excluded from
-training. Runs with the best learning rate, one for each seed, are then trained on the whole
-training split and evaluated on the test images once, at their end.
+The protocol is the paper's (appendix B.1.1). Learning rates are compared on images that are
+excluded from training (held out). The best learning rate is then used for one run per seed. These
+runs are trained on the whole training split, and evaluated on the test images once, at their end.
 """
 
 import itertools
@@ -25,11 +25,16 @@ from vit_jax.runs.splits import MANY, open_splits
 from vit_jax.runs.warm_start import has_resnet
 from vit_jax.training.objectives import objective_of
 
-SWEEP = "sweep.json"  # Stores the config, so that runs of different sweeps are not mixed.
+SWEEP = "sweep.json"  # File with the sweep's config. It prevents that sweeps share a folder.
 
 
 def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
-    """Raises UserError if no sweep is possible with a config; `file` is passed to `check`."""
+    """Raises UserError if no sweep is possible with a config.
+
+    Args:
+      config: config of the sweep.
+      file: the config before flags changed it, for `vit_jax.config.check`.
+    """
     check(config, file=file)
     if not config.sweep.rates or not config.sweep.seeds:
         raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
@@ -41,10 +46,12 @@ def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
 
 
 def rate_jobs(config: ConfigDict, folder: Path, given: tuple[str, ...]) -> dict[float, Job]:
-    """Returns the runs to compare, by learning rate; none of them reads test images.
+    """Returns the runs that compare learning rates, by learning rate. They read no test images.
 
     Args:
-      given: the flags of every run.
+      config: config of the sweep.
+      folder: folder of the sweep.
+      given: flags that all runs have.
 
     Raises:
       UserError: the splits share images.
@@ -71,7 +78,7 @@ def seed_jobs(
 ) -> dict[int, Job]:
     """Returns the runs at the best learning rate, by seed.
 
-    They train on all training images and are evaluated on the test images only at their end.
+    They are trained on all training images, and evaluated on the test images only at their end.
     """
     values = {"optimizer.learning_rate": rate, "evaluate_every": 10**9}
     return {
@@ -81,10 +88,12 @@ def seed_jobs(
 
 
 def held_out_splits(config: ConfigDict) -> tuple[str, str]:
-    """Returns the splits for training and comparing learning rates, perhaps slices of one split.
+    """Returns the names of two splits: one for training, one to compare learning rates on.
+
+    They may be slices of the same split, such as `train[:90%]` and `train[90%:]`.
 
     Raises:
-      UserError: they share images with each other or with the test split.
+      UserError: the splits share images with each other or with the test split.
     """
     given = config.sweep.train_split, config.sweep.dev_split
     train, dev = (
@@ -105,7 +114,7 @@ def held_out_splits(config: ConfigDict) -> tuple[str, str]:
 
 
 def held_out_config(config: ConfigDict) -> ConfigDict:
-    """Returns the config with the splits for comparing learning rates."""
+    """Returns the config with the splits of `held_out_splits` for training and evaluation."""
     held_out = from_json(to_json(config))
     train_split, dev_split = held_out_splits(config)
     held_out.data.update(dict(train_split=train_split, test_split=dev_split, dev_split=None))
@@ -113,9 +122,10 @@ def held_out_config(config: ConfigDict) -> ConfigDict:
 
 
 def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
-    """Raises UserError if a run was started with other data than the config names.
+    """Raises UserError if a run was started with other data than the config has now.
 
     Args:
+      jobs: the runs.
       config: the config with the splits of these runs.
     """
     begun = {job.name: saved for job in jobs if (saved := workdir.saved_run(job.workdir))}
@@ -131,10 +141,10 @@ def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
 
 
 def open_held_out(config: ConfigDict) -> None:
-    """Opens the splits for training and comparing learning rates, to detect errors before any run.
+    """Opens the two splits of `held_out_splits`, to detect errors before any run starts.
 
     Raises:
-      UserError: one of the two cannot be opened.
+      UserError: a split cannot be opened.
     """
     splits = open_splits(run_options(held_out_config(config)))
     for name, source in {"training": splits.train, "held-out": splits.test}.items():
@@ -143,7 +153,7 @@ def open_held_out(config: ConfigDict) -> None:
 
 
 def check_begun(jobs: Collection[Job]) -> None:
-    """Raises UserError if a run failed before it started: the others would fail in the same way."""
+    """Raises UserError if a run failed before training, because all others would fail as well."""
     for job in jobs:
         if (failure := outcome(job).failure) and not (job.workdir / MANIFEST).exists():
             raise UserError(f"{failure} ({job.name}; no other run is started)")
@@ -152,8 +162,11 @@ def check_begun(jobs: Collection[Job]) -> None:
 def best_rate(found: dict[float, Outcome]) -> float:
     """Prints and returns the learning rate with the highest accuracy.
 
+    Args:
+      found: outcomes of the runs, by learning rate.
+
     Raises:
-      UserError: a run is not finished, or all have failed.
+      UserError: a run is not finished, or all runs have failed.
     """
     if waiting := [f"rate-{rate:g}" for rate, result in found.items() if result.pending]:
         raise UserError(f"{', '.join(waiting)} must be finished first")
@@ -189,7 +202,7 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
 
 
 def changed(path: Path, given: tuple[str, ...], values: dict[str, Any]) -> Job:
-    """Returns a run with these flags and changed config values."""
+    """Returns a run with the flags `given` and the config values `values`."""
     return Job(path, (*given, *(f"--config.{key}={value}" for key, value in values.items())))
 
 
@@ -252,19 +265,26 @@ def write(
 
 
 def as_json(result: Outcome) -> dict:
-    """Returns a run's metrics and the reason of its failure, as a JSON object."""
+    """Converts the outcome of a run (metrics, or reason of its failure) to a JSON object."""
     return {"figures": result.figures, "failure": result.failure}
 
 
 def cells(result: Outcome) -> str:
-    """Returns the cells of a run's row in the table."""
+    """Returns the cells of the table's row for a run, in Markdown."""
     if result.figures is None:
         return f"| {result.failure or 'not run'}"
     return f"{result.figures['images']:,.0f} | {result.figures['accuracy']:.2%}"
 
 
 def draw(path: Path, rates: dict[float, Outcome], best: float, tests: list[float]) -> None:
-    """Draws accuracy over the learning rate."""
+    """Draws the accuracy over the learning rate, and saves the figure at `path`.
+
+    Args:
+      path: file to write.
+      rates: results by learning rate.
+      best: the best learning rate.
+      tests: test accuracies of the runs at the best learning rate.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 3.4), layout="constrained")

@@ -19,12 +19,12 @@ from vit_jax.parallel.mesh import replicated
 
 MOST_IMAGES = 6
 MOST_BYTES = 2**30  # Maximum memory of attention weights.
-LEAST_SIDE = 64  # In pixels; smaller images are enlarged.
-SIDE, GAP = 160, 4  # Least side of an image in a sheet, and the gap between two images, in pixels.
+LEAST_SIDE = 64  # Minimum side of an image in pixels; smaller images are enlarged.
+SIDE, GAP = 160, 4  # Minimum side of an image in a sheet, and gap between images, in pixels.
 MOST_PICTURES = 6
 MOST_HEADS = 6
 
-# Captions of the attention pictures by file name, in their order on the page: the tallest first.
+# Captions of the attention pictures by file name, in the order of the page: the tallest first.
 SEEN = {
     "heads.png": "Attention of the last layer, a row for each head",
     "rollout.png": "Attention rollout over test images",
@@ -36,15 +36,17 @@ SEEN = {
 def attention_figures(
     graphdef: nnx.GraphDef, params: dict, mesh: Mesh, images: Sequence[np.ndarray]
 ) -> dict[str, bytes]:
-    """Returns the files of `SEEN` for some images: attention maps, patch colours and distances.
+    """Draws attention maps, patch colours and attention distances for some images.
 
-    The maps show attention rollout and the last layer's attention, from the class token or the
-    patches. The colours are the principal components of the last layer's patches; the distances are
-    the mean attention distances of the heads.
+    The attention maps show attention rollout and the last layer's attention, from the class token
+    or from the patches. The patch colours show the principal components of the last layer's
+    patches. The attention distance is averaged for each head.
+
+    All processes of a run must call this.
 
     Returns:
-      Contents by file name; empty for a model without full attention, if the attention of one image
-      exceeds 1 GiB, or if it is not finite. All processes of a run call this.
+      Contents of the files `SEEN` by name. Empty: the model has no full attention, the attention
+      weights of one image exceed 1 GiB, or they are not finite.
     """
     # Imported here: Matplotlib would slow down the start of each run.
     from vit_jax.inspection import figures
@@ -70,7 +72,7 @@ def attention_figures(
         jax.jit(captured, out_shardings=replicated(mesh))(params, np.stack(images))
     )
     attention = found["attention"]
-    # The run diverged.
+    # The weights are not finite if the run has diverged.
     if not all(np.isfinite(weights).all() for weights in attention):
         return {}
     seen = of_patches(model, rollout(attention)[-1])
@@ -96,7 +98,7 @@ def attention_figures(
 
 
 def sheet(images: Sequence[np.ndarray], columns: int) -> bytes:
-    """Returns a PNG of images in rows with gaps, enlarged to at least `SIDE` pixels."""
+    """Returns a PNG with images in rows and gaps between them; small images are enlarged."""
     height, width = images[0].shape[:2]
     times = max(1, -(-SIDE // max(height, width)))
     height, width = times * height, times * width
@@ -111,7 +113,11 @@ def sheet(images: Sequence[np.ndarray], columns: int) -> bytes:
 
 
 def reconstruction_picture(images: np.ndarray) -> bytes:
-    """Returns a PNG with the rows original, visible and predicted, from `Evaluator.pictures`."""
+    """Returns a PNG with three rows: original images, visible parts and predictions.
+
+    Args:
+      images: result of `Evaluator.pictures`.
+    """
     times = max(1, LEAST_SIDE // images.shape[2])
     large = images.repeat(times, axis=2).repeat(times, axis=3)
     framed = np.pad(large, ((0, 0), (0, 0), (2, 2), (2, 2), (0, 0)), constant_values=255)
@@ -119,7 +125,7 @@ def reconstruction_picture(images: np.ndarray) -> bytes:
 
 
 def kept_pictures(folder: Path) -> dict[str, bytes]:
-    """Returns the pictures in `folder` by step: the newest first, then a sample of the others."""
+    """Returns pictures in `folder` by step: the newest picture, then a sample of all others."""
     files = sorted(folder.glob("*.png"), key=lambda file: int(file.stem), reverse=True)
     chosen = sorted(
         {round(i) for i in np.linspace(0, len(files) - 1, min(len(files), MOST_PICTURES))}

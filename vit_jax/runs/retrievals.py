@@ -1,4 +1,4 @@
-"""Captions of an evaluation with their most similar images, for a report."""
+"""Image retrieval in a report: captions of the evaluation, and the images most similar to them."""
 
 import secrets
 import zipfile
@@ -12,25 +12,30 @@ from vit_jax.inspection.page_images import SMALL, image_address
 from vit_jax.models.retrieval import Paired
 
 RETRIEVALS = "retrievals.npz"
-MOST_MISTAKES, MOST_SAMPLES = 12, 6  # Maximum numbers of captions.
+MOST_MISTAKES, MOST_SAMPLES = 12, 6  # Maximum numbers of captions with and without mistakes.
 MOST_FOUND = 5  # Maximum number of images shown for a caption.
 
 
 class Retrievals(NamedTuple):
-    """Some captions of a split: mistakes in order of decreasing rank, then a sample.
+    """Some captions of a split and the images that were retrieved for them.
+
+    The captions with mistakes come first, in order of decreasing rank, followed by a sample.
 
     Attributes:
-      total, total_images: number of distinct captions, and of images.
-      wrong: number of captions with a wrong most similar image.
-      mistakes: number of mistakes at the start of `captions`.
-      captions: texts `[captions]`.
-      ranks: rank of each caption's best correct image, from 1, `[captions]`.
-      right: index of that image in the split, `[captions]`.
-      found: the most similar images, the most similar first, `[captions, most]`.
-      found_right: True where a found image is correct, `[captions, most]`.
-      similarities: cosine similarity to the correct image and to the found ones, `[captions, 1 +
-        most]`.
-      shown, images: indices of the images, and their pixels, uint8 `[shown, height, width, 3]`.
+      total: number of distinct captions of the split.
+      total_images: number of images of the split.
+      wrong: number of captions of the split whose most similar image is wrong.
+      mistakes: number of captions with mistakes at the start of `captions`.
+      captions: texts, `[captions]`.
+      ranks: rank of each caption's best correct image, counted from 1, `[captions]`.
+      right: index in the split of each caption's best correct image, `[captions]`.
+      found: indices of each caption's most similar images, `[captions, most]`, the most similar
+        first.
+      found_right: True if the image in `found` is correct, `[captions, most]`.
+      similarities: cosine similarity of each caption to the image in `right`, followed by those to
+        the images in `found`, `[captions, 1 + most]`.
+      shown: indices of the stored images, `[shown]`.
+      images: pixels of the stored images, uint8 `[shown, height, width, 3]`.
     """
 
     split: str
@@ -62,8 +67,10 @@ def retrievals_of(
     Args:
       paired: embeddings of the images and of the distinct captions of a split.
       numbers: index of each image in the split, `[images]`.
-      caption: returns a caption by its index in `paired.texts`.
-      read: returns the pixels of images by their indices, uint8 `[images, height, width, 3]`.
+      caption: function from an index in `paired.texts` to the caption's text.
+      read: function from indices of images to their pixels, uint8 `[images, height, width, 3]`.
+      split: name of the split.
+      step: step of the evaluation.
     """
     ranks = paired.ranks_of_texts()
     wrong = np.flatnonzero(ranks)
@@ -97,7 +104,7 @@ def retrievals_of(
 
 
 def keep_retrievals(workdir: Path, retrievals: Retrievals) -> None:
-    """Writes the captions and images into the workdir atomically, replacing earlier ones."""
+    """Writes captions and images into the workdir atomically. They replace earlier ones."""
     temporary = workdir / f"{RETRIEVALS}.{secrets.token_hex(4)}.tmp"
     with temporary.open("wb") as file:
         np.savez_compressed(file, **retrievals._asdict())
@@ -105,7 +112,7 @@ def keep_retrievals(workdir: Path, retrievals: Retrievals) -> None:
 
 
 def kept_retrievals(workdir: Path) -> Retrievals | None:
-    """Returns the captions and images in a workdir; None if there are none, or they are damaged."""
+    """Reads captions and images from a workdir; None if the file does not exist or is damaged."""
     try:
         with np.load(workdir / RETRIEVALS, allow_pickle=False) as file:
             values = {name: file[name] for name in Retrievals._fields}
@@ -115,17 +122,17 @@ def kept_retrievals(workdir: Path) -> Retrievals | None:
 
 
 class Thumbnail(NamedTuple):
-    """An image next to a caption."""
+    """A small picture of an image, shown next to a caption."""
 
     label: str
     similarity: str
     right: bool
-    small: bool  # Small images keep their pixels; a photograph is scaled down smoothly.
+    small: bool  # True: small image, drawn with sharp pixels. False: scaled smoothly.
     source: str  # Data URL.
 
 
 class Caption(NamedTuple):
-    """A caption with its correct image and the most similar ones."""
+    """A caption with its correct image and its most similar images."""
 
     text: str
     about: str
@@ -133,7 +140,7 @@ class Caption(NamedTuple):
 
 
 def retrieval_figures(found: Retrievals) -> dict[str, Any]:
-    """Returns the variables of the template `retrievals.html`."""
+    """Returns the variables of the HTML template `retrievals.html`."""
     among = f"{found.wrong:,} of {found.total:,} captions of the {found.split} images"
     captions = [_caption(found, row) for row in range(len(found.captions))]
     return {

@@ -1,4 +1,4 @@
-"""Report of a run: one HTML file, created only from the content of its workdir."""
+"""Report of a run: an HTML file that is created from the files in the run's workdir."""
 
 import functools
 import json
@@ -52,7 +52,8 @@ def _of_each_split(name: str) -> dict[str, str]:
 ENTROPIES = {"train/teacher_entropy": "teacher", "train/student_entropy": "student"}
 ENTROPIES |= {"train/kl": "student's divergence"}
 
-# Title; keys of the rows with their labels in the legend; factor to the displayed unit.
+# Panels of curves. Each has a title, the metrics' keys in the rows with their labels in the legend,
+# and the factor by which values are multiplied for display.
 CURVES = (
     ("Loss", _of_each_split("loss"), 1),
     ("Accuracy, %", _of_each_split("accuracy"), 100),
@@ -74,8 +75,8 @@ class RunFiles(NamedTuple):
       predictions: predictions of the last evaluation; None: no labels, or no evaluation yet.
       retrievals: captions of the last evaluation with their most similar images; None: no captions,
         or no evaluation yet.
-      worst: the worst images of the last evaluation, as values of `segments.html`; None: no metric
-        of single images, or no evaluation yet.
+      worst: the worst images of the last evaluation, as variables of the template `segments.html`;
+        None: the objective has no metric of single images, or no evaluation yet.
     """
 
     workdir: Path
@@ -87,33 +88,33 @@ class RunFiles(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The last logged step."""
+        """Number of the last logged step."""
         return max((row["step"] for row in self.rows), default=0)
 
     @property
     def finished(self) -> bool:
-        """True if the run has ended: its last step was evaluated, or it stopped early."""
+        """True if the run has ended, that is, its final evaluation was written."""
         steps = self.saved.manifest["steps"]
         return any(ends_run(row, steps) for row in self.rows)
 
     @property
     def kept_step(self) -> int | None:
-        """The step of the final parameters, if model selection chose them."""
+        """Step of the best parameters, if the run has kept these; None: it has kept the last."""
         return next((row["kept/step"] for row in reversed(self.rows) if "kept/step" in row), None)
 
     @property
     def probe(self) -> dict[str, float]:
-        """Metrics of the linear probe at the start of the run; empty: there was none."""
+        """Metrics of the linear probe at the start of the run; empty: no linear probe."""
         return next((row for row in self.rows if row["step"] == 0 and "test/loss" in row), {})
 
     @property
     def evaluated(self) -> list[dict]:
-        """The rows of evaluations."""
+        """Rows of `metrics.jsonl` that contain an evaluation."""
         return [row for row in self.rows if "test/loss" in row or "dev/loss" in row]
 
     @property
     def figures(self) -> dict[str, float]:
-        """Metrics of the last evaluation, such as `test/accuracy`; empty if there was none."""
+        """Metrics of the last evaluation, such as `test/accuracy`; empty before an evaluation."""
         evaluated = self.evaluated
         if not evaluated:
             return {}
@@ -125,33 +126,33 @@ class RunFiles(NamedTuple):
 
     @property
     def formats(self) -> dict[str, str]:
-        """Formats of the metrics of classes and of the objective, by name."""
+        """Formats of the metrics (`share` or `number`), by name."""
         return CLASS_FIGURES | self.saved.manifest.get("metrics", {"accuracy": "share"})
 
     @property
     def labelled(self) -> bool:
-        """True if the objective uses labels; even without labels a model may have a head."""
+        """True if the objective uses labels."""
         kind = OBJECTIVES.get(self.saved.config.objective.name)
         return bool(self.saved.manifest["num_classes"]) and (kind is None or kind.labels)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The name of each class, or its number."""
+        """Names of the classes; a class without a name has its index as the name."""
         names, classes = self.saved.manifest["class_names"], self.saved.manifest["num_classes"]
         return all_names(names, classes) or tuple(map(str, range(classes)))
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The seconds so far, by kind."""
+        """Seconds of the run so far, by kind, such as `train` or `evaluate`."""
         timed = [row for row in self.rows if "time/train" in row]
         return {kind: timed[-1][f"time/{kind}"] for kind in KINDS} if timed else {}
 
 
 def read_run(workdir: Path) -> RunFiles:
-    """Reads the files of a workdir for its report; a run may write them at the same time.
+    """Reads the files of a workdir for its report. A run may write them at the same time.
 
     Raises:
-      UserError: there is no run, or its files are damaged.
+      UserError: the workdir contains no run, or the run's files are damaged.
     """
     saved = saved_run(workdir)
     if saved is None:
@@ -167,7 +168,7 @@ def write_report(workdir: Path) -> Path:
 
 
 def title_of(saved: SavedRun) -> str:
-    """Returns the title of a run: `ViT-B/16 fine-tuned on pets`."""
+    """Returns the title of a run, such as `ViT-B/16 fine-tuned on pets`."""
     config = saved.config
     options = _options_of(saved.manifest)
     name = model_name(options) if options else config.model.name or "a model"
@@ -196,7 +197,8 @@ def run_page(run: RunFiles, live: bool = False) -> str:
     """Returns the report as HTML.
 
     Args:
-      live: the page reloads itself until the run is finished.
+      run: the files of the run.
+      live: True: the page reloads itself until the run is finished.
     """
     manifest = run.saved.manifest
     drawn = kept_pictures(run.workdir / RECONSTRUCTIONS)
@@ -225,7 +227,7 @@ def run_page(run: RunFiles, live: bool = False) -> str:
 
 
 def _head(run: RunFiles) -> dict[str, str]:
-    """Returns the last evaluation's figures and the run's progress, by label."""
+    """Returns the last evaluation's metrics and the run's progress as text, by label."""
     steps = run.saved.manifest["steps"]
     far = f"{run.step:,} steps" if run.finished else f"step {run.step:,} of {steps:,}"
     if not run.figures:
@@ -241,7 +243,7 @@ def _head(run: RunFiles) -> dict[str, str]:
 
 
 def _figures_in_words(run: RunFiles) -> dict[str, str]:
-    """Returns the figures of the last evaluation and of the linear probe, by label."""
+    """Returns metrics of the last evaluation and of the linear probe as text, by label."""
     rows = {}
     for key, value in run.figures.items():
         split, _, name = key.partition("/")
@@ -257,7 +259,14 @@ def _figures_in_words(run: RunFiles) -> dict[str, str]:
 def figure(
     key: str, value: float | None, formats: Mapping[str, str], figures: Mapping[str, float]
 ) -> str:
-    """Formats a metric; an accuracy has its standard error over the images."""
+    """Formats a metric. For an accuracy, the standard error over the images is added.
+
+    Args:
+      key: name of the metric.
+      value: value of the metric.
+      formats: formats by name.
+      figures: all metrics, among them the number of images.
+    """
     split, _, name = key.partition("/")
     if value is None:
         return "not finite"
@@ -270,7 +279,7 @@ def figure(
 
 
 def curves(rows: Sequence[dict]) -> list[str]:
-    """Returns SVGs of all metrics over the steps."""
+    """Draws all metrics over the steps; returns an SVG for each panel."""
     drawn = []
     for title, lines, scale in (*CURVES, *_curves_of_suites(rows)):
         points = {name: points_of(rows, key, scale) for key, name in lines.items()}
@@ -281,12 +290,21 @@ def curves(rows: Sequence[dict]) -> list[str]:
 
 
 def points_of(rows: Sequence[dict], key: str, scale: float = 1) -> list[tuple[float, float]]:
-    """Returns the (step, value) points of a scalar, where it was measured and finite."""
+    """Returns the points (step, value) of a metric. Rows without a finite value are skipped.
+
+    Args:
+      rows: rows of `metrics.jsonl`.
+      key: key of the metric.
+      scale: factor by which values are multiplied.
+    """
     return [(row["step"], scale * row[key]) for row in rows if row.get(key) is not None]
 
 
 def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], int]]:
-    """Returns a panel for each evaluation suite; `knn/pets/20` is the line `pets/20` of k-NN's."""
+    """Returns a panel of curves for each evaluation suite.
+
+    For example, the metric `knn/pets/20` is the line `pets/20` in the panel of k-NN.
+    """
     keys = dict.fromkeys(key for row in rows for key in row)
     return [
         (
@@ -299,7 +317,7 @@ def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], i
 
 
 def _why_no_answers(run: RunFiles) -> str:
-    """Returns the reason why an evaluated run has no predictions; empty before the evaluation."""
+    """Returns a sentence why an evaluated run has no predictions; empty before an evaluation."""
     if not run.figures or run.retrievals or run.worst:
         return ""
     return (
@@ -309,7 +327,7 @@ def _why_no_answers(run: RunFiles) -> str:
 
 def _seen(folder: Path) -> dict[str, str]:
     """Returns the data URLs of the run's attention pictures of test images, by caption."""
-    kinds = {".png": "png", ".svg": "svg+xml"}  # As an image, an SVG cannot run scripts.
+    kinds = {".png": "png", ".svg": "svg+xml"}  # An SVG in an <img> element cannot run scripts.
     return {
         caption: inline(file.read_bytes(), kinds[file.suffix])
         for name, caption in SEEN.items()
@@ -318,7 +336,7 @@ def _seen(folder: Path) -> dict[str, str]:
 
 
 def numbers_of(run: RunFiles) -> dict[str, str]:
-    """Returns the run's time, speed, model size, data size and FLOPs."""
+    """Returns the run's time, speed, model size, data size and FLOPs as text, by label."""
     saved, manifest = run.saved, run.saved.manifest
     lines = {}
     if seconds := run.seconds:
@@ -353,7 +371,7 @@ def numbers_of(run: RunFiles) -> dict[str, str]:
 
 
 def provenance(saved: SavedRun) -> dict[str, str]:
-    """Returns the provenance of a run: data, checkpoint, devices, code and versions."""
+    """Returns the run's data, checkpoint, devices, code and versions as text, by label."""
     config, manifest = saved.config, saved.manifest
     data = config.data
     lines = {"from": ", ".join(data.parts) if data.parts else f"{data.source} {data.path}".strip()}
@@ -371,16 +389,16 @@ def provenance(saved: SavedRun) -> dict[str, str]:
 
 
 def short_commit(manifest: dict) -> str:
-    """Returns the first digits of the code's commit; empty if it is unknown.
+    """Returns the first digits of the code's commit; empty: the commit is unknown.
 
-    If files differed from the commit, `, changed` is appended.
+    If files of the checkout differed from the commit, `, changed` is appended.
     """
     commit, comma, changed = manifest.get("commit", "").partition(",")
     return commit[:12] + comma + changed
 
 
 class ModelCost(NamedTuple):
-    """The size of a model, and the cost of one image's forward pass."""
+    """A model's number of parameters, and the multiply-adds of one image's forward pass."""
 
     parameters: int
     multiply_adds: int
@@ -388,7 +406,7 @@ class ModelCost(NamedTuple):
 
 
 def model_cost_of(manifest: dict) -> ModelCost | None:
-    """Returns the size and the cost of a run's model; None if its family is unknown."""
+    """Returns the size and the cost of a run's model; None: this version lacks the model family."""
     return _cost(json.dumps({"model": manifest["model"]}, sort_keys=True))
 
 
@@ -401,7 +419,7 @@ def _cost(manifest: str) -> ModelCost | None:
 
 
 def _options_of(manifest: dict) -> ImageOptions | None:
-    """Returns the options of a run's model; None: they are unknown in this version."""
+    """Returns the options of a run's model; None: this version does not support the model."""
     try:
         return read_options(manifest["model"])
     except UserError:
@@ -409,9 +427,12 @@ def _options_of(manifest: dict) -> ImageOptions | None:
 
 
 def parameter_table(manifest: dict) -> dict | None:
-    """Returns the number of a model's parameters, and rows: name, shape, numbers; None: unknown.
+    """Returns the total number of parameters, and a table of parameters.
 
-    Layers with equal shapes share a row.
+    A row contains name, shape and numbers. Layers with equal shapes share a row.
+
+    Returns:
+      None if this version does not support the model.
     """
     if (options := _options_of(manifest)) is None:
         return None
@@ -426,7 +447,7 @@ def parameter_table(manifest: dict) -> dict | None:
 
 
 def with_unit(number: float) -> str:
-    """Returns a number with a metric prefix: `85.8 M`."""
+    """Formats a number with a metric prefix, such as `85.8 M`."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g} {unit}"
@@ -434,7 +455,7 @@ def with_unit(number: float) -> str:
 
 
 def changed_values(saved: SavedRun) -> dict[str, tuple[Any, Any]]:
-    """Returns the config's values that differ from the defaults, each with its default, by key."""
+    """Returns config values that differ from their defaults: (value, default) by key."""
     defaults = dict(leaves(base_config()))
     return {
         key: (value, defaults.get(key))

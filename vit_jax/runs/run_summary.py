@@ -41,7 +41,7 @@ def describe(parts: Parts, manifest: dict) -> str:
 
 
 def _of_data(parts: Parts, manifest: dict) -> list[str]:
-    """Returns the lines with a run's images, their layout and their classes."""
+    """Returns lines that describe a run's images, the layout of their files and their classes."""
     images, source, data = manifest["images"], parts.splits.train, parts.config.data
     names = learned_classes(parts.config, source)
     to_choose = f"{images['dev']:,} to choose by, " if "dev" in images else ""
@@ -56,7 +56,10 @@ def _of_data(parts: Parts, manifest: dict) -> list[str]:
 
 
 def unused(splits: Splits) -> list[str]:
-    """Returns lines with the numbers of unused files by reason; slices of a folder share a line."""
+    """Returns lines with the numbers of unused files and the reasons.
+
+    Slices of the same folder have one line together.
+    """
     names: dict[str, list[str]] = {}
     for name, source in splits.named.items():
         if source.left_out:

@@ -13,17 +13,19 @@ from vit_jax.errors import UserError
 from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives import objective_of
 
-MANY = 10**9  # Assumed number of images if it is unknown, for slices in per cent.
+MANY = 10**9  # If a split's number of images is unknown, this number is assumed for percentages.
 
 
 SPOKEN = {"train": "training", "dev": "dev", "test": "test"}
 
 
 class Splits(NamedTuple):
-    """The sources of a run.
+    """The opened data splits of a run.
 
     Attributes:
-      dev: split for evaluation during training and for model selection; None: `test` is used.
+      train: split to train on.
+      test: split for the final evaluation.
+      dev: split for evaluations during training and for model selection; None: `test` is used.
     """
 
     train: Source
@@ -32,27 +34,29 @@ class Splits(NamedTuple):
 
     @property
     def named(self) -> dict[str, Source]:
-        """The existing splits, by their names in metrics."""
+        """Splits that are not None, by their names in metrics."""
         return {name: source for name, source in self._asdict().items() if source is not None}
 
     @property
     def chosen_by(self) -> str:
-        """The name of the split for model selection."""
+        """Name of the split for model selection: `dev`, or `test` without a dev split."""
         return "test" if self.dev is None else "dev"
 
 
 def open_splits(
     config: RunOptions, data: Mapping[str, Any] | None = None, groups: Sequence | None = None
 ) -> Splits:
-    """Opens a config's sources; all splits have the class indices of the training split.
+    """Opens the splits of a config. All splits have the class indices of the training split.
 
     Args:
-      data: api override of the config's data set, by split.
-      groups: the group of each example of `train`, which replaces `config.data.groups`.
+      config: config of the run.
+      data: API override: a data set by split, in place of the config's data set.
+      groups: API override: the group of each example of `train`, in place of
+        `config.data.groups`.
 
     Raises:
-      UserError: a split does not exist, is empty or cannot be read; the split for model selection
-        shares images with training or test.
+      UserError: a split does not exist, is empty or cannot be read. Or the split for model
+        selection shares images with the training or test split.
     """
     values = config.data
     arguments = dict(
@@ -93,7 +97,13 @@ def open_splits(
 
 
 def share(config: RunOptions, train: Source, one: str, other: str) -> bool:
-    """Returns True if two splits of `config.data` share images; False for synthetic data."""
+    """Returns True if two splits of the config's data share images; False for synthetic data.
+
+    Args:
+      config: config of the run.
+      train: the opened training split.
+      one, other: names of the two options, such as `train_split` and `dev_split`.
+    """
     if SOURCES[config.data.source].made_up:
         return False
     images = len(train.source) if isinstance(train, Subset) else MANY
@@ -104,7 +114,9 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
     """Returns notes on unexpected properties of a run's splits.
 
     Args:
-      groups: see `open_splits`.
+      config: config of the run.
+      splits: the opened splits.
+      groups: as in `open_splits`.
     """
     lines = [
         line for name, source in splits.named.items() for line in lacking(SPOKEN[name], source)
@@ -134,7 +146,7 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
 
 
 def _note_on_sample(config: RunOptions, train: Source) -> list[str]:
-    """Returns a note if a slice of a program's data is a random sample."""
+    """Returns a note if a slice of the data set that a program passed is a random sample."""
     if config.data.source != "handed_in" or config.data.slices != "stratified":
         return []
     if not isinstance(train, Subset):

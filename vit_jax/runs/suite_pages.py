@@ -1,4 +1,4 @@
-"""Pages of pictures by evaluation suites: `zero_shot_pets.html`, `retrieval_pairs.html`."""
+"""HTML pages with pictures of evaluation suites, such as `zero_shot_pets.html`."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ from vit_jax.runs.answer_sections import answer_figures
 from vit_jax.runs.predictions import Predictions, to_show
 from vit_jax.runs.retrievals import retrieval_figures, retrievals_of
 
-# Titles by the suite's name.
+# Titles of the pages by the name of the suite.
 TITLES = {"zero_shot": "Zero-shot classification of {}", "retrieval": "Retrieval of {}"}
 TITLES["segmentation"] = "Segmentation of {}, the lowest mIoU first"
 TITLES["detection"] = "Objects of {}, the lowest F1 first"
@@ -66,7 +66,10 @@ def write_suite_page(folder: Path, outputs: Outputs) -> Path:
 
 
 def _segments(outputs: Segmented) -> dict[str, Any]:
-    """Returns the values of `segments.html`: each image under its true and its predicted mask."""
+    """Returns the variables of `segments.html` for masks.
+
+    Each image is drawn twice, overlaid with its true and with its predicted mask.
+    """
     segments = Segments(outputs.class_names)
     for index, iou, predicted in outputs.shown:
         image, mask = decode(outputs.source[index].image), outputs.source.fields_of(index)[MASK]
@@ -76,7 +79,10 @@ def _segments(outputs: Segmented) -> dict[str, Any]:
 
 
 def _objects(outputs: Detected) -> dict[str, Any]:
-    """Returns the values of `segments.html`: each image with its true and its predicted boxes."""
+    """Returns the variables of `segments.html` for boxes.
+
+    Each image is drawn twice, with its true and with its predicted boxes.
+    """
     figures, labels = [], set()
     for index, matches, found in outputs.shown:
         image, true = decode(outputs.source[index].image), outputs.source.fields_of(index)[BOXES]
@@ -100,9 +106,10 @@ def _objects(outputs: Detected) -> dict[str, Any]:
 
 
 def _depths(outputs: Ranged) -> dict[str, Any]:
-    """Returns the values of `segments.html`: each image, its true and its predicted depth.
+    """Returns the variables of `segments.html` for depths.
 
-    Each image's colour scale spans the range of its true depths; unknown pixels are black.
+    Each image is drawn next to its true and its predicted depth. The colour scale spans the range
+    of the image's true depths. Pixels of unknown depth are black.
     """
     figures, (nearest, farthest) = [], outputs.range
     for index, rmse, predicted in outputs.shown:
@@ -122,7 +129,7 @@ def _depths(outputs: Ranged) -> dict[str, Any]:
 
 
 def suite_pages(folder: Path) -> dict[str, str]:
-    """Returns the file names of all pages in a folder, by data set and suite."""
+    """Returns the file names of all suite pages in a folder, by data set and suite."""
     return {
         file.stem.replace("_", " ", suite.count("_") + 1): file.name
         for suite in TITLES
@@ -131,7 +138,7 @@ def suite_pages(folder: Path) -> dict[str, str]:
 
 
 def _pixels(outputs: Classified | Matched, numbers: np.ndarray) -> np.ndarray:
-    """Returns images after the evaluation transform; black if a file is gone."""
+    """Returns images after the evaluation transform. A missing file results in a black image."""
     pixels = np.zeros((len(numbers), *sides(outputs.crop.size), 3), np.uint8)
     for row, number in zip(pixels, numbers.tolist(), strict=True):
         try:

@@ -1,4 +1,4 @@
-"""Training log: metrics since the last line, speed and remaining time."""
+"""Training log: mean metrics since the last line, speed and remaining time."""
 
 import jax
 
@@ -12,19 +12,20 @@ from vit_jax.runs.goodput import Ledger
 from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Program
 
-MANY = 64  # Number of images that are unlikely to be all correct by chance.
+MANY = 64  # So many images are unlikely to be all predicted correctly by chance.
 
 
 class TrainLog:
-    """Converts sums of metrics into a row per log step and a progress line at intervals.
+    """Writes a row of metrics at each log step, and a progress line at intervals.
 
-    A row is fetched from the devices only after the next step has started.
+    The sums of metrics are copied from the devices only after the next step has started, so the
+    devices do not wait for the host.
 
     Args:
       images: number of images in the training split.
       flops: training FLOPs per image.
-      ledger: timer of training and other work.
-      skipped: number of updates that were already skipped.
+      ledger: timer of training and other work (`goodput.py`).
+      skipped: number of updates that earlier starts skipped.
       classes: number of classes in the training split; 0: the objective has no labels.
     """
 
@@ -48,7 +49,7 @@ class TrainLog:
         self._objective = program.abstract_objective()
         self._metrics, self._warned = self._objective.metrics, False
         self._checkpoints, self._console, self._writer = checkpoints, console, writer
-        # Images per second at the devices' peak FLOPs; None: unknown.
+        # Number of images per second at the devices' peak FLOPs; None: the peak is unknown.
         peak = peak_flops(jax.devices()[0].device_kind)
         self._peak_speed = peak * jax.device_count() / flops if peak else None
         self._ledger, self._max_skipped = ledger, config.max_skipped_steps
@@ -59,15 +60,17 @@ class TrainLog:
         self._suspicion = None if config.finetune.head == "probe" else Suspicion(classes)
 
     def begin(self, step: int) -> None:
-        """Starts to measure the speed, now that the program is compiled."""
+        """Starts to measure the speed. Must be called when the step has been compiled."""
         self._begun = self._logged = step, *self._clock()
 
     def take(self, step: int, metrics: dict) -> None:
-        """Queues the sums of a log step, which are still on the devices."""
+        """Queues the sums of metrics of a log step. The sums are still on the devices."""
         self._pending = step, metrics
 
     def check(self, step: int, metrics: dict) -> None:
-        """Logs the updates skipped since the last check, because loss or gradient were not finite.
+        """Logs the number of updates skipped since the last check.
+
+        An update is skipped if its loss or gradient is not finite.
 
         Raises:
           UserError: too many consecutive updates were skipped.
@@ -89,10 +92,10 @@ class TrainLog:
         self._skipped = skipped["total"]
 
     def flush(self) -> None:
-        """Writes the queued metrics, if any.
+        """Writes the queued metrics, if there are any.
 
         Raises:
-          UserError: too many consecutive losses were not finite.
+          UserError: too many consecutive updates were skipped.
         """
         if self._pending is None:
             return
@@ -113,9 +116,10 @@ class TrainLog:
             self._writer.write(step, row | self._ledger.row())
 
     def look(self, step: int, metrics: dict) -> None:
-        """Writes a progress line between two rows if the last line is too old.
+        """Writes a progress line between two log steps if the last line is too old.
 
-        Only this process waits for the step, as the metrics are on its own devices.
+        This process then waits for the current step. Other processes do not wait, because the
+        metrics are copied from this process's own devices.
         """
         if self._console.late:
             row, means = self._row(step, jax.device_get(metrics), self._logged)
@@ -127,10 +131,12 @@ class TrainLog:
         """Returns the row of a step, and the means of the metrics since the last row.
 
         Args:
-          before: step and clock values of the last row.
+          step: step of the row.
+          sums: sums of the metrics since the last row.
+          before: step of the last row, and the values of `_clock` at that time.
         """
         done, seconds = step - before[0], self._clock()[0] - before[1]
-        # Means are NaN where no step was finite, and null in the file.
+        # If no step was finite, the means are NaN, which is null in the file.
         finite = float(sums["steps"]) or float("nan")
         means = {
             name: float(x) / finite for name, x in sums.items() if name not in ("steps", "skipped")
@@ -160,19 +166,19 @@ class TrainLog:
         return line
 
     def account(self, step: int) -> None:
-        """Writes the times so far, for a later start that continues from here."""
+        """Writes a row with the seconds so far. A later start of the run continues from them."""
         if self._writer:
             self._writer.write(step, self._ledger.row())
 
     def _clock(self) -> tuple[float, float]:
-        """Returns the seconds of training so far, and of all work after the start of a run."""
+        """Returns the seconds of training so far, and the seconds of all work without the start."""
         row = self._ledger.row()
         training = row["time/train"] + row["time/data"]
         return training, training + row["time/evaluate"] + row["time/save"]
 
 
 class Suspicion:
-    """Detects implausible metrics in the first steps, a sign of wrong or missing labels.
+    """Detects implausible metrics at the start of a run. They are a sign of wrong labels.
 
     Args:
       classes: number of classes in the training split; 0: there are no labels.
@@ -180,10 +186,12 @@ class Suspicion:
 
     def __init__(self, classes: int):
         self._classes, self._over = classes, False
-        self._constant: float | None = None  # Accuracy of all rows so far, if it is the same.
+        self._constant: float | None = None  # The accuracy, if all rows so far have the same.
 
     def remark(self, means: dict[str, float], images: int) -> str | None:
-        """Returns a remark, once, if the loss is 0 or the accuracy always 0 or always 1 so far.
+        """Returns a warning if the loss is 0, or if the accuracy has always been 0 or always 1.
+
+        After the first warning, and without a reason for a warning, the result is None.
 
         Args:
           means: means of the metrics since the last row.
@@ -194,7 +202,7 @@ class Suspicion:
         first, accuracy = self._constant is None, means.get("accuracy")
         self._over = not first and accuracy != self._constant or accuracy not in (0.0, 1.0)
         self._constant = accuracy
-        # The probability that chance predicts none of these correctly is below 1 in 20,000.
+        # The probability that random predictions are all wrong is below 1 in 20,000.
         enough = images >= (10 * self._classes if accuracy == 0.0 else MANY)
         if first and abs(means["loss"]) < 0.00005:
             figure = "the loss is 0.0000"

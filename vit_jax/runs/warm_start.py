@@ -31,7 +31,7 @@ from vit_jax.parallel.sharding import path_name
 from vit_jax.training.objectives import OBJECTIVES, abstract_objective, objective_of
 from vit_jax.training.program import model_arguments
 
-HANDED_IN = "handed_in"  # `finetune.checkpoint` of a run with a model passed by a program.
+HANDED_IN = "handed_in"  # Value of `finetune.checkpoint` if a program passes the model.
 _RANDOM_OBJECTIVE = "config.finetune.objective='new' starts at random ones"  # Advice in errors.
 
 
@@ -39,18 +39,18 @@ class Origin(NamedTuple):
     """The model of a run, and the initialization source of its parameters."""
 
     options: ImageOptions  # Options of the model.
-    # Functions that read the parameters, by path; empty: random parameters.
+    # Functions that read the model's parameters, by path. Empty: random initialization.
     sources: dict[str, Callable[[], np.ndarray]]
     found: list[str]  # Description of the checkpoint and its changes, in lines.
     interpolation: str  # Interpolation of images.
-    beside: ObjectiveParams | None = None  # The checkpoint's parameters of an objective.
-    # Functions that read the objective's parameters, by path.
+    beside: ObjectiveParams | None = None  # Objective parameters in the checkpoint.
+    # Functions that read the objective's parameters and its state, by path.
     objective: dict[str, Callable[[], np.ndarray]] = {}
-    objective_state: dict[str, Callable[[], np.ndarray]] = {}  # By path.
+    objective_state: dict[str, Callable[[], np.ndarray]] = {}
 
     @property
     def name(self) -> str:
-        """The paper's name of the model, if it has one."""
+        """Name of the model in its paper, such as `ViT-B/16`; empty: no such name."""
         return model_name(self.options)
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
@@ -58,15 +58,15 @@ class Origin(NamedTuple):
         return family_of(self.options).model(self.options, rngs=rngs)
 
     def read(self) -> dict:
-        """Returns the checkpoint's parameters, on the host; empty if there is none."""
+        """Reads the checkpoint's parameters into host memory; empty: random initialization."""
         return _read(self.sources)
 
     def read_objective(self) -> dict:
-        """Returns the parameters of the run's objective, on the host; empty if they are random."""
+        """Reads the objective's parameters into host memory; empty: random initialization."""
         return _read(self.objective)
 
     def read_objective_state(self) -> dict:
-        """Returns the checkpoint's state of the objective, on the host."""
+        """Reads the objective's state from the checkpoint into host memory."""
         return _read(self.objective_state)
 
 
@@ -80,7 +80,7 @@ def has_resnet(config: RunOptions) -> bool:
     """Returns True if the model of the config or its checkpoint is a BiT or a hybrid.
 
     Raises:
-      UserError: there is no such model or checkpoint, or it is damaged.
+      UserError: the model or the checkpoint does not exist, or the checkpoint is damaged.
     """
     if config.model.name:
         options = model_options(**model_arguments(config), num_classes=0)
@@ -97,19 +97,23 @@ def find_origin(
 ) -> Origin:
     """Returns the model of a run and the initialization source of its parameters.
 
-    A checkpoint contains its model's arguments and the interpolation of images. A new head has no
-    hidden layer and starts at zeros, or is drawn with the config's `model.head_std`. Position
-    embeddings are resized to the images (paper, section 3.2). The classes of a kept head are
-    matched with the data's by name.
+    A checkpoint also determines the model's arguments and the interpolation of images. The
+    checkpoint's model is adapted to the run:
+
+    - A new head has no hidden layer. It is initialized with zeros, or at random with the std
+      `model.head_std`.
+    - If the checkpoint's head is kept, its classes are matched with the data's classes by name.
+    - Position embeddings are resized to the image size (paper, section 3.2).
 
     Args:
+      config: config of the run.
       num_classes: number of the data's classes.
-      model: the model passed by a program.
-      class_names: class names of the run's head, by index.
+      model: API override: the model that a program passed.
+      class_names: names of the classes of the run's head, by index.
 
     Raises:
-      UserError: the checkpoint does not exist, is damaged or is of another model than the config's;
-        or its head is kept and has other classes than the data.
+      UserError: the checkpoint does not exist, is damaged or contains another model than the
+        config's. Or its head is kept and has other classes than the data.
     """
     if config.finetune.checkpoint == HANDED_IN:
         return _handed_in_origin(config, num_classes, model, class_names)
@@ -126,10 +130,17 @@ def find_origin(
 def _loose_arguments(
     config: RunOptions, named: ImageOptions, checkpoint: Checkpoint
 ) -> dict[str, Any]:
-    """Returns the arguments of the named model that may differ from the checkpoint's.
+    """Returns those arguments of the config's model that may differ from the checkpoint's.
+
+    Each model family lists these arguments as `loose`.
+
+    Args:
+      config: config of the run.
+      named: arguments of the model that the config names.
+      checkpoint: the checkpoint.
 
     Raises:
-      UserError: the checkpoint is of another model than the config's.
+      UserError: other arguments differ, so the checkpoint contains another model.
     """
     names = family_of(checkpoint.options).loose
     loose = {key: getattr(named, key) for key in names if hasattr(named, key)}
@@ -143,11 +154,13 @@ def _checkpoint_origin(
     arguments: dict[str, Any],
     class_names: Sequence[str],
 ) -> Origin:
-    """Returns the warm start from a checkpoint, with its model adapted to the run.
+    """Returns the warm start from a checkpoint, whose model is adapted to the run.
 
     Args:
-      arguments: the model's arguments that the run sets.
-      class_names: class names of the run's head, by index.
+      config: config of the run.
+      checkpoint: the checkpoint.
+      arguments: model arguments that the run sets.
+      class_names: names of the classes of the run's head, by index.
     """
     kept_head, num_classes = config.finetune.head == "kept", arguments["num_classes"]
     stored = checkpoint.arguments
@@ -177,10 +190,11 @@ def _checkpoint_origin(
 
 
 def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[str]:
-    """Returns a note if the run regularizes the model differently than the checkpoint's run did.
+    """Returns a note if regularization, such as dropout, differs from the checkpoint's training.
 
     Args:
-      stored: the checkpoint's arguments of the model.
+      options: options of the run's model.
+      stored: model arguments that the checkpoint contains.
     """
     names = sorted(REGULARISATION & stored.keys())
     changed = [name for name in names if getattr(options, name) != stored[name]]
@@ -191,9 +205,9 @@ def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[
 
 
 def _training_defaults(options: ImageOptions) -> dict[str, Any]:
-    """Returns the defaults of model arguments that are not inherited from a checkpoint.
+    """Returns the default values of regularization and of the head's initialization.
 
-    These are the regularization and the head's initialization.
+    A run does not take the values of these model arguments from a checkpoint.
     """
     declared = options_of(type(options))
     names = REGULARISATION | {"head_bias", "head_std"}
@@ -201,14 +215,19 @@ def _training_defaults(options: ImageOptions) -> dict[str, Any]:
 
 
 def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict) -> Origin:
-    """Returns the initialization source with the parameters of the run's objective, and a note.
+    """Adds the objective's parameters in the checkpoint to the initialization source.
+
+    A line in `Origin.found` describes whether they are read from the checkpoint or random.
 
     Args:
-      params: the objective's parameters, nested, as shapes.
-      state: the objective's state by name, as shapes.
+      origin: the initialization source.
+      config: config of the run.
+      params: shapes of the objective's parameters, nested.
+      state: shapes of the objective's state, by name.
 
     Raises:
-      UserError: the checkpoint's objective has other options than the config, or does not fit.
+      UserError: the objective's parameters in the checkpoint have other shapes than the run's, or
+        belong to incompatible options.
     """
     if not params or not origin.sources:
         return origin
@@ -224,11 +243,13 @@ def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict
 def _with_kept_objective(
     origin: Origin, config: RunOptions, stored: ObjectiveParams, params: dict, state: dict
 ) -> Origin:
-    """Returns the initialization source with the objective's parameters of the checkpoint.
+    """Returns the initialization source, to which the checkpoint's objective is added.
 
     Args:
-      stored: the checkpoint's parameters of the objective.
-      params, state: as of `with_objective`.
+      origin: the initialization source.
+      config: config of the run.
+      stored: the objective's parameters and state in the checkpoint.
+      params, state: as in `with_objective`.
     """
     name, changed_options = stored.name, _changed_options(config, stored)
     new, dropped = _differing_parts(config, stored, params)
@@ -255,7 +276,7 @@ def _with_kept_objective(
 
 
 def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, Any]:
-    """Returns the checkpoint's options of the objective that differ from the config's.
+    """Returns the objective's options in the checkpoint that differ from the config's.
 
     Raises:
       UserError: an option that determines the shapes of parameters differs.
@@ -279,10 +300,13 @@ def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, A
 def _differing_parts(
     config: RunOptions, stored: ObjectiveParams, params: dict
 ) -> tuple[list[str], list[str]]:
-    """Returns the optional parts that only the run has, and those that only the checkpoint has.
+    """Compares an objective's optional modules, such as a caption decoder.
+
+    Returns:
+      Names of the modules that only the run has, and of those that only the checkpoint has.
 
     Raises:
-      UserError: the run cannot do without a part that only the checkpoint has.
+      UserError: only the checkpoint has a module that must not be dropped.
     """
     optional = set(objective_of(config.objective.name).optional)
     parts = {_top(path) for path in stored.shapes()} if stored.shapes else set(params)
@@ -297,11 +321,12 @@ def _differing_parts(
 
 
 def _check_state(config: RunOptions, tensors: dict[str, Tensor], shapes: Shapes) -> None:
-    """Raises UserError if the checkpoint's state of the objective has other shapes than the run's.
+    """Raises UserError if the objective's state has other shapes in the checkpoint than in the run.
 
     Args:
-      tensors: the checkpoint's, by path.
-      shapes: the run's, by path.
+      config: config of the run.
+      tensors: the state in the checkpoint, by path.
+      shapes: shapes of the state in the run, by path.
     """
     for path, tensor in tensors.items():
         if tensor.shape != shapes[path]:
@@ -312,18 +337,19 @@ def _check_state(config: RunOptions, tensors: dict[str, Tensor], shapes: Shapes)
 
 
 def _top(path: str) -> str:
-    """Returns the first component of a parameter's path."""
+    """Returns the first component of a parameter's path, such as `head` of `head/kernel`."""
     return path.split("/")[0]
 
 
 def objective_shapes(found: ObjectiveParams, options: ImageOptions) -> Shapes:
-    """Returns the shapes of a checkpoint's parameters of an objective, by path.
+    """Returns the shapes of an objective's parameters in a checkpoint, by path.
 
     Args:
-      options: the arguments of the model.
+      found: the objective's parameters and options in the checkpoint.
+      options: options of the checkpoint's model.
 
     Raises:
-      UserError: the objective's options are invalid, or it does not fit the model.
+      UserError: the objective's options are invalid or incompatible with the model.
     """
     if found.shapes:
         return found.shapes()
@@ -343,14 +369,16 @@ def _shapes(params: dict) -> Shapes:
 def _check_name(
     config: RunOptions, named: ImageOptions, checkpoint: Checkpoint, options: ImageOptions
 ) -> None:
-    """Raises UserError unless the checkpoint is of the model that the config names.
+    """Raises UserError if the checkpoint contains another model than the config names.
 
-    Only arguments implied by the model name are compared: for a BEiT checkpoint, `ViT-B/16` implies
-    only size and patch size.
+    Only arguments that the model name implies are compared. For example, `ViT-B/16` only implies
+    the sizes and the patch size, so it may name a BEiT checkpoint.
 
     Args:
-      named: the arguments of the model that the config names.
-      options: the checkpoint's arguments.
+      config: config of the run.
+      named: arguments of the model that the config names.
+      checkpoint: the checkpoint.
+      options: arguments of the checkpoint's model.
     """
     implied = {key: getattr(named, key) for key in parse_name(config.model.name)[1]}
     name = model_name(options)
@@ -370,16 +398,21 @@ def matched_head(
     place: str,
     remedy: str,
 ) -> tuple[dict[str, Callable[[], np.ndarray]], list[str]]:
-    """Returns a checkpoint's parameters, its head reordered to the data's classes, and notes.
+    """Reorders the outputs of a checkpoint's head to the class indices of the data.
 
     Args:
-      sources: functions that read the parameters, by path.
-      class_names: classes of the run's head, by index.
-      place: the checkpoint's name for messages.
-      remedy: the advice in the error for other classes.
+      sources: functions that read the checkpoint's parameters, by path.
+      checkpoint: the checkpoint.
+      class_names: names of the classes of the run's head, by index.
+      place: name of the checkpoint for messages.
+      remedy: advice for the error message about other classes.
+
+    Returns:
+      Functions that read the parameters, by path, and notes on the reordering.
 
     Raises:
-      UserError: the head and the data have some classes in common, with other indices, but not all.
+      UserError: the head and the data have some classes in common, but not all of them, and their
+        indices differ.
     """
     try:
         match = match_classes(checkpoint.class_names, class_names, place)
@@ -396,14 +429,17 @@ def matched_head(
 
 
 def _reordered(read: Callable[[], np.ndarray], order: np.ndarray) -> np.ndarray:
-    """Returns a parameter of a head with its classes, the last axis, in another order."""
+    """Returns a parameter of a head with its last axis, the classes, in the order `order`."""
     return np.asarray(read())[..., order]
 
 
 def _handed_in_origin(
     config: RunOptions, num_classes: int, model: ImageModel | None, class_names: Sequence[str]
 ) -> Origin:
-    """Returns the warm start from a calling program's model, with its head and regularization."""
+    """Returns the warm start from a model that a program passed.
+
+    The model's head and regularization are kept.
+    """
     if model is None:
         raise UserError(
             "the model of this run was passed by a program (finetune.checkpoint is "
@@ -437,7 +473,7 @@ def _handed_in_origin(
 
 
 def _checkpoint_of(model: ImageModel) -> Checkpoint:
-    """Returns a model in memory as a checkpoint, with its current parameters."""
+    """Returns a `Checkpoint` with the current parameters of a model in memory."""
     if not isinstance(model, ImageModel) or model.about is None:
         raise UserError(
             f"model is a {type(model).__name__}, and must be of vit_jax.load_model or create_model"
@@ -457,19 +493,21 @@ def _checkpoint_of(model: ImageModel) -> Checkpoint:
 
 
 def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
-    """Returns a checksum of parameters and their paths, in this order."""
+    """Returns a checksum of parameters and their paths; it depends on their order."""
     total = 0
     for path, x in params:
-        values = np.ascontiguousarray(x).view(np.uint8)  # NumPy has no buffers of bfloat16.
+        values = np.ascontiguousarray(x).view(np.uint8)  # zlib cannot read bfloat16 arrays.
         total = zlib.crc32(values, zlib.crc32(path.encode(), total))
     return f"{total:08x}"
 
 
 def _interpolation(config: RunOptions, checkpoint: Checkpoint) -> str:
-    """Returns the interpolation of images: the config's, the checkpoint's or the paper's.
+    """Returns the interpolation with which images are resized.
+
+    It is the config's, else the checkpoint's, else the paper's interpolation.
 
     Raises:
-      UserError: the checkpoint's is unsupported.
+      UserError: the checkpoint's interpolation is not supported.
     """
     if config.data.interpolation or checkpoint.preprocessing is None:
         return config.data.interpolation or "bilinear"

@@ -1,4 +1,4 @@
-"""Ends a process that hangs, for example on a network file system, a pipe or a device."""
+"""Watchdog: ends a process that hangs, for example in a network file system or on a device."""
 
 import faulthandler
 import multiprocessing
@@ -15,12 +15,13 @@ from vit_jax.progress import LATE, duration
 class Watchdog:
     """Context manager that writes the stacks of all threads when a process makes no progress.
 
-    After twice the timeout it ends the process with exit code 1, so that a supervisor can restart
-    it.
+    The stacks are written after a timeout. After twice the timeout, the process ends with exit code
+    1, and a supervisor can restart it.
 
     Args:
-      seconds: timeout; must be longer than any wait of the run and any phase of its start.
-      ends: end the process; False: only write its stacks.
+      seconds: timeout in seconds. It must be longer than any wait of the run and any phase of its
+        start.
+      ends: True: end the process. False: only write the stacks.
     """
 
     def __init__(self, seconds: float, ends: bool = True):
@@ -31,21 +32,22 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def report_to(self, stacks: Path, log: Callable[[str], None]) -> None:
-        """Writes stacks into this file instead of standard error, and logs with `log`."""
+        """Sets the file for stacks (instead of standard error) and the callback for messages."""
         self._stacks, self._log = stacks, log
 
     def set_phase(self, phase: str) -> None:
-        """Records the start of a long phase, such as `compiling the step`; restarts the timeout."""
+        """Restarts the timeout for a long phase, such as `compiling the step`."""
         self._last = time.monotonic(), self._last[1], f": {phase}"
 
     def done(self, what: str) -> None:
-        """Records finished work, and restarts the timeout."""
+        """Restarts the timeout because some work is done, such as `step 3`."""
         self._last = time.monotonic(), what, ""
 
     def in_words(self) -> str:
-        """Returns the pending work: `compiling the step: 12 s so far`; empty if it is recent.
+        """Returns the state of the process, for a status line.
 
-        Between two phases it is the last finished work: `step 3 done 12 s ago`.
+        Examples: `compiling the step: 12 s so far` in a phase, `step 3 done 12 s ago` between two
+        phases. The result is empty in the first seconds.
         """
         since, done, phase = self._last
         passed = time.monotonic() - since
@@ -72,8 +74,8 @@ class Watchdog:
         told = None
         while not self._closed.wait(self._seconds / 20):
             # A thread that hangs while it holds the GIL also blocks this thread. Python's own
-            # watchdog does not need the GIL: it writes the stacks and exits, unless its timer is
-            # restarted here.
+            # watchdog (`faulthandler`) does not need the GIL. If its timer is not restarted here in
+            # time, it writes the stacks and ends the process.
             if self._ends:
                 faulthandler.dump_traceback_later(2 * self._seconds, exit=True, file=sys.__stderr__)
             since, done, phase = self._last
@@ -96,6 +98,6 @@ class Watchdog:
             with self._stacks.open("a") if self._stacks else open(os.dup(2), "w") as file:
                 print(f"{time.ctime()}: {what}", file=file, flush=True)
                 faulthandler.dump_traceback(file)
-        # The disk may be full or may hang, too; the process ends nevertheless.
+        # The disk may also be full or hang. The process ends nevertheless.
         except OSError as error:
             print(f"no stacks of {what}: {error}", file=sys.stderr, flush=True)

@@ -2,15 +2,15 @@
 
 config.json       the config, as the user set it
 manifest.json     values from config and data: model, classes, steps, versions, commit, devices
-checkpoints/      by step
+checkpoints/      a folder for each step
 metrics.jsonl, log.txt, events.out.tfevents.*, report.html
 predictions.npz   predictions for the images of the last evaluation, and some of the images
-worst_images.json the images of the last evaluation with the worst masks, boxes or depths
+worst_images.json the images with the worst masks, boxes or depths in the last evaluation
 retrievals.npz    captions of the last evaluation and their most similar images
-zero_shot_*.html, retrieval_*.html  pictures of the data sets of these suites
-seen/             attention maps of test images, at the end
-.lock-N           the process that writes into the workdir, if any
-reconstructions/  pictures of predictions in test images, by step
+zero_shot_*.html, retrieval_*.html  pictures of evaluation suites, a file for each data set
+seen/             attention maps of test images, written at the end of the run
+.lock-N           the process that uses the workdir, if any
+reconstructions/  pictures of test images and predictions, by step
 """
 
 import contextlib
@@ -48,13 +48,13 @@ from vit_jax.training.schedule import sees_length
 METRICS, RECONSTRUCTIONS = "metrics.jsonl", "reconstructions"
 REPORT, SEEN_FOLDER = "report.html", "seen"
 LENGTH = {"steps", "epochs"}
-FORMAT = 7  # Version of a workdir's format; earlier ones were written before the first release.
+FORMAT = 7  # Version of the workdir format. Versions 1 to 6 are older than the first release.
 SHARED = ".shared"
 SEEN_SECONDS = 10  # Time until a file written on one host is visible on others, even over NFS.
 
 
 class SavedRun(NamedTuple):
-    """The run in a workdir."""
+    """The config and the manifest of the run in a workdir."""
 
     text: str  # Content of `config.json`.
     config: ConfigDict
@@ -62,7 +62,7 @@ class SavedRun(NamedTuple):
 
     @property
     def options(self) -> RunOptions:
-        """The typed options of the run."""
+        """The run's config as typed options."""
         return configs.run_options(self.config)
 
 
@@ -72,8 +72,8 @@ def claim(
 ) -> Iterator[Lock | BucketLock]:
     """Creates or resumes a workdir and holds its lock while the context is open.
 
-    A run is extended if the config has more steps and nothing depends on the length. Changed data
-    are accepted if the config allows it.
+    If the config has more steps than the saved run, the run is extended. This is only possible if
+    no schedule depends on the run's length. Changed data are accepted if the config allows it.
 
     Raises:
       UserError: the workdir belongs to another config or other data, contains other files, is in
@@ -82,13 +82,13 @@ def claim(
     check_name(workdir)
     with contextlib.ExitStack() as held:
         try:
-            _belongs(workdir, config, manifest)  # Checked before anything is created.
+            _belongs(workdir, config, manifest)  # First check, before anything is created.
             workdir.mkdir(parents=True, exist_ok=True)
             url = url_of(workdir)
             lock = held.enter_context(BucketLock(Bucket(url), log) if url else Lock(workdir, log))
             if url:
                 fetched(url)
-            # Checked again, since the previous owner may have changed the workdir.
+            # Second check, since the previous owner of the lock may have changed the workdir.
             saved = _belongs(workdir, config, manifest)
             if not saved:
                 _write(workdir, manifest, configs.to_json(config))
@@ -113,7 +113,7 @@ def claim(
 
 
 def _write(workdir: Path, manifest: dict, config: str) -> None:
-    """Writes the manifest and then the config, which marks the workdir as complete."""
+    """Writes the manifest, then the config. The config marks the workdir as complete."""
     for name, text in ((MANIFEST, json.dumps(manifest, indent=2)), (CONFIG, config)):
         temporary = workdir / (name + ".tmp")
         temporary.write_text(text + "\n")
@@ -121,7 +121,9 @@ def _write(workdir: Path, manifest: dict, config: str) -> None:
 
 
 def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | None:
-    """Returns the run of this config in `workdir`, possibly to be extended; None: there is none.
+    """Returns the run in `workdir` if it has this config; None: the workdir contains no run.
+
+    The config may have more steps than the run if the run can be extended.
 
     Raises:
       UserError: the run has another config or other data, or `workdir` contains other files.
@@ -131,7 +133,7 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
         _check_empty(workdir)
         return None
     if not steps_made(workdir):
-        return None  # Without checkpoints, the run may start again with other values.
+        return None  # Without a checkpoint, the run may start again with any config.
     given = _as_saved(manifest)
     _check_config(workdir, saved, config, manifest["steps"])
     _check_data(workdir, saved, config, given)
@@ -140,8 +142,8 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
 
 
 def _check_empty(workdir: Path) -> None:
-    """Raises UserError if a workdir without a run contains files that are not a run's."""
-    begun = (MANIFEST, CONFIG + ".tmp", PREFIX)  # Files of a killed start.
+    """Raises UserError if a folder without a run contains files, except those of a killed start."""
+    begun = (MANIFEST, CONFIG + ".tmp", PREFIX)  # Files that a killed start leaves.
     url = url_of(workdir)
     names = Bucket(url).top() if url else os.listdir(workdir) if workdir.exists() else ()
     if any(not name.startswith(begun) for name in names):
@@ -151,9 +153,12 @@ def _check_empty(workdir: Path) -> None:
 
 
 def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int) -> None:
-    """Raises UserError unless the run has this config, or may be extended to it.
+    """Raises UserError if a saved run has another config and cannot be extended to this config.
 
     Args:
+      workdir: the run's workdir.
+      saved: the saved run.
+      config: this config.
       steps: number of steps of this config.
     """
     differing = configs.differences(configs.to_json(saved.config), config)
@@ -175,10 +180,13 @@ def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int
 
 
 def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, given: dict) -> None:
-    """Raises UserError if the data have changed, and the run cannot or may not continue with them.
+    """Raises UserError if the data have changed and the run cannot continue with the new data.
 
     Args:
-      given: the manifest of the data.
+      workdir: the run's workdir.
+      saved: the saved run.
+      config: config of the run, which may accept changed data.
+      given: the manifest with the new data.
     """
     changed = data_identity.differences(saved.manifest, given)
     if not changed:
@@ -197,8 +205,9 @@ def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, given: dict)
 
 
 def _sees_length(config: RunOptions) -> bool:
-    """Returns True if the training depends on the length of the run."""
-    # In this case the optimizer state is from the last step, not from the best one.
+    """Returns True if training depends on the run's length. The run cannot be extended then."""
+    # With `best`, the last checkpoint contains the best parameters, but the last step's optimizer
+    # state. Training cannot continue from it.
     ends_with_best = config.checkpoint.final == "best"
     return (
         ends_with_best
@@ -208,9 +217,9 @@ def _sees_length(config: RunOptions) -> bool:
 
 
 def _identity(manifest: dict) -> dict[str, dict]:
-    """Returns the values that identify the model, its api override and the frozen model.
+    """Returns the manifest's values that identify the model and the frozen model.
 
-    Data and config values are not included.
+    A model that a program passed is included. Values of data and config are not included.
     """
     model = {
         key: x for key, x in manifest["model"].items() if f"model.{key}" not in configs.OPERATIONAL
@@ -222,15 +231,16 @@ def _identity(manifest: dict) -> dict[str, dict]:
 
 
 def _as_saved(manifest: dict) -> dict:
-    """Returns the manifest as JSON would be read back, with lists in place of tuples."""
+    """Returns the manifest as it would be read back from JSON, with lists in place of tuples."""
     return json.loads(json.dumps(manifest))
 
 
 def steps_of(workdir: Path, config: ConfigDict) -> int | None:
-    """Returns the number of steps of a saved run that continues with changed data.
+    """Returns the number of steps of a saved run that may continue with changed data.
 
     Returns:
-      None if the number follows from config and data.
+      None if the config must determine the number of steps. This is the case without a saved run,
+      if the config does not accept changed data, or if the config has another length.
     """
     saved = saved_run(workdir) if config.data.changed == "accepted" else None
     if saved is None or any(saved.config[name] != config[name] for name in LENGTH):
@@ -245,12 +255,17 @@ def steps_made(workdir: Path) -> bool:
 
 
 def ends_run(row: dict[str, float], steps: int) -> bool:
-    """Returns True for the last row of metrics of a finished run, which may have stopped early."""
+    """Returns True if a row is the final evaluation of a finished run.
+
+    Args:
+      row: row of `metrics.jsonl`.
+      steps: number of steps of the run. A run with early stopping may end earlier.
+    """
     return "test/loss" in row and (row["step"] >= steps or "kept/step" in row)
 
 
 def _check_same(workdir: Path, saved: dict, given: dict) -> None:
-    """Raises UserError if the passed values differ from those at the start of the run."""
+    """Raises UserError if values that identify the model differ from those of the saved run."""
     for name, known in saved.items():
         if differing := [
             key for key, value in known.items() if given.get(name, {}).get(key) != value
@@ -272,10 +287,10 @@ def check_name(workdir: Path) -> None:
 
 
 def saved_run(workdir: Path) -> SavedRun | None:
-    """Returns the run in a workdir; None if there is none.
+    """Returns the run in a workdir; None if the workdir contains no run.
 
     Raises:
-      UserError: one of its files is damaged or cannot be read.
+      UserError: a file of the run is damaged or cannot be read.
     """
     if not (workdir / CONFIG).exists():
         return None
@@ -285,7 +300,7 @@ def saved_run(workdir: Path) -> SavedRun | None:
 
 
 def _read_json(workdir: Path, name: str, parse: Callable[[str], Any]) -> tuple[str, Any]:
-    """Returns the text of a JSON file that contains an object, and the result of `parse`."""
+    """Returns the text of a JSON file in a workdir, and the result of `parse` for this text."""
     try:
         text = read_small(workdir / name)
         if not isinstance(json.loads(text), dict):
@@ -301,7 +316,7 @@ def _read_json(workdir: Path, name: str, parse: Callable[[str], Any]) -> tuple[s
 
 
 def _check_format(workdir: Path, manifest: dict) -> None:
-    """Raises UserError unless a manifest has this version's format and describes a model."""
+    """Raises UserError if a manifest has another format version, or does not describe a model."""
     found = manifest.get("format", 1)
     if not isinstance(found, int) or not isinstance(manifest.get("model"), dict):
         raise UserError(
@@ -315,7 +330,10 @@ def _check_format(workdir: Path, manifest: dict) -> None:
 
 
 def check_shared(workdir: Path, peers: Peers) -> None:
-    """Raises UserError on processes that do not share the leader's `workdir`."""
+    """Raises UserError in a process whose `workdir` is not the same folder as the leader's.
+
+    The leader (process 0) writes a random token into the workdir, and all processes read it.
+    """
     if peers.count == 1:
         return
     url = url_of(workdir)
@@ -338,10 +356,10 @@ def check_shared(workdir: Path, peers: Peers) -> None:
 
 
 class _SharedFile(NamedTuple):
-    """File in a workdir, read by all processes of a run to check that they share the workdir."""
+    """File that all processes of a run read to check that they have the same workdir."""
 
     path: Path
-    bucket: Bucket | None  # The bucket of the workdir, if it is in one.
+    bucket: Bucket | None  # Bucket that contains the workdir; None: a local folder.
 
     def write(self, text: str) -> None:
         if self.bucket:
@@ -373,8 +391,12 @@ def make_manifest(
     """Returns the manifest: the values that readers of a run need in addition to its config.
 
     Args:
-      options: the arguments of the model.
-      interpolation: interpolation of images, possibly from a warm start's checkpoint.
+      steps: number of steps of the run.
+      class_names: names of the classes, by index.
+      images: number of images, by split.
+      options: options of the model.
+      interpolation: interpolation with which images are resized. It may come from the checkpoint
+        of a warm start.
       metrics: formats of the objective's metrics.
       flops: training FLOPs per image.
     """
@@ -399,7 +421,7 @@ def make_manifest(
 
 
 def versions_here() -> dict[str, str]:
-    """Returns the versions of Python and of packages that influence a run."""
+    """Returns the versions of Python, and of packages that influence the result of a run."""
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
     return {"python": platform.python_version()} | {
         package: importlib.metadata.version(package) for package in packages
@@ -407,9 +429,9 @@ def versions_here() -> dict[str, str]:
 
 
 def commit_of_package() -> str:
-    """Returns the commit of this package's checkout, `1e41b65...`; empty if it is unknown.
+    """Returns the commit of this package's checkout, such as `1e41b65...`; empty: unknown.
 
-    If files differ from the commit, `, changed` is appended.
+    If files of the checkout differ from the commit, `, changed` is appended.
     """
     root = Path(__file__).parents[2]
     git = ["git", "-C", str(root)]
@@ -419,7 +441,7 @@ def commit_of_package() -> str:
         commit = subprocess.run(
             [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         ).stdout
-        code = ("vit_jax", "configs", "experiments/*.py")  # Without records.
+        code = ("vit_jax", "configs", "experiments/*.py")  # Records of experiments are ignored.
         changes = [*git, "status", "--porcelain", "--untracked-files=no", "--", *code]
         changed = subprocess.run(changes, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
@@ -428,7 +450,7 @@ def commit_of_package() -> str:
 
 
 def workdir_at(place: str | Path) -> Path:
-    """Returns the folder of a workdir; for a bucket, a local folder with copies of its files.
+    """Returns the folder of a workdir. For a URL, it is a local folder with copies of the files.
 
     Raises:
       UserError: the bucket cannot be used.
@@ -437,7 +459,7 @@ def workdir_at(place: str | Path) -> Path:
 
 
 def place_of(source: str | Path) -> tuple[Path, str]:
-    """Returns the folder of a workdir and the checkpoint in `WORKDIR@best` or `WORKDIR@3000`.
+    """Splits `WORKDIR@best` or `WORKDIR@3000` into the workdir's folder and the checkpoint's name.
 
     Raises:
       UserError: the bucket cannot be used.

@@ -1,11 +1,12 @@
 """Lock that allows one run at a time on a workdir, also on a disk that many hosts share.
 
-The newest of the files `.lock-1`, `.lock-2`, ... in the workdir names the owner; an empty file
-means that there is no owner. The next file is created by an atomic hard link: if several processes
-try, only one succeeds, and a number is never used twice. The owner holds a `flock` on its file,
-which the kernel releases when the process ends. It also updates the file's modification time every
-few seconds. If the file system does not share locks, this heartbeat is the only sign of life for
-other hosts.
+The newest of the files `.lock-1`, `.lock-2`, ... in the workdir names the owner. If this file is
+empty, the workdir has no owner. The next file is created by an atomic hard link: if several
+processes try, only one succeeds. A number is never used twice.
+
+The owner holds a `flock` on its file, which the kernel releases when the process ends. The owner
+also updates the file's modification time every few seconds as a heartbeat. Some network file
+systems do not share `flock` between hosts. Other hosts then see only the heartbeat.
 """
 
 import contextlib
@@ -26,19 +27,19 @@ from vit_jax.errors import UserError
 
 PREFIX = ".lock"  # Prefix of the names of a lock's files.
 BEAT_SECONDS = 5.0  # Interval of heartbeats.
-STALE_SECONDS = 90.0  # Time without a heartbeat after which another host's process counts as gone.
+STALE_SECONDS = 90.0  # Without a heartbeat for this time, another host's process counts as gone.
 
 
 class Holder(NamedTuple):
-    """The process in a lock file."""
+    """The process that a lock file names as the owner of the workdir."""
 
     host: str
     pid: int
-    since: float  # `time.time()`
-    boot: str  # Identifies the boot of its kernel.
-    namespace: str  # The PID namespace.
-    born: str  # Start time of the process in the kernel's units, since PIDs are reused.
-    inode: int  # The lock file's inode; a file with another inode is a copy.
+    since: float  # `time.time()` when the lock was taken.
+    boot: str  # Identifier of the current boot of the host's kernel.
+    namespace: str  # PID namespace of the process.
+    born: str  # Start time of the process in the kernel's units, because PIDs are reused.
+    inode: int  # Inode of the lock file. A lock file with another inode is a copy.
 
     def __str__(self):
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
@@ -50,7 +51,9 @@ class Lock:
 
     Args:
       log: callback for messages about a takeover and about waiting for another process.
-      beat_seconds, stale_seconds: the same in all processes that may use the workdir.
+      beat_seconds: interval of heartbeats.
+      stale_seconds: time without a heartbeat after which the lock is free. All processes that may
+        use the workdir must have the same values.
     """
 
     def __init__(
@@ -66,10 +69,10 @@ class Lock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the workdir; waits for a heartbeat if another host's process may be alive.
+        """Takes the lock. If another host's process may be alive, waits for its heartbeat.
 
         Raises:
-          UserError: another run has it.
+          UserError: another run holds the lock.
         """
         while True:
             newest = self._newest()
@@ -99,7 +102,7 @@ class Lock:
                 return
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
-                return  # The next write raises the error.
+                return  # The run's next write raises the error.
         newest = self._newest() if self._workdir.is_dir() else 0
         if newest <= self._number:
             raise UserError(
@@ -117,15 +120,18 @@ class Lock:
         return self._workdir / f"{PREFIX}-{number}"
 
     def _newest(self) -> int:
-        """Returns the highest number of a lock file; 0: there is none."""
+        """Returns the highest number of a lock file; 0: there is no lock file."""
         names = (re.fullmatch(rf"{PREFIX}-(\d+)", name) for name in os.listdir(self._workdir))
         return max((int(match[1]) for match in names if match), default=0)
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is free; returns the process that left it unreleased, if any.
+        """Waits until the lock is free.
+
+        Returns:
+          The process that ended without releasing the lock; None: the lock was released.
 
         Raises:
-          UserError: another run holds it.
+          UserError: another run holds the lock.
         """
         seen, until = None, 0.0
         while True:
@@ -134,14 +140,15 @@ class Lock:
                     status, locked = os.fstat(file.fileno()), _locked(file.fileno())
                     holder = _read(file)
             except FileNotFoundError:
-                return None  # The process that removed it created the next one.
+                return None  # Another process created the next file and removed this one.
             if holder is None:
                 return None
             held = still_held(holder, status.st_ino, locked)
             if held is None:
                 if seen is None:
                     seen, silent = status.st_mtime_ns, self._silent_seconds(status.st_mtime_ns)
-                    # Wait first, since the clocks of two hosts may differ.
+                    # Even a file that looks old is watched for a while, because the clocks of two
+                    # hosts may differ.
                     seconds = max(self._stale_seconds - max(silent, 0), 2 * self._beat_seconds)
                     until = time.monotonic() + seconds
                     self._log(
@@ -160,9 +167,9 @@ class Lock:
             return holder
 
     def _silent_seconds(self, last: int) -> float:
-        """Returns the seconds since a file's modification, by the clock of its file system.
+        """Returns the seconds since a lock file's modification.
 
-        This may be a server's clock.
+        Both times are read from the file system, whose clock may be a server's.
         """
         file = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
         try:
@@ -172,7 +179,7 @@ class Lock:
             file.unlink(missing_ok=True)
 
     def _make(self, number: int) -> bool:
-        """Creates the complete lock file atomically; returns False if another process was first."""
+        """Creates a lock file atomically; returns False if another process was faster."""
         self._number, self._mine = number, self._file(number)
         temporary = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
         self._descriptor = _create(temporary)
@@ -181,11 +188,12 @@ class Lock:
             try:
                 os.link(temporary, self._mine)
             except FileExistsError:
-                # Two links: the link was created, but NFS lost the reply.
+                # With two links, the hard link was created, but NFS lost the reply.
                 if os.stat(temporary).st_nlink == 1:
                     os.close(self._descriptor)
                     return False
-            # The file system has no hard links. The empty file has no owner until it is written.
+            # The file system does not support hard links. An empty file is created instead, which
+            # names no owner until it is written.
             except OSError:
                 os.close(self._descriptor)
                 try:
@@ -197,14 +205,14 @@ class Lock:
             temporary.unlink(missing_ok=True)
         if self._newest() == number:
             return True
-        # The listing that led to this number was outdated.
+        # The list of lock files was outdated, so this number is wrong.
         self._mine.unlink(missing_ok=True)
         os.close(self._descriptor)
         return False
 
     def _sign(self) -> None:
-        """Locks the new file and writes this process into it."""
-        with contextlib.suppress(OSError):  # Some file systems do not support this.
+        """Locks the new lock file with `flock` and writes this process into it."""
+        with contextlib.suppress(OSError):  # Some file systems do not support `flock`.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         holder = this_process(os.fstat(self._descriptor).st_ino)
         self._content = json.dumps(holder._asdict()).encode()
@@ -218,7 +226,7 @@ class Lock:
 
 
 def in_use(workdir: Path) -> bool:
-    """Returns True if another run uses the workdir, as far as this host can determine."""
+    """Returns True if another run uses the workdir, as far as this host can tell."""
     if not workdir.is_dir():
         return False
     lock = Lock(workdir)
@@ -236,12 +244,12 @@ def in_use(workdir: Path) -> bool:
 
 
 def _create(file: Path) -> int:
-    """Returns the descriptor of a new file; raises FileExistsError if it exists."""
+    """Creates a file and returns its descriptor; raises FileExistsError if the file exists."""
     return os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
 
 
 def _read(file: BinaryIO) -> Holder | None:
-    """Returns the holder in a lock file; None for an empty file, which was released."""
+    """Reads the owner from a lock file; None for an empty file: the lock was released."""
     content = file.read()
     try:
         return Holder(**json.loads(content)) if content else None
@@ -252,9 +260,9 @@ def _read(file: BinaryIO) -> Holder | None:
 
 
 def _locked(descriptor: int) -> bool | None:
-    """Returns True if a process holds the file's `flock`; None if this is not supported."""
+    """Returns whether a process holds the file's `flock`; None: `flock` is not supported."""
     try:
-        # A shared lock, since other processes may check at the same time.
+        # The test takes a shared lock, because other processes may test at the same time.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -264,7 +272,7 @@ def _locked(descriptor: int) -> bool | None:
 
 
 def this_process(inode: int = 0) -> Holder:
-    """Returns the holder that describes this process."""
+    """Returns the `Holder` that describes this process."""
     return Holder(
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -277,20 +285,26 @@ def this_process(inode: int = 0) -> Holder:
 
 
 def still_held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
-    """Returns True if the process in a lock file still holds it; None: unknown on this host."""
+    """Returns whether the process in a lock file still holds the lock; None: unknown on this host.
+
+    Args:
+      holder: the process in the lock file.
+      inode: inode of the lock file.
+      locked: result of `_locked`.
+    """
     if holder.boot != _boot():
         return None
-    if holder.inode != inode:  # The workdir is a copy.
+    if holder.inode != inode:  # The lock file was copied together with the workdir.
         return False
     if locked:
         return True
     if holder.namespace == _namespace():
         return _born(holder.pid) == holder.born
-    return locked  # In another container only the kernel's lock is conclusive.
+    return locked  # For a process in another container, only `flock` is conclusive.
 
 
 def _boot() -> str:
-    """Returns an identifier of this boot of this machine."""
+    """Returns an identifier that is different after each boot of this machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -305,7 +319,7 @@ def _namespace() -> str:
 
 
 def _born(pid: int) -> str | None:
-    """Returns the start time of a process in this namespace; None if it is gone or a zombie."""
+    """Returns the start time of a process; None if the process has ended or is a zombie."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if state in "ZX" else fields[18]

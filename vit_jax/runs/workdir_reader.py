@@ -30,14 +30,15 @@ from vit_jax.training.objectives.classification import probabilities_of
 
 
 def open_workdir(source: str | Path) -> Checkpoint:
-    """Opens a checkpoint of a run, by default the newest; only the workdir is read.
+    """Opens a checkpoint of a run. Only files of the workdir are read.
 
     Args:
-      source: a workdir, a folder or the URL of one in a bucket; `WORKDIR@STEP`, or `WORKDIR@best`
-        (best test accuracy, else test loss).
+      source: `WORKDIR` for the newest checkpoint, `WORKDIR@STEP`, or `WORKDIR@best` for the
+        checkpoint with the best test accuracy or, without accuracy, the best test loss. `WORKDIR`
+        is a folder or a URL in a bucket.
 
     Raises:
-      UserError: there is no run or no such checkpoint, or it is damaged.
+      UserError: the workdir contains no run, or the checkpoint does not exist or is damaged.
     """
     workdir, which = place_of(source)
     saved = saved_run(workdir)
@@ -51,7 +52,7 @@ def open_workdir(source: str | Path) -> Checkpoint:
     options = _options_of(manifest, f"{shown(workdir)}/{MANIFEST}")
     shapes = parameter_shapes(sketch(options))
     params, step = _load_params(workdir, config, manifest, shapes, which)
-    # The objective was passed by a program and is not in the registry.
+    # Such an objective was passed by a program, and `OBJECTIVES` does not contain it.
     handed_in = "objective" in manifest
 
     return Checkpoint(
@@ -79,7 +80,7 @@ def _options_of(manifest: dict, place: str) -> ImageOptions:
 def _load_params(
     workdir: Path, config: RunOptions, manifest: dict, shapes: Shapes, which: str
 ) -> tuple[dict, int]:
-    """Returns the evaluated parameters of a run's model, nested, and their step."""
+    """Loads the evaluated parameters of a run's model, nested; also returns their step."""
     params, folder = _abstract(shapes), checkpoints_of(workdir)
     handed_in = manifest.get("objective")
     evaluated = (
@@ -87,7 +88,7 @@ def _load_params(
         if handed_in
         else objective_of(config.objective.name).eval_params(config)
     )
-    if evaluated:  # Such as an EMA of the parameters.
+    if evaluated:  # The evaluated parameters are part of the state, such as an EMA.
         items = load_items(folder, {evaluated: params}, which)
         return items[evaluated], items["step"]
     extra = jax.eval_shape(functools.partial(init_extra, config.finetune, config.seed), params)
@@ -97,7 +98,7 @@ def _load_params(
 
 
 def _abstract(shapes: Shapes) -> dict:
-    """Returns nested `ShapeDtypeStruct`s by path, float32 on the first device."""
+    """Converts shapes by path to nested float32 `ShapeDtypeStruct`s on the first device."""
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = {
         tuple(path.split("/")): jax.ShapeDtypeStruct(shape, "float32", sharding=device)
@@ -113,10 +114,10 @@ def _at(params: dict, path: str) -> jax.Array:
 def _objective_params(
     workdir: Path, config: RunOptions, manifest: dict, step: int
 ) -> ObjectiveParams | None:
-    """Returns the parameters of a run's objective at a step; they are loaded on demand.
+    """Returns the objective's parameters at a step. They are only loaded when they are used.
 
     Returns:
-      None if no run can start from the objective's parameters.
+      None if other runs cannot start from parameters of this objective.
     """
     kind, name = objective_of(config.objective.name), config.objective.name
     if not kind.made_by:
@@ -124,7 +125,7 @@ def _objective_params(
     averaged = kind.own_eval_params(config)
     section = getattr(config, kind.section)
     declared = options_of(type(section))
-    # Operational values, such as a tokenizer's folder, belong to the machine, not to the model.
+    # Operational values, such as a tokenizer's folder, depend on the machine. They are skipped.
     values = {
         key: value
         for key, value in dataclasses.asdict(section).items()
@@ -153,7 +154,7 @@ def _objective_params(
         return {path: functools.partial(_at, params, path) for path in shapes}
 
     def state_of(item):
-        # If an item is a single array, its path is empty.
+        # For an item that is a single array, the path is empty.
         return {
             f"{item}/{path}".rstrip("/"): shape for path, shape in saved().get(item, {}).items()
         }

@@ -20,14 +20,15 @@ class WorstImages(NamedTuple):
     """The images of a split with the worst predictions, the worst first.
 
     Attributes:
-      split, step: the evaluated split, and the step of the evaluation.
-      metric: name of the metric that orders the images.
-      highest: the highest values of the metric are the worst ones; False: the lowest.
+      split: name of the evaluated split.
+      step: step of the evaluation.
+      metric: name of the metric by which the images are ordered.
+      highest: True: images with the highest values are the worst. False: those with the lowest.
       names: name of each image.
-      values: the metric of each image, in words.
+      values: the metric of each image as text.
       pictures: pictures of each image, uint8 `[images, pictures, height, width, 3]`.
       about: description of the pictures.
-      legend: HTML colour of each meaning in the pictures.
+      legend: HTML colour of each label in the pictures, such as a class.
     """
 
     split: str
@@ -42,7 +43,10 @@ class WorstImages(NamedTuple):
 
 
 def keep_worst(workdir: Path, worst: WorstImages) -> None:
-    """Writes the worst images as the values of `segments.html`, and replaces earlier ones."""
+    """Writes the worst images to a JSON file in the workdir.
+
+    The file contains the variables of the HTML template `segments.html`.
+    """
     end = "highest" if worst.highest else "lowest"
     figures = [
         dict(
@@ -63,7 +67,11 @@ def keep_worst(workdir: Path, worst: WorstImages) -> None:
 
 
 def kept_worst(workdir: Path) -> dict[str, Any] | None:
-    """Returns the values of `segments.html`; None if there are none, or the file is damaged."""
+    """Reads the file that `keep_worst` writes; None if it does not exist or is damaged.
+
+    Returns:
+      The variables of the HTML template `segments.html`.
+    """
     try:
         values = json.loads(read_small(workdir / WORST_IMAGES))
         return {key: values[key] for key in ("title", "note", "legend", "figures", "card")}

@@ -1,7 +1,7 @@
 """Moving averages of a run's weights: EMA, and teachers that follow a student.
 
-They have no gradient and are updated after the optimizer's update. Each is part of the train state
-and a separate item of checkpoints.
+Moving averages have no gradient. They are updated after the optimizer's update. The train state
+contains them, and a checkpoint stores each average as a separate item.
 """
 
 import math
@@ -18,27 +18,29 @@ class Momentum:
     """Exponential moving average (EMA): `mean += share(t) * (weights - mean)` after update t.
 
     Attributes:
-      share: returns the weight of the newest weights after update 1, 2, ...
+      share: function from the update's number t = 1, 2, ... to the share of the newest weights in
+        the average. For an EMA with the constant decay 0.99, `share(t)` is 0.01.
     """
 
     share: Callable[[jax.Array], jax.Array]
 
     def after(self, mean: dict, weights: dict, update: jax.Array) -> dict:
-        """Returns the average after an update that resulted in `weights`.
+        """Returns the new average, given the old average `mean` and the new `weights`.
 
-        Before the first update the average is the initial weights.
+        Before the first update, `mean` must be the initial weights.
         """
         share = self.share(update)
         return jax.tree.map(lambda mean, x: mean + share * (x - mean), mean, weights)
 
 
 def polyak_share(factor: float, start: str) -> Callable[[jax.Array], jax.Array]:
-    """Returns the weight of the newest parameters in Polyak's average after update t = 1, 2, ...
+    """Returns `Momentum.share` for Polyak averaging with a constant decay, `factor`.
 
-    The average weights the parameters of update i by factor^(t - i). With `start="zero"` it is
-    normalized by the sum of these weights and excludes the initial parameters. With
-    `start="weights"` it starts at the initial parameters, whose share after update t is still
-    factor^t (13.5 % after 20,000 steps at 0.9999).
+    After update t, the parameters of update i have a weight proportional to factor^(t - i).
+
+    With `start="zero"` the average does not contain the initial parameters, and the weights are
+    divided by their sum. With `start="weights"` the average starts at the initial parameters. Their
+    share after update t is factor^t, for example 13.5 % after 20,000 steps at 0.9999.
     """
 
     def share(update: jax.Array) -> jax.Array:
@@ -50,10 +52,11 @@ def polyak_share(factor: float, start: str) -> Callable[[jax.Array], jax.Array]:
 
 
 def cosine_share(factor: float, steps: int, last: float = 1.0) -> Callable[[jax.Array], jax.Array]:
-    """Returns `Momentum.share` for a momentum from `factor` to `last` over `steps` updates.
+    """Returns `Momentum.share` for a momentum that changes from `factor` to `last`.
 
-    The momentum follows half a cosine (BYOL, 2006.07733, section 3.2; DINO, 2104.14294, section
-    3.2). The first update has momentum `factor`, as in the code of DINO, DINOv2 and DINOv3.
+    The share is 1 - momentum. The momentum follows half a cosine over `steps` updates (BYOL,
+    2006.07733, section 3.2; DINO, 2104.14294, section 3.2). The first update has momentum `factor`,
+    as in the code of DINO, DINOv2 and DINOv3.
     """
 
     def share(update: jax.Array) -> jax.Array:

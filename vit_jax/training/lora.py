@@ -1,8 +1,8 @@
-"""Weights of a training run: the trained ones, and the parameters of the forward pass.
+"""Weights of a training run, including LoRA's low-rank updates (Hu et al., 2022).
 
-Weights are `{"params", "extra"}`. `params` contains the model's parameters. `extra` contains
-weights that only training uses: `lora`, low-rank updates of kernels (Hu et al., 2022), and
-`objective`, the objective's own parameters.
+A run's weights are a dict with two items. `params` contains the model's parameters. `extra`
+contains weights that only training uses: `lora`, low-rank updates of kernels, and `objective`, the
+objective's own parameters, such as a decoder's.
 """
 
 import re
@@ -23,7 +23,9 @@ CHANGED_BY_LORA = r"(^|/)attention/(qkv|out)/kernel$"
 
 
 def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
-    """Returns the weights that only training uses; initially `lora` does not change the model.
+    """Returns the initial `{"lora": ...}` of `extra`, or `{}` if the config does not use LoRA.
+
+    Each `up` is initially zero, so LoRA does not change the model before the first update.
 
     Raises:
       UserError: the model has no attention kernels for LoRA.
@@ -50,10 +52,14 @@ def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
 
 
 def weight_axes(path: str, rank: int) -> Axes | None:
-    """Returns the logical axes of one weight by its path, `params/...` or `extra/...`.
+    """Returns the logical axes of a weight, given its path (`params/...` or `extra/...`).
 
-    In a low-rank update, `down` has the kernel's input axes and `rank`, and `up` has `rank` and the
-    kernel's output axes.
+    A low-rank update consists of `down` and `up`. `down` has the kernel's input axes and the axis
+    `rank`. `up` has the axis `rank` and the kernel's output axes.
+
+    Args:
+      path: path of the weight.
+      rank: the weight's number of axes.
     """
     kernel, _, factor = path.removeprefix("extra/lora/").partition("/")
     if not path.startswith("extra/lora/"):
@@ -66,17 +72,17 @@ def weight_axes(path: str, rank: int) -> Axes | None:
 
 
 def objective_weights(weights: Weights) -> dict:
-    """Returns the objective's own parameters."""
+    """Returns the objective's own parameters from a run's weights; empty: it has none."""
     return weights["extra"].get("objective", {})
 
 
 def with_frozen(own: dict, frozen: dict) -> dict:
-    """Returns all parameters of an objective: its own and those of its frozen model, if any."""
+    """Returns an objective's own parameters, with the frozen model's parameters as `frozen`."""
     return own | ({"frozen": frozen} if frozen else {})
 
 
 def effective(weights: Weights) -> dict:
-    """Returns the parameters of the forward pass; LoRA adds `down` times `up` to kernels."""
+    """Returns the parameters for the forward pass: with LoRA, kernel + `down` times `up`."""
     lora = weights["extra"].get("lora", {})
 
     def changed(path, kernel):
@@ -89,7 +95,7 @@ def effective(weights: Weights) -> dict:
 
 
 def trained(options: FinetuneOptions, weights: Weights) -> Weights:
-    """Returns True for each weight that training updates, else False."""
+    """Returns a tree like `weights`: True for weights that the optimizer updates, else False."""
     patterns = {"all": "", "objective": r"extra/objective/"}
     pattern = patterns.get(options.train, r"extra/|params/(head|distillation_head)/")
 

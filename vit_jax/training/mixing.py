@@ -35,19 +35,23 @@ def augment(
       batch: `image` uint8 `[batch, height, width, 3]` and `labels` int32 `[batch, max_labels]`.
       key: random key of the step.
       flip: whether images are flipped.
-      flips: for each view, the name that selects its random flips; views with the same name are
-        flipped together.
-      spatial: for each field that follows the flips of `image`, its kind: `map` or `boxes`.
-      erasing: probability for each image.
-      mean, std: the model's normalization of pixels in [0, 1], used for the noise of erasing.
-      mixup, cutmix: alpha of each; 0 is off.
-      cutmix_share: probability of CutMix for a batch, if both are on.
-      repeats: number of successive rows with the same image, which are not mixed with each other.
+      flips: for each view, a name that is folded into the random key of its flips. Views with the
+        same name are flipped together.
+      spatial: entries of the batch that must be flipped together with `image`, such as masks. Each
+        value is the entry's kind, `map` or `boxes`.
+      erasing: probability that an image gets a random rectangle of noise.
+      mean, std: the model's normalization of pixels in [0, 1]. The noise of erasing has this mean
+        and std.
+      mixup: alpha of mixup's beta distribution; 0 disables mixup.
+      cutmix: alpha of CutMix's beta distribution; 0 disables CutMix.
+      cutmix_share: if mixup and CutMix are both enabled, the probability that a batch uses CutMix.
+      repeats: number of successive rows with the same image (repeated augmentation). These rows are
+        not mixed with each other.
 
     Returns:
-      `image`: uint8 if only flipped (a quarter of the memory), else float32 in [-1, 1]. `labels`.
-      For mixed images also `partner_labels`, and `share` float32 `[batch]`: the share of the pixels
-      that belongs to `labels`, at least 0.5.
+      The batch with `image` and `labels` replaced. `image` is float32 in [-1, 1]; with flips only,
+      it stays uint8, which takes a quarter of the memory. Mixup and CutMix add `partner_labels`,
+      and `share` float32 `[batch]`: the share of the pixels that belongs to `labels`, at least 0.5.
     """
     if flip:
         flipped = {
@@ -73,18 +77,19 @@ def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _mirrored(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """Returns True for the images that `random_flip` mirrors, bool `[..., 1, 1, 1]`."""
+    """Draws the images that `random_flip` mirrors: True for these, bool `[..., 1, 1, 1]`."""
     return jax.random.bernoulli(key, shape=(*shape[:-3], 1, 1, 1))
 
 
 def flip_field(values: jax.Array, kind: str, width: int, mirrored: jax.Array) -> jax.Array:
-    """Mirrors the maps or boxes of mirrored images.
+    """Mirrors the maps or boxes that belong to mirrored images.
 
     Args:
-      values: `[batch, height, width, ...]` of the kind `map`; of the kind `boxes` `[batch, ...,
-        4 or more]`, which start with left, top, right and bottom in pixels.
+      values: maps `[batch, height, width, ...]`, or boxes `[batch, ..., 4 or more]`. The first four
+        values of a box are left, top, right and bottom in pixels.
+      kind: `map` or `boxes`.
       width: width of the images in pixels.
-      mirrored: bool `[batch, 1, 1, 1]`.
+      mirrored: True for mirrored images, bool `[batch, 1, 1, 1]`.
     """
     mirrored = mirrored.reshape(-1, *(1,) * (values.ndim - 1))
     if kind == "map":
@@ -104,13 +109,13 @@ def random_erasing(
     """Fills a random rectangle of some images with noise (1708.04896; timm's mode "pixel").
 
     The rectangle covers 2 % to a third of the area, and its aspect ratio (height over width) is
-    log-uniform from 0.3 to 1/0.3. Both are drawn up to ten times, until the rectangle is smaller
-    than the image along both axes. The noise is drawn for each value and is standard normal after
-    the model's normalization.
+    log-uniform from 0.3 to 1/0.3. Area and aspect ratio are drawn up to ten times, until the
+    rectangle is smaller than the image along both axes. Each pixel and channel gets its own normal
+    noise, with the mean and std of the model's normalization.
 
     Args:
       images: float32 `[batch, height, width, channels]`, in [-1, 1].
-      probability: probability for each image.
+      probability: probability that an image gets a rectangle.
       mean, std: as in `augment`.
     """
     batch, height, width, _ = images.shape
@@ -132,7 +137,13 @@ def random_erasing(
 
 
 def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
-    """Returns `[batch, side]` bool: `length` consecutive positions at a random place."""
+    """Returns bool `[batch, side]`: True at `length` consecutive positions of each row.
+
+    Args:
+      draw: uniform random number in [0, 1] for each row, which determines the first position.
+      length: number of True positions of each row, `[batch]`.
+      side: length of a row.
+    """
     start = jnp.floor(draw * (side - length + 1))[:, None]
     position = jnp.arange(side)
     return (position >= start) & (position < start + length[:, None])
@@ -141,7 +152,10 @@ def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
 def mixing_weights(
     key: jax.Array, size: tuple[int, int], mixup: float, cutmix: float, cutmix_share: float
 ) -> jax.Array:
-    """Draws the share of the image that each pixel keeps, `[height, width]`, once for a batch."""
+    """Draws the weight of the image's own value at each pixel, `[height, width]`, for a batch.
+
+    The partner's value has 1 - weight. Mixup has one weight for all pixels, CutMix has 0 or 1.
+    """
     if not cutmix:
         return mixup_weights(_fold(key, "mixup"), size, mixup)
     cut = cutmix_weights(_fold(key, "cutmix"), size, cutmix)
@@ -152,18 +166,21 @@ def mixing_weights(
 
 
 def mixup_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.Array:
-    """Returns max(a, 1 - a), a ~ Beta(alpha, alpha), for all pixels (1710.09412; AugReg)."""
+    """Returns mixup's weight, the same for all pixels: max(a, 1 - a), a ~ Beta(alpha, alpha).
+
+    Mixup is from 1710.09412; AugReg also takes the maximum.
+    """
     a = jax.random.beta(key, alpha, alpha)
     return jnp.full(size, jnp.maximum(a, 1 - a))
 
 
 def cutmix_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.Array:
-    """Returns 0 in a rectangle around a random pixel and 1 outside of it (1905.04899).
+    """Returns CutMix's weights: 0 in a rectangle around a random pixel, else 1 (1905.04899).
 
-    The rectangle has the image's aspect ratio and 1 - a of its area, a ~ Beta(alpha, alpha), and is
-    cropped at the image's edge. Its sides are rounded down to even numbers, as in the paper's code
-    and in timm 0.3.2 to 0.5.4, which the recipes use. Later versions of timm round down to whole
-    pixels.
+    The rectangle has the image's aspect ratio and 1 - a of the image's area, a ~ Beta(alpha,
+    alpha). It is cropped at the image's edge. The rectangle's sides are rounded down to even
+    numbers, as in the paper's code and in timm 0.3.2 to 0.5.4, which the recipes use. Later
+    versions of timm round down to whole pixels.
     """
     keys = jax.random.split(key, 3)
     side = jnp.sqrt(1 - jax.random.beta(keys[0], alpha, alpha))
@@ -177,9 +194,9 @@ def cutmix_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.A
 
 
 def mix(batch: dict[str, jax.Array], weights: jax.Array, repeats: int = 1) -> dict[str, jax.Array]:
-    """Returns each image times `weights` `[height, width]`, plus its partner times 1 - `weights`.
+    """Mixes each image with a partner: `weights * image + (1 - weights) * partner`.
 
-    The partner is the image `repeats` rows before it in the batch.
+    The partner is the image `repeats` rows earlier in the batch. `weights` is `[height, width]`.
     """
     images, labels = to_floats(batch["image"]), batch["labels"]
     partners, partner_labels = jnp.roll(images, repeats, axis=0), jnp.roll(labels, repeats, axis=0)
@@ -194,5 +211,5 @@ def mix(batch: dict[str, jax.Array], weights: jax.Array, repeats: int = 1) -> di
 
 
 def _fold(key: jax.Array, name: str) -> jax.Array:
-    """Returns a random key for a name, independent of those for other names."""
+    """Folds a name, such as "erasing", into a random key."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))

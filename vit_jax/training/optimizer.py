@@ -36,25 +36,30 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Chains gradient clipping, the update rule, weight decay and learning rates by layer.
 
-    `update` has an argument `finite`, as in `unless_skipped`; only the schedules count a skipped
-    update. Weight decay is either decoupled, added to the update (Loshchilov and Hutter, 2019), or
-    coupled, added to the clipped gradient before the update rule, as in PyTorch's SGD.
+    Weight decay is decoupled or coupled. Decoupled weight decay is added to the update (Loshchilov
+    and Hutter, 2019). Coupled weight decay is added to the clipped gradient before the update rule,
+    as in PyTorch's SGD.
+
+    The optimizer's `update` has an argument `finite`, as in `unless_skipped`. A skipped update
+    advances the schedules, but not the update rule's state.
 
     Args:
       config: the section `optimizer`.
       schedule: the learning rate of update t = 1, 2, ...
       weight_decay: a constant, or a function of update t.
-      trained: returns True for the trained weights; None: all. The others have no optimizer state.
+      trained: function from the weights to a mask, True for trained weights. None: all weights are
+        trained. Weights that are not trained have no optimizer state.
       layer: the model family's function for `layer_decay`.
       embedding: the model family's parameters for `embedding_rate`.
       frozen_prefixes: `Objective.frozen_prefixes`.
       stem: as in `scale_by_layer`.
       frozen_steps: number of initial updates that train only the heads and the objective's own
         parameters.
-      backbone_schedule: the learning rate of update t for all other parameters; None: `schedule`.
+      backbone_schedule: the learning rate of update t for the backbone, that is, for all parameters
+        except the heads and the objective's own. None: `schedule`.
 
     Raises:
-      UserError: `clip_update` for another optimizer than Adafactor.
+      UserError: the config sets `clip_update`, and the optimizer is not Adafactor.
     """
     if config.clip_update and config.name != "adafactor":
         raise UserError(
@@ -66,8 +71,8 @@ def make_optimizer(
     # Optax counts from 0; the first update is t = 1.
     changing = (lambda count: weight_decay(count + 1)) if callable(weight_decay) else weight_decay
     decay = optax.add_decayed_weights(changing, mask=DECAYED[config.decay])
-    # Disabled stages are skipped or have no state, so that checkpoints of earlier versions can be
-    # restored.
+    # Disabled stages are left out or have no state. Checkpoints of earlier versions without these
+    # stages can therefore be restored.
     slowed = [f"params/{start}" for start in embedding]
     stages = [
         clip_by_norm(config.clip_norm, config.clip) if config.clip_norm else optax.identity(),
@@ -90,7 +95,11 @@ def _learning_rates(
     schedule: Callable[[jax.Array], jax.Array],
     backbone_schedule: Callable[[jax.Array], jax.Array] | None,
 ) -> list[optax.GradientTransformation]:
-    """Returns the stages that multiply by the learning rates, as in `make_optimizer`."""
+    """Returns the last stages of the optimizer: multiplication by the learning rates.
+
+    Args:
+      schedule, backbone_schedule: as in `make_optimizer`.
+    """
 
     def scale(schedule):
         return optax.scale_by_learning_rate(lambda count: schedule(count + 1))
@@ -106,7 +115,11 @@ def _learning_rates(
 def _frozen_stages(
     frozen_prefixes: Mapping[str, int], frozen_steps: int
 ) -> list[optax.GradientTransformation]:
-    """Returns the stages that freeze weights in the first steps, as in `make_optimizer`."""
+    """Returns optimizer stages that freeze weights in the first updates.
+
+    Args:
+      frozen_prefixes, frozen_steps: as in `make_optimizer`.
+    """
     stages = [
         _freeze(steps, partial(below, [f"extra/objective/{start}"]))
         for start, steps in frozen_prefixes.items()
@@ -115,11 +128,11 @@ def _frozen_stages(
 
 
 def _freeze(steps: int, mask: Callable[[dict], dict]) -> optax.GradientTransformation:
-    """Sets the initial updates of some weights to 0.
+    """Sets the first updates of some weights to 0.
 
     Args:
       steps: number of updates to set to 0.
-      mask: returns True for these weights.
+      mask: function from the weights to a mask, True for the weights to freeze.
     """
     return optax.masked(optax.scale_by_schedule(lambda count: count >= steps), mask)
 
@@ -127,10 +140,10 @@ def _freeze(steps: int, mask: Callable[[dict], dict]) -> optax.GradientTransform
 def unless_skipped(
     update_rule: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Leaves an update rule's state, including its count, unchanged by skipped updates.
+    """Wraps an update rule: a skipped update does not change its state and its step count.
 
-    Its `update` has an argument `finite`, False for a skipped update; None: test whether the
-    gradient is finite.
+    The `update` of the result has an additional argument, `finite`. False means that the update is
+    skipped. With None, an update is skipped if its gradient is not finite.
     """
 
     def update(updates, state, params=None, *, finite=None):
@@ -145,11 +158,13 @@ def unless_skipped(
 def check_first(
     config: OptimizerOptions, changes: Callable[[dict], dict] | None, weights: dict
 ) -> None:
-    """Raises UserError if LAMB would train arrays of zeros: its updates scale with their norm.
+    """Raises UserError if LAMB would train an array of zeros.
+
+    LAMB multiplies an array's update by the array's norm, which is 0 for such an array.
 
     Args:
       config: the section `optimizer`.
-      changes: `trained` of `make_optimizer`.
+      changes: the argument `trained` of `make_optimizer`.
       weights: a run's initial weights.
     """
     if config.name != "lamb":
@@ -168,7 +183,7 @@ def check_first(
 
 
 def kernels(params: dict) -> dict:
-    """Returns True for kernels of dense and convolution layers, by name."""
+    """Returns a mask: True for kernels of dense and convolution layers, named `kernel`."""
     return _named(params, lambda name: name == "kernel")
 
 
@@ -176,25 +191,29 @@ UNDECAYED = ("bias", "scale", "scale1", "scale2", "logit_bias", "logit_scale")
 
 
 def tables(params: dict) -> dict:
-    """Returns True for kernels, relative position bias tables and an objective's mask token.
+    """Returns a mask: True for kernels, relative position bias tables and the mask token.
 
-    Positions, class tokens, biases and scales do not decay, as in the code of BEiT and EVA.
+    Position embeddings, class tokens, biases and scales have no weight decay, as in the code of
+    BEiT and EVA.
     """
     return _named(params, lambda name: name in ("kernel", "bias_table", "mask"))
 
 
 def matrices(params: dict) -> dict:
-    """Returns True for all but biases, scales and the logits' scale, so also for tokens and tables.
+    """Returns a mask: False for biases, scales, and the logits' scale and bias, else True.
 
-    These are the arrays with more than one axis in PyTorch.
+    True are thus kernels, tokens, position embeddings and tables: the arrays that have more than
+    one axis in PyTorch.
     """
     return _named(params, lambda name: name not in UNDECAYED)
 
 
 def _named(params: dict, decays: Callable[[str], bool]) -> dict:
-    """Returns a mask: True where `decays(last part of the path)`.
+    """Returns a mask of the parameters with weight decay.
 
-    It is False where the model's family excludes the path.
+    Args:
+      params: parameters. Parameters that the model family excludes from weight decay are False.
+      decays: function from the last name of a path, such as `bias`, to True for weight decay.
     """
 
     def both(path, _):
@@ -207,7 +226,7 @@ DECAYED = {"kernels": kernels, "tables": tables, "matrices": matrices, "all": No
 
 
 def below(starts: Sequence[str], weights: dict) -> dict:
-    """Returns True for weights at or below one of the paths in `starts`."""
+    """Returns a mask: True for weights whose path starts with one of the paths in `starts`."""
 
     def begins(path, _):
         return any(f"{path_name(path)}/".startswith(f"{start}/") for start in starts)
@@ -216,7 +235,7 @@ def below(starts: Sequence[str], weights: dict) -> dict:
 
 
 def _behind_heads(weights: dict) -> dict:
-    """Returns True for all weights except the heads and the objective's own parameters."""
+    """Returns a mask of the backbone: False for heads and the objective's own parameters."""
     return jax.tree.map(operator.not_, below(HEADS, weights))
 
 
@@ -224,10 +243,11 @@ def clip_by_norm(norm: float, of: str) -> optax.GradientTransformation:
     """Scales gradients down to a maximum norm.
 
     Args:
-      norm: the maximum.
-      of: the arrays that share a norm. `global`: all; `tensor`: each array by itself; `module`: the
-        model, and each top-level part of the objective's parameters. `tensor` and `module` multiply
-        by norm / (gradient norm + 1e-6) if that is below 1, as in PyTorch, DINO and DINOv2.
+      norm: the maximum norm.
+      of: the arrays over which a norm is computed. `global`: all arrays. `tensor`: each array
+        separately. `module`: the whole model, and each top-level module of the objective's
+        parameters separately. With `tensor` and `module` the gradient is multiplied by min(1, norm
+        / (gradient norm + 1e-6)), as in PyTorch, DINO and DINOv2.
     """
     if of == "global":
         return optax.clip_by_global_norm(norm)
@@ -254,16 +274,16 @@ def scale_by_layer(
 ) -> optax.GradientTransformation:
     """Multiplies the updates of encoder layer 0, 1, ... by `decay ** (depth - layer)`.
 
-    The factor is `decay` for the last encoder layer and `decay ** (depth + 1)` for everything
-    before the encoder, including a hybrid's ResNet. A row layer and a column layer of axial
-    attention count as one layer. Parameters after the encoder and an objective's decoder keep their
-    learning rate (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2). An objective's mask token
-    counts as before the encoder (DINOv2's `param_groups.py`).
+    The factor of the last encoder layer is thus `decay`. Parameters before the encoder, such as the
+    patch embedding or a hybrid's ResNet, have the factor `decay ** (depth + 1)`. Parameters after
+    the encoder and an objective's decoder have the factor 1 (BEiT, 2106.08254; MAE, 2111.06377,
+    appendix A.2). An objective's mask token is treated like the patch embedding (DINOv2's
+    `param_groups.py`). In axial attention, a row layer and a column layer count as one layer.
 
     Args:
       decay: factor per layer.
-      layer_number: returns the layer of a path in the model, see `Family.layer`.
-      stem: path prefixes of the objective's parameters that count as before the encoder.
+      layer_number: function from a path in the model to its layer, see `Family.layer`.
+      stem: path prefixes of objective parameters that are treated like the patch embedding.
     """
 
     def scale(updates, params=None):
@@ -285,11 +305,11 @@ def layer_of(layer_number: Callable[[str], float], path: str, stem: Sequence[str
     """Returns the encoder layer of a weight; -1 before the encoder, infinity after it.
 
     Args:
-      layer_number: returns the layer of a path in the model, see `Family.layer`.
+      layer_number: function from a path in the model to its layer, see `Family.layer`.
       path: a path in a run's weights, such as `params/blocks/00/norm1/scale`.
       stem: as in `scale_by_layer`.
     """
-    if path.startswith("extra/objective/"):  # Also a decoder's layers.
+    if path.startswith("extra/objective/"):  # Includes the layers of an objective's decoder.
         own = path.removeprefix("extra/objective/")
         return -1 if any(f"{own}/".startswith(f"{start}/") for start in stem) else math.inf
     if path.startswith("extra/lora/"):  # Low-rank updates have the name of their kernel.

@@ -1,4 +1,4 @@
-"""The compiled training step of a config, with the shapes and shardings of its state."""
+"""The training step of a config, with the shapes and shardings of the train state."""
 
 from collections.abc import Callable
 from functools import partial
@@ -49,20 +49,25 @@ OBJECTIVE = 2**31  # Folded into the seed to draw the objective's parameters.
 
 
 class Program(NamedTuple):
-    """Training step, and the shapes and shardings of its arguments; nothing is allocated yet."""
+    """A run's training step, with the shapes and shardings of its arguments.
+
+    No memory is allocated on the devices yet.
+    """
 
     build: Callable[..., nnx.Module]  # Creates the model; its argument is `rngs=`.
-    init_extra: Callable[[dict], dict]  # Creates `extra` of the state from the model's.
-    graphdef: nnx.GraphDef  # Of the model.
-    objective: nnx.GraphDef  # With its frozen model.
-    # Key of the evaluated parameters in the objective's state; None: the trained ones.
+    # Creates the state's item `extra` from the model's parameters.
+    init_extra: Callable[[dict], dict]
+    graphdef: nnx.GraphDef  # Graph definition of the model.
+    objective: nnx.GraphDef  # Graph definition of the objective, including its frozen model.
+    # Key of the evaluated parameters in the objective's state, such as an EMA. None: the trained
+    # parameters are evaluated.
     eval_params: str | None
     optimizer: optax.GradientTransformation
     # Raises UserError if the optimizer cannot start from these weights.
     check_first: Callable[[Weights], None]
     schedule: Callable[[jax.Array], jax.Array]
     mesh: Mesh
-    state: State  # Like the metrics: `jax.ShapeDtypeStruct`s with shardings.
+    state: State  # `jax.ShapeDtypeStruct`s with shardings; so are the metrics.
     metrics: Metrics
     train_step: Callable[[State, Metrics, dict], tuple[State, Metrics]]
     one_image: dict[str, jax.ShapeDtypeStruct]  # A batch of one image.
@@ -75,14 +80,15 @@ class Program(NamedTuple):
         objective: dict | None = None,
         objective_state: dict | None = None,
     ) -> State:
-        """Returns the state before the first step; each process creates the part on its devices.
+        """Returns the state before the first step; each process creates its devices' shards.
 
         Args:
-          seed: random seed of the parameters that are drawn.
-          params: the model's parameters, on the host; None draws them.
-          frozen: the frozen model's parameters, on the host, if the objective has one.
-          objective: parts of the objective's own parameters, on the host; the others are drawn.
-          objective_state: replacements for parts of the objective's initial state, on the host.
+          seed: random seed for parameters that are initialized at random.
+          params: the model's parameters, on the host; None: random initialization.
+          frozen: the frozen model's parameters, on the host; None: there is no frozen model.
+          objective: some of the objective's own parameters, on the host, by their first name. All
+            others are initialized at random.
+          objective_state: items that replace those of the objective's initial state, on the host.
 
         Raises:
           UserError: the optimizer cannot start from these parameters.
@@ -107,11 +113,11 @@ class Program(NamedTuple):
         return state | counts
 
     def placed_frozen(self, params: dict) -> dict:
-        """Moves the frozen model's parameters from the host to the devices."""
+        """Copies the frozen model's parameters from the host to the devices."""
         return jax.tree.map(lambda x, like: place(x, like.sharding), params, self.state["frozen"])
 
     def evaluated(self, state: State) -> Evaluated:
-        """Returns the parameters that are evaluated, and exported at the end of a run."""
+        """Returns the parameters for evaluation, which are also exported at the end of a run."""
         objective_state = state["objective_state"]
         if self.eval_params:
             params = objective_state[self.eval_params]
@@ -123,7 +129,7 @@ class Program(NamedTuple):
         )
 
     def evaluated_places(self) -> Evaluated:
-        """Returns the shardings of `evaluated`."""
+        """Returns the shardings of the parameters for evaluation (of `evaluated`)."""
         own = with_frozen(objective_weights(self.state), self.state["frozen"])
         evaluated = Evaluated(
             self.state["params"], own, self.state["objective_state"], self.state["step"]
@@ -136,7 +142,7 @@ class Program(NamedTuple):
         return nnx.merge(self.objective, own)
 
     def flops(self) -> float:
-        """Returns a lower bound of a training step's floating-point operations for each image."""
+        """Returns a lower bound of the FLOPs of a training step per image."""
         model = nnx.merge(self.graphdef, self.state["params"])
         return training_flops(self.abstract_objective().multiply_adds(model, self.one_image))
 
@@ -152,8 +158,8 @@ class Program(NamedTuple):
         return {"params": params, "extra": extra | ({"objective": own} if own else {})}
 
     def _on_host(self, make: Callable[[], Weights]) -> Weights:
-        # Not compiled, which would take longer, and on the host, because a model may be larger than
-        # a device's memory.
+        # Runs without compilation, which would take longer, and on the host, because a model may be
+        # larger than a device's memory.
         try:
             host = jax.local_devices(backend="cpu")[0]
         except RuntimeError:  # JAX_PLATFORMS excludes the CPU.
@@ -163,7 +169,11 @@ class Program(NamedTuple):
 
 
 def model_arguments(config: RunOptions) -> dict:
-    """Returns the arguments of `model_factory` for a config; unset ones follow from the name."""
+    """Returns the arguments of `model_factory` for a config.
+
+    Arguments that the config does not set are omitted. `model_factory` derives them from the
+    model's name.
+    """
     values = {name: getattr(config.model, name) for name in options_of(ModelOptions)}
     chosen = {name: value for name, value in values.items() if value is not None}
     return chosen | {"image_size": config.data.image_size}
@@ -179,20 +189,21 @@ def make_program(
     frozen: nnx.Module | None = None,
     class_weights: tuple[float, ...] = (),
 ) -> Program:
-    """Returns the program of a run; the devices of `mesh` may be absent.
+    """Returns the program of a run.
 
     Args:
       config: config of the run.
       num_classes: outputs of the model's head.
       steps: length of the run.
-      mesh: mesh of devices.
-      build: creates the model from `rngs=`; None: the config's model.
+      mesh: mesh of devices. They may be absent, as in ahead-of-time compilation for a TPU.
+      build: function that creates the model, called with `rngs=`; None: the config's model.
       frozen: the model that the objective requires by `teacher_spec`, with shapes in place of
         arrays.
       class_weights: weight of each class in the classification loss; empty: all are 1.
 
     Raises:
-      UserError: the model, the schedule or the batch does not fit the config or the mesh.
+      UserError: the model, the schedule or the batch size is incompatible with the config or the
+        mesh.
     """
     check_batch(mesh, config.batch_size, config.micro_batches)
     schedule = make_schedule(config.optimizer, steps)
@@ -266,13 +277,16 @@ def make_program(
 
 
 def _backbone_schedule(config: RunOptions, steps: int) -> Callable[[jax.Array], jax.Array] | None:
-    """Returns the backbone's learning rate if it starts later than the head's."""
+    """Returns the backbone's learning rate if it starts after the head's; else None."""
     frozen, warmup = config.finetune.frozen_steps, config.finetune.warmup_steps
     return make_backbone_schedule(config.optimizer, steps, frozen, warmup) if warmup else None
 
 
 def _check_layers(config: RunOptions, model: nnx.Module) -> None:
-    """Raises UserError if the config sets learning rates of layers that the model does not have."""
+    """Raises UserError if the config sets learning rates by layer, and the model has no layers.
+
+    The same applies to the patch embedding's learning rate for models without patch embedding.
+    """
     layers, embedding = family_of(model).layer, family_of(model).embedding
     if config.optimizer.layer_decay < 1 and layers is None:
         raise UserError(
@@ -287,7 +301,7 @@ def _check_layers(config: RunOptions, model: nnx.Module) -> None:
 
 
 def _check_frozen_prefixes(config: RunOptions, objective: Objective, own: dict) -> None:
-    """Raises UserError if an objective freezes parameters that it does not have."""
+    """Raises UserError if a prefix of `Objective.frozen_prefixes` matches no parameter."""
     for start in objective.frozen_prefixes():
         if not any(jax.tree.leaves(below([start], own))):
             raise UserError(
@@ -299,7 +313,7 @@ def _check_frozen_prefixes(config: RunOptions, objective: Objective, own: dict) 
 def abstract_batch(
     config: RunOptions, mesh: Mesh, max_labels: int = 1
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and shardings of a training batch, given the objective's views."""
+    """Returns the shapes and shardings of a training batch."""
     shapes = shapes_of_batch(config, config.batch_size, max_labels)
     return {name: _shape(x, split_batch(mesh)) for name, x in shapes.items()}
 
@@ -319,7 +333,10 @@ def shapes_of_batch(
 
 
 def _copy(x, sharding) -> jax.Array:
-    """Copies an array to its place; a copy because the step donates its state's buffers."""
+    """Copies an array to the devices of `sharding`, even if it is there already.
+
+    The step donates its state's buffers, so the state must not share them with other arrays.
+    """
     same = isinstance(x, jax.Array) and x.sharding == sharding
     return jnp.copy(x) if same else place(np.asarray(x), sharding)
 

@@ -13,13 +13,18 @@ from vit_jax.options.optimizer import OptimizerOptions
 def make_schedule(config: OptimizerOptions, steps: int) -> Callable[[jax.Array], jax.Array]:
     """Returns the learning rate of update t = 1 ... `steps`, as a function.
 
-    The warm-up is linear from `warmup_learning_rate` to `learning_rate`. Then the learning rate is
-    constant; or decays to `end_learning_rate` linearly, by half a cosine, or by a power of the
-    remaining share; or is multiplied by a factor at each of `stairs` (shares of the run).
+    The warm-up is linear from `warmup_learning_rate` to `learning_rate`. After the warm-up,
+    `config.schedule` determines the learning rate:
 
-    The first update is number `count_from` of the schedule. With 1, its learning rate is above
-    zero, and the last update has `end_learning_rate`. With 0, as in big_vision, vision_transformer
-    and Optax, each learning rate is used one update later.
+    - `constant`: it stays at `learning_rate`.
+    - `linear`: it decays linearly to `end_learning_rate`.
+    - `cosine`: it decays by half a cosine to `end_learning_rate`.
+    - `polynomial`: it decays to `end_learning_rate` by a power of the remaining share of the run.
+    - `stairs`: it is multiplied by `stair_factor` at each of `stairs`, which are shares of the run.
+
+    `count_from` is the position of the first update in the schedule. With 1, the first update has a
+    learning rate above zero, and the last update has `end_learning_rate`. With 0, each learning
+    rate is used one update later, as in big_vision, vision_transformer and Optax.
 
     Raises:
       UserError: the warm-up is as long as the whole run.
@@ -53,10 +58,10 @@ def make_schedule(config: OptimizerOptions, steps: int) -> Callable[[jax.Array],
 def make_backbone_schedule(
     config: OptimizerOptions, steps: int, frozen_steps: int, warmup_steps: int
 ) -> Callable[[jax.Array], jax.Array]:
-    """Returns the learning rate of a backbone that starts later than its head, by update t.
+    """Returns the learning rate of update t for a backbone that is frozen at first.
 
-    It is 0 for `frozen_steps`; then the config's schedule starts with its own warm-up from 0
-    (EoMT's `two_stage_warmup_poly_schedule.py`).
+    The learning rate is 0 for `frozen_steps` updates. Then the config's schedule starts, with a
+    warm-up of `warmup_steps` from 0 (EoMT's `two_stage_warmup_poly_schedule.py`).
 
     Raises:
       UserError: the frozen steps and the warm-up are as long as the whole run.
@@ -76,9 +81,9 @@ def make_weight_decay(
 ) -> float | Callable[[jax.Array], jax.Array]:
     """Returns the weight decay, or a function of update t if it changes to `weight_decay_end`.
 
-    The schedule is half a cosine over the whole run, including the warm-up, and uses `count_from`
-    like the learning rate. With 1, the last update has `weight_decay_end`; with 0, the first update
-    has `weight_decay`, as in DINO and DINOv2.
+    The weight decay follows half a cosine over the whole run, including the warm-up. With
+    `count_from` = 1, the last update has `weight_decay_end`. With `count_from` = 0, the first
+    update has `weight_decay`, as in DINO and DINOv2.
     """
     base, end = config.weight_decay, config.weight_decay_end
     if end is None:

@@ -1,9 +1,16 @@
 """The training step and the evaluation step: pure functions of plain pytrees, compiled once.
 
-The train state is `{"params", "extra", "objective_state", "frozen", "optimizer", "step",
-"skipped"}`. Three items may be empty: `extra`, weights that only training uses; `objective_state`;
-and `frozen`, the constant parameters of the objective's frozen model. All random numbers of step t
-are drawn from a key folded from (seed, t), so the state contains no random generator.
+The train state is a dict:
+
+- `params`: the model's parameters.
+- `extra`: weights that only training uses, such as LoRA's or a decoder's. May be empty.
+- `objective_state`: the objective's state, such as an EMA. May be empty.
+- `frozen`: the constant parameters of a frozen model, such as a teacher. May be empty.
+- `optimizer`: the optimizer's state.
+- `step`: number of steps.
+- `skipped`: number of skipped updates.
+
+The random key of step t is folded from the seed and t, so the state contains no random key.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,19 +39,19 @@ from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.classification import probabilities_of
 from vit_jax.training.objectives.objective import Loss, StepContext
 
-# Folded into a step's key; large, because dropout folds in small numbers.
+# Numbers to fold into a step's key. They are large because dropout folds in small numbers.
 AUGMENT, PREPARE = 2**31, 2**31 + 1
-EVALUATE = 2**32 - 1  # In place of the step number.
+EVALUATE = 2**32 - 1  # Folded into the seed in evaluation, in place of the step number.
 
 State = dict
 Metrics = dict[str, jax.Array]
 
 
 class Evaluated(NamedTuple):
-    """Parameters that are evaluated, and exported at the end of a run.
+    """Parameters for evaluation, which are also exported at the end of a run.
 
     Attributes:
-      params: the model's parameters for evaluation, selected by the objective.
+      params: the model's parameters: the trained ones, or an average in the objective's state.
       own: the objective's parameters, including its frozen model's.
       objective_state: the objective's state.
       update: number of the last update.
@@ -57,10 +64,13 @@ class Evaluated(NamedTuple):
 
 
 def init_metrics(names: Sequence[str]) -> Metrics:
-    """Returns initial metrics: sums over finite steps since the last log line; skipped steps.
+    """Returns metrics of zeros, as at the start of a run and after each log line.
+
+    The metrics are sums over the steps since the last log line whose loss and gradient are finite,
+    and the number of skipped steps.
 
     Args:
-      names: the objective's own metrics.
+      names: names of the objective's own metrics.
     """
     sums = {name: np.float32(0) for name in ("loss", *names, "gradient_norm", "steps")}
     return sums | {"skipped": _no_skips()}
@@ -69,7 +79,7 @@ def init_metrics(names: Sequence[str]) -> Metrics:
 def init_state(weights: Weights, objective_state: dict, frozen: dict, optimizer_state) -> State:
     """Returns the state before the first step.
 
-    `skipped` counts the skipped updates: all, and the current consecutive ones.
+    `skipped` counts skipped updates: `total`, and `in_a_row`, the current consecutive ones.
     """
     counts = {"step": np.int32(0), "skipped": _no_skips()}
     return (
@@ -80,7 +90,7 @@ def init_state(weights: Weights, objective_state: dict, frozen: dict, optimizer_
 
 
 def weights_of(state: State) -> Weights:
-    """Returns the part of the state that the optimizer changes."""
+    """Returns the weights in a train state: the items `params` and `extra`."""
     return {"params": state["params"], "extra": state["extra"]}
 
 
@@ -94,8 +104,9 @@ def make_gradients(
     """Returns a function that computes a batch's mean loss, mean metrics and mean gradient.
 
     The function is `(weights, frozen, objective_state, update, batch, key) -> ((means, gradient),
-    aux)`. `aux` has the objective's auxiliary outputs for each image, in the batch's order. With
-    `config.micro_batches` above 1 the batch is split, and each part has its own dropout key.
+    aux)`. `aux` contains auxiliary outputs of each image, in the order of the batch. With
+    `config.micro_batches` above 1 the batch is split into micro-batches, and each micro-batch has
+    its own dropout key.
 
     Raises:
       UserError: the mesh does not support `config.optimizer.sum_gradients`.
@@ -127,7 +138,7 @@ def make_gradients(
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)
 
     def accumulate(weights, frozen, objective_state, update, batch, key):
-        """Returns `((loss, metrics), gradient)`, means of the batch, and auxiliary outputs."""
+        """Returns `((loss, metrics), gradient)`, averaged over the batch, and auxiliary outputs."""
         parts = config.micro_batches
 
         def micro_gradient(micro, key):
@@ -140,7 +151,7 @@ def make_gradients(
             return micro_gradient(batch, key)
 
         def cut(array):
-            # Part i consists of every `parts`-th image, so that no image moves to another device.
+            # Micro-batch i contains every `parts`-th image, so no image moves to another device.
             array = array.reshape(-1, parts, *array.shape[1:]).swapaxes(0, 1)
             if once:
                 return array
@@ -165,8 +176,8 @@ def make_gradients(
         return jax.lax.pmean(means, BATCH), aux
 
     if once:
-        # Each device sums its own gradients first. Otherwise XLA would all-reduce each product
-        # immediately, in the product's dtype.
+        # Each device first sums its own gradients of all micro-batches. Without `shard_map`, XLA
+        # would all-reduce each matrix product immediately, in the product's dtype.
         same, divided = PartitionSpec(), PartitionSpec(BATCH)
         places = (same, same, same, same, divided, same)
         return jax.shard_map(
@@ -185,10 +196,12 @@ def make_train_step(
 ) -> Callable[[State, Metrics, dict], tuple[State, Metrics]]:
     """Compiles `(state, metrics, batch) -> (state, metrics)`; the old state's buffers are donated.
 
-    The whole batch is augmented first. With `config.micro_batches` above 1 it is then split, each
-    part has its own dropout key, and gradients are averaged, so that the update equals that of the
-    whole batch. If the loss or the gradient is not finite, the update is skipped and counted, and
-    the schedule continues.
+    The whole batch is augmented first. With `config.micro_batches` above 1 the batch is then split
+    into micro-batches, each with its own dropout key. Their gradients are averaged, so the update
+    equals the update of the whole batch.
+
+    If the loss or the gradient is not finite, the weights are not updated. The step counts as
+    skipped, and the schedule continues.
     """
     values = config.augment
     _, mixup = resolve(values.level, values.randaugment, values.mixup)
@@ -266,7 +279,7 @@ def make_train_step(
 def make_forward(
     graphdef: nnx.GraphDef, mesh: Mesh, params_shardings: dict
 ) -> Callable[[dict, dict], jax.Array]:
-    """Compiles `(params, batch) -> logits`, the same on every device."""
+    """Compiles `(params, batch) -> logits`; the logits are replicated on all devices."""
 
     def forward(params, batch):
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
@@ -289,11 +302,15 @@ def make_eval_step(
 ) -> Callable[[Evaluated, dict, jax.Array], tuple[Metrics, dict[str, jax.Array]]]:
     """Compiles `(evaluated, batch, first) -> ({loss, ..., images}, answers)`.
 
-    The first result contains sums over the unmasked images. `answers` contains for each image the
-    most likely class (`answer`), its `probability`, and the batch's `labels` and `mask`. For
-    objectives without labels it contains `Loss.outputs` and, if any, `mask`. `first` is the index
-    of the batch's first image in its split, so that an image has the same random numbers in each
-    evaluation.
+    The first result contains the sums of the loss and the metrics over the valid images of the
+    batch, and the number of valid images. Padding and unreadable images are not valid.
+
+    `answers` contains for each image the most likely class (`answer`), the `probability` of this
+    class, and the batch's `labels` and `valid`. For objectives without labels, `answers` contains
+    `Loss.outputs` and `valid`.
+
+    `first` is the index of the batch's first image in the split. The random key of an image is
+    folded from its index, so an image has the same random numbers in each evaluation.
 
     Args:
       graphdef: graph definition of the model.
@@ -345,10 +362,10 @@ def make_pictures(
     mesh: Mesh,
     places: Evaluated,
 ) -> Callable[[Evaluated, dict], tuple[jax.Array, jax.Array]]:
-    """Compiles `(evaluated, batch) -> (visible, predicted)`, the objective's `pictures`, as uint8.
+    """Compiles `(evaluated, batch) -> (visible, predicted)`: `Objective.pictures` as uint8.
 
-    The batch contains the images' indices in their split (`numbers`), so that they have the same
-    random numbers as in the evaluation.
+    The entry `numbers` of the batch contains the images' indices in their split. An image thus has
+    the same random numbers as in the evaluation.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
 
@@ -366,17 +383,20 @@ def make_pictures(
 
 
 def _prepare(objective, own, mesh, batch, key, numbers) -> dict[str, jax.Array]:
-    """Adds the objective's random draws for each image, from the key and the image's index."""
+    """Adds the objective's random draws, such as masks, to the batch.
+
+    The random key of an image is folded from `key` and the image's index in `numbers`.
+    """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     drawn = nnx.merge(objective, own).prepare(batch, keys)
     return jax.lax.with_sharding_constraint(drawn, split_batch(mesh))
 
 
 def _loss(graphdef, objective, mesh, params, own, batch, context: StepContext, alone=False) -> Loss:
-    """Computes the objective's loss, with activations sharded by the rules.
+    """Computes the objective's loss, with activations sharded as in `parallel/sharding.py`.
 
     Args:
-      alone: within a `shard_map`: the batch is this device's part of it.
+      alone: the call is inside a `shard_map`, and `batch` is only this device's part of the batch.
     """
     platform = mesh.devices.flat[0].platform
     if alone:

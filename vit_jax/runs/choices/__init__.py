@@ -1,7 +1,8 @@
 """Automatic settings: values that a config leaves open, chosen by data, checkpoint and device.
 
-They are printed with their reasons. Each job is a file of this folder with a function
-`choose(config, given)`; `JOBS` maps `config.auto` to the file.
+The chosen values are printed with their reasons. A file of this folder with a function
+`choose(config, given)` chooses the values for one kind of training. `JOBS` maps `config.auto` to
+the file.
 """
 
 import itertools
@@ -27,16 +28,19 @@ JOBS = {"finetune": "finetuning", "pretrain": "pretraining"}
 def settle(
     config: ConfigDict, given: Collection[str], workdir: Path, log: Callable[[str], None] = print
 ) -> ConfigDict:
-    """Returns the config with the automatic settings of `auto`; a resumed run keeps its values.
+    """Returns the config with the automatic settings of `config.auto`.
+
+    A resumed run keeps the values that were chosen at its first start.
 
     Args:
-      config: checked.
-      given: keys of the user's values.
+      config: config that `vit_jax.config.check` has accepted.
+      given: keys of the values that the user has set.
       workdir: the run's workdir.
       log: callback that receives a line for each choice.
 
     Raises:
-      UserError: the values cannot be chosen: there are no data, no checkpoint or too few images.
+      UserError: the values cannot be chosen, because data or checkpoint are missing, or there are
+        too few images.
     """
     if config.auto == "none":
         return config
@@ -68,7 +72,10 @@ def _log(
     """Logs a line for each choice.
 
     Args:
-      own: the user's values by key.
+      choices: the automatic settings.
+      own: values that the user has set, by key.
+      workdir: the run's workdir.
+      log: callback that receives the lines.
     """
     log(f"chosen for {shown(workdir)}; a flag changes each:")
     for line in in_words(choices, own):
@@ -76,7 +83,11 @@ def _log(
 
 
 def next_workdir(path: str) -> str:
-    """Returns `runs/NAME-N` for a data set at a path, with the first free N."""
+    """Returns a new workdir for a data set: `runs/NAME-N`, N = 1, 2, ..., that does not exist yet.
+
+    Args:
+      path: path of the data set, which determines NAME.
+    """
     last = os.path.basename(path.rstrip("/")).removesuffix(".csv").rpartition(":")[2]
     name = re.sub(r"[^\w.-]+", "_", last) or "images"
     number = next(

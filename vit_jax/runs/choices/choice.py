@@ -1,4 +1,4 @@
-"""One automatic setting of a job, with its reason."""
+"""One automatic setting of a run, with its reason."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -19,17 +19,18 @@ class Choice(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """The flag that sets this value on the command line."""
+        """The command-line flag that sets this value."""
         return (
             f"--config.{self.key}={self.value!r}" if self.value != "" else f"--config.{self.key}="
         )
 
 
 def in_words(choices: Iterable[Choice], own: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each choice: its flag and its reason.
+    """Returns a line for each choice: the flag and the reason.
 
     Args:
-      own: the user's values by key, which replace the automatic ones.
+      choices: the automatic settings.
+      own: values that the user has set, by key. They replace the automatic settings.
     """
     rows = [
         (Choice(choice.key, own[choice.key], "yours").flag, "yours")

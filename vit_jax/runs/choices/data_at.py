@@ -16,26 +16,26 @@ from vit_jax.errors import UserError, as_text
 from vit_jax.paths import is_workdir
 
 DEV = ("dev", "val", "valid", "validation")  # Names of a dev split, the most likely first.
-# Patterns in file names: suffixes of images of the same object, and prefixes of images with the
-# same origin, such as a patient.
+# Patterns in file names that show which images belong to one group. Images of the same object
+# differ in a suffix. Images with the same origin, such as a patient, have the same prefix.
 VIEW = r"(?:view|frame|crop|aug|augmented|copy|rot|rotated|flip|slice|patch|tile|shot|scan|page)"
 ORIGIN = r"(?:patient|subject|participant|person|video|clip|session|case)"
 GROUPS = (
     (rf"^(.*?)(?:[-_ ]{VIEW}[-_ ]?\d*)?\.\w+$", rf"[-_ ]{VIEW}[-_ ]?\d*\.\w+$"),
     (rf"({ORIGIN}[-_ ]?\d+)", rf"{ORIGIN}[-_ ]?\d+"),
 )
-GROUPED = 0.9  # Minimum share of names that contain a group.
+GROUPED = 0.9  # Groups are used if at least this share of the file names contains a group.
 MOST_NAMES = 100_000
-SHOWN = 3  # Names of missing files in an error.
+SHOWN = 3  # Number of missing files that an error message names.
 
 
 class DataAt(NamedTuple):
-    """A recognized data set.
+    """A data set whose kind and splits were recognized.
 
     Attributes:
-      kind: the value of `data.source`.
-      path: the value of `data.path`.
-      splits: names of its splits; `all` if it has none.
+      kind: value for `data.source`.
+      path: value for `data.path`.
+      splits: names of the splits; `all` if the data set has no splits.
       words: description for the user.
     """
 
@@ -46,7 +46,7 @@ class DataAt(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True if there are no splits; slices of the whole data set are then used."""
+        """True if the data set has no splits. Runs then use slices of the whole data set."""
         return self.splits == ("all",)
 
 
@@ -83,7 +83,7 @@ def data_at(path: str) -> DataAt:
 
 
 def _folders_of_images(path: str) -> list[str]:
-    """Returns the names of the folders in a folder, except those that are ignored."""
+    """Returns the names of the folders in a folder, without ignored ones (such as hidden ones)."""
     return [name for name in map(os.path.basename, folders_in(path)) if not is_ignored(name)]
 
 
@@ -100,7 +100,7 @@ def of_kind(kind: str, path: str) -> DataAt:
     """Returns the data set of a known kind at a path.
 
     Raises:
-      UserError: there is none, or the layout is ambiguous.
+      UserError: the path contains no data set of this kind, or its layout is ambiguous.
     """
     if kind == "tfds":
         splits = tuple(tfds_builder(path).info.splits)
@@ -114,7 +114,12 @@ def of_kind(kind: str, path: str) -> DataAt:
 
 
 def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
-    """Returns the CSVs of a folder if they list its images; None if its folders are the classes."""
+    """Returns the data set of CSVs in a folder that list images; None: there are no such CSVs.
+
+    Args:
+      path: the folder.
+      folders: names of the folders in it. If their names are those of splits, None is returned.
+    """
     if splits := tuple(split_files(path)):
         return DataAt("csv", path, splits, "CSVs of files and labels")
     if any(map(split_name, folders)):
@@ -129,13 +134,16 @@ def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
 
 
 def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
-    """Returns the data set with these folders: classes, splits, or a single nested folder."""
+    """Returns the data set of a folder that contains folders.
+
+    The inner folders are classes or splits, or a single folder that contains the data set.
+    """
     images = sum(not why_left_out(name) for name in os.listdir(path))
     if not folders:
         raise UserError(_no_folders(path, images))
     if any(map(split_name, folders)):
         return _of_splits(path, folders)
-    if len(folders) == 1 and not images:  # Unpacked archives are often nested like this.
+    if len(folders) == 1 and not images:  # Unpacked archives often contain a single folder.
         inner = os.path.join(path, folders[0])
         if folders_in(inner) and not _has_images(inner):
             return data_at(inner)
@@ -143,9 +151,10 @@ def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
 
 
 def _no_folders(path: str, images: int) -> str:
-    """Returns the error message for a folder without folders of classes.
+    """Returns the error message for a folder that contains no folders of classes.
 
     Args:
+      path: the folder.
       images: number of images in the folder itself.
     """
     if not images:
@@ -161,10 +170,13 @@ def _no_folders(path: str, images: int) -> str:
 
 
 def _of_splits(path: str, folders: Sequence[str]) -> DataAt:
-    """Returns the data set of a folder that contains splits, and perhaps other folders.
+    """Returns the data set of a folder that contains folders of splits, such as `train`.
+
+    Other folders are ignored.
 
     Raises:
-      UserError: the only split could also be a class.
+      UserError: a single folder has the name of a split, and other folders contain images, so it
+        could also be a class.
     """
     named = [name for name in folders if split_name(name)]
     others = [name for name in folders if not split_name(name)]
@@ -188,12 +200,12 @@ def _one_of(path: str, names: Sequence[str]) -> str:
 
 
 def check_files(splits: Mapping[str, Source]) -> None:
-    """Raises UserError if a list contains files that do not exist.
+    """Raises UserError if a list of images contains files that do not exist.
 
     Args:
-      splits: sources by the names of their splits, which may overlap.
+      splits: opened splits by name. They may share images.
     """
-    listed: dict[str, tuple[int, str]] = {}  # Size and split by file name.
+    listed: dict[str, tuple[int, str]] = {}  # (size, split) by file name.
     for split, source in splits.items():
         for name, size in source.stored_files() or ():
             listed.setdefault(name, (size, split))
@@ -210,13 +222,14 @@ def check_files(splits: Mapping[str, Source]) -> None:
 
 
 def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str, int] | None:
-    """Returns the `data.groups` that match the names of images, and the number of groups.
+    """Recognizes groups of images, such as photos of the same object, by file names.
 
     Args:
+      source: the images.
       names: names of the images; None: the names of the source's files.
 
     Returns:
-      None if the names contain no groups.
+      The value for `data.groups` and the number of groups. None: the names contain no groups.
     """
     if names is None:
         files = source.stored_files(range(min(len(source), MOST_NAMES)))

@@ -1,4 +1,4 @@
-"""Speed of a job's device, which determines the job's length."""
+"""Estimated speed of the devices. Automatic settings use it to choose a run's length."""
 
 import functools
 import time
@@ -8,14 +8,15 @@ import jax.numpy as jnp
 
 from vit_jax.parallel.chips import peak_flops
 
-# Speed of a small model relative to a chip's peak, and to a large matrix product.
+# Speed of a small model in FLOP/s, divided by the chip's peak or by the speed of a large matrix
+# product.
 ACHIEVED = 0.4
 WIDTH = 1024  # Width of the matrices in the timed product.
 
 
 @functools.cache
 def flops_per_second() -> float:
-    """Estimates the FLOP/s of a small model on all devices together."""
+    """Estimates the speed of a small model on all devices together, in FLOP/s."""
     device = jax.devices()[0]
     if peak := peak_flops(device.device_kind):
         return ACHIEVED * peak * jax.device_count()

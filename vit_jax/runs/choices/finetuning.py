@@ -1,8 +1,8 @@
 """Automatic settings for fine-tuning on a custom data set, each with its reason.
 
-The recipe is LP-FT (Kumar et al., 2022): the head starts as a linear probe; then all layers are
-trained with AdamW at a low learning rate with layer-wise decay. The parameters with the best dev
-accuracy are kept; these may be the probe's.
+The recipe is LP-FT (Kumar et al., 2022). First a linear probe is fitted, which initializes the
+head. Then all layers are trained with AdamW, at a low learning rate with layer-wise decay. The
+parameters with the best dev accuracy are kept. These may be the linear probe's.
 """
 
 import math
@@ -33,17 +33,19 @@ from vit_jax.runs.splits import share
 DEFAULT_CHECKPOINT = "hf://facebook/dinov2-small"
 LARGE_CHECKPOINT = "hf://facebook/dinov2-base"  # For accelerators.
 MINUTES = 10.0  # Default duration of a run on CPUs.
-FEATURES = 0.3  # Share of this time for one forward pass over all images.
-BACKWARD = 3.2  # Duration of a training step in forward passes.
+FEATURES = 0.3  # Maximum share of a run's time for one forward pass over all images.
+BACKWARD = 3.2  # Duration of a training step, divided by the duration of a forward pass.
 EVALUATIONS, FEWEST_EVALUATIONS = 8, 3
-EVALUATED = 0.25  # Maximum duration of dev evaluations relative to training.
+EVALUATED = 0.25  # Maximum duration of all dev evaluations, relative to training.
 STARTS = 30.0  # Time for start, compilation and end of a run, in seconds.
 FEWEST = 6  # Minimum number of images in total.
 LEAST_STEPS = 8
-# Batch size and epochs by the number of training images.
+# Rows of (limit, batch size) and of (limit, epochs). The first row applies whose limit exceeds the
+# number of training images.
 BATCHES = ((64, 8), (400, 16), (5000, 32), (50_000, 64), (math.inf, 256))
 EPOCHS = ((200, 30), (1000, 20), (10_000, 12), (math.inf, 6))
-# Smallest area of a training crop by the number of images per class.
+# Rows of (limit, minimum area of a training crop). The first row applies whose limit exceeds the
+# number of images per class.
 SMALLEST_AREAS = ((200, 0.5), (1000, 0.25), (math.inf, 0.08))
 # If at least this share of class names is a single letter or digit, images are not mirrored.
 LETTERS = 0.8
@@ -52,7 +54,7 @@ T = TypeVar("T")
 
 
 class Images(NamedTuple):
-    """The images to train on, and the numbers of dev and test images."""
+    """The training split, and the numbers of dev and test images."""
 
     train: Source
     dev: int
@@ -60,19 +62,19 @@ class Images(NamedTuple):
 
 
 def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
-    """Chooses the values of a fine-tuning that the user has not set.
+    """Chooses those values of a fine-tuning run that the user has not set.
 
     Args:
-      config: config with `data.path`, and perhaps `finetune.checkpoint` and `minutes`.
-      given: keys of the user's values.
+      config: config with `data.path`. `finetune.checkpoint` and `minutes` may also be set.
+      given: keys of the values that the user has set.
 
     Raises:
-      UserError: there is no data set or checkpoint, there are too few images for all splits, or not
-        even one image fits into memory.
+      UserError: the data set or the checkpoint does not exist, there are too few images for all
+        splits, or not even one image fits into memory.
     """
     config = config.copy_and_resolve_references().unlock()
     choices: list[Choice] = []
-    given = {*given} - {"data.path"}  # It may be replaced by a more specific path.
+    given = {*given} - {"data.path"}  # A more specific path may replace the user's path.
 
     def take(more: list[Choice]) -> None:
         choices.extend(more)
@@ -93,7 +95,7 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
 
 
 def _data(config: ConfigDict, given: Collection[str]) -> tuple[DataAt, list[Choice]]:
-    """Returns the data set of the user's source, or the data set recognized at the path."""
+    """Returns the data set at `data.path`. Its kind is recognized if the user names no source."""
     data = config.data
     if not data.path:
         raise UserError("name the images: vit-jax finetune PHOTOS, or --config.data.path=PHOTOS")
@@ -107,7 +109,7 @@ def _data(config: ConfigDict, given: Collection[str]) -> tuple[DataAt, list[Choi
 
 
 def _checkpoint(config: ConfigDict) -> tuple[Checkpoint, list[Choice]]:
-    """Returns the checkpoint of the warm start; the default one is downloaded."""
+    """Returns the checkpoint to start from. If the user names none, downloads the default one."""
     choices = []
     name = config.finetune.checkpoint
     if name is None:
@@ -134,7 +136,7 @@ def _checkpoint(config: ConfigDict) -> tuple[Checkpoint, list[Choice]]:
 def _splits(
     config: ConfigDict, given: Collection[str], data_set: DataAt
 ) -> tuple[Images, list[Choice]]:
-    """Returns the data set's splits, or stratified slices of all its images."""
+    """Chooses the splits: those of the data set, or stratified slices of all its images."""
     keys = {"data.train_split", "data.dev_split", "data.test_split"} & {*given}
     first = _first_split(config, keys, data_set)
     source = open_split(config, first)
@@ -156,10 +158,12 @@ def _first_split(config: ConfigDict, keys: Collection[str], data_set: DataAt) ->
     """Returns the name of the split to train on.
 
     Args:
-      keys: keys of the user's splits.
+      config: config of the run.
+      keys: keys of the splits that the user has set.
+      data_set: the data set.
 
     Raises:
-      UserError: the data set has no such split, and the user names none.
+      UserError: the data set has no training split, and the user names none.
     """
     if "data.train_split" in keys:
         return config.data.train_split.partition("[")[0]
@@ -176,9 +180,14 @@ def _first_split(config: ConfigDict, keys: Collection[str], data_set: DataAt) ->
 def _groups(
     config: ConfigDict, given: Collection[str], source: Source, named: dict[str, str]
 ) -> list[Choice]:
-    """Sets `data.groups` if the user has not, splits are slices, and file names contain groups.
+    """Chooses `data.groups`, for slices of images whose file names contain groups.
+
+    If the user has set `data.groups`, or the splits are not slices, nothing is chosen.
 
     Args:
+      config: config of the run.
+      given: keys of the values that the user has set.
+      source: all images.
       named: all splits, by key.
     """
     sliced = any("[" in (split or "") for split in named.values())
@@ -195,11 +204,13 @@ def _groups(
 def _check_apart(
     config: ConfigDict, named: dict[str, str], own: Collection[str], train: Source
 ) -> None:
-    """Raises UserError if one of the user's splits shares images with an automatic one.
+    """Raises UserError if a split that the user has set shares images with an automatic split.
 
     Args:
+      config: config of the run.
       named: all splits, by key.
-      own: keys of the user's splits.
+      own: keys of the splits that the user has set.
+      train: the training split.
     """
     config.update_from_flattened_dict(named)
     for one in sorted(own):
@@ -247,10 +258,11 @@ def _whole(source: Source) -> list[Choice]:
 
 
 def _parts(names: Collection[str], first: str) -> list[Choice]:
-    """Returns splits of a data set with some of the splits train, dev and test.
+    """Chooses train, dev and test splits for a data set that may lack some of them.
 
     Args:
-      first: the name of the split to train on.
+      names: names of the data set's splits.
+      first: name of the split to train on.
     """
     dev = next((name for name in DEV if name in names and name != first), None)
     if dev and "test" in names:
@@ -281,7 +293,9 @@ def _check_enough(config: ConfigDict, source: Source, whole: bool) -> None:
     """Raises UserError for too few images, a single class, or a class with a single image.
 
     Args:
-      whole: all splits are slices of this source.
+      config: config of the run.
+      source: the images.
+      whole: True: all splits are slices of this source.
     """
     path, table = config.data.path, source.known_labels()
     if whole and len(source) < FEWEST:
@@ -307,6 +321,8 @@ def _check_no_single(path: str, class_names: Sequence[str], counts: np.ndarray) 
     """Raises UserError if a class has a single image, which cannot be in two splits.
 
     Args:
+      path: path of the data set.
+      class_names: names of the classes.
       counts: number of images of each class.
     """
     single = [class_names[label] for label in np.flatnonzero(counts == 1)]
@@ -325,7 +341,7 @@ def _check_no_single(path: str, class_names: Sequence[str], counts: np.ndarray) 
 
 
 def _images(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> list[Choice]:
-    """Returns the image size, the training crop and the evaluation transform."""
+    """Chooses the image size, the training crop and the evaluation transform."""
     size, reason = _image_size(config, images, checkpoint)
     preprocessing = checkpoint.preprocessing
     share, kind = (
@@ -349,7 +365,7 @@ def _images(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> list[
 
 
 def _image_size(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> tuple[int, str]:
-    """Returns the side of the images in pixels, and the reason."""
+    """Returns the image size (side in pixels), and the reason."""
     patch = checkpoint.arguments.get("patch_size") or 32
     patch = max(patch) if isinstance(patch, tuple) else patch
     native = min(checkpoint.arguments["image_size"])
@@ -363,7 +379,10 @@ def _image_size(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> t
 def _size_in_time(
     config: ConfigDict, images: Images, checkpoint: Checkpoint, patch: int, largest: int
 ) -> tuple[int, str]:
-    """Returns the largest size at which a pass over all images takes at most `FEATURES`."""
+    """Returns the largest image size for the available time, and the reason.
+
+    A forward pass over all images may take at most the share `FEATURES` of the time.
+    """
     seconds = _seconds(config)
     step = patch if patch >= 14 else 2 * patch
     sizes = [size for size in range(largest, 0, -step) if size >= 6 * patch] or [largest]
@@ -379,7 +398,7 @@ def _size_in_time(
 
 
 def _seconds(config: ConfigDict) -> float | None:
-    """Returns the time of the run; None: unlimited, on accelerators."""
+    """Returns the available time of the run in seconds; None: no limit, as on accelerators."""
     if config.minutes is not None:
         return 60 * config.minutes
     return 60 * MINUTES if jax.default_backend() == "cpu" else None
@@ -391,7 +410,7 @@ def _forward_seconds(checkpoint: Checkpoint, size: int) -> float:
 
 
 def _labels(train: Source) -> list[Choice]:
-    """Returns settings that depend on the classes: loss, head initialization and mirroring."""
+    """Chooses the loss, the head's initialization and mirroring, which depend on the classes."""
     names = train.class_names
     if train.max_labels > 1:
         choices = [
@@ -415,7 +434,7 @@ def _labels(train: Source) -> list[Choice]:
 def _length(
     config: ConfigDict, given: Collection[str], images: Images, checkpoint: Checkpoint
 ) -> list[Choice]:
-    """Returns batch size, steps, evaluations and learning rate."""
+    """Chooses batch size, steps, evaluation interval and learning rate."""
     count = len(images.train)
     batch = min(count, config.batch_size if "batch_size" in given else _first(BATCHES, count))
     epochs = config.epochs or _first(EPOCHS, count)
@@ -424,7 +443,7 @@ def _length(
     seconds, evaluations, stopping = _seconds(config), EVALUATIONS, []
     if seconds is not None and not (config.steps or config.epochs):
         forward = _forward_seconds(checkpoint, config.data.image_size)
-        # Remaining time in units of one image's forward pass.
+        # Time for training, divided by the duration of one image's forward pass.
         left = (0.85 * seconds - STARTS) / forward - count - images.dev - 2 * images.test
         if left < BACKWARD * steps * batch + evaluations * images.dev:
             affordable = int(EVALUATED * left / max(1, images.dev))
@@ -459,5 +478,5 @@ def _length(
 
 
 def _first(table: Sequence[tuple[float, T]], count: float) -> T:
-    """Returns the value of the first row with a limit above `count`, a number of images."""
+    """Returns the value of the first row (limit, value) of a table whose limit exceeds `count`."""
     return next(value for most, value in table if count < most)

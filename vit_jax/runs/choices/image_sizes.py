@@ -11,7 +11,10 @@ SAMPLES = 64
 
 
 def short_sides(source: Source) -> str:
-    """Returns the shorter sides of a sample of the images in words, such as "200 to 640 pixels"."""
+    """Returns the range of the images' shorter sides, such as "200 to 640 pixels".
+
+    Only a sample of the images is read.
+    """
     sides = []
     for index in spread(len(source), min(SAMPLES, len(source))) if len(source) > 1 else [0]:
         image = source[index].image
@@ -22,7 +25,7 @@ def short_sides(source: Source) -> str:
             with Image.open(io.BytesIO(image)) as opened:
                 sides.append(min(opened.size))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            continue  # Training reports the unreadable image.
+            continue  # Unreadable images are skipped; training will report them.
     if not sides:
         return "unknown"
     low, high = min(sides), max(sides)

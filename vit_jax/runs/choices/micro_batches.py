@@ -26,21 +26,22 @@ from vit_jax.runs.memory_check import (
 from vit_jax.training.program import Program, abstract_batch
 
 FREE = 0.8  # Share of the free memory that a step may use.
-TAKEN = 4  # Upper bound of compiled over minimum memory of activations.
+TAKEN = 4  # Maximum of the activations' memory in a compiled step, divided by the minimum memory.
 
 
 def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int) -> list[Choice]:
-    """Chooses micro-batches and rematerialization; batch size and result stay the same.
+    """Chooses micro-batches and rematerialization such that a training step fits into memory.
 
-    If the estimate is close to the limit, the step is compiled to measure its memory.
+    The batch size is not changed. If the estimated memory is close to the limit, the step is
+    compiled to measure its memory.
 
     Args:
       config: config with all other values.
-      given: keys of the user's values.
-      least: least number of images of a micro-batch.
+      given: keys of the values that the user has set.
+      least: minimum number of images of a micro-batch.
 
     Raises:
-      UserError: not even the smallest micro-batch fits.
+      UserError: a step with the smallest micro-batch does not fit.
     """
     limit, free = memory_of(jax.local_devices()[0])
     if limit is None:
@@ -75,12 +76,15 @@ def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int)
 def _candidates(
     config: ConfigDict, given: Collection[str], least: int, remats: Sequence[str]
 ) -> Iterator[Changes]:
-    """Yields changes of the config with decreasing memory; the first one may be empty.
+    """Yields changes of the config to try, in the order of decreasing memory.
+
+    The first item is usually empty: no change.
 
     Args:
-      given: keys of the user's values, which are not changed.
-      least: least number of images of a micro-batch.
-      remats: policies of rematerialization.
+      config: config of the run.
+      given: keys of the values that the user has set. They are not changed.
+      least: minimum number of images of a micro-batch.
+      remats: rematerialization policies to try.
     """
     for remat, micro in itertools.product(remats, (2**power for power in range(8))):
         if config.batch_size % micro or config.batch_size // micro < least:
@@ -95,9 +99,13 @@ def _candidates(
 
 
 def _bytes_needed(parts: Parts, config: ConfigDict, available: float) -> float:
-    """Returns the bytes of a step, estimated; compiled if the estimate is close to the limit.
+    """Returns the memory of a training step in bytes.
+
+    It is an estimate. If the estimate is close to the limit, the step is compiled to measure it.
 
     Args:
+      parts: data, model, objective and step of the run.
+      config: the changed config.
       available: bytes that a step may use.
     """
     program, labels = parts.program_of(config), parts.splits.train.max_labels
@@ -110,14 +118,16 @@ def _bytes_needed(parts: Parts, config: ConfigDict, available: float) -> float:
 
 
 def _remedy(config: ConfigDict, smallest: Changes, patch: int, available: float) -> str:
-    """Returns the end of the error for a lack of memory: a flag with which a step should fit.
+    """Returns the end of an error message: a flag with which a step should fit into memory.
 
     Args:
-      smallest: changes of the config for the least memory.
-      patch: the divisor of image sizes.
+      config: config of the run.
+      smallest: changes of the config with the least memory so far.
+      patch: patch size, by which image sizes must be divisible.
+      available: bytes that a step may use.
 
     Returns:
-      An empty string if no change is sufficient.
+      For example `, or --config.data.image_size=112`; an empty string if no flag is sufficient.
     """
     size, remedies = config.data.image_size // 2 // patch * patch, []
     while size:
@@ -138,7 +148,7 @@ def _remedy(config: ConfigDict, smallest: Changes, patch: int, available: float)
 
 
 def compiled_bytes(program: Program, config: RunOptions, max_labels: int) -> float:
-    """Returns the bytes on a device of a compiled step; infinity if it does not fit."""
+    """Compiles a step; returns its memory on a device in bytes, or infinity if it does not fit."""
     batch = abstract_batch(config, program.mesh, max_labels)
     try:
         compiled = program.train_step.lower(program.state, program.metrics, batch).compile()

@@ -1,7 +1,7 @@
 """Automatic settings for self-supervised training on custom images, each with its reason.
 
-A ViT starts from trained parameters and is trained with DINOv2's losses (2304.07193) at a low
-learning rate. A model without patch tokens is trained only with DINO's loss.
+A ViT starts from the parameters of a checkpoint, and is trained with DINOv2's losses (2304.07193)
+at a low learning rate. A model without patch tokens is trained only with DINO's loss.
 """
 
 import math
@@ -38,11 +38,12 @@ from vit_jax.training.program import model_arguments
 
 MINUTES = 10.0  # Default duration of a run on CPUs.
 FEWEST = 4  # Minimum number of images: two for training and two for evaluation.
-SCRATCH = "scratch"  # The name for random parameters instead of a checkpoint.
-# Share of the time for steps; the rest is for compilation, evaluation and checkpoints.
+SCRATCH = "scratch"  # Value of `--from` for random parameters instead of a checkpoint.
+# Share of a run's time for training steps. Compilation, evaluation and checkpoints take the other
+# half.
 TRAINED = 0.5
 MOST_STEPS, LEAST_STEPS, PASSES = 1000, 10, 50
-LARGE_SIDE, SMALLEST_SIDE = 224, 8  # Side of a large crop in pixels; its minimum in patches.
+LARGE_SIDE, SMALLEST_SIDE = 224, 8  # Side of a large crop in pixels; its minimum side in patches.
 LOCAL_SIDE = 98 / 224  # Ratio of a local crop's side to a large crop's.
 EVALUATIONS = 4
 MOST_COMPARED = 500  # Maximum number of k-NN's query images, and of its reference images.
@@ -50,17 +51,18 @@ NEIGHBOURS = 10
 
 
 class Start(NamedTuple):
-    """The model that a run starts from.
+    """The model from which a run starts.
 
     Attributes:
-      checkpoint: the checkpoint; None: random parameters.
+      options: options of the model.
+      checkpoint: checkpoint with the initial parameters; None: random parameters.
     """
 
     options: ImageOptions
     checkpoint: Checkpoint | None
 
     def multiply_adds(self, size: int) -> int:
-        """Returns the multiply-adds of one image of this size."""
+        """Returns the multiply-adds of the forward pass of an image with the side `size`."""
         if self.checkpoint is not None:
             options, _, _ = fit(
                 self.checkpoint, {"image_size": size, "num_classes": 0}, new_head=True
@@ -71,10 +73,11 @@ class Start(NamedTuple):
 
 
 def start_from(config: ConfigDict, name: str | None) -> None:
-    """Sets the start of a run: a checkpoint, a published model's name or `scratch`.
+    """Sets the checkpoint or model from which a run starts.
 
     Args:
-      name: the start; None: the default.
+      config: config to change.
+      name: a checkpoint, the name of a published model or `scratch`; None: the default checkpoint.
     """
     if name == SCRATCH:
         config.model.name = config.model.name or ("ViT-Ti/16" if _on_cpu() else "ViT-S/16")
@@ -83,18 +86,19 @@ def start_from(config: ConfigDict, name: str | None) -> None:
 
 
 def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
-    """Chooses the values of a self-supervised training that the user has not set.
+    """Chooses those values of a self-supervised run that the user has not set.
 
     Args:
-      config: config with `data.path`, optionally `finetune.checkpoint`, `model.name` and `minutes`.
-      given: keys of the user's values.
+      config: config with `data.path`. `finetune.checkpoint`, `model.name` and `minutes` may also be
+        set.
+      given: keys of the values that the user has set.
 
     Raises:
-      UserError: there are no images or no checkpoint, or not even a small batch fits into memory.
+      UserError: images or the checkpoint do not exist, or not even a small batch fits into memory.
     """
     config = config.copy_and_resolve_references().unlock()
     choices: list[Choice] = []
-    given = {*given} - {"data.path"}  # A more exact path may replace it.
+    given = {*given} - {"data.path"}  # A more specific path may replace the user's path.
 
     def take(more: list[Choice]) -> None:
         choices.extend(more)
@@ -123,7 +127,7 @@ def _on_cpu() -> bool:
 
 
 def _seconds(config: ConfigDict) -> float | None:
-    """Returns the time of the run; None: unlimited, on accelerators."""
+    """Returns the available time of the run in seconds; None: no limit, as on accelerators."""
     if config.minutes is not None:
         return 60 * config.minutes
     return 60 * MINUTES if _on_cpu() else None
@@ -150,7 +154,7 @@ def _data(config: ConfigDict, given: Collection[str]) -> list[Choice]:
 
 
 def _splits(config: ConfigDict, given: Collection[str]) -> tuple[Source, list[Choice]]:
-    """Returns the images to train on, and the slices for training and evaluation."""
+    """Opens the images to train on, and chooses the splits for training and evaluation."""
     data, choices = config.data, []
     if not {f"data.{key}" for key in SPLIT_KEYS} & {*given}:
         names = _split_names(config)
@@ -203,7 +207,7 @@ def _open(config: ConfigDict, split: str, labels: bool = False) -> Source:
 
 
 def _start(config: ConfigDict) -> tuple[Start, list[Choice]]:
-    """Returns the model, and the values that follow from it."""
+    """Returns the model to start from, and settings that depend on it, such as the dtype."""
     choices, name = [], config.finetune.checkpoint
     if name is None and config.model.name:
         start = Start(model_options(**model_arguments(run_options(config)), num_classes=0), None)
@@ -242,7 +246,7 @@ def _has_tokens(options: ImageOptions) -> bool:
 
 
 def _method(config: ConfigDict, start: Start, count: int) -> list[Choice]:
-    """Returns the losses and the heads."""
+    """Chooses the losses and the prototype heads."""
     choices = []
     found = start.checkpoint and start.checkpoint.objective
     options = start.options
@@ -268,7 +272,7 @@ def _method(config: ConfigDict, start: Start, count: int) -> list[Choice]:
 
 
 def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
-    """Returns the sizes and the number of crops for the available time."""
+    """Chooses the sizes and the number of crops for the available time."""
     patch = getattr(start.options, "patch_size", 32)
     seconds, count = _seconds(config), len(train)
     native = max(height_and_width(start.options.image_size))
@@ -298,13 +302,22 @@ def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
 
 
 def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
-    """Returns the training time per image: teacher and student on large crops, local crops."""
+    """Estimates the training time of one image in seconds.
+
+    It covers teacher and student on large crops, and the student on local crops.
+
+    Args:
+      start: the model.
+      size: side of a large crop in pixels.
+      local: side of a local crop in pixels.
+      crops: number of local crops.
+    """
     large, small = start.multiply_adds(size), start.multiply_adds(local)
     return 2 * (2 * 4 * large + 3 * crops * small) / flops_per_second()
 
 
 def _length(config: ConfigDict, given: Collection[str], start: Start, count: int) -> list[Choice]:
-    """Returns batch size, steps, learning rate and the teacher's momentum."""
+    """Chooses batch size, steps, learning rate and the teacher's momentum."""
     seconds, scratch = _seconds(config), start.checkpoint is None
     batch = min(config.batch_size if seconds is None else 32, 2 ** int(math.log2(max(2, count))))
     batch = config.batch_size if "batch_size" in given else batch
@@ -340,10 +353,16 @@ def _length(config: ConfigDict, given: Collection[str], start: Start, count: int
 def _steps(
     config: ConfigDict, given: Collection[str], start: Start, count: int, batch: int
 ) -> tuple[int, str]:
-    """Returns the number of steps, and its reason if the user gives neither steps nor epochs.
+    """Returns the number of steps, and the reason for this number.
+
+    If the user sets steps or epochs, these determine the number.
 
     Args:
+      config: config of the run.
+      given: keys of the values that the user has set.
+      start: the model.
       count: number of images to train on.
+      batch: batch size.
     """
     if "steps" in given:
         return config.steps, ""
@@ -366,7 +385,10 @@ def _steps(
 
 
 def _comparison(config: ConfigDict, train: Source) -> list[Choice]:
-    """Returns settings for k-NN before and after training, if folders or a data set give labels."""
+    """Chooses settings for k-NN evaluation before and after training, if the images have labels.
+
+    Labels are the names of folders, or those of a labelled data set.
+    """
     data = config.data
     whole = data.train_split.partition("[")[0]
     reason = "no k-NN, as there are no labels: compare views matched, before and after"

@@ -1,4 +1,4 @@
-"""Recognition of a data set's source and splits, if the user sets only `data.path`."""
+"""Sets `data.source` and the splits automatically, if the user only sets `data.path`."""
 
 import os
 from collections.abc import Callable, Collection
@@ -15,28 +15,31 @@ from vit_jax.runs.choices.data_at import DEV, DataAt, data_at
 from vit_jax.runs.splits import MANY
 from vit_jax.training.objectives import objective_of
 
-KINDS = ("digits", "folder", "csv", "tfds")  # Sources that recognition may replace.
+KINDS = ("digits", "folder", "csv", "tfds")  # Values of `data.source` that may be replaced.
 WITH_LAYOUTS = tuple(name for name, kind in SOURCES.items() if kind.layout_at)
 
 
 def recognise(
     config: ConfigDict, given: Collection[str], log: Callable[[str], None] = print
 ) -> None:
-    """Sets `data.source` and the splits by the data at `data.path`, if the user sets no source.
+    """Sets `data.source` and the splits according to the data at `data.path`.
 
-    For a source with several layouts, the splits are set even if the user names the source. An
-    unrecognized path stays unchanged; opening the source later raises the error.
+    If the user has set `data.source`, nothing is recognized, except the splits of sources with
+    several layouts. If a path is not recognized, the config stays unchanged, and opening the data
+    later raises the error.
 
     Args:
+      config: config to change.
+      given: keys of the values that the user has set.
       log: callback that receives a line for each value.
 
     Raises:
-      UserError: one of the user's splits shares images with an automatic one.
+      UserError: a split that the user has set shares images with an automatic split.
     """
     chosen = WITH_LAYOUTS if "data.source" in given else (*KINDS, *WITH_LAYOUTS)
     if "data.path" not in given or config.data.source not in chosen:
         return
-    if config.auto != "none":  # The automatic settings recognize the data.
+    if config.auto != "none":  # The automatic settings (`settle`) recognize the data themselves.
         return
     data_set = _data_set(config)
     if data_set is None:
@@ -50,7 +53,7 @@ def recognise(
 
 
 def _data_set(config: ConfigDict) -> DataAt | None:
-    """Returns the data set at `data.path`; None if it is not recognized."""
+    """Recognizes the data set at `data.path`; None: it cannot be recognized."""
     kind, path = config.data.source, config.data.path
     has_rows = objective_of(config.objective.name).labels or config.data.source == "csv"
     try:
@@ -63,7 +66,7 @@ def _data_set(config: ConfigDict) -> DataAt | None:
 
 
 def _choices(config: ConfigDict, data_set: DataAt) -> list[Choice]:
-    """Returns the data set's source, path and splits where they differ from the config's."""
+    """Returns those of the data set's source, path and splits that differ from the config's."""
     choices = []
     if data_set.kind != config.data.source:
         choices.append(Choice("data.source", data_set.kind, data_set.words))
@@ -73,9 +76,10 @@ def _choices(config: ConfigDict, data_set: DataAt) -> list[Choice]:
 
 
 def _check_apart(config: ConfigDict, chosen: Collection[str]) -> None:
-    """Raises UserError if a split of the user shares images with an automatic one.
+    """Raises UserError if a split that the user has set shares images with an automatic split.
 
     Args:
+      config: the changed config.
       chosen: keys of the automatic values.
     """
     data = config.data
@@ -88,7 +92,7 @@ def _check_apart(config: ConfigDict, chosen: Collection[str]) -> None:
 
 
 def _splits(config: ConfigDict, data_set: DataAt) -> list[Choice]:
-    """Returns replacements for splits that the data set does not have."""
+    """Returns replacements for the config's splits that the data set does not have."""
     named = {config.data[key].partition("[")[0] for key in ("train_split", "test_split")}
     if named <= {*data_set.splits}:
         return []
@@ -105,9 +109,10 @@ def _splits(config: ConfigDict, data_set: DataAt) -> list[Choice]:
 
 
 def _unlabelled(path: str) -> DataAt:
-    """Recognizes a folder of unlabelled images, nested in any way, or its splits.
+    """Recognizes a folder with images for training without labels, and its splits.
 
-    Other paths are recognized as in `data_at`.
+    The images may be in inner folders of any depth. If the path is not such a folder, the data set
+    is recognized as in `data_at`.
     """
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, "dataset_info.json")):
         return data_at(path)

@@ -1,7 +1,8 @@
 """Experiment trackers, in addition to the files of a workdir.
 
-Each is a file of this folder with a class `Tracker` (the interface is in `tracker.py`) and an entry
-in `TRACKERS` (`options/run.py`). The libraries' environment variables set server, project and user.
+Each file of this folder with a class `Tracker` supports one library, such as W&B. The interface is
+in `tracker.py`, and `TRACKERS` (`options/run.py`) lists the files. Server, project and user are set
+by the environment variables of the libraries.
 """
 
 import json
@@ -21,14 +22,17 @@ from vit_jax.runs.workdir import saved_run
 def deliveries(
     names: Sequence[str], workdir: Path, rows: Sequence[dict], log: Say
 ) -> list[Delivery]:
-    """Opens trackers for the run in a workdir, and sends them its missing rows.
+    """Opens trackers for the run in a workdir, and sends them rows that they do not have yet.
 
     Args:
-      rows: rows that the run has written.
+      names: names of the trackers.
+      workdir: the run's workdir.
+      rows: all rows that the run has written so far.
+      log: callback for messages.
 
     Raises:
-      UserError: a library is missing or fails at the run's first connection. Later failures are
-        retried while the run continues.
+      UserError: a library is not installed, or the first connection of a new run fails. Later
+        connections are tried again while the run continues.
     """
     saved = saved_run(workdir)
     values = {key: as_text(x) if isinstance(x, str) else x for key, x in leaves(saved.config)}

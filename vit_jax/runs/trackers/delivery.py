@@ -1,4 +1,4 @@
-"""Delivery of a run's rows and pictures to a tracker, each once, without blocking training."""
+"""Delivery of a run's metrics and pictures to a tracker, without blocking training."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vit_jax.errors import UserError
 from vit_jax.runs.trackers.tracker import BaseTracker, RunFacts
 
-FOLDER = "trackers"  # Folder in the workdir with each tracker's record of sent rows.
+FOLDER = "trackers"  # Folder in the workdir. For each tracker, a file records the sent rows.
 CLOSE_SECONDS = 60  # Maximum time that a run waits for trackers at its end.
 RETRY_SECONDS = 30
 
@@ -33,19 +33,21 @@ class _Picture(NamedTuple):
 
 
 class Delivery:
-    """Thread that sends a run's rows and pictures in their order.
+    """Thread that sends a run's rows of metrics and pictures to a tracker, in their order.
 
-    `trackers/NAME.json` in the workdir contains the run's identity and a record of the sent rows.
-    After a crash the run computes some rows again; rows already sent are skipped. The next start
-    sends missing rows from `metrics.jsonl`. It also resends rows that the library may have lost
-    with the process, so some may arrive twice. Failures are retried until the run closes.
+    The file `trackers/NAME.json` in the workdir contains the tracker's identifier of the run and a
+    record of the rows that were sent. If sending fails, it is tried again until the run ends.
+
+    After a crash, the next start of the run sends the rows of `metrics.jsonl` that were not sent
+    before. It also sends rows again that the library may have lost when the process was killed. A
+    few rows may therefore arrive twice. Rows that the run computes again after the crash are not
+    sent again.
 
     Args:
       rows: rows that the run has written so far.
 
     Raises:
-      UserError: the first connection of a new run fails. Later connections are retried by the
-        thread.
+      UserError: the first connection of a new run fails. The thread tries later connections again.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class Delivery:
     ):
         self._name, self._kind, self._run, self._log = name, kind, run, log
         self._file = run.workdir / FOLDER / f"{name}.json"
-        # The last sent step, the names of its metrics, and the last step of each picture.
+        # The record: the last step that was sent, the names of its metrics that were sent, and the
+        # last step that was sent of each picture.
         self._sent = {"identity": "", "step": 0, "figures": [], "pictures": {}}
         with contextlib.suppress(FileNotFoundError, ValueError):
             self._sent |= json.loads(self._file.read_text())
@@ -69,15 +72,16 @@ class Delivery:
         self._tracker: BaseTracker | None = None if self._sent["identity"] else self._open()
         for row in rows:
             self.row(row["step"], {key: value for key, value in row.items() if key != "step"})
-        # Imported here and not in the thread, because CPython 3.11 may fail to parse code in two
-        # threads at once (python/cpython#106905). `_open` reports a missing library.
+        # The library is imported here and not in the thread, because CPython 3.11 may fail to parse
+        # code in two threads at once (python/cpython#106905). If the library is missing, `_open`
+        # raises the error.
         with contextlib.suppress(Exception):
             import_module(kind.library)
         self._thread = threading.Thread(target=self._deliver, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
     def row(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Queues the metrics of a step; those without a value are skipped."""
+        """Queues the metrics of a step. Metrics that are None are skipped."""
         self._waiting.put(_Row(step, {name: x for name, x in scalars.items() if x is not None}))
 
     def picture(self, step: int, name: str, png: bytes) -> None:
@@ -85,7 +89,7 @@ class Delivery:
         self._waiting.put(_Picture(step, name, png))
 
     def close(self) -> None:
-        """Waits up to a minute for queued items, and logs a warning if some are not sent."""
+        """Waits up to a minute until all queued items are sent. Logs a warning if some are not."""
         self._waiting.put(None)
         self._closing.set()
         self._thread.join(CLOSE_SECONDS)
@@ -112,7 +116,7 @@ class Delivery:
             self._keep(self._sent)
 
     def _tried(self, act: Callable[[], None]) -> bool:
-        """Calls a function; returns False if it raises an error."""
+        """Calls `act`; returns False if it raises an error."""
         try:
             act()
         except Exception as error:  # The library may raise any exception; training continues.
@@ -125,7 +129,7 @@ class Delivery:
         return True
 
     def _send(self, item: _Row | _Picture) -> None:
-        """Sends the parts of an item that were not sent before."""
+        """Sends an item, without those of its metrics that were sent before."""
         tracker = self._tracker = self._tracker or self._open()
         sent = self._sent
         if isinstance(item, _Picture):
@@ -142,7 +146,7 @@ class Delivery:
                 return
             tracker.row(item.step, new)
             sent["step"], sent["figures"] = item.step, [*known, *new]
-        # A shallow copy suffices: nested values are replaced, not modified.
+        # A shallow copy is sufficient because nested values are replaced and never modified.
         self._settling.append((time.monotonic() + tracker.settles_after, dict(sent)))
         settled = None
         while self._settling and self._settling[0][0] <= time.monotonic():
@@ -151,9 +155,9 @@ class Delivery:
             self._keep(settled)
 
     def _keep(self, sent: dict) -> None:
-        """Writes the record of sent rows, unless the workdir was deleted.
+        """Writes the record of sent rows. If the workdir was deleted, nothing is written.
 
-        The run's lock reports that error.
+        In that case the run's lock raises the error.
         """
         with contextlib.suppress(FileNotFoundError):
             self._file.parent.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
 """MLflow tracker: logs to the server or database in `MLFLOW_TRACKING_URI`, else MLflow's default.
 
-`MLFLOW_EXPERIMENT_NAME` names the experiment (else `vit_jax`).
+`MLFLOW_EXPERIMENT_NAME` is the experiment's name. The default is `vit_jax`.
 """
 
 import io
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from vit_jax.errors import UserError
 from vit_jax.runs.trackers.tracker import BaseTracker, RunFacts
 
-MOST_PARAMS, MOST_CHARACTERS = 100, 6000  # Parameters per call, and characters per value.
+MOST_PARAMS, MOST_CHARACTERS = 100, 6000  # Maximum parameters per call, and characters per value.
 
 
 class Tracker(BaseTracker):
@@ -47,7 +47,8 @@ class Tracker(BaseTracker):
 
     def row(self, step: int, scalars: Mapping[str, float]) -> None:
         if self._reopened:
-            # The process may have been killed after sending this row but before recording it.
+            # The process may have been killed after it sent this row and before it recorded that.
+            # Metrics that the server already has are not sent again.
             scalars = {name: value for name, value in scalars.items() if not self._has(step, name)}
             self._reopened = False
         now = int(1000 * time.time())
@@ -63,7 +64,7 @@ class Tracker(BaseTracker):
         self._client.set_terminated(self.identity)
 
     def _has(self, step: int, name: str) -> bool:
-        """Returns True if the server has a metric of a step."""
+        """Returns True if the server already has the metric `name` of a step."""
         return any(
             metric.step == step for metric in self._client.get_metric_history(self.identity, name)
         )

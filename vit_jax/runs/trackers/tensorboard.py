@@ -15,7 +15,7 @@ from vit_jax.runs.trackers.tracker import BaseTracker, RunFacts
 
 
 class Tracker(BaseTracker):
-    """Tracker that writes scalars, pictures, the config as text, and its hyperparameters."""
+    """Tracker that writes scalars, pictures, and the config as text and as hyperparameters."""
 
     library = identity = "tensorboard"
     settles_after = 0
@@ -28,7 +28,7 @@ class Tracker(BaseTracker):
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._records = RecordWriter((run.workdir / name).open("wb"))
         self._write(file_version="brain.Event:2")
-        # Makes TensorBoard discard the later steps of an earlier file.
+        # With this event, TensorBoard ignores later steps in the files of earlier starts.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._write(step=last_step + 1, session_log=start)
         if not identity:
@@ -41,7 +41,7 @@ class Tracker(BaseTracker):
         self._write(step=step, summary=self._summary(value=values))
 
     def picture(self, step: int, name: str, png: bytes) -> None:
-        # From the header of the PNG file.
+        # The header of a PNG file contains its size.
         width, height = struct.unpack(">II", png[16:24])
         image = self._summary.Image(
             encoded_image_string=png, width=width, height=height, colorspace=3
@@ -54,7 +54,7 @@ class Tracker(BaseTracker):
         self._records.close()
 
     def _described(self, run: RunFacts):
-        """Returns a summary of the config: as text, and as the hyperparameters of the run."""
+        """Returns a TensorBoard summary with the config, both as text and as hyperparameters."""
         from tensorboard.compat.proto import tensor_pb2, types_pb2
         from tensorboard.plugins.hparams import metadata as hparams
         from tensorboard.plugins.hparams import plugin_data_pb2

@@ -1,4 +1,4 @@
-"""Interface of trackers, and the information about a run that they show."""
+"""Interface of trackers, and information about a run for trackers."""
 
 import abc
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ class RunFacts(NamedTuple):
     """Information about a run for trackers.
 
     Attributes:
-      workdir: the folder with its files; a local copy if the workdir is in a bucket.
-      place: the workdir's path or URL as given by the user.
+      workdir: folder of the run's files; a local copy if the workdir is in a bucket.
+      place: the workdir's path or URL as the user wrote it.
       title: title of the run: `ViT-B/16 fine-tuned on pets`.
       config: values of the config by dotted key.
       nested: the same values as nested dicts.
@@ -25,17 +25,19 @@ class RunFacts(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The last component of `place`."""
+        """Name of the run: the last component of `place`."""
         return self.place.rstrip("/").rpartition("/")[2]
 
 
 class BaseTracker(abc.ABC):
-    """Sends a run's metrics to one library; called from one thread in the order of the steps.
+    """Sends a run's metrics to one library, such as W&B.
+
+    A single thread calls all methods, in the order of the steps.
 
     Attributes:
-      library: name of the package that it imports.
-      identity: the library's identifier of the run, which a resumed run passes again.
-      settles_after: seconds after which sent rows are safe even if the process is killed.
+      library: name of the Python package of the library.
+      identity: the library's identifier of the run. A resumed run passes it to `__init__`.
+      settles_after: seconds after which sent rows cannot be lost if the process is killed.
     """
 
     library: ClassVar[str]
@@ -47,16 +49,17 @@ class BaseTracker(abc.ABC):
         """Opens a new run and sends its config, or reopens an earlier one.
 
         Args:
-          identity: the identifier of an earlier start; empty for a new run.
-          last_step: the last step that was sent before; 0 for a new run.
+          run: information about the run.
+          identity: the library's identifier of the run from an earlier start; empty: a new run.
+          last_step: the last step that earlier starts sent; 0: a new run.
 
         Raises:
-          UserError: the library is missing, or fails.
+          UserError: the library is not installed, or raises an error.
         """
 
     @abc.abstractmethod
     def row(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Sends metrics of a step; a step can have several rows."""
+        """Sends metrics of a step. It may be called several times for a step."""
 
     @abc.abstractmethod
     def picture(self, step: int, name: str, png: bytes) -> None:
@@ -64,4 +67,4 @@ class BaseTracker(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Sends pending data, and marks the run as finished for now."""
+        """Sends pending data, and marks the run as finished. A later start may open it again."""

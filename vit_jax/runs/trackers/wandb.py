@@ -1,7 +1,7 @@
 """Weights & Biases tracker: online, or offline files in the workdir (`WANDB_MODE=offline`).
 
-`wandb sync` sends offline files. `WANDB_PROJECT` names the project (else `vit_jax`), `WANDB_ENTITY`
-the team, and `WANDB_API_KEY` is the user's key.
+`wandb sync` sends offline files to the server. `WANDB_PROJECT` is the name of the project (default
+`vit_jax`), `WANDB_ENTITY` is the name of the team, and `WANDB_API_KEY` is the user's key.
 """
 
 import io
@@ -16,9 +16,9 @@ STEP = "step"
 
 
 class Tracker(BaseTracker):
-    """Tracker that logs rows with their own `step`.
+    """Tracker that logs the training step as a metric named `step`.
 
-    So a resumed run need not match W&B's internal step counter.
+    W&B's internal step counter is not used, since it would not fit a resumed run.
     """
 
     library = "wandb"
@@ -41,7 +41,7 @@ class Tracker(BaseTracker):
                 notes=run.title,
                 config=run.nested,
                 allow_val_change=True,
-                # The run itself writes the terminal's lines into log.txt.
+                # W&B need not record the terminal, because the run writes its lines into log.txt.
                 settings=wandb.Settings(console="off", silent=True),
             )
         except (wandb.Error, OSError) as error:

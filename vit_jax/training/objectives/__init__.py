@@ -1,7 +1,7 @@
-"""Training objectives: each is a file that defines `OBJECTIVE`, as described in `objective.py`.
+"""Training objectives. A file of this folder defines an objective as `OBJECTIVE`.
 
-`OBJECTIVE_NAMES` (`options/objective.py`) lists the files. All objectives use the same step,
-`training/step.py`.
+`objective.py` contains the interface, and `OBJECTIVE_NAMES` (`options/objective.py`) lists the
+files. The training step, `training/step.py`, is the same for all objectives.
 """
 
 import contextlib
@@ -22,10 +22,11 @@ OBJECTIVES: dict[str, type[Objective]] = {
     name: import_module(f"{__name__}.{name}").OBJECTIVE for name in OBJECTIVE_NAMES
 }
 
-# Number of steps for calls that only need an objective's sizes: long enough for all schedules.
+# Number of steps for calls that only need the shapes of an objective's parameters. No schedule is
+# longer than such a run.
 ENDLESS = 2**31 - 1
 
-# Objective passed to `vit_jax.train`; only visible to that call, not to other threads.
+# Objective that a caller passes to `vit_jax.train`. Only that call can see it, not other threads.
 _HANDED_IN: ContextVar[type[Objective] | None] = ContextVar(
     "the objective that was passed", default=None
 )
@@ -36,7 +37,7 @@ def handing_in(objective: type[Objective] | None) -> Iterator[None]:
     """Registers an objective that is not in `OBJECTIVES` while the context is open.
 
     Raises:
-      UserError: it is not a subclass of `Objective`, or has the name of one in `OBJECTIVES`.
+      UserError: the objective is not a subclass of `Objective`, or `OBJECTIVES` has the same name.
     """
     if objective is not None:
         if not (isinstance(objective, type) and issubclass(objective, Objective)):
@@ -56,15 +57,15 @@ def handing_in(objective: type[Objective] | None) -> Iterator[None]:
 
 
 def is_handed_in(name: str) -> bool:
-    """Returns True if the config's objective was passed by a program and is not in `OBJECTIVES`.
+    """Returns True if the objective `name` was passed to `vit_jax.train` as a class.
 
-    Other processes cannot find such an objective by its name.
+    `OBJECTIVES` does not contain such an objective, so other processes cannot find it by its name.
     """
     return name not in OBJECTIVES
 
 
 def objective_of(name: str) -> type[Objective]:
-    """Returns the objective class with this name."""
+    """Returns the class of the objective with the name `name`."""
     handed_in = _HANDED_IN.get()
     return handed_in if handed_in and is_handed_in(name) else OBJECTIVES[name]
 
@@ -77,17 +78,17 @@ def make_objective(
     steps: int = ENDLESS,
     frozen: nnx.Module | None = None,
 ) -> Objective:
-    """Creates the config's objective for a model (possibly abstract), without its frozen model.
+    """Creates the config's objective. The calling code sets its attribute `frozen`.
 
     Args:
       config: config of the run.
-      model: model to train.
+      model: model to train; may be abstract.
       rngs: random keys for initialization.
       steps: number of steps of the run, for schedules.
       frozen: the abstract model that the objective requires by `teacher_spec`.
 
     Raises:
-      UserError: the objective does not fit the model or the config's other values.
+      UserError: the objective is incompatible with the model or with other values of the config.
     """
     kind = objective_of(config.objective.name)
     if frozen is None and kind.teacher_spec(config) is not None:
@@ -106,7 +107,10 @@ def abstract_objective(
     frozen: nnx.Module | None = None,
     class_weights: tuple[float, ...] = (),
 ) -> Objective:
-    """Returns the config's objective with shapes in place of arrays, and with its frozen model."""
+    """Creates the config's objective with shapes in place of arrays, including its frozen model.
+
+    Arguments are as in `make_objective`. `class_weights` is set on a classification objective.
+    """
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))
     if frozen is not None:
         objective.frozen = frozen

@@ -18,7 +18,7 @@ from vit_jax.training.objectives.frozen import teacher_patch
 from vit_jax.training.objectives.masking import check_hides_patches, pick
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepContext
 
-RANDOM_CODES = 32  # Codes of an untrained tokenizer, for smoke tests.
+RANDOM_CODES = 32  # Number of codes of the untrained tokenizer for smoke tests.
 
 
 class BEiT(BlockMasked):
@@ -35,7 +35,7 @@ class BEiT(BlockMasked):
       rngs: the key for initialization.
 
     Raises:
-      UserError: no patch or all are masked.
+      UserError: `ratio` masks no patch, or all patches.
     """
 
     section: ClassVar = "beit"
@@ -43,9 +43,9 @@ class BEiT(BlockMasked):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the image, and the view `taught` if the tokenizer has another image size.
+        """Returns the view `image`, and `taught` if the tokenizer needs another image size.
 
-        `taught` is resized with a Lanczos filter.
+        `taught` is the same crop as `image`, resized with a Lanczos filter.
         """
         image, *taught = BlockMasked.views(config)
         return (image, *(view._replace(crop={"interpolation": "lanczos"}) for view in taught))
@@ -72,7 +72,7 @@ class BEiT(BlockMasked):
     @classmethod
     def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
         size = config.objective.teacher_size or config.data.image_size
-        stages = teacher_patch(config, size).bit_length()  # All but the first halve the sides.
+        stages = teacher_patch(config, size).bit_length()  # Stages 2, 3, ... halve the sides.
         small = dict(blocks=(1,) * stages, widths=tuple(8 * 2**stage for stage in range(stages)))
         build = model_factory("DVAE", num_classes=RANDOM_CODES, image_size=size, **small)
         return build(rngs=rngs)
@@ -82,7 +82,8 @@ class BEiT(BlockMasked):
         """Returns the number of the tokenizer's codes.
 
         Raises:
-          UserError: the frozen model has no codes, or their grid differs from the model's patches.
+          UserError: the frozen model has no codes, or its grid of codes differs from the model's
+            patches.
         """
         if not isinstance(frozen, CodeModel) or frozen.head is None:
             raise UserError(
@@ -99,8 +100,8 @@ class BEiT(BlockMasked):
 
         Args:
           model: the ViT.
-          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokenizer has
-            another size, and the random draws of `prepare`.
+          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokenizer needs
+            another image size, and the random draws of `prepare`.
           context: per-step context.
         """
         target_tokens = self.masked_tokens(batch)
@@ -127,7 +128,7 @@ class BEiT(BlockMasked):
 
         Args:
           model: the ViT.
-          x: all tokens after the last layer, not yet normalized, `[batch, tokens, dim]`.
+          x: all tokens after the last layer, before the final norm, `[batch, tokens, dim]`.
           batch: batch with masks.
         """
         return self.head(self.read_masked(model, x, batch))
@@ -137,15 +138,18 @@ class BEiT(BlockMasked):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the images with masked patches in grey, and with predicted patches, in [0, 255].
 
-        A masked patch is replaced by an unmasked patch of the batch: the one with the most likely
-        code.
+        A code has no pixels of its own. The prediction for a masked patch is shown as an unmasked
+        patch of the batch whose code the model finds most likely.
         """
         return self.filled(batch, self.predict(model, batch)[..., self.tokens(batch).reshape(-1)])
 
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts multiply-adds of the student and of the tokenizer, which has no backward pass."""
+        """Counts the multiply-adds of the student and of the tokenizer.
+
+        The tokenizer has no backward pass.
+        """
         graphdef, weights = nnx.split(self)
 
         def tokens(weights, batch):
@@ -160,8 +164,8 @@ def code_losses(logits: jax.Array, wanted: jax.Array) -> jax.Array:
     """Returns the mean cross-entropy of each image's codes, float32 `[batch]`.
 
     Args:
-      logits: `[batch, places, codes]`.
-      wanted: the correct codes, int32 `[batch, places]`.
+      logits: logits of the codes at each patch, `[batch, patches, codes]`.
+      wanted: the correct codes, int32 `[batch, patches]`.
     """
     return optax.softmax_cross_entropy_with_integer_labels(logits, wanted).mean(axis=1)
 

@@ -20,29 +20,31 @@ from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepC
 from vit_jax.training.objectives.prototypes import unit
 from vit_jax.training.objectives.vqkd import Tokeniser
 
-RANDOM_CODE_DIM = 32  # Width of the codes of an untrained tokenizer, for smoke tests.
+RANDOM_CODE_DIM = 32  # Width of the codes of the untrained tokenizer for smoke tests.
 
 
 class BEiTv2(BEiT):
-    """Two predictions of masked patches' codes: by the last layer, and through the class token.
+    """Two predictions of masked patches' codes: by the last layer, and by patch aggregation.
 
     The tokenizer is the result of a `vqkd` run. For patch aggregation, additional layers read the
-    last layer's class token and an earlier layer's patches. Since the earlier patches alone contain
-    too little information about the codes, the class token must provide the rest. Both predictions
-    share norm and head, and the loss is the sum of both cross-entropies. Fine-tuning does not use
-    the additional layers.
+    last layer's class token and an earlier layer's patches. The earlier patches contain too little
+    information about the codes, so the class token learns to contain the missing information.
+
+    The two predictions use the same norm and head. The loss is the sum of their cross-entropies.
+    Fine-tuning does not use the additional layers.
 
     Args:
       model: the ViT to train.
       codes: number of the tokenizer's codes.
       ratio: share of masked patches, rounded to whole patches.
       early: number of the layer whose patches are aggregated, counted from 1.
-      layers: number of aggregation layers; 0: none.
-      scheme: initialization of these layers; None: the model's.
+      layers: number of aggregation layers; 0: no patch aggregation.
+      scheme: initialization of the aggregation layers; None: the model's initialization.
       rngs: the key for initialization.
 
     Raises:
-      UserError: no patch or all are masked, or there is nothing to aggregate.
+      UserError: `ratio` masks no patch, or all patches; or the model has no class token, or no
+        layer after `early`.
     """
 
     section: ClassVar = "beitv2"
@@ -66,12 +68,12 @@ class BEiTv2(BEiT):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the image, and the view `taught` if the tokenizer has another image size."""
+        """Returns the view `image`, and `taught` if the tokenizer needs another image size."""
         return BlockMasked.views(config)
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Metrics: the accuracy of the codes, and the loss of the aggregation if there is one."""
+        """Metrics: the accuracy of the codes; with patch aggregation, also its loss."""
         more = {"aggregated_loss": "number"} if self.layers is not None else {}
         return {"accuracy": "share"} | more
 
@@ -121,8 +123,8 @@ class BEiTv2(BEiT):
 
         Args:
           model: the ViT.
-          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokenizer has
-            another size, and the random draws of `prepare`.
+          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokenizer needs
+            another image size, and the random draws of `prepare`.
           context: per-step context.
         """
         target_tokens = self.masked_tokens(batch)
@@ -144,9 +146,10 @@ class BEiTv2(BEiT):
     def predict_each(
         self, model: TokenModel, batch: Batch, rngs: nnx.Rngs | None = None
     ) -> tuple[jax.Array, ...]:
-        """Returns logits of the codes of the masked patches, float32 `[batch, masked, codes]`.
+        """Returns one or two predictions, logits of masked patches' codes.
 
-        The first are from the last layer, the second from the patch aggregation if there is one.
+        The first prediction is from the last layer. With patch aggregation, the second prediction
+        is from the aggregation layers. Each is float32 `[batch, masked, codes]`.
         """
         x = self.embed(model, batch, rngs)
         if self.layers is None:
@@ -158,11 +161,12 @@ class BEiTv2(BEiT):
     def aggregate(
         self, model: TokenModel, last: jax.Array, early: jax.Array, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """Applies the aggregation to the last layer's class token and an earlier layer's patches.
+        """Applies the aggregation layers to a class token and patches, `[batch, tokens, dim]`.
 
         Args:
           model: the ViT.
-          last, early: all tokens, `[batch, tokens, dim]`, also the result's shape.
+          last: all tokens after the last layer, `[batch, tokens, dim]`. Provides the class token.
+          early: all tokens after an earlier layer, `[batch, tokens, dim]`. Provides the patches.
           rngs: RNGs for dropout.
         """
         positions: dict[str, Any] = model.layer_positions(rngs)
@@ -183,7 +187,7 @@ class BEiTv2(BEiT):
 
 
 def _check_aggregates(model: TokenModel, early: int) -> None:
-    """Raises UserError if a model has no class token, or no layer after `early`."""
+    """Raises UserError if the model has no class token, or no layer after layer `early`."""
     if not model.prefix:
         raise UserError(
             "config.objective.name='beitv2' aggregates patches through the class token: "

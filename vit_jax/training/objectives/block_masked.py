@@ -1,4 +1,4 @@
-"""Base of objectives with block masks and a frozen teacher that reads the whole image."""
+"""Base class of BEiT and EVA: block masks, and a frozen teacher that reads the whole image."""
 
 import math
 from typing import Any, ClassVar
@@ -18,25 +18,25 @@ from vit_jax.training.objectives.frozen import TeacherSpec, random_vit, teacher_
 from vit_jax.training.objectives.masking import patchify, pick, put, unpatchify
 from vit_jax.training.objectives.objective import Batch, Objective
 
-SMALLEST_BLOCK = 16  # Patches, as in BEiT.
+SMALLEST_BLOCK = 16  # Minimum number of patches of a block, as in BEiT.
 GREY = 127.5
 
 
 class BlockMasked(Objective):
     """Prediction of a frozen teacher's output for masked patches.
 
-    The teacher has the whole image as its input. One learned embedding replaces the masked patches'
-    embeddings. Masks consist of blocks; their number of patches is exact. Subclasses implement
-    `predict`.
+    The teacher's input is the whole image. In the student's input, one learned embedding replaces
+    the embeddings of the masked patches. Masks consist of blocks, and all images have the same
+    number of masked patches. Subclasses implement `predict`.
 
     Args:
       model: the ViT to train.
       ratio: share of masked patches, rounded to whole patches.
-      gradient: share of the gradient that reaches the patch embedding.
+      gradient: factor of the gradient that is passed to the patch embedding; 1: the full gradient.
       rngs: the key for initialization.
 
     Raises:
-      UserError: no patch or all are masked.
+      UserError: `ratio` masks no patch, or all patches.
     """
 
     stem: ClassVar = ("mask",)
@@ -59,7 +59,10 @@ class BlockMasked(Objective):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the image, and its crop in the teacher's size as `taught` if that differs."""
+        """Returns the view `image`, and `taught` if the teacher needs another image size.
+
+        `taught` is the same crop as `image`, resized to the teacher's image size.
+        """
         size = config.objective.teacher_size
         if size in (None, config.data.image_size):
             return (View(),)
@@ -77,7 +80,7 @@ class BlockMasked(Objective):
         return random_vit(config, size, num_classes, rngs=rngs)
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds `masked` bool `[batch, patches]` to the batch, drawn for each image from its key."""
+        """Adds a random mask of each image: `masked`, bool `[batch, patches]`."""
         counts = jnp.full(len(keys), self.masked, jnp.int32)
         return batch | {"masked": block_masks(keys, counts, self.grid, SMALLEST_BLOCK)}
 
@@ -86,9 +89,9 @@ class BlockMasked(Objective):
         return jnp.argsort(~batch["masked"], axis=1)[:, : self.masked].astype(jnp.int32)
 
     def embed(self, model: TokenModel, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Returns all tokens before the first layer, `[batch, tokens, dim]`.
+        """Returns all input tokens of the first layer, `[batch, tokens, dim]`.
 
-        The learned embedding replaces masked patches.
+        The learned embedding replaces the embeddings of masked patches.
         """
         x = model.patches(batch["image"])
         x = self.gradient * x + (1 - self.gradient) * jax.lax.stop_gradient(x)
@@ -100,12 +103,15 @@ class BlockMasked(Objective):
         raise NotImplementedError
 
     def filled(self, batch: Batch, likeness: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the images with masked patches in grey, and with similar patches, in [0, 255].
+        """Returns two copies of the images in [0, 255], with masked patches replaced.
+
+        In the first copy masked patches are grey. In the second copy each masked patch is replaced
+        by the most similar unmasked patch of the batch.
 
         Args:
           batch: batch with masks.
           likeness: similarity of each masked patch to all patches of the batch,
-            `[batch, masked, batch * patches]`; the most similar unmasked patch replaces it.
+            `[batch, masked, batch * patches]`.
         """
         positions, pixels = (
             self.positions(batch),
@@ -123,7 +129,7 @@ class BlockMasked(Objective):
 
         Args:
           model: the ViT.
-          x: all tokens after the last layer, not yet normalized.
+          x: all tokens after the last layer, before the final norm, `[batch, tokens, dim]`.
           batch: batch with masks.
         """
         x = x if model.norm is None else model.norm(x)
@@ -132,7 +138,7 @@ class BlockMasked(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the student alone."""
+        """Counts the multiply-adds of the student, without the teacher's."""
         graphdef, weights = nnx.split((model, self))
 
         def predicted(weights, batch):
@@ -152,15 +158,17 @@ def check_same_places(
     size: tuple[int, int],
     side: int,
 ) -> None:
-    """Raises UserError unless a teacher has one output for each of the model's patches.
+    """Raises UserError if the teacher's outputs do not correspond to the model's patches.
+
+    Output i of the teacher and patch i of the model must cover the same part of the image.
 
     Args:
       config: config of the run.
       model: the ViT.
-      what: name of the outputs, such as `patches`.
-      grid: their rows and columns.
-      size: size of the teacher's images, in pixels.
-      side: side in pixels of the square that one output covers; 0: unknown.
+      what: name of the teacher's outputs for the error message, such as `patches`.
+      grid: rows and columns of the teacher's outputs.
+      size: height and width of the teacher's images in pixels.
+      side: side in pixels of the square that one output of the teacher covers; 0: unknown.
     """
     if grid == model.grid:
         return

@@ -1,4 +1,7 @@
-"""Patch masks made of blocks (BEiT, 2106.08254, algorithm 1), with exact counts."""
+"""Patch masks made of blocks (BEiT, 2106.08254, algorithm 1).
+
+Unlike BEiT's, these masks have exactly the requested number of patches.
+"""
 
 import functools
 import math
@@ -6,25 +9,27 @@ import math
 import jax
 import jax.numpy as jnp
 
-SMALLEST = 4  # Minimum patches of a block, as in DINOv2; in BEiT 16.
+SMALLEST = 4  # Minimum number of patches of a block, as in DINOv2; BEiT uses 16.
 ASPECTS = 0.3, 1 / 0.3  # Height over width of a block.
-ATTEMPTS = 10  # Draws per block before the remaining patches are drawn one by one.
+ATTEMPTS = 10  # Number of candidates for a block. If none is valid, no more blocks are drawn.
 
 
 def block_masks(
     keys: jax.Array, counts: jax.Array, grid: tuple[int, int], smallest: int = SMALLEST
 ) -> jax.Array:
-    """Draws masks, bool `[images, patches]`, with exact counts of patches.
+    """Draws masks, bool `[images, patches]`, each with the requested number of True.
 
-    Blocks are drawn until no more fit. Their areas are uniform between `smallest` and the number of
-    patches left to mask, their aspect ratios log-uniform and their positions uniform. The remaining
-    patches are drawn one by one, as in DINOv3.
+    Blocks are drawn until none of `ATTEMPTS` candidates fits, for example because all have too many
+    patches. A block's area is uniform between `smallest` and the number of patches that are left to
+    mask. Its aspect ratio is log-uniform, and its position is uniform. The remaining patches are
+    then drawn one by one, as in DINOv3.
 
     Args:
       keys: a random key for each image.
-      counts: patches to mask, int32 `[images]`.
+      counts: number of patches to mask in each image, int32 `[images]`.
       grid: rows and columns of patches.
-      smallest: minimum number of patches of a block; fewer if fewer are left to mask.
+      smallest: minimum number of patches of a block. A block may be smaller if fewer patches are
+        left to mask.
     """
     return jax.vmap(functools.partial(_mask, grid=grid, smallest=smallest))(keys, counts)
 
@@ -45,15 +50,15 @@ def _mask(key: jax.Array, count: jax.Array, grid: tuple[int, int], smallest: int
         (jnp.zeros(grid, bool), jnp.int32(0), jnp.bool_(False)),
     )
     mask = mask.reshape(-1)
-    # Masked patches come first, then all others in random order.
+    # The order starts with the patches of the blocks, followed by all others in random order.
     order = jnp.argsort(jnp.where(mask, -1.0, jax.random.uniform(rest, mask.shape)))
     return jnp.zeros_like(mask).at[order].set(jnp.arange(mask.size) < count)
 
 
 def _blocks(key: jax.Array, mask: jax.Array, left: jax.Array, grid: tuple[int, int], smallest: int):
-    """Returns candidate blocks, bool `[attempts, rows, columns]`, and which of them are valid.
+    """Returns candidate blocks, bool `[attempts, rows, columns]`, and True for the valid ones.
 
-    Valid blocks mask at least one new patch, and at most `left`.
+    A valid block masks at least one and at most `left` patches that are not in `mask` yet.
     """
     rows, columns = grid
     area, aspect, down, right = jax.random.uniform(key, (4, ATTEMPTS))

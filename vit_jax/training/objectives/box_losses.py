@@ -1,6 +1,6 @@
 """Losses between predicted and true boxes: L1, generalized IoU and the focal loss.
 
-Boxes are centre x, centre y, width and height, relative to the image's sides.
+A box is an array of centre x, centre y, width and height, as fractions of the image's sides.
 """
 
 import jax
@@ -20,7 +20,7 @@ def generalized_iou(one: jax.Array, other: jax.Array) -> jax.Array:
     """Returns the generalized IoU of boxes, `[...]` in [-1, 1] (Rezatofighi et al., 1902.09630).
 
     Args:
-      one, other: left, top, right and bottom, `[..., 4]`; broadcast against each other.
+      one, other: boxes `[..., 4]`: left, top, right and bottom. Their shapes are broadcast.
     """
 
     def area(start, end):
@@ -34,9 +34,10 @@ def generalized_iou(one: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def focal_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Returns the sigmoid focal loss of each logit, of the shape of `logits`.
+    """Returns the sigmoid focal loss of each logit; the result has the shape of `logits`.
 
     Args:
-      targets: 0 or 1.
+      logits: logits of any shape.
+      targets: 0 or 1 for each logit.
     """
     return optax.sigmoid_focal_loss(logits, targets, alpha=ALPHA, gamma=GAMMA)

@@ -1,8 +1,8 @@
 """Captioning: a decoder predicts the tokens of an image's caption from the patches of the image.
 
-The decoder is CapPa's (Tschannen et al., 2023; 2306.07915); LocCa (2403.19596) and SigLIP 2
-(2502.14786) train it with the image tower. It predicts each token from the earlier ones, or all
-tokens in parallel from mask tokens.
+The decoder is the one of CapPa (Tschannen et al., 2023; 2306.07915). LocCa (2403.19596) and SigLIP
+2 (2502.14786) train it together with the image encoder. The decoder predicts each token from the
+earlier tokens, or all tokens in parallel from mask tokens.
 """
 
 import jax
@@ -13,11 +13,11 @@ from vit_jax.models.attention import attend
 from vit_jax.models.transformer import Attention, Mlp, Stack
 from vit_jax.options.text import TextOptions
 
-CHUNK = 8  # Number of positions whose logits are in memory at once.
+CHUNK = 8  # Number of token positions whose logits are in memory at the same time.
 
 
 class DecoderBlock(nnx.Module):
-    """A decoder layer: pre-norm self-attention, cross-attention to the image and MLP, no biases."""
+    """A pre-norm decoder layer without biases: self-attention, cross-attention to patches, MLP."""
 
     def __init__(self, stack: Stack, image_dim: int, *, rngs: nnx.Rngs):
         def norm():
@@ -36,11 +36,13 @@ class DecoderBlock(nnx.Module):
         self.mlp = Mlp(stack, rngs=rngs)
 
     def __call__(self, x: jax.Array, image: jax.Array, bias: jax.Array) -> jax.Array:
-        """Maps tokens `[batch, length, dim]` to the same shape.
+        """Applies the layer to tokens `[batch, length, dim]`; the result has the same shape.
 
         Args:
+          x: tokens, `[batch, length, dim]`.
           image: encoded patches, `[batch, patches, image_dim]`.
-          bias: added to the scores of the self-attention, `[batch, 1, length, length]`.
+          bias: values added to the self-attention's scores, `[batch, 1, length, length]`, such as
+            a causal mask.
         """
         query, key, value = self.attention.project(self.norm1(x))
         x = x + self.attention.out(attend(query, key, value, bias=bias))
@@ -53,7 +55,8 @@ class CaptionDecoder(nnx.Module):
     """Transformer decoder of captions.
 
     Args:
-      text: arguments of the text tower; the decoder has the same shapes.
+      text: arguments of the text encoder. The decoder has the same vocabulary, text length, width
+        and number of heads.
       depth: number of layers.
       image_dim: width of the image's patches.
       end: token that ends a text; tokens after the first end token are padding.
@@ -91,13 +94,13 @@ class CaptionDecoder(nnx.Module):
         self.mask, self.end = text.vocabulary, end
 
     def __call__(self, image: jax.Array, tokens: jax.Array, parallel: jax.Array) -> jax.Array:
-        """Returns the inputs of `head` for each token, `[batch, length, dim]`.
+        """Returns the inputs of the layer `head` at each token, `[batch, length, dim]`.
 
         Args:
           image: encoded patches, `[batch, patches, image_dim]`.
-          tokens: int32 `[batch, length]`.
-          parallel: bool `[batch]`; True: all tokens are predicted in parallel. False: each is
-            predicted from the tokens before it.
+          tokens: tokens of the captions, int32 `[batch, length]`.
+          parallel: bool `[batch]`. True: all tokens of the caption are predicted in parallel.
+            False: each token is predicted from the tokens before it.
         """
         length = tokens.shape[1]
         shifted = jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
@@ -113,7 +116,7 @@ class CaptionDecoder(nnx.Module):
         """Returns the mean cross-entropy of each caption's tokens, float32 `[batch]`.
 
         Args:
-          image, tokens, parallel: as in a call.
+          image, tokens, parallel: as in `__call__`.
         """
         x = self(image, tokens, parallel)
         ends = tokens == self.end
@@ -122,7 +125,7 @@ class CaptionDecoder(nnx.Module):
 
         @jax.checkpoint
         def crossed(part):
-            # With 256,000 tokens the logits of whole texts would not fit in memory.
+            # With a vocabulary of 256,000 the logits of whole texts would not fit in memory.
             x, tokens = part
             logits = x.astype(jnp.float32) @ kernel + bias
             own = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]

@@ -25,23 +25,24 @@ from vit_jax.training.objectives.objective import (
 
 
 def probabilities_of(config: RunOptions) -> str:
-    """Returns the key of `PROBABILITIES` for the config's loss."""
+    """Returns the key in `PROBABILITIES` that belongs to the config's loss."""
     return "softmax" if config.loss.name == "softmax" else "sigmoid"
 
 
 class Classification(Objective):
     """Supervised classification of whole images, without parameters of its own.
 
-    With `average`, evaluation uses an average of the parameters (EMA) in the objective's state.
+    With `average`, the objective's state contains an EMA of the model's parameters, which is
+    evaluated in place of the parameters.
 
     Attributes:
-      class_weights: weight of each class in the training loss, set after construction; empty: all
-        are 1.
+      class_weights: weight of each class in the training loss, set after construction. Empty: all
+        weights are 1.
 
     Args:
       loss: one of `LOSSES`, as in `classification_loss`.
       smoothing: share of the target that is spread over all classes in training.
-      average: moving average of the parameters; None: there is none.
+      average: moving average of the parameters; None: no average.
     """
 
     labels = True
@@ -57,7 +58,8 @@ class Classification(Objective):
 
     @classmethod
     def needs_a_label(cls, config: RunOptions) -> bool:
-        # For the other losses an image without a label is a negative for all classes.
+        # For the losses `sigmoid` and `binary`, an image without a label is a negative for all
+        # classes.
         return config.loss.name == "softmax"
 
     @classmethod
@@ -90,7 +92,10 @@ class Classification(Objective):
         return Loss(losses, {"accuracy": correct(logits, batch["labels"])}, logits=logits)
 
     def label_losses(self, logits: jax.Array, batch: Batch, context: StepContext) -> jax.Array:
-        """Returns the loss of each image, `[batch]`; evaluation ignores smoothing and weights."""
+        """Returns the loss of each image, `[batch]`.
+
+        Label smoothing and class weights apply only in training.
+        """
         targets = batch_targets(batch, logits.shape[-1], self.loss)
         smoothing = 0.0 if context.rngs is None else self.smoothing
         losses = classification_loss(logits, targets, self.loss, smoothing)
@@ -101,20 +106,20 @@ class Classification(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the model's multiply-adds as in the papers."""
+        """Counts the multiply-adds of the model alone, as published numbers do."""
         return count_multiply_adds(model)
 
 
 def values_of(config: RunOptions) -> dict[str, Any]:
-    """Returns the arguments of `Classification` for a config."""
+    """Returns the constructor's arguments of `Classification` for a config."""
     smoothing = config.loss.label_smoothing
     return dict(loss=config.loss.name, smoothing=smoothing, average=average_of(config))
 
 
 def multi_hot(labels: jax.Array, num_classes: int) -> jax.Array:
-    """Converts indices `[batch, max_labels]` to zeros and ones `[batch, classes]`.
+    """Converts class indices `[batch, max_labels]` to zeros and ones `[batch, classes]`.
 
-    Padding adds nothing.
+    The index -1 is padding and is ignored.
     """
     return jax.nn.one_hot(labels, num_classes).max(axis=1)
 
@@ -122,7 +127,8 @@ def multi_hot(labels: jax.Array, num_classes: int) -> jax.Array:
 def class_targets(labels: jax.Array, num_classes: int, name: str) -> jax.Array:
     """Returns the targets of the loss `name`, `[batch, classes]`.
 
-    For `softmax` they are uniform over the labels; for other losses they are 1 for each label.
+    For `softmax`, the targets of an image are a uniform distribution over its labels. For other
+    losses, the target is 1 for each label of the image.
     """
     targets = multi_hot(labels, num_classes)
     if name == "softmax":
@@ -131,10 +137,11 @@ def class_targets(labels: jax.Array, num_classes: int, name: str) -> jax.Array:
 
 
 def batch_targets(batch: dict[str, jax.Array], num_classes: int, name: str) -> jax.Array:
-    """Returns `class_targets` of a batch; for mixed images, mixed with the partners' targets.
+    """Returns the targets of a batch, `[batch, classes]`, also after mixup or CutMix.
 
-    For the loss `binary` the target is 1 for the classes of both images, regardless of the share
-    (Wightman et al., 2021).
+    A mixed image's targets are the mean of the targets of both images, weighted by `share`. For the
+    loss `binary`, the target is 1 for the classes of both images, regardless of `share` (Wightman
+    et al., 2021).
     """
     targets = class_targets(batch["labels"], num_classes, name)
     if "share" not in batch:
@@ -147,7 +154,10 @@ def batch_targets(batch: dict[str, jax.Array], num_classes: int, name: str) -> j
 
 
 def image_weights(batch: dict[str, jax.Array], class_weights: jax.Array) -> jax.Array:
-    """Returns the weight of each image's class, `[batch]`; for mixed images the weighted mean."""
+    """Returns the class weight of each image, `[batch]`.
+
+    For a mixed image it is the mean of both images' class weights, weighted by `share`.
+    """
     weights = class_weights[batch["labels"].max(axis=1)]
     if "share" not in batch:
         return weights
@@ -162,9 +172,9 @@ def classification_loss(
 
     Args:
       logits: `[batch, classes]`.
-      targets: targets from `class_targets`, or a mixture of these.
-      name: `softmax`; `sigmoid`, binary cross-entropy summed over the classes; `binary`, its mean
-        over the classes.
+      targets: targets from `batch_targets`, `[batch, classes]`.
+      name: name of the loss. `softmax`: cross-entropy. `sigmoid`: binary cross-entropy, summed over
+        the classes. `binary`: binary cross-entropy, averaged over the classes.
       smoothing: share of the target that is spread over all classes.
     """
     targets = (1 - smoothing) * targets + smoothing / logits.shape[-1]
@@ -175,7 +185,7 @@ def classification_loss(
 
 
 def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns whether the top-1 class is one of the image's labels, `[batch]` bool."""
+    """Returns True for images whose most likely class is one of their labels, bool `[batch]`."""
     return (logits.argmax(-1)[:, None] == labels).any(-1)
 
 

@@ -1,7 +1,7 @@
 """Codebook of unit vectors: nearest codes, and updates of the codes.
 
-The functions work on the global batch and on a part of the codes at a time, since the similarities
-of all patches with all codes would take gigabytes.
+A function processes the global batch with a part of the codes at a time. The similarities of all
+patches with all codes would take gigabytes.
 """
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from vit_jax.training.objectives.prototypes import unit
 
 ITERATIONS = 10  # Iterations of k-means, as in BEiT v2's code.
-AT_ONCE = 1024  # Codes per product.
+AT_ONCE = 1024  # Number of codes in one matrix product.
 
 
 def nearest(x: jax.Array, codes: jax.Array) -> jax.Array:
@@ -29,14 +29,14 @@ def nearest(x: jax.Array, codes: jax.Array) -> jax.Array:
 
 
 def sums_by_code(x: jax.Array, given: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the sum of each code's vectors, `[codes, dim]`, and their number, `[codes]`.
+    """Sums the vectors of each code, `[codes, dim]`, and counts them, `[codes]`.
 
-    It uses a matrix product because a scatter on a GPU is not deterministic: it adds in varying
-    order.
+    The sums are matrix products. A scatter would not be deterministic on a GPU, since it adds in
+    varying order.
 
     Args:
-      x: `[vectors, dim]`.
-      given: the code of each vector, `[vectors]`.
+      x: vectors, `[vectors, dim]`.
+      given: index of each vector's code, `[vectors]`.
       count: number of codes.
     """
     sums, hits = [], []
@@ -48,18 +48,27 @@ def sums_by_code(x: jax.Array, given: jax.Array, count: int) -> tuple[jax.Array,
 
 
 def means_of_codes(x: jax.Array, given: jax.Array, codes: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the normalized mean of each code's vectors, and their number.
+    """Returns new codes, the normalized means of their vectors, and the number of vectors.
 
     A code without vectors stays unchanged.
+
+    Args:
+      x: vectors, `[vectors, dim]`.
+      given: index of each vector's code, `[vectors]`.
+      codes: old codes, `[codes, dim]`.
     """
     sums, hits = sums_by_code(x, given, len(codes))
     return jnp.where(hits[:, None] > 0, unit(sums / jnp.maximum(hits, 1)[:, None]), codes), hits
 
 
 def k_means(x: jax.Array, count: int, key: jax.Array) -> jax.Array:
-    """Fits `count` unit vectors to unit vectors, `[vectors, dim]`, by spherical k-means.
+    """Returns `count` centroids of length 1, `[count, dim]`, by spherical k-means.
 
-    It starts from distinct random vectors of `x`, which must have at least `count`.
+    Args:
+      x: vectors of length 1, `[vectors, dim]`, at least `count`. The initial centroids are drawn
+        from them without replacement.
+      count: number of centroids.
+      key: random key.
     """
     first = x[jax.random.permutation(key, len(x))[:count]]
     return jax.lax.fori_loop(
@@ -68,5 +77,5 @@ def k_means(x: jax.Array, count: int, key: jax.Array) -> jax.Array:
 
 
 def codes_after(codes: jax.Array, means: jax.Array, momentum: float) -> jax.Array:
-    """Moves the codes, of length 1, towards the means of their vectors."""
+    """Returns the codes' exponential moving average with `means`, scaled to length 1."""
     return unit(momentum * codes + (1 - momentum) * means)

@@ -5,9 +5,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-RECENT = 0.99  # Decay per update of the codes' mean frequencies.
-RARE = 0.01  # Minimum frequency of a used code, relative to the uniform distribution.
-FEWEST = 0.05  # Minimum share of used codes; below it the codebook has collapsed.
+RECENT = 0.99  # Decay per update of the moving average of the codes' frequencies.
+RARE = 0.01  # A code counts as used if its frequency is at least RARE / number of codes.
+FEWEST = 0.05  # If the share of used codes is smaller, the codebook has collapsed.
 EARLY = 500  # Default of `early` in `dead_codes`, in updates.
 
 METRICS = {"perplexity": "number", "codes_used": "share"}
@@ -17,7 +17,7 @@ def frequencies(codes: jax.Array, count: int) -> jax.Array:
     """Returns the relative frequency of each code in each image, float32 `[batch, count]`.
 
     Args:
-      codes: int32 `[batch, places]`.
+      codes: codes of each image, int32 `[batch, positions]`.
       count: number of codes.
     """
     rows = jnp.arange(len(codes))[:, None]
@@ -25,12 +25,12 @@ def frequencies(codes: jax.Array, count: int) -> jax.Array:
 
 
 def usage_after(usage: jax.Array, seen: jax.Array, update: jax.Array) -> jax.Array:
-    """Returns the recent frequency of each code after an update, float32 `[count]`; they sum to 1.
+    """Updates the moving average of the codes' frequencies, float32 `[count]`, with the sum 1.
 
-    It is a moving average over updates with decay `RECENT` and bias correction.
+    The average has the decay `RECENT` and bias correction, as in Adam.
 
     Args:
-      usage: frequencies before the update; zeros before the first update.
+      usage: average before the update; zeros before the first update.
       seen: frequencies in the update's images, `[batch, count]`, from `frequencies`.
       update: number of the update, from 1.
     """
@@ -42,19 +42,22 @@ def perplexity(usage: jax.Array) -> jax.Array:
     """Returns the perplexity of the codes, at most `count`.
 
     Args:
-      usage: frequencies `[count]` that sum to 1; for zeros, before the first update, the result is
-        1.
+      usage: frequencies with the sum 1, `[count]`. For zeros, as before the first update, the
+        result is 1.
     """
     return jnp.exp(-jnp.where(usage > 0, usage * jnp.log(jnp.maximum(usage, 1e-30)), 0).sum())
 
 
 def share_used(usage: jax.Array) -> jax.Array:
-    """Returns the share of codes in use: those with at least `RARE` of the uniform frequency."""
+    """Returns the share of codes in use: those with a frequency of at least RARE / `count`."""
     return (usage >= RARE / len(usage)).mean(dtype=jnp.float32)
 
 
 def usage_metrics(usage: jax.Array, images: int) -> dict[str, jax.Array]:
-    """Returns `METRICS` of the recent frequencies `[count]`, the same for all `images` images."""
+    """Returns the code usage metrics (`METRICS`) for each image, `[images]`.
+
+    All images have the same values, computed from the recent frequencies `usage`, `[count]`.
+    """
     values = {"perplexity": perplexity(usage), "codes_used": share_used(usage)}
     return {name: jnp.broadcast_to(value, (images,)) for name, value in values.items()}
 
@@ -63,10 +66,11 @@ def dead_codes(means: dict[str, float], update: int, remedy: str, early: int = E
     """Returns a warning if most codes have died, with a remedy; else None.
 
     Args:
-      means: metrics, averaged since the last line.
-      update: number of the last of these updates.
+      means: metrics, averaged over the updates since the last log line.
+      update: number of the current update.
       remedy: advice on settings to change.
-      early: number of first updates without a warning, since few codes may be in use at first.
+      early: number of updates at the start of a run without a warning, since few codes may be in
+        use at first.
     """
     if update < early or means["codes_used"] >= FEWEST:
         return None

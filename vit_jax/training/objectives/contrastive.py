@@ -1,11 +1,11 @@
 """Contrastive learning from image-text pairs: CLIP (2103.00020) and SigLIP (2303.15343).
 
-The model of the run is the image tower. The text tower and the scale of the similarities are the
-objective's parameters.
+The run's model is the image encoder (image tower). The text encoder (text tower) and the scale of
+the similarities are parameters of the objective.
 
-SigLIP 2 (2502.14786) adds a decoder that captions the image. In the last fifth of the run it also
-adds self-distillation and masked prediction on augmented views; their teacher is an EMA of the
-image tower.
+SigLIP 2 (2502.14786) adds a decoder that captions the image. In the last fifth of the run, SigLIP 2
+also adds self-distillation and masked prediction on augmented views. The teacher of both is an EMA
+of the image encoder.
 """
 
 import math
@@ -42,12 +42,12 @@ from vit_jax.training.objectives.objective import (
 )
 from vit_jax.training.objectives.pair_losses import Pairs, sigmoid_losses, softmax_losses
 
-GLOBAL = "global"  # Views for self-distillation.
+GLOBAL = "global"  # Name of the large views for self-distillation.
 GLOBAL_AREA = 0.4, 1.0  # Area of a global crop relative to the image, as in DINO.
 
 
 class Mirrored(NamedTuple):
-    """An augmentation preceded by a horizontal flip with probability 1/2."""
+    """An augmentation that first flips the image horizontally, with probability 1/2."""
 
     augment: Augmentation
 
@@ -59,14 +59,15 @@ class Mirrored(NamedTuple):
 class Contrastive(Objective):
     """Matching of images and captions within a batch, with a sigmoid or a softmax loss.
 
-    Parameters are the text tower's, the logarithm of the logits' scale and their bias, and those of
-    the caption decoder and of self-distillation, if any.
+    The objective's parameters are the text encoder, and the logarithm of the logits' scale. The
+    sigmoid loss also has a bias. The caption decoder and the heads of self-distillation are
+    optional.
 
     Args:
-      text: arguments of the text tower.
-      options: the config's section.
-      decoder: the caption decoder; None: there is none.
-      distillation: self-distillation of the image tower; None: there is none.
+      text: arguments of the text encoder.
+      options: the config's section `contrastive`.
+      decoder: the caption decoder; None: no captioning.
+      distillation: self-distillation of the image encoder; None: no self-distillation.
       distilled_from: number of updates before self-distillation starts.
       rngs: random keys for initialization.
 
@@ -110,7 +111,7 @@ class Contrastive(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Metrics: accuracy of the matches in a batch, the scale, and those of the other losses."""
+        """Formats of the metrics: accuracy of matching in a batch, scale, and additional losses."""
         found = {"image_to_text": "share", "scale": "number"}
         if self.decoder is not None:
             found["caption_loss"] = "number"
@@ -194,12 +195,14 @@ class Contrastive(Objective):
         return frozen | ({"distillation": self.distilled_from} if self.distilled_from else {})
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds random draws for each image: kept patches, kinds of captioning and masks.
+        """Adds random draws of each image, for patch dropout, captioning and masks.
+
+        In evaluation there is no patch dropout, and captions are predicted token by token.
 
         Returns:
-          The batch with `keep` (a random key for each image's kept patches), `parallel` bool
-          `[batch]` and the entries of `DINO.prepare`. In evaluation all patches are kept, and
-          captions are predicted token by token.
+          The batch with three additions. `keep`: a random key of each image for patch dropout.
+          `parallel`, bool `[batch]`: True if the caption is predicted in parallel. The entries of
+          `DINO.prepare`.
         """
         if "valid" in batch:
             return batch
@@ -217,22 +220,25 @@ class Contrastive(Objective):
 
     @property
     def scale(self) -> jax.Array:
-        """Factor of the cosine similarities."""
+        """Factor by which the cosine similarities are multiplied."""
         logarithm = self.logit_scale[...]
         if self.max_scale is not None:
             logarithm = _at_most(logarithm, math.log(self.max_scale))
         return jnp.exp(logarithm)
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns the loss of each image with the captions of the batch.
+        """Returns the loss and the metrics of each image.
 
-        - The sigmoid or softmax loss.
-        - Plus `captioning` times the mean cross-entropy of the caption's tokens.
-        - Plus `self_distillation` times DINO's loss, after `self_distillation_from` of the run.
+        The loss is the sum of
 
-        The metrics are the accuracy (1 if the image's own caption is the most similar one of the
-        batch, 1/n if n captions are equally similar), the scale of the similarities, and the other
-        losses.
+        - the sigmoid or softmax loss over the captions of the batch,
+        - `captioning` times the mean cross-entropy of the caption's tokens,
+        - `self_distillation` times DINO's loss, which starts at the share `self_distillation_from`
+          of the run.
+
+        The metrics are the accuracy of matching, the scale of the similarities, the caption loss
+        and the loss of self-distillation. An image is matched correctly if its own caption is the
+        most similar one of the batch. If n captions are equally similar, its accuracy is 1/n.
         """
         embeddings, patches = self._embed(model, batch, context.rngs)
         images, texts = unit(embeddings.astype(jnp.float32)), unit(self.text(batch[TEXT]))
@@ -260,7 +266,10 @@ class Contrastive(Objective):
     def _embed(
         self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns embeddings `[batch, dim]`, and the patches for the decoder, if there is one."""
+        """Returns image embeddings `[batch, dim]`, and encoded patches for the caption decoder.
+
+        Without a caption decoder the patches are None.
+        """
         images = batch["image"]
         if self.decoder is None and "keep" not in batch:
             return model(images, rngs), None
@@ -274,7 +283,7 @@ class Contrastive(Objective):
         return model.classify(x), x[:, model.patch_tokens]
 
     def _distil(self, model: nnx.Module, batch: Batch, context: StepContext) -> Loss:
-        """Returns the loss of self-distillation; zeros before it starts."""
+        """Returns the loss of self-distillation; before self-distillation starts, it is zero."""
         graphdef, state = nnx.split((model, self.distillation))
         key = None if context.rngs is None else context.rngs.dropout()
         views = batch | {"image": batch[GLOBAL]}
@@ -299,7 +308,10 @@ class Contrastive(Objective):
         return {} if self.distillation is None else self.distillation.initial_state(params)
 
     def update_state(self, state: dict, params: dict, aux: dict, update: jax.Array) -> dict:
-        """Returns the state of self-distillation; its teacher starts as a copy of the student."""
+        """Returns the state of self-distillation.
+
+        Until self-distillation starts, the teacher is a copy of the student.
+        """
         if self.distillation is None:
             return state
         first = self.distillation.initial_state(params)
@@ -309,7 +321,8 @@ class Contrastive(Objective):
         )
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        # Means over steps before the start of self-distillation are too small.
+        # Before the start of self-distillation its metrics are 0. Means that include such steps
+        # are too small.
         if self.distillation is None or update - self.log_every < self.distilled_from:
             return None
         return self.distillation.warning(means, update - self.distilled_from)
@@ -317,7 +330,7 @@ class Contrastive(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Returns the mean multiply-adds of an image over the run."""
+        """Returns the multiply-adds of an image, averaged over the steps of the run."""
         if self.distillation is None:
             return super().multiply_adds(model, batch)
         alone = {key: x for key, x in batch.items() if key in ("image", TEXT)} if batch else None
@@ -328,7 +341,7 @@ class Contrastive(Objective):
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
         """Returns recall at 1, 5 and 10 over the split, from images to captions and vice versa.
 
-        A retrieved caption is correct if it has the same tokens as the image's first caption.
+        A retrieved caption is correct if its tokens equal the tokens of the image's own caption.
         """
         return recalls(self.paired(outputs)[0])
 
@@ -341,10 +354,11 @@ class Contrastive(Objective):
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _at_most(x: jax.Array, limit: float) -> jax.Array:
-    """Returns the minimum of a number and a limit, for a parameter.
+    """Returns min(x, limit) of a parameter x, with a gradient that lets x fall below the limit.
 
-    From the limit on, only gradients that lower the parameter are passed. CLIP's code clips the
-    parameter itself after each update, so that it can leave the limit again.
+    If x is at the limit or above, only gradients that lower x are passed. The gradient of
+    `jnp.minimum` would be 0 above the limit. CLIP's code instead clips the parameter itself after
+    each update.
     """
     return jnp.minimum(x, limit)
 
@@ -357,7 +371,7 @@ _at_most.defvjp(lambda x, limit: (_at_most(x, limit), x), _at_most_backward)
 
 
 def _check_tokens(model: nnx.Module) -> None:
-    """Raises UserError unless a decoder can read the patches of the model."""
+    """Raises UserError if the model has no patches that a caption decoder can read."""
     if not isinstance(model, TokenModel):
         raise UserError(
             "config.contrastive.captioning needs a model with tokens, such as a ViT: set it to 0, "
@@ -366,7 +380,7 @@ def _check_tokens(model: nnx.Module) -> None:
 
 
 def _check_keeps_any(model: nnx.Module) -> None:
-    """Raises UserError unless patches of the model can be skipped."""
+    """Raises UserError if the model does not support patch dropout."""
     if not isinstance(model, TokenModel) or not model.keeps_any or model.options.registers:
         raise UserError(
             "config.contrastive.patch_dropout leaves patches out: it needs a ViT with full "
@@ -375,7 +389,7 @@ def _check_keeps_any(model: nnx.Module) -> None:
 
 
 def _width(model: nnx.Module) -> int:
-    """Returns the width of the image tower's outputs."""
+    """Returns the width of the image encoder's outputs."""
     graphdef, params = nnx.split(model)
     image = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.uint8)
     return jax.eval_shape(lambda x, y: nnx.merge(graphdef, x)(y), params, image).shape[-1]

@@ -28,23 +28,24 @@ from vit_jax.training.objectives.objective import (
 )
 
 STATISTICS = "statistics"  # State: running mean and variance of the head's batch norms.
-EPSILON = 1e-3  # Metres added before a logarithm.
+EPSILON = 1e-3  # Metres that are added to a depth before its logarithm.
 MEAN_WEIGHT = 0.15  # Weight of the squared mean log error.
-STRIDES = (1, 2, 4, 6)  # Strides of the pixels in the gradient loss.
+STRIDES = (1, 2, 4, 6)  # The gradient loss uses every pixel, every 2nd, every 4th and every 6th.
 
 
 class Depth(Objective):
-    """Depth by a head on the model's tokens, as in DINOv2's and DINOv3's evaluation.
+    """Depth estimation by a head on the model's tokens, as in DINOv2's and DINOv3's evaluation.
 
-    The loss is the scale-invariant error of the logarithm of depth (`scale_invariant_losses`), and
-    optionally a loss of its gradients. It is computed for each image, so it does not depend on
-    devices and micro-batches. The authors compute it over the two images of a GPU together.
+    The loss is the scale-invariant error of the logarithm of depth (`scale_invariant_losses`).
+    Optionally a loss of the error's gradients is added (`gradient_losses`). Both are computed for
+    each image, so they do not depend on the number of devices and micro-batches. The authors
+    compute the loss over the two images of a GPU together.
 
-    Pixels of unknown depth and those beyond `options.max_depth` do not count.
+    Pixels of unknown depth and pixels beyond `options.max_depth` are ignored.
 
     Args:
-      options: the section `depth`.
-      head: the head.
+      options: the section `depth` of the config.
+      head: the head that predicts depth.
     """
 
     section = "depth"
@@ -83,7 +84,7 @@ class Depth(Objective):
     def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss and the metrics of each image.
 
-        In evaluation `Loss.outputs` has the values of `over_split`.
+        In evaluation `Loss.outputs` contains the result of `depth_errors`, for `over_split`.
 
         Args:
           batch: `image`, and `depth` float32 `[batch, height, width]` in metres, 0 if unknown.
@@ -109,10 +110,10 @@ class Depth(Objective):
     def pictures(
         self, model: Any, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the true and the predicted depth in colours, black where it is unknown.
+        """Returns pictures of the true and of the predicted depth, in [0, 255].
 
-        Each is `[batch, height, width, 3]` in [0, 255]. The colour scale spans the range of the
-        image's true depth.
+        Each is `[batch, height, width, 3]`. Colours stand for depth; pixels of unknown depth are
+        black. The colour scale spans the range of the image's true depth.
         """
         true = batch[DEPTH]
         outputs = self.head(model, batch["image"], None, context.state.get(STATISTICS))
@@ -124,7 +125,9 @@ class Depth(Objective):
         return colours, coloured_depth(predicted, nearest, farthest)
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns the means over the images with known pixels (Eigen et al. 2014).
+        """Returns the means of the depth errors over the split's images (Eigen et al. 2014).
+
+        Images without known pixels are ignored.
 
         Args:
           outputs: the values of `depth_errors`, each `[images]`.
@@ -158,12 +161,12 @@ class Depth(Objective):
 
 
 def _means(values: jax.Array, known: jax.Array) -> jax.Array:
-    """Returns the mean over each image's known pixels, `[batch]`; 0 if there are none."""
+    """Returns the mean over each image's known pixels, `[batch]`; 0 without known pixels."""
     return jnp.where(known, values, 0).sum((1, 2)) / jnp.maximum(known.sum((1, 2)), 1)
 
 
 def _roots(values: jax.Array) -> jax.Array:
-    """Returns square roots; their gradient at 0 is 0."""
+    """Returns square roots. Unlike `jnp.sqrt`, the gradient at 0 is 0 and not infinite."""
     positive = values > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, values, 1)), 0)
 
@@ -176,9 +179,9 @@ def scale_invariant_losses(
     It is sqrt(variance of the errors + 0.15 * (mean error)^2).
 
     Args:
-      errors: differences of the logarithms of predicted and true depth, `[batch, height, width]`.
-      known: pixels that count, bool of the same shape.
-      scale_only: omit the variance.
+      errors: log(predicted depth) - log(true depth) of each pixel, `[batch, height, width]`.
+      known: False for pixels to ignore, bool `[batch, height, width]`.
+      scale_only: omit the variance; only the mean error counts.
     """
     mean, count = _means(errors, known), known.sum((1, 2))
     squares = jnp.where(known, (errors - mean[:, None, None]) ** 2, 0).sum((1, 2))
@@ -189,11 +192,11 @@ def scale_invariant_losses(
 def gradient_losses(errors: jax.Array, known: jax.Array) -> jax.Array:
     """Returns the gradient loss of each image, `[batch]` (DINOv3's GradientLogLoss, MegaDepth).
 
-    At each of four resolutions, absolute differences of errors two pixels apart are summed and
-    divided by the number of known pixels; the loss is the sum over the resolutions.
+    The loss is a sum over four resolutions. For each resolution the absolute differences between
+    the errors of pixels two apart are summed, and divided by the number of known pixels.
 
     Args:
-      errors, known: as in `scale_invariant_losses`; errors of unknown pixels are 0.
+      errors, known: as in `scale_invariant_losses`. The errors of unknown pixels must be 0.
     """
     total = jnp.zeros(len(errors))
     for stride in STRIDES:
@@ -207,7 +210,8 @@ def gradient_losses(errors: jax.Array, known: jax.Array) -> jax.Array:
 def depth_errors(predicted: jax.Array, true: jax.Array, known: jax.Array) -> dict[str, jax.Array]:
     """Returns `rmse`, `abs_rel`, `delta1` and the share of `known_pixels` of each image, `[batch]`.
 
-    Defined as in `vit_jax.evaluation.dense_metrics.DepthMetrics`; 0 without known pixels.
+    The errors are defined in `vit_jax.evaluation.dense_metrics.DepthMetrics`. For an image without
+    known pixels they are 0.
     """
     true = jnp.where(known, true, 1)
     ratio = jnp.maximum(predicted / true, true / predicted)

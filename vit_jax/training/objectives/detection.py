@@ -1,7 +1,7 @@
 """Object detection: a set of boxes with classes, matched one to one with the true objects.
 
-Costs and weights are from Deformable DETR (Zhu et al., 2010.04159), for masks from Mask DINO (Li et
-al., 2206.02777).
+Matching costs and loss weights are those of Deformable DETR (Zhu et al., 2010.04159); for masks,
+those of Mask DINO (Li et al., 2206.02777).
 """
 
 from collections.abc import Sequence
@@ -46,9 +46,9 @@ from vit_jax.training.objectives.objective import (
     check_self_supervised,
 )
 
-COUNT = "objects_per_image"  # Entry of a prepared batch.
+COUNT = "objects_per_image"  # Entry that `prepare` adds to the batch.
 DETECTIONS = 100  # Maximum number of an image's detections in COCO's metrics.
-# Weights of a term in the matching cost and in the loss.
+# Weight of each term, both in the matching cost and in the loss.
 CLASS_WEIGHT, BOX_WEIGHT, GIOU_WEIGHT = 2.0, 5.0, 2.0
 MASK_WEIGHT, DICE_WEIGHT = 5.0, 5.0
 WEIGHTS = {
@@ -61,11 +61,11 @@ WEIGHTS = {
 
 
 class SampledMasks(NamedTuple):
-    """Pixel embeddings and true masks, sampled at the points of an image's mask loss.
+    """Pixel embeddings and true masks of an image at the random points of the mask loss.
 
     Attributes:
-      pixels: `Points` of `[points, dim]`.
-      true: `Points` of `[objects, points]`.
+      pixels: pixel embeddings, `Points` with arrays `[points, dim]`.
+      true: true masks, `Points` with arrays `[objects, points]`.
     """
 
     pixels: Points
@@ -73,18 +73,24 @@ class SampledMasks(NamedTuple):
 
 
 class Detection(Objective):
-    """Detection by a set of predictions; each true object is matched with one of them.
+    """Detection by a set of predictions; each true object is matched with one prediction.
 
-    The loss is computed for the proposals and for each decoder layer. It is 2 times the focal loss
-    of all predictions, plus 5 times the L1 distance and 2 times the generalized IoU loss of the
-    matched ones. With masks, 5 times the cross-entropy and 5 times the dice loss of the matched
-    masks at points are added (`mask_losses.py`). In training the sum is divided by the batch's mean
-    number of objects per image; in evaluation by the image's own number, at least 1.
+    The loss is computed for the proposals and for each decoder layer, and added up. It is a sum of
+    these terms:
+
+    - 2 times the focal loss of all predictions,
+    - 5 times the L1 distance of the matched boxes,
+    - 2 times the generalized IoU loss of the matched boxes,
+    - with masks, 5 times the cross-entropy and 5 times the dice loss of the matched masks at
+      sampled points (`mask_losses.py`).
+
+    In training the loss is divided by the batch's mean number of objects per image. In evaluation
+    it is divided by the image's number of objects, at least 1.
 
     Args:
-      head: the head.
+      head: the head that predicts the set.
       num_classes: number of classes.
-      points: number of points of a mask's loss.
+      points: number of points at which the loss of a mask is computed.
     """
 
     section = "detection"
@@ -133,9 +139,10 @@ class Detection(Objective):
         return kind(head, classes, options.points)
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds `objects_per_image` float32 `[batch]`, the mean of the batch for all images.
+        """Adds `objects_per_image`, float32 `[batch]`, to the batch.
 
-        With masks it also adds `key`, the data of a random key for each image, `[batch, ...]`.
+        All images have the same value, the mean number of objects in the batch. With masks it also
+        adds `key`, the data of a random key of each image, `[batch, ...]`.
         """
         count = (batch[BOXES][..., 4] >= 0).sum(-1).mean()
         more = {COUNT: jnp.full(len(keys), jnp.maximum(count, 1 / len(keys)))}
@@ -144,15 +151,18 @@ class Detection(Objective):
         return batch | more
 
     def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns the loss of each image and its terms.
+        """Returns the loss of each image, and the loss's terms as metrics.
 
-        In evaluation `Loss.outputs` contains the best predictions and the true boxes, in pixels,
-        and with masks also `overlaps`, the result of `mask_overlaps`.
+        In evaluation `Loss.outputs` contains the predictions with the highest scores, and the true
+        boxes, in pixels. With masks it also contains `overlaps`, the result of `mask_overlaps`.
 
         Args:
-          batch: `image`, and `boxes` float32 `[batch, most, 5]`: left, top, right and bottom in
-            pixels, and the class, which is -1 for padding and lower for crowds. With masks also
-            `instances`, uint8 `[batch, height, width]`: the row of each pixel's object.
+          model: the model.
+          batch: `image`, and `boxes` float32 `[batch, most, 5]`. A box consists of left, top, right
+            and bottom in pixels, and the class. The class is -1 for padding and below -1 for
+            crowds. With masks also `instances`, uint8 `[batch, height, width]`: for each pixel, the
+            row in `boxes` of the object at this pixel.
+          context: per-step context.
         """
         height, width = batch["image"].shape[1:3]
         sides = jnp.array([width, height, width, height], jnp.float32)
@@ -181,7 +191,7 @@ class Detection(Objective):
         return Loss(each, terms, outputs=outputs | {"true": batch[BOXES]})
 
     def _sampled_masks(self, predicted: dict, batch: Batch) -> SampledMasks | None:
-        """Returns the pixels of each image at random points; None: the head has no masks."""
+        """Samples pixel embeddings and true masks at random points; None: the head has no masks."""
         if "pixels" not in predicted:
             return None
         keys = jax.random.wrap_key_data(batch["key"])
@@ -198,10 +208,13 @@ class Detection(Objective):
         return jax.vmap(of_image)(predicted["pixels"], batch[INSTANCES], keys)
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns COCO's AP and AP50 of boxes and masks on the crops; NaN: there is no object.
+        """Returns COCO's AP and AP50 of boxes and masks on the crops.
+
+        The metrics are NaN if the split has no objects.
 
         Args:
-          outputs: `scores`, `classes`, `boxes`, `true` and `overlaps`, as in a call.
+          outputs: `scores`, `classes`, `boxes`, `true` and `overlaps`: `Loss.outputs` of all
+            images.
         """
         objects, found = self.objects(outputs)
         compared: dict[str, Any] = {"": None}
@@ -223,7 +236,7 @@ class Detection(Objective):
         return [boxes_of(rows) for rows in outputs["true"]], [Detections(*each) for each in found]
 
     def image_scores(self, outputs: dict[str, np.ndarray]) -> ImageScores:
-        """Returns the F1 score of each image for predictions with at least `LEAST_SCORE`."""
+        """Returns each image's F1 score of the predictions with at least `LEAST_SCORE`."""
         objects, found = self.objects(outputs)
         certain = [each.above(LEAST_SCORE) for each in found]
         matches = image_matches(certain, objects, self.num_classes)
@@ -237,7 +250,7 @@ class Detection(Objective):
 
 
 class InstanceSegmentation(Detection):
-    """Detection by a head that also predicts masks; arguments as in `Detection`."""
+    """Detection by a head that also predicts a mask of each object; arguments as in `Detection`."""
 
     metrics: ClassVar = Detection.metrics | {"mask_loss": "number", "dice_loss": "number"}
     split_metrics: ClassVar = Detection.split_metrics | {"mask_ap": "share", "mask_ap50": "share"}
@@ -251,15 +264,17 @@ def set_losses(
     embeddings: jax.Array | None = None,
     masks: SampledMasks | None = None,
 ) -> dict[str, jax.Array]:
-    """Returns the terms of the loss of one image: sums over its predictions or objects.
+    """Returns the unweighted terms of one image's loss.
+
+    Each term is a sum over the image's predictions (focal loss) or over its objects (all others).
 
     Args:
-      classes: logits, `[queries, classes]`.
-      boxes: `[queries, 4]`.
+      classes: class logits of the queries, `[queries, classes]`.
+      boxes: predicted boxes, `[queries, 4]`.
       targets: true boxes, `[objects, 4]`.
-      labels: their classes, int32 `[objects]`; -1: padding.
+      labels: classes of the true boxes, int32 `[objects]`; -1: padding.
       embeddings: mask embeddings of the queries, `[queries, dim]`; None: boxes only.
-      masks: samples of the image's pixels and true masks.
+      masks: the image's pixel embeddings and true masks at the sampled points.
     """
     present = labels >= 0
     label = jnp.where(present, labels, 0)
@@ -288,13 +303,14 @@ def set_losses(
 
 
 def matched_mask_losses(embeddings: jax.Array, masks: SampledMasks) -> tuple[jax.Array, jax.Array]:
-    """Returns the cross-entropy and the dice loss of the mask of each object, `[objects]`.
+    """Returns the cross-entropy and the dice loss of each object's mask, each `[objects]`.
 
-    They are computed at the most uncertain candidates and at the other points.
+    Most points are those candidates where the predicted mask is most uncertain. All masks of the
+    image share the remaining points, `Points.others`.
 
     Args:
       embeddings: mask embedding of each object's matched query, `[objects, dim]`.
-      masks: samples of the image's pixels and true masks.
+      masks: the image's pixel embeddings and true masks at the sampled points.
     """
     pixels, true = masks
     candidates = embeddings @ pixels.candidates.T
@@ -310,15 +326,17 @@ def matched_mask_losses(embeddings: jax.Array, masks: SampledMasks) -> tuple[jax
 def mask_overlaps(logits: jax.Array, instances: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns the IoU of each predicted and each true mask of an image, `[detections, objects]`.
 
-    For a crowd it is the intersection divided by the predicted area, as in COCO's metrics.
+    If the true object is a crowd, the intersection is divided by the predicted area instead of the
+    union, as in COCO's metrics.
 
     Args:
       logits: logits of the predicted masks, `[detections, rows, columns]`.
-      instances: the object of each pixel, uint8 `[height, width]`.
+      instances: index of the object at each pixel, uint8 `[height, width]`.
       labels: class of each object, `[objects]`, as in the field `boxes`.
     """
     (height, width), (rows, columns) = instances.shape, logits.shape[1:]
-    # Bilinear interpolation, row by row: whole masks of all detections would take gigabytes.
+    # Masks are interpolated bilinearly, row by row. Whole masks of all detections would take
+    # gigabytes.
     by_row = jax.image.resize(jnp.eye(rows), (height, rows), "bilinear")
     by_column = jax.image.resize(jnp.eye(columns), (width, columns), "bilinear")
 

@@ -2,12 +2,12 @@
 
 A student predicts the teacher's output for another view of an image. The teacher is an EMA of the
 student and reads only unmasked large views. The student also reads local crops (smaller parts of
-the image) and large views with masked patches. For masked patches it predicts the teacher's output
-for the same patches.
+the image), and large views with masked patches. For a masked patch the student predicts the
+teacher's output for the same patch.
 
-With `objective.teacher` the teacher is a frozen model with its heads, and may be larger than the
-student (DINOv2, section 5; DINOv3, section 5.2). The losses are the same, but nothing is masked.
-The result is the student's EMA.
+With `objective.teacher` the teacher is a frozen model with its own heads, for example a larger
+model (DINOv2, section 5; DINOv3, section 5.2). The losses are the same, but no patches are masked.
+The run's result is an EMA of the student.
 """
 
 import math
@@ -50,15 +50,15 @@ from vit_jax.training.objectives.prototypes import (
 
 STUDENT_TEMPERATURE = 0.1
 NEWEST = 0.1  # Weight of the newest batch in the centres and the other running means.
-# Thresholds of the warning about collapse, which is possible after 1/20 of the run.
+# Thresholds of the warning about collapse. The warning is only given after 1/20 of the run.
 SMALLEST_SPREAD, FEWEST_USED, NEAR_EVEN = 0.01, 4.0, 0.995
 
 
 class TeacherHeads(nnx.Module):
-    """Heads of a frozen teacher.
+    """Prototype heads of a frozen teacher.
 
     Args:
-      values: options of the section `dino` that determine them.
+      values: options of the section `dino` with which the teacher was trained.
       shapes: shapes of all parameters of the teacher's objective, by path.
       rngs: the key for initialization.
 
@@ -95,15 +95,18 @@ class TeacherHeads(nnx.Module):
 class DINO(Objective):
     """Prediction of the teacher's distribution over prototypes for one view from the other views.
 
-    The teacher is a moving average of the student, which is also the evaluated model. With a frozen
-    teacher the moving average is only evaluated. Two methods prevent collapse, the same teacher
-    output for all images: the running mean is subtracted from the logits, or Sinkhorn-Knopp
-    balances the outputs over the batch. A low temperature sharpens the outputs. Parameters are the
-    heads on the features, and the mask token.
+    The teacher is a moving average of the student, and this average is also the evaluated model.
+    With a frozen teacher, the moving average is computed only for evaluation.
+
+    Collapse means that the teacher has the same output for all images. One of two methods prevents
+    it: the running mean is subtracted from the teacher's logits, or Sinkhorn-Knopp balances the
+    outputs over the batch. A low temperature sharpens the outputs.
+
+    The objective's parameters are the heads on the features, and the mask token.
 
     Args:
       options: the section `dino` of the config.
-      model: the model, only for its sizes; may be abstract.
+      model: the model to train. Only its shapes are used, so it may be abstract.
       steps: number of steps of the run, for the schedule of the teacher's momentum.
       rngs: the key for initialization.
     """
@@ -187,7 +190,7 @@ class DINO(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Metrics: indicators of collapse, and the terms of the loss."""
+        """Formats of the metrics: indicators of collapse, and the terms of the loss."""
         names = ("spread", "teacher_entropy", "student_entropy", "kl", "prototypes_used")
         parts = {
             "patch_loss": self.patch_weight,
@@ -218,7 +221,8 @@ class DINO(Objective):
                     distort=(small,) * count,
                 )
             )
-        if options.gram and options.gram_size:  # Without the large views' colour distortions.
+        # The Gram teacher's views have no colour distortions.
+        if options.gram and options.gram_size:
             views.append(
                 View("gram", crops, options.gram_size, same_rectangle_as="image", augment=None)
             )
@@ -239,16 +243,19 @@ class DINO(Objective):
         return dict.fromkeys(parts, self.frozen_steps) if self.frozen_steps else {}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds random masks to the batch, if patches are masked.
+        """Adds random masks to the batch, if the objective masks patches.
 
-        One random large view of each image is masked. The shares of masked patches are drawn
-        uniformly between the bounds, stratified over the images of the batch, whose order is
-        random. In evaluation an image's share is drawn independently of the batch.
+        In each image one large view is chosen at random, and some of its patches are masked. The
+        share of masked patches is between two bounds. In training this range is divided into as
+        many intervals as the batch has images, and each image gets a share from its own interval.
+        In evaluation each image's share is drawn independently.
 
         Returns:
-          The batch with `masked` bool `[batch, views, patches]`, and for the masked view:
-          `masked_view` int32 `[batch]`, `positions` int32 `[batch, most]`, and `chosen` bool
-          `[batch, most]`: True for masked positions, False for padding.
+          The batch with these additional entries.
+          - `masked`, bool `[batch, views, patches]`: True for masked patches.
+          - `masked_view`, int32 `[batch]`: index of the view with masked patches.
+          - `positions`, int32 `[batch, most]`: indices of the masked patches in this view.
+          - `chosen`, bool `[batch, most]`: False for padding in `positions`.
         """
         if not self.patch_weight:
             return batch
@@ -273,23 +280,30 @@ class DINO(Objective):
         }
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns the loss of each image.
+        """Returns the loss and the metrics of each image.
 
-        - Cross-entropy between the teacher's and the student's distributions, averaged over all
-          pairs of a large view (teacher) and another view (student). With one large view the other
-          views are the local crops.
-        - Plus `patch_weight` times half the mean cross-entropy over masked patches (as in DINOv2,
-          where the unmasked half of the large views counts as 0). With a frozen teacher nothing is
-          masked, and the mean is over corresponding patches.
+        The loss is a sum:
+
+        - Cross-entropy between the teacher's and the student's distributions. It is averaged over
+          all pairs of a large view (teacher) and another view (student). With one large view the
+          student reads only the local crops.
+        - Plus `patch_weight` times half the mean cross-entropy over masked patches. The half is as
+          in DINOv2, where the unmasked half of the large views counts as 0. With a frozen teacher
+          no patches are masked, and the mean is over all patches.
         - Plus `gram` times the Gram loss (`of_similarities`), from `gram_from` on.
-        - Plus `koleo` times the sum of KoLeo over the student's large views.
+        - Plus `koleo` times the sum of the KoLeo losses of the student's large views.
 
-        Metrics that indicate collapse: `spread` is the variance of the teacher's normalized
-        features (with a frozen teacher, the student's) around their running mean; it goes to 0 if
-        all images have the same features. `teacher_entropy` and `student_entropy` are mean
-        entropies, and `kl` is the KL divergence of the student from the teacher. `prototypes_used`
-        is the perplexity of the teacher's mean distribution; it goes to 1 if all images have the
-        same prototype. `views_matched` rises as the model improves.
+        These metrics indicate collapse:
+
+        - `spread` is the variance of the teacher's normalized features around their running mean.
+          It goes to 0 if all images have the same features. With a frozen teacher the student's
+          features are used.
+        - `teacher_entropy` and `student_entropy` are the mean entropies of the distributions.
+        - `kl` is the KL divergence of the student from the teacher.
+        - `prototypes_used` is the perplexity of the teacher's mean distribution. It goes to 1 if
+          all images have the same prototype.
+        - `views_matched` is the result of the function of this name. It rises as the model
+          improves.
 
         Args:
           model: the student.
@@ -310,7 +324,7 @@ class DINO(Objective):
         log_probs = jax.nn.log_softmax(self.head(features) / STUDENT_TEMPERATURE)
         of_pairs = -(targets * log_probs[:, ::-1]).sum(-1).mean(axis=1)
         losses, of_pairs = self.with_local(model, targets, of_pairs, batch, context.rngs)
-        # A frozen teacher cannot collapse, so the metrics are the student's.
+        # A frozen teacher cannot collapse, so these metrics are computed for the student.
         embedded = unit(teacher_features if self.frozen is None else features)
         teacher_entropy = entropy(targets).mean(axis=1)
         used = context.state["used"]
@@ -340,7 +354,7 @@ class DINO(Objective):
             started = context.update > self.gram_updates[0]
             losses = losses + self.gram_weight * started * metrics["gram"]
         if self.koleo_weight:
-            # In evaluation any batch size is allowed.
+            # In evaluation the batch size need not be a multiple of `koleo_group`.
             group = None if context.rngs is None else self.koleo_group
             near = [koleo(features[:, view], group, batch.get("valid")) for view in range(views)]
             metrics["koleo"] = sum(near) / views
@@ -361,8 +375,8 @@ class DINO(Objective):
           model: student or teacher.
           images: `[batch, views, height, width, channels]`.
           rngs: RNGs for dropout.
-          patches: return patches; otherwise they are None.
-          masked: bool `[batch, views, patches]`; the mask token replaces these patches.
+          patches: True: return patches. False: return None in place of patches.
+          masked: bool `[batch, views, patches]`. The mask token replaces patches that are True.
 
         Returns:
           Features, float32 `[batch, views, features]`, and patches, `[batch, views, patches, dim]`.
@@ -388,15 +402,20 @@ class DINO(Objective):
         batch: Batch,
         rngs: nnx.Rngs | None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the cross-entropy over all pairs of views, and over the pairs for the metrics.
+        """Adds the local crops' cross-entropy to that of the large views.
 
         Args:
           model: the student.
           targets: the teacher's distributions for large views, `[batch, views, prototypes]`.
-          of_pairs: mean cross-entropy over pairs of large views, `[batch]`; with one large view
-            that of the local crops replaces it.
+          of_pairs: mean cross-entropy over pairs of large views, `[batch]`; ignored with one large
+            view.
           batch: batch of images.
           rngs: RNGs for dropout.
+
+        Returns:
+          For the loss: the mean cross-entropy over all pairs of a large view (teacher) and another
+          view (student), `[batch]`. For the metrics: the mean over pairs of large views only,
+          `[batch]`. With one large view both are the mean over the local crops.
         """
         views = self.global_crops
         if not self.local_crops:
@@ -414,10 +433,11 @@ class DINO(Objective):
         """Returns the teacher's distributions, `[..., prototypes]`, from its logits.
 
         Args:
-          logits: the teacher's, `[..., prototypes]`.
+          logits: the teacher's logits, `[..., prototypes]`.
           context: per-step context.
-          centre: key of the logits' running mean in the state, for `mean`.
-          weights: 1 for valid entries, 0 for padding, `[...]`, for `sinkhorn`.
+          centre: key of the logits' running mean in the state. Only used if the logits are centred
+            with the `mean`.
+          weights: 1 for valid entries, 0 for padding, `[...]`. Only used by `sinkhorn`.
         """
         if self.centring != "sinkhorn":
             logits = logits - context.state[centre] if self.centring == "mean" else logits
@@ -433,17 +453,19 @@ class DINO(Objective):
         batch: Batch,
         context: StepContext,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the loss of each image's masked patches, and mean logits of the teacher.
+        """Returns the loss of each image's masked patches, and the teacher's logits for centring.
 
         Args:
-          heads: the teacher's.
-          tokens, teacher_tokens: normalized patches, `[batch, views, patches, dim]`.
+          heads: the teacher's heads.
+          tokens: the student's normalized patches, `[batch, views, patches, dim]`.
+          teacher_tokens: the teacher's normalized patches, of the same shape.
           batch: batch with masks.
           context: per-step context.
 
         Returns:
-          The mean over an image's masked patches, `[batch]`, and logits `[batch, prototypes]`,
-          scaled so that their mean over the batch is the mean over all masked patches.
+          The mean cross-entropy over an image's masked patches, `[batch]`, and logits
+          `[batch, prototypes]`. An image's logits are weighted by its number of masked patches:
+          their mean over the batch is the mean logits of all masked patches.
         """
         view, chosen = batch["masked_view"][:, None, None, None], batch["chosen"]
 
@@ -466,8 +488,8 @@ class DINO(Objective):
     ) -> jax.Array:
         """Returns the Gram loss of each image, `[batch]` (DINOv3, 2508.10104, section 4.1).
 
-        It is the mean squared difference between the cosine similarities of the student's patches
-        and those of the Gram teacher's patches.
+        The cosine similarities of all pairs of the student's patches are compared with those of the
+        Gram teacher's patches. The loss is the mean squared difference.
 
         Args:
           model: the student.
@@ -493,9 +515,10 @@ class DINO(Objective):
         return jnp.square(ours - theirs).mean(axis=(1, 2, 3))
 
     def temperature(self, update: jax.Array | int) -> jax.Array:
-        """Returns the teacher's temperature at an update, counted from 1.
+        """Returns the teacher's temperature at update 1, 2, ...
 
-        The last update of the warm-up has the final temperature.
+        It changes linearly over the warm-up. The last update of the warm-up has the final
+        temperature.
         """
         first, last, warmup = self.temperatures
         if not warmup:
@@ -503,7 +526,7 @@ class DINO(Objective):
         return first + (last - first) * jnp.clip((update - 1) / max(warmup - 1, 1), 0, 1)
 
     def _weights(self, batch: Batch, count: int) -> jax.Array:
-        """Returns the weights of `count` entries per image, `[batch, count]`; 0 for padding."""
+        """Returns `[batch, count]`: ones for valid images, zeros for padding images."""
         real = batch.get("valid", jnp.ones(len(batch["image"]), bool))
         return jnp.broadcast_to(real[:, None], (len(real), count)).astype(jnp.float32)
 
@@ -538,8 +561,8 @@ class DINO(Objective):
         """Returns a warning with advice on settings if the run has collapsed, else None.
 
         Args:
-          means: metrics, averaged since the last line.
-          update: number of the update, at most `steps`.
+          means: metrics, averaged over the updates since the last log line.
+          update: number of the current update, at most `steps`.
         """
         if update < self.steps / 20:
             return None
@@ -598,13 +621,13 @@ class DINO(Objective):
 def _head(
     options: DINOOptions, features: int, prototypes: int, bottleneck: int, rngs: nnx.Rngs
 ) -> PrototypeHead:
-    """Returns a head as defined in the section `dino`."""
+    """Creates a head with the options of the section `dino`."""
     hidden, lengths = options.head_hidden, options.prototype_lengths
     return PrototypeHead(features, hidden, bottleneck, prototypes, lengths, rngs=rngs)
 
 
 def _check_schedules(options: DINOOptions, steps: int) -> None:
-    """Raises UserError if a schedule of the section `dino` is as long as the run or longer."""
+    """Raises UserError if a schedule in the section `dino` is not shorter than the run."""
     keys = ["teacher_temperature_steps", "frozen_prototype_steps"] + ["gram_from"] * bool(
         options.gram
     )
@@ -618,7 +641,7 @@ def _check_schedules(options: DINOOptions, steps: int) -> None:
 
 
 def _check_patches(options: DINOOptions, model: nnx.Module) -> None:
-    """Raises UserError unless the model's patches can be masked and read by the heads.
+    """Raises UserError if the model's patches cannot be masked, or if heads cannot read them.
 
     Args:
       options: the section `dino` of the config.
@@ -640,7 +663,7 @@ def _check_patches(options: DINOOptions, model: nnx.Module) -> None:
 
 
 def _check_teacher(config: RunOptions, model: nnx.Module, frozen: WithHeads) -> None:
-    """Raises UserError unless the frozen teacher's heads and patches match the student's."""
+    """Raises UserError if the frozen teacher's heads or patches do not match the student's."""
     options, heads = config.dino, frozen.heads
     start = f"config.objective.teacher={config.objective.teacher!r}"
     expected = {"prototypes": (heads.head.count, options.prototypes)}
@@ -665,10 +688,10 @@ def _check_teacher(config: RunOptions, model: nnx.Module, frozen: WithHeads) -> 
 
 
 def _check_grid(start: str, model: nnx.Module, teacher: nnx.Module) -> None:
-    """Raises UserError unless teacher and student have patches of the same pixels.
+    """Raises UserError if patch i of the teacher and of the student cover different pixels.
 
     Args:
-      start: start of the message.
+      start: start of the error message.
       model: the student.
       teacher: the frozen teacher.
     """
@@ -690,7 +713,7 @@ def _count(prototypes: int | None) -> str:
 
 
 def _check_size(model: nnx.Module, key: str, size: int) -> None:
-    """Raises UserError if the model cannot be resized to images of the objective's size."""
+    """Raises UserError if the model cannot be resized to the image size of the option `key`."""
     try:
         _width(model, (size, size))
     except UserError as error:
@@ -698,10 +721,10 @@ def _check_size(model: nnx.Module, key: str, size: int) -> None:
 
 
 def _width(model: nnx.Module, size: tuple[int, int]) -> int:
-    """Returns the width of the features of images of a size.
+    """Returns the width of the model's features for images of `size`.
 
     Raises:
-      UserError: the model cannot be resized to it.
+      UserError: the model cannot be resized to `size`.
     """
     graphdef, weights = nnx.split(model)
     image = jax.ShapeDtypeStruct((1, *size, model.channels), jnp.uint8)

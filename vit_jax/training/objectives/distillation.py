@@ -17,27 +17,27 @@ from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepC
 
 
 class Distillation(Classification):
-    """Classification with labels and a frozen teacher's logits of the same pixels.
+    """Classification by labels and by a frozen teacher's logits for the same image.
 
-    The loss is (1 - s) times the classification loss, plus s (`share`) times
+    In training the loss is (1 - s) * classification loss + s * distillation loss, where s is
+    `share`. There are two kinds of distillation loss:
 
-    - `soft`: t^2 KL(teacher || student), both distributions at the temperature t (1503.02531,
-      section 2);
+    - `soft`: t^2 KL(teacher || student). Both distributions have the temperature t (1503.02531,
+      section 2).
     - `hard`: the cross-entropy with the teacher's top class (DeiT, 2012.12877, equation 3).
 
-    In a ViT with a second head on its distillation token (`model.distillation='heads'`, DeiT), the
-    labels are the target of the class token's head, and the teacher is the target of the other
-    head. Evaluation uses the mean of both heads' logits, as in DeiT's code; the paper adds their
-    probabilities.
-
     The soft loss is summed over the classes, as in both papers. DeiT's code takes the mean over the
-    classes, which divides it by 1,000 on ImageNet.
+    classes, which divides the loss by 1,000 on ImageNet.
+
+    A DeiT has two heads (`model.distillation='heads'`). The head on the class token is trained with
+    the labels, and the head on the distillation token is trained with the teacher. Evaluation uses
+    the mean of both heads' logits, as in DeiT's code. The paper adds the heads' probabilities.
 
     In evaluation the loss is only the classification loss.
 
     Args:
       kind: `soft` or `hard`.
-      share: weight of the teacher's term.
+      share: weight of the distillation loss, between 0 and 1.
       temperature: temperature of both distributions, for `soft`.
       **values: arguments of `Classification`.
     """
@@ -88,9 +88,11 @@ class Distillation(Classification):
         return cls(options.kind, options.teacher_weight, options.temperature, **values_of(config))
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns each image's loss, the accuracies of student and teacher, and their agreement.
+        """Returns each image's loss and three metrics.
 
-        The student's prediction is from the mean of the logits of all its heads.
+        The metrics are the student's accuracy, the teacher's accuracy, and whether student and
+        teacher predict the same class. The student's prediction is the top class of the mean of its
+        heads' logits.
         """
         heads = model.each_head(batch["image"], context.rngs)
         logits = sum(heads) / len(heads)
@@ -111,10 +113,11 @@ class Distillation(Classification):
         )
 
     def teacher_losses(self, logits: jax.Array, said: jax.Array) -> jax.Array:
-        """Returns the loss of each image with the teacher's logits, `[batch]`.
+        """Returns the distillation loss of each image, `[batch]`.
 
         Args:
-          logits, said: the student's and the teacher's logits, `[batch, classes]`.
+          logits: the student's logits, `[batch, classes]`.
+          said: the teacher's logits, `[batch, classes]`.
         """
         if self.kind == "hard":
             return optax.softmax_cross_entropy_with_integer_labels(logits, said.argmax(-1))
@@ -124,7 +127,10 @@ class Distillation(Classification):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts multiply-adds of the student and of the teacher, which has no backward pass."""
+        """Counts the multiply-adds of the student and of the teacher.
+
+        The teacher has no backward pass.
+        """
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
 
 

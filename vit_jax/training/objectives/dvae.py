@@ -34,36 +34,40 @@ from vit_jax.training.objectives.objective import (
     check_self_supervised,
 )
 
-# Keys in the state for the averages of the encoder's and of the decoder's parameters.
+# Keys in the state: the average of the encoder's parameters, and that of the decoder's parameters.
 AVERAGE, OWN_AVERAGE = (
     "average",
     "own_average",
 )
-EDGE = 0.1  # Pixels u in [0, 1] become 0.8 u + 0.1, so that their logits are finite.
+EDGE = 0.1  # A pixel u in [0, 1] becomes 0.8 u + 0.1, because the logits of 0 and 1 are infinite.
 
 
 class DVAE(Objective):
     """Discrete autoencoder: an encoder from images to codes, and a decoder from codes to pixels.
 
-    In training each place's code is drawn at random from its logits and relaxed (Gumbel-softmax):
-    the decoder's input is a weighted mean of the codes' vectors, at a falling temperature. The loss
-    of an image is
+    The encoder returns a grid of logits of the codes. In training a code is drawn at random from
+    the logits at each grid position and relaxed (Gumbel-softmax): the decoder's input is a weighted
+    mean of the codes' vectors, at a falling temperature. In evaluation the most likely codes are
+    used.
 
-    - the mean over pixels and channels of -log p(pixel). p is a logit-Laplace distribution; the
+    The loss of an image is the sum of two terms:
+
+    - The mean over pixels and channels of -log p(pixel). p is a logit-Laplace distribution, and the
       decoder returns its centre and log scale (appendix A.3).
-    - plus the mean over places of the KL divergence of the code's distribution from the uniform
-      distribution. Its weight is divided by the number of pixels of a place times the channels.
+    - The mean over grid positions of the KL divergence of the code's distribution from the uniform
+      distribution. Its weight is divided by the number of pixels and channels of a grid cell.
 
-    The loss is the negative evidence lower bound, divided by the number of pixels and channels. In
-    evaluation the most likely codes are used. With `config.optimizer.average`, averages of encoder
-    and decoder are evaluated, and exported at the end of a run.
+    The loss is thus the negative evidence lower bound, divided by the number of pixels and
+    channels.
 
-    Parameters: the decoder, which mirrors the encoder.
+    With `config.optimizer.average`, moving averages of encoder and decoder are evaluated, and
+    exported at the end of a run. The objective's parameters are the decoder, which mirrors the
+    encoder.
 
     Args:
       options: the section `dvae` of the config.
       model: the encoder to train.
-      average: moving average of the parameters; None: there is none.
+      average: moving average of the parameters; None: no average.
       rngs: the key for initialization.
     """
 
@@ -128,10 +132,11 @@ class DVAE(Objective):
         return cls(config.dvae, model, average_of(config), rngs=rngs)
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns the loss of each image, and metrics of the recent code usage.
+        """Returns the loss and the metrics of each image.
 
-        `error` is the mean absolute difference between decoded and original pixels in [0, 255];
-        `divergence` is in nats.
+        The metric `error` is the mean absolute difference between decoded and original pixels in
+        [0, 255]. `divergence` is the KL divergence in nats. The other metrics describe the recent
+        code usage.
 
         Args:
           model: the encoder.
@@ -155,10 +160,12 @@ class DVAE(Objective):
         )
 
     def decode_scores(self, scores: jax.Array, context: StepContext) -> jax.Array:
-        """Decodes scores to `[batch, height, width, 2 channels]`, parameters of `logit_laplace`.
+        """Decodes codes, drawn from their logits, to the parameters of `logit_laplace`.
+
+        The result is `[batch, height, width, 2 channels]`.
 
         Args:
-          scores: scores of the codes, `[batch, rows, columns, codes]`.
+          scores: logits of the codes, `[batch, rows, columns, codes]`.
           context: per-step context.
         """
         if context.rngs is None:
@@ -169,18 +176,18 @@ class DVAE(Objective):
         )
 
     def evaluated_decoder(self, context: StepContext) -> "Decoder":
-        """Returns the decoder for evaluation, with averaged parameters if there are any."""
+        """Returns the decoder for evaluation, with averaged parameters if the state has them."""
         if OWN_AVERAGE not in context.state:
             return self.decoder
         return with_weights(self.decoder, context.state[OWN_AVERAGE]["decoder"])
 
     def heat(self, context: StepContext) -> jax.Array:
-        """Returns the temperature of the relaxed codes at this update."""
+        """Returns the temperature of the Gumbel-softmax at the update of `context`."""
         first, last, steps = self.temperature
         return last + (first - last) * (1 - _risen(context.update, steps))
 
     def divergence_weight(self, context: StepContext) -> jax.Array:
-        """Returns the weight of the divergence at this update; in evaluation, at the last one."""
+        """Returns the weight of the KL divergence at the update of `context`."""
         weight, steps = self.weight
         return weight * _risen(context.update, steps)
 
@@ -199,7 +206,7 @@ class DVAE(Objective):
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
         remedy = "lower config.dvae.kl_weight or the learning rate, or use fewer codes"
-        # Codes become distinct as the temperature falls.
+        # Codes become distinct only when the temperature has fallen, so the warning comes later.
         return dead_codes(means, update, remedy, max(EARLY, self.temperature[2] // 10))
 
     def pictures(
@@ -212,10 +219,10 @@ class DVAE(Objective):
 
 
 class Decoder(nnx.Module):
-    """Mirror image of an encoder: widths in reverse order, with upsampling by 2 between stages.
+    """Decoder with the encoder's stages in reverse order, and upsampling by 2 between them.
 
     Args:
-      encoder: the encoder, which may be abstract.
+      encoder: the encoder to mirror; may be abstract.
       rngs: the key for initialization.
     """
 
@@ -253,11 +260,11 @@ class Decoder(nnx.Module):
 def logit_laplace(prediction: jax.Array, pixels: jax.Array) -> jax.Array:
     """Returns the negative log density of each pixel (2102.12092, appendix A.3).
 
-    A pixel's logit has a Laplace distribution.
+    The logit of a pixel, log(u / (1 - u)), has a Laplace distribution.
 
     Args:
-      prediction: centres, then log scales, `[..., 2 channels]`.
-      pixels: between 0 and 1, `[..., channels]`.
+      prediction: first the centres, then the log scales of the distributions, `[..., 2 channels]`.
+      pixels: values between 0 and 1, `[..., channels]`.
     """
     centre, scale = jnp.split(prediction, 2, axis=-1)
     logit = jnp.log(pixels) - jnp.log1p(-pixels)
@@ -266,13 +273,13 @@ def logit_laplace(prediction: jax.Array, pixels: jax.Array) -> jax.Array:
 
 
 def decoded(prediction: jax.Array) -> jax.Array:
-    """Returns the decoder's pixels in [0, 255]: the centres of `logit_laplace`."""
+    """Converts the decoder's output to pixels in [0, 255], from the centres of `logit_laplace`."""
     centre, _ = jnp.split(prediction, 2, axis=-1)
     return 255 * jnp.clip((nnx.sigmoid(centre) - EDGE) / (1 - 2 * EDGE), 0, 1)
 
 
 def _risen(update: jax.Array | int, steps: int) -> jax.Array:
-    """Returns a half cosine from 0 (before the first update) to 1 (after `steps`, also if 0)."""
+    """Returns half a cosine that rises from 0 at update 0 to 1 at `steps`; 1 if `steps` is 0."""
     if not steps:
         return jnp.float32(1)
     return (1 - jnp.cos(jnp.pi * jnp.clip(jnp.asarray(update) / steps, 0, 1))) / 2

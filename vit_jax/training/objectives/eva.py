@@ -18,21 +18,22 @@ from vit_jax.training.objectives.patch_teacher import cosine, features_of_teache
 class EVA(BlockMasked):
     """Prediction of a frozen teacher's features for masked patches.
 
-    The teacher has the whole image as its input. One learned embedding replaces the masked patches'
-    embeddings. A linear head predicts the teacher's features from the masked patches' final
-    representations. The loss is 1 minus the cosine similarity. Masks consist of blocks, as in BEiT.
+    The teacher's input is the whole image. In the student's input, one learned embedding replaces
+    the embeddings of the masked patches. A linear head predicts the teacher's features from the
+    final representations of the masked patches. The loss is 1 minus the cosine similarity of
+    predicted and true features. Masks consist of blocks, as in BEiT.
 
     Args:
       model: the ViT to train.
       features: number of the teacher's features for each patch.
       ratio: share of masked patches, rounded to whole patches.
-      of_head: the features are outputs of the teacher's head.
-      gradient: share of the gradient that reaches the patch embedding.
+      of_head: True: the features are outputs of the teacher's head. False: the last tokens.
+      gradient: factor of the gradient that is passed to the patch embedding; 1: the full gradient.
       head_init: initializer of the head's kernel.
       rngs: the key for initialization.
 
     Raises:
-      UserError: no patch or all are masked.
+      UserError: `ratio` masks no patch, or all patches.
     """
 
     section: ClassVar = "eva"
@@ -68,7 +69,7 @@ class EVA(BlockMasked):
         check_hides_patches(config, model)
         options = config.eva
         features = features_of_teacher(config, model, frozen)
-        scheme = model.stack.scheme  # The authors initialize the head like all other layers.
+        scheme = model.stack.scheme  # EVA's authors initialize the head like all other layers.
         return cls(
             model,
             features,
@@ -84,8 +85,8 @@ class EVA(BlockMasked):
 
         Args:
           model: the ViT.
-          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the teacher has
-            another size, and the random draws of `prepare`.
+          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the teacher needs
+            another image size, and the random draws of `prepare`.
           context: per-step context.
         """
         target_features = pick(self.wanted(batch), self.positions(batch))
@@ -106,8 +107,8 @@ class EVA(BlockMasked):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the images with masked patches in grey, and with predicted patches, in [0, 255].
 
-        A masked patch is replaced by an unmasked patch of the batch: the one with teacher features
-        nearest to the prediction.
+        Predicted features have no pixels. The prediction for a masked patch is shown as the
+        unmasked patch of the batch whose teacher features are nearest to the predicted features.
         """
         predicted = self.predict(model, batch)
         known = self.wanted(batch).reshape(-1, predicted.shape[-1])
@@ -116,7 +117,10 @@ class EVA(BlockMasked):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts multiply-adds of the student and of the teacher, which has no backward pass."""
+        """Counts the multiply-adds of the student and of the teacher.
+
+        The teacher has no backward pass.
+        """
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
 
 

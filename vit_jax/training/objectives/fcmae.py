@@ -19,10 +19,12 @@ from vit_jax.training.objectives.objective import Batch, check_self_supervised
 class FCMAE(HiddenPixels):
     """Prediction of the pixels of hidden patches by a ConvNeXt.
 
-    A patch is a position of the ConvNeXt's last stage. The encoder is equivalent to sparse
-    convolutions: it excludes hidden patches, also from GRN. Parameters are the decoder's: a dense
-    layer, a mask token for hidden patches, ConvNeXt V2 blocks over the map of all patches, and a
-    dense layer. All kernels have the model's initialization.
+    A patch is a position of the ConvNeXt's last stage. Hidden patches do not influence the encoder,
+    including its GRN layers, as with sparse convolutions.
+
+    The objective's parameters are the decoder: a dense layer, a mask token for hidden patches,
+    ConvNeXt V2 blocks over the map of all patches, and another dense layer. All kernels have the
+    model's initialization.
 
     Args:
       model: the ConvNeXt to train.
@@ -32,7 +34,7 @@ class FCMAE(HiddenPixels):
       rngs: the key for initialization.
 
     Raises:
-      UserError: `ratio` hides no patch, or all of them.
+      UserError: `ratio` hides no patch, or all patches.
     """
 
     section: ClassVar = "fcmae"

@@ -1,7 +1,7 @@
 """Frozen models of objectives, such as teachers, and the specs that request them.
 
-A frozen model is not trained, averaged or saved; a resumed run reads it again. The calling code
-opens it, so this module is independent of file formats.
+A frozen model is not trained, averaged or saved in checkpoints. A resumed run reads it again from
+its source. Other modules read the files, so this module is independent of file formats.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,11 +23,12 @@ class TeacherSpec(NamedTuple):
     Attributes:
       source: source of the checkpoint, as in `load_model`.
       changes: model arguments to change, as in `load_model`, such as `dict(image_size=448)`.
-      objective: name of an objective; the checkpoint must also contain its parameters.
-      beside: creates the frozen model's heads (possibly abstract); the frozen model is then a
-        `WithHeads`. Its arguments are the checkpoint's options of the objective, and the shapes of
-        the objective's parameters and state by path. A parameter with the name of a state is read
-        from that state.
+      objective: name of an objective, such as `dino`. The checkpoint must also contain the
+        parameters of this objective.
+      beside: function that creates the frozen model's heads; the frozen model is then a
+        `WithHeads`. The function's arguments are the objective's options in the checkpoint, and the
+        shapes of the objective's parameters and state by path. If a head's parameter has the name
+        of an item of the state, its value is read from the state.
     """
 
     source: str
@@ -37,14 +38,18 @@ class TeacherSpec(NamedTuple):
 
 
 class WithHeads(nnx.Module):
-    """A frozen model and the heads it was trained with."""
+    """A frozen model together with the heads with which it was trained."""
 
     def __init__(self, model: ImageModel, heads: nnx.Module):
         self.model, self.heads = model, heads
 
 
 def teacher_of(config: RunOptions, **changes: Any) -> TeacherSpec:
-    """Returns the spec of the config's teacher, with changes to the model's arguments.
+    """Returns the spec of the config's teacher.
+
+    Args:
+      config: config of the run.
+      **changes: arguments of the teacher model to change, such as `image_size=448`.
 
     Raises:
       UserError: the config has no teacher.
@@ -61,7 +66,12 @@ def teacher_of(config: RunOptions, **changes: Any) -> TeacherSpec:
 
 
 def teacher_patch(config: RunOptions, image_size: int) -> int:
-    """Returns the patch size that divides images of `image_size` pixels into the run's grid."""
+    """Returns the patch size in pixels with which a teacher has the run's grid of patches.
+
+    Args:
+      config: config of the run.
+      image_size: side of the teacher's images in pixels.
+    """
     patch = config.model.patch_size or parse_name(config.model.name)[1].get("patch_size")
     return image_size if patch is None else patch * image_size // config.data.image_size
 
@@ -73,8 +83,8 @@ def random_vit(
 
     Args:
       config: config of the run.
-      image_size: side of its images in pixels.
-      num_classes: outputs of its head.
+      image_size: side of the small ViT's images in pixels.
+      num_classes: number of outputs of the small ViT's head.
       rngs: the key for initialization.
     """
     small = dict(patch_size=teacher_patch(config, image_size), dim=16, depth=1, heads=2, mlp_dim=32)

@@ -1,4 +1,4 @@
-"""Base of masked autoencoders: prediction of hidden patches' pixels from visible patches."""
+"""Base class of MAE and FCMAE: prediction of hidden patches' pixels from visible patches."""
 
 import math
 
@@ -18,17 +18,18 @@ class HiddenPixels(Objective):
       grid: rows and columns of patches.
       patch: side of a patch in pixels.
       ratio: share of hidden patches; the number of visible patches is rounded down.
-      normalize_targets: standardize each patch's pixels by their own mean and std; otherwise
-        targets are pixels with the model's normalization.
+      normalize_targets: True: the targets are the patch's pixels, normalized by the mean and std of
+        the patch. False: the targets are pixels with the model's normalization.
 
     Raises:
-      UserError: no patch is hidden or visible.
+      UserError: `ratio` hides no patch, or all patches.
     """
 
     def __init__(self, grid: tuple[int, int], patch: int, ratio: float, normalize_targets: bool):
         self.grid, self.patch, self.normalize_targets = grid, patch, normalize_targets
         self.patches = math.prod(grid)
-        self.visible = math.floor(self.patches * (1 - ratio) + 1e-9)  # 10 (1 - 0.9) is 0.99...
+        # 1e-9 corrects rounding: 10 * (1 - 0.9) is 0.99... in floating point.
+        self.visible = math.floor(self.patches * (1 - ratio) + 1e-9)
         if not 0 < self.visible < self.patches:
             raise UserError(
                 f"config.{self.section}.mask_ratio = {ratio} leaves {self.visible} of "
@@ -36,11 +37,14 @@ class HiddenPixels(Objective):
             )
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds a random `order` of patches, int32 `[batch, patches]`; the first are visible."""
+        """Adds `order`, int32 `[batch, patches]`, to the batch: a random order of the patches.
+
+        The first `self.visible` patches of an image's order are visible, all others are hidden.
+        """
         return batch | {"order": shuffled(keys, self.patches).astype(jnp.int32)}
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns the squared error of each image, the mean over the pixels of its hidden patches.
+        """Returns the loss of each image, the mean squared error of its hidden patches' pixels.
 
         Args:
           model: the encoder.
@@ -60,7 +64,7 @@ class HiddenPixels(Objective):
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Predicts normalized pixels of the hidden patches, float32 `[batch, hidden, pixels]`.
 
-        The patches have the order of `batch["order"]`.
+        The hidden patches have the same order as in `batch["order"]`.
         """
         raise NotImplementedError
 
@@ -69,8 +73,8 @@ class HiddenPixels(Objective):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the images with hidden patches in grey, and with predicted pixels, in [0, 255].
 
-        With normalized targets the mean and std of each patch are the true ones, since they are not
-        predicted.
+        With normalized targets, the model does not predict the mean and std of a patch. The true
+        mean and std are used instead.
         """
         hidden = batch["order"][:, self.visible :]
         images = model.normalize(batch["image"])

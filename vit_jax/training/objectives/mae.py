@@ -18,20 +18,22 @@ from vit_jax.training.objectives.objective import Batch
 
 
 class MAE(HiddenPixels):
-    """Prediction of the pixels of hidden patches from the encoder's output for the visible ones.
+    """Prediction of hidden patches' pixels from the encoder's output for visible patches.
 
-    Parameters are the decoder's: a smaller Transformer encoder over all patches, with a mask token
-    for each hidden patch, and fixed positions. Its norms have the model's epsilon.
+    The objective's parameters are the decoder, a smaller Transformer over all patches. The decoder
+    replaces each hidden patch by a mask token, adds fixed position embeddings, and uses the model's
+    epsilon in its norms.
 
     Args:
-      model: the ViT to train; its positions are added at the stem.
+      model: the ViT to train. It must add position embeddings at the stem.
       ratio, normalize_targets: as in `HiddenPixels`.
-      dim, depth, heads: arguments of the decoder; its MLP is 4 dim wide.
+      dim, depth, heads: width, number of layers and number of heads of the decoder. The decoder's
+        MLP has the width 4 `dim`.
       position: position embedding of the decoder: `sincos2d_mae`, or `sincos2d`, as in `ViT`.
       rngs: the key for initialization.
 
     Raises:
-      UserError: no patch is hidden or visible, or the model needs all of its patches.
+      UserError: `ratio` hides no patch or all patches, or the model cannot skip patches.
     """
 
     section: ClassVar = "mae"
@@ -104,8 +106,8 @@ class MAE(HiddenPixels):
         prefix = x[:, : model.prefix]
         seen = x[:, model.prefix : model.prefix + self.visible] + positions[visible]
         masks = self.mask[...].astype(x.dtype) + positions[hidden]
-        # Hidden patches come first, since the last layer returns only the first tokens. Attention
-        # does not depend on the order.
+        # Hidden patches come first because the last layer only computes the first tokens. The order
+        # of the tokens does not change the result of attention.
         x = named("tokens", jnp.concatenate([masks, prefix, seen], axis=1))
 
         def call(block, x, _, read=None):

@@ -1,7 +1,8 @@
 """Losses of sets of masks: classes, and masks at sampled points (Mask2Former, 2112.01527).
 
-A segmentation is a set of masks, one for each class in the image. Each mask is matched with a
-query. A mask's loss is computed at sampled points, mostly where the prediction is uncertain.
+A segmentation is a set of masks, one for each class in the image. Each true mask is matched with a
+query of the model. The loss of a mask is computed at sampled points, and most of these points are
+where the predicted mask is uncertain.
 """
 
 from typing import NamedTuple
@@ -13,18 +14,18 @@ import optax
 from vit_jax.data.fields import IGNORED
 from vit_jax.training.objectives.matching import match
 
-OVERSAMPLED = 3  # Candidates for each point of the loss.
-UNCERTAIN = 0.75  # Share of the points that are the most uncertain candidates.
+OVERSAMPLED = 3  # Number of candidates, divided by the number of points of the loss.
+UNCERTAIN = 0.75  # Share of the points that are chosen from the candidates by uncertainty.
 
 
 class Weights(NamedTuple):
     """Weights of the losses and of the matching costs.
 
     Attributes:
-      mask: weight of the binary cross-entropy of a mask's points.
+      mask: weight of the binary cross-entropy at a mask's points.
       dice: weight of the dice loss.
       classes: weight of the cross-entropy of the class.
-      no_object: weight within the class loss of queries without a target.
+      no_object: weight of queries without a target in the cross-entropy of the class.
     """
 
     mask: float = 5.0
@@ -34,14 +35,14 @@ class Weights(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Places in an image, x and y in [0, 1], each `[..., points, 2]`.
+    """Random points in an image: x and y in [0, 1], each array `[..., points, 2]`.
 
-    All masks of an image share the points; in Mask2Former each mask has its own candidates.
+    All masks of an image share these points. In Mask2Former each mask has its own candidates.
 
     Attributes:
-      matched: points for the matching costs.
-      candidates: points from which the most uncertain ones are chosen for each mask.
-      others: points that are used for every mask.
+      matched: points at which the matching costs are computed.
+      candidates: points from which the loss of a mask uses the most uncertain ones.
+      others: points at which the loss of every mask is computed.
     """
 
     matched: jax.Array
@@ -50,7 +51,7 @@ class Points(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """Masks of an image, one for each class in it.
+    """True masks of an image, one for each class in the image.
 
     Attributes:
       labels: class of each mask, int32 `[..., targets]`.
@@ -64,7 +65,7 @@ class Targets(NamedTuple):
 
 
 def draw_points(key: jax.Array, points: int) -> Points:
-    """Draws the points of one image, `points` for each mask."""
+    """Draws random points of one image; the loss of each mask uses `points` of them."""
     chosen = int(UNCERTAIN * points)
     keys = jax.random.split(key, 3)
     sizes = points, OVERSAMPLED * points, points - chosen
@@ -72,10 +73,13 @@ def draw_points(key: jax.Array, points: int) -> Points:
 
 
 def targets_of(mask: jax.Array, classes: int, most: int) -> Targets:
-    """Returns the masks of one image, for at most `most` classes: those with the largest areas.
+    """Returns the true masks of one image.
 
     Args:
-      mask: class of each pixel, `[height, width]`; `IGNORED` belongs to no mask.
+      mask: class of each pixel, `[height, width]`; pixels of the class `IGNORED` have no mask.
+      classes: number of classes.
+      most: maximum number of masks. If the image has more classes, those with the largest areas are
+        returned.
     """
     counted = jnp.where(mask == IGNORED, classes, mask).reshape(-1).astype(jnp.int32)
     areas = jnp.zeros(classes, jnp.int32).at[counted].add(1, mode="drop")
@@ -88,7 +92,7 @@ def sample(maps: jax.Array, points: jax.Array) -> jax.Array:
 
     Args:
       maps: `[maps, height, width]`.
-      points: x and y in [0, 1], `[points, 2]` for all maps, or `[maps, points, 2]`.
+      points: x and y in [0, 1]: `[points, 2]`, the same for all maps, or `[maps, points, 2]`.
 
     Returns:
       float32 `[maps, points]`.
@@ -104,14 +108,20 @@ def sample(maps: jax.Array, points: jax.Array) -> jax.Array:
 
 
 def sample_targets(targets: Targets, points: jax.Array) -> jax.Array:
-    """Interpolates the masks of an image at points, as `sample`; float32 `[targets, points]`."""
+    """Interpolates the true masks of an image at points, as in `sample`.
+
+    The result is float32 `[targets, points]`.
+    """
     flat, corners = targets.mask.reshape(-1), _corners(targets.mask.shape, points)
     parts = [weight * (flat[index] == targets.labels[:, None]) for weight, index in corners]
     return jnp.stack(parts).sum(0)
 
 
 def _corners(size: tuple[int, ...], points: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
-    """Returns weight and index of the four pixels around each point, `[..., points]`."""
+    """Returns the weights and the flat indices of the four pixels around each point.
+
+    The result has four pairs of a weight and an index, each `[..., points]`.
+    """
     height, width = size
     x, y = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5
     left, top = jnp.floor(x), jnp.floor(y)
@@ -127,11 +137,14 @@ def _corners(size: tuple[int, ...], points: jax.Array) -> list[tuple[jax.Array, 
 def matching_costs(
     masks: jax.Array, classes: jax.Array, targets: Targets, points: jax.Array, weights: Weights
 ) -> jax.Array:
-    """Returns the cost of each pair of one image, float32 `[targets, queries]`.
+    """Returns the matching cost of each target with each query, float32 `[targets, queries]`.
 
     Args:
-      masks: logits `[queries, rows, columns]`.
-      classes: logits `[queries, classes + 1]`.
+      masks: mask logits of one image, `[queries, rows, columns]`.
+      classes: class logits, `[queries, classes + 1]`; the last class means no object.
+      targets: true masks of the image.
+      points: points at which masks are compared, `[points, 2]`.
+      weights: weights of the costs.
     """
     of_masks, of_dice = pair_losses(sample(masks, points), sample_targets(targets, points))
     of_classes = -jax.nn.softmax(classes)[:, targets.labels].T
@@ -139,7 +152,9 @@ def matching_costs(
 
 
 def pair_losses(predicted: jax.Array, true: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the cross-entropy and the dice loss of each pair, each `[targets, queries]`.
+    """Returns the cross-entropy and the dice loss of all pairs of a true and a predicted mask.
+
+    Each is `[targets, queries]`.
 
     Args:
       predicted: logits of the masks at points, `[queries, points]`.
@@ -155,8 +170,8 @@ def point_losses(predicted: jax.Array, true: jax.Array) -> tuple[jax.Array, jax.
     """Returns the cross-entropy and the dice loss of matched masks, each `[masks]`.
 
     Args:
-      predicted: logits of the masks at points, `[masks, points]`.
-      true: true masks at the points, of the same shape.
+      predicted: logits of the predicted masks at points, `[masks, points]`.
+      true: the true mask of each predicted mask at the points, `[masks, points]`.
     """
     of_mask = optax.sigmoid_binary_cross_entropy(predicted, true).mean(-1)
     probability = jax.nn.sigmoid(predicted)
@@ -165,17 +180,19 @@ def point_losses(predicted: jax.Array, true: jax.Array) -> tuple[jax.Array, jax.
 
 
 def most_uncertain(logits: jax.Array, count: int) -> jax.Array:
-    """Returns the indices of each mask's points with logits closest to 0.
+    """Returns the indices of each mask's most uncertain points, `[masks, count]`.
+
+    These are the `count` points with logits closest to 0.
 
     Args:
-      logits: `[masks, points]`.
-      count: number of points.
+      logits: logits of the masks at points, `[masks, points]`.
+      count: number of points to return.
     """
     return jax.lax.top_k(-jnp.abs(jax.lax.stop_gradient(logits)), count)[1]
 
 
 class Sums(NamedTuple):
-    """Unweighted sums of an image's losses: of masks over masks, of classes over queries."""
+    """Unweighted loss sums of an image: mask losses over its masks, class losses over queries."""
 
     mask: jax.Array
     dice: jax.Array
@@ -190,13 +207,15 @@ def image_losses(
     points: Points,
     no_object: float,
 ) -> Sums:
-    """Returns the losses of one image for a matching.
+    """Returns the loss sums of one image, given the query that is matched with each target.
 
     Args:
-      masks: logits `[queries, rows, columns]`.
-      classes: logits `[queries, classes + 1]`.
-      matched: query of each target, int32 `[targets]`.
-      no_object: weight of the queries without a target.
+      masks: mask logits, `[queries, rows, columns]`.
+      classes: class logits, `[queries, classes + 1]`; the last class means no object.
+      targets: true masks of the image.
+      matched: index of each target's query, int32 `[targets]`.
+      points: random points of the image.
+      no_object: weight of queries without a target in the class loss.
     """
     masks = masks[matched]
     count = len(points.matched) - len(points.others)
@@ -222,15 +241,19 @@ def set_losses(
     count: jax.Array,
     weights: Weights,
 ) -> jax.Array:
-    """Returns the weighted loss of each image, float32 `[batch]`; all arguments have a batch axis.
+    """Returns the weighted loss of each image, float32 `[batch]`.
 
-    The mean over the batch equals Mask2Former's loss: mask losses are divided by the number of
-    masks in the batch, and the class loss by the sum of its weights.
+    Mask losses are divided by `count`, and the class loss by the sum of the queries' weights. If
+    `count` is the mean number of masks of an image, the mean of the result over the batch is
+    Mask2Former's loss.
 
     Args:
-      masks: logits `[batch, queries, rows, columns]`.
-      classes: logits `[batch, queries, classes + 1]`.
-      count: mean number of masks of an image, `[batch]`.
+      masks: mask logits, `[batch, queries, rows, columns]`.
+      classes: class logits, `[batch, queries, classes + 1]`; the last class means no object.
+      targets: true masks, with a batch axis.
+      points: random points of each image, with a batch axis.
+      count: number of masks by which the mask losses of an image are divided, `[batch]`.
+      weights: weights of the losses.
     """
     costs = jax.vmap(matching_costs, (0, 0, 0, 0, None))(
         masks, classes, targets, points.matched, weights
@@ -241,5 +264,5 @@ def set_losses(
     )
     of_queries = count + weights.no_object * (classes.shape[1] - count)
     of_masks = weights.mask * sums.mask + weights.dice * sums.dice
-    # Without any mask the numerator is also 0.
+    # If the count is 0, there are no mask losses either: the quotient is 0.
     return of_masks / jnp.maximum(count, 1e-6) + weights.classes * sums.classes / of_queries

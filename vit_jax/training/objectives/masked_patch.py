@@ -24,9 +24,10 @@ from vit_jax.training.objectives.masking import (
 )
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objective, StepContext
 
-LEVELS = 8  # Levels of each channel: 3 bits.
+LEVELS = 8  # Number of levels of each colour channel: 3 bits.
 COLORS = LEVELS**3
-# Of the corrupted patches the first 80 % are masked and the next 10 % replaced; the rest is kept.
+# Of the corrupted patches, the first 80 % are masked and the next 10 % are replaced. The last 10 %
+# stay unchanged.
 MASKED, REPLACED = (
     0.8,
     0.9,
@@ -36,19 +37,21 @@ MASKED, REPLACED = (
 class MaskedPatch(Objective):
     """Prediction of the original content of corrupted patches from their final representations.
 
-    Of the corrupted patches, 80 % get a learned embedding, 10 % the embedding of another random
-    patch of the image, and 10 % keep theirs. Parameters are the learned embedding and a linear
-    head.
+    Of the corrupted patches, 80 % get a learned embedding, 10 % get the embedding of another random
+    patch of the image, and 10 % keep their own embedding. The objective's parameters are the
+    learned embedding and a linear head.
 
     Args:
       model: the ViT to train.
       ratio: share of corrupted patches, rounded to whole patches.
-      target: `color`, the patch's mean colour with 3 bits per channel (512 classes); `cells`, the
-        same for each of 4 x 4 cells; `pixels`, all pixels, with the squared error.
+      target: what is predicted for a patch. `color`: the patch's mean colour with 3 bits per
+        channel, one of 512 classes. `cells`: the mean colour of each of 4 x 4 cells, 512 classes
+        each. `pixels`: all pixels, with the squared error as the loss.
       rngs: the key for initialization.
 
     Raises:
-      UserError: no patch or all are corrupted, or the target does not fit the patches.
+      UserError: `ratio` corrupts no patch or all patches, or the patches cannot be divided into
+        cells.
     """
 
     section: ClassVar = "masked_patch"
@@ -95,15 +98,15 @@ class MaskedPatch(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Metrics: the accuracy of the classes, for targets with classes."""
+        """Formats of the metrics: the accuracy, for the targets `color` and `cells`."""
         return {"patch_accuracy": "share"} if self.target in CELLS else {}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds random draws for each image from its key, all int32.
+        """Adds random draws of each image to the batch: `corrupted` and `source`.
 
-        `corrupted` `[batch, corrupted]` contains the positions of corrupted patches. `source`
-        `[batch, patches]` contains for each position the index of the patch embedding to use, or -1
-        for the learned embedding.
+        `corrupted`, int32 `[batch, corrupted]`, contains the positions of corrupted patches.
+        `source`, int32 `[batch, patches]`, contains for each position the index of the patch whose
+        embedding is used there, or -1 for the learned embedding.
         """
         order_keys, kind_keys, other_keys = jax.vmap(
             lambda key: jax.random.split(key, 3), out_axes=1
@@ -125,7 +128,7 @@ class MaskedPatch(Objective):
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image, the mean over its corrupted patches.
 
-        For targets with classes it also returns the accuracy.
+        The targets `color` and `cells` are classes. For these, the accuracy is also returned.
 
         Args:
           model: the ViT.
@@ -141,9 +144,10 @@ class MaskedPatch(Objective):
         return Loss(losses.mean(axis=(1, 2)), {"patch_accuracy": right.mean(axis=(1, 2))})
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Predicts logits `[batch, corrupted, cells, 512]` of corrupted patches, or pixels.
+        """Predicts the content of corrupted patches.
 
-        The pixels have the format of `targets`.
+        The result is logits `[batch, corrupted, cells, 512]`, or, for the target `pixels`, pixels
+        in the format of `targets`.
         """
         x = model.patches(batch["image"])
         source = batch["source"]
@@ -157,8 +161,9 @@ class MaskedPatch(Objective):
     def targets(self, images: jax.Array) -> jax.Array:
         """Returns targets of all patches: int32 `[batch, patches, cells]`, or pixels in [-1, 1].
 
-        A class is 64 red + 8 green + blue. Each level is floor(8 mean), at most 7, where mean is
-        that of the cell's pixels in [0, 1]. It is computed exactly, with integers.
+        The class of a colour is 64 * red + 8 * green + blue, with levels from 0 to 7. A level is
+        min(7, floor(8 * mean)), where mean is the mean of the cell's pixels in [0, 1]. Levels are
+        computed with integers, so they are exact.
         """
         if self.target == "pixels":
             return patchify(to_floats(images), self.patch)

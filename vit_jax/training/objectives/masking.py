@@ -1,4 +1,4 @@
-"""Helpers of masking objectives: patches as rows of pixels, random orders, gather and scatter."""
+"""Helpers of masking objectives: images as patches, random orders, gather and scatter."""
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,12 @@ from vit_jax.training.objectives.objective import check_self_supervised
 
 
 def check_hides_patches(config: RunOptions, model: nnx.Module, does: str = "hides") -> None:
-    """Raises UserError if the model's patches cannot be hidden, or the config forbids it.
+    """Raises UserError if the model or the config does not support hidden patches.
 
     Args:
       config: config of the run.
       model: model to train.
-      does: verb for the error message.
+      does: verb for the error message, such as `hides`.
     """
     check_self_supervised(config)
     name = config.objective.name
@@ -33,7 +33,7 @@ def check_hides_patches(config: RunOptions, model: nnx.Module, does: str = "hide
 
 
 def patchify(images: jax.Array, patch: int) -> jax.Array:
-    """Converts `[batch, height, width, channels]` to patches, in raster order.
+    """Converts images `[batch, height, width, channels]` to patches in raster order.
 
     The result is `[batch, patches, patch * patch * channels]`.
     """
@@ -56,14 +56,16 @@ def shuffled(keys: jax.Array, patches: int) -> jax.Array:
 
 
 def pick(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Gathers rows of each image, `[batch, tokens, dim]` at `[batch, picked]`.
+    """Gathers tokens of each image: `x[i, positions[i]]` for image i, `[batch, picked, dim]`.
 
-    The result is `[batch, picked, dim]`.
+    Args:
+      x: tokens, `[batch, tokens, dim]`.
+      positions: positions of the tokens to gather, `[batch, picked]`.
     """
     return jnp.take_along_axis(x, positions[..., None], axis=1)
 
 
 def put(x: jax.Array, positions: jax.Array, rows: jax.Array) -> jax.Array:
-    """Replaces the rows of `x` at these positions of each image; the inverse of `pick`."""
-    # `vmap` over images, since XLA would copy rows between devices for indices into the batch.
+    """Replaces tokens of each image, `x[i, positions[i]] = rows[i]`; the inverse of `pick`."""
+    # `vmap` over images: if the batch axis were indexed, XLA would copy rows between devices.
     return jax.vmap(lambda x, at, rows: x.at[at].set(rows))(x, positions, rows.astype(x.dtype))

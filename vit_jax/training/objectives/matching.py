@@ -4,16 +4,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-WORST = 1e6  # Bound of the costs: with infinite ones the algorithm would not end.
+WORST = 1e6  # Upper bound of the costs. With infinite costs the algorithm would not end.
 EXCLUDED = 1e8  # Cost of a pair that must not be matched.
 
 
 def match(costs: jax.Array, valid: jax.Array) -> jax.Array:
-    """Matches each target with a different prediction at minimum total cost, without gradients.
+    """Matches each target with a different prediction; the sum of the costs is the minimum.
+
+    No gradient flows through the result.
 
     Args:
-      costs: `[batch, targets, predictions]`, not more targets than predictions.
-      valid: bool `[batch, targets]`; False for padding, which gets the remaining predictions.
+      costs: cost of each pair, `[batch, targets, predictions]`. There must be at least as many
+        predictions as targets.
+      valid: bool `[batch, targets]`; False for padding. Padding gets predictions that are left
+        over.
 
     Returns:
       Index of each target's prediction, int32 `[batch, targets]`.
@@ -25,8 +29,8 @@ def match(costs: jax.Array, valid: jax.Array) -> jax.Array:
 
 def _match_image(costs: jax.Array, valid: jax.Array) -> jax.Array:
     targets, predictions = costs.shape
-    # Each padded target gets its own column. If padded targets competed for the predictions, the
-    # algorithm would take about 30 times as long with 100 targets.
+    # Each padded target gets an additional prediction of its own. If padded targets competed for
+    # the predictions, the algorithm would take about 30 times as long with 100 targets.
     own = jnp.where(jnp.eye(targets, dtype=bool) & ~valid[:, None], 0, EXCLUDED)
     costs = jnp.where(valid[:, None], costs, EXCLUDED)
     rows, columns = optax.assignment.hungarian_algorithm(jnp.concatenate([costs, own], axis=1))

@@ -28,8 +28,9 @@ class StepContext(NamedTuple):
     Attributes:
       rngs: RNGs for dropout; None in evaluation.
       state: the objective's state after the last update, by name.
-      update: number of this update, counted from 1; in evaluation, of the last update.
-      mesh: devices over which the batch is split; None: the batch is one device's part.
+      update: number of this update, counted from 1. In evaluation it is the number of the last
+        update.
+      mesh: devices over which the batch is split. None: the batch is only one device's part.
     """
 
     rngs: nnx.Rngs | None = None
@@ -48,9 +49,9 @@ class Loss(NamedTuple):
       each: loss of each image, `[batch]`.
       metrics: metrics of each image, `[batch]`, by the names of `Objective.metrics`.
       aux: auxiliary outputs of each image for `Objective.update_state`, `[batch, ...]`.
-      logits: logits of each image, `[batch, classes]`, for the report's list of mistakes. None:
-        evaluation computes them if the objective needs labels.
-      outputs: values of each image for `Objective.over_split`, `[batch, ...]`, in evaluation.
+      logits: logits of each image, `[batch, classes]`, for the report's list of mistakes. If they
+        are None and the objective needs labels, evaluation calls the model to compute them.
+      outputs: values of each image for `Objective.over_split`, `[batch, ...]`. Only in evaluation.
     """
 
     each: jax.Array
@@ -61,13 +62,14 @@ class Loss(NamedTuple):
 
 
 class ImageScores(NamedTuple):
-    """A metric of each image, which ranks the worst images in a report.
+    """A metric of each image. The report uses it to list the worst images.
 
     Attributes:
       name: name of the metric.
-      values: float `[images]`; NaN where an image has no value.
+      values: float `[images]`; NaN for an image without a value.
       form: format string of a value, such as `{:.1%}`.
-      highest: the highest values are the worst ones, as for errors. False: the lowest.
+      highest: True: images with the highest values are the worst, as for errors. False: images with
+        the lowest values are the worst.
     """
 
     name: str
@@ -76,52 +78,65 @@ class ImageScores(NamedTuple):
     highest: bool = False
 
     def worst(self, most: int) -> np.ndarray:
-        """Returns at most `most` rows of images that have a value, the worst first."""
+        """Returns the indices of at most `most` images, the worst first, without NaN."""
         order = np.argsort(-self.values if self.highest else self.values, kind="stable")
         return order[~np.isnan(self.values[order])][:most]
 
 
 def in_format(value: float, format: str, digits: int = 2) -> str:
-    """Formats a metric: a `share` in percent with `digits` decimals, or a `number`."""
+    """Formats a metric.
+
+    Args:
+      value: value of the metric.
+      format: `share`: in percent, with `digits` decimals. `number`: as a number.
+      digits: number of decimals of a percentage.
+    """
     return f"{value:.{digits}%}" if format == "share" else f"{value:.4g}"
 
 
 class Objective(nnx.Module):
     """A training objective; this base class has one view, no labels and no state.
 
-    An objective's parameters are those that training needs in addition to the model's, such as a
-    decoder's. They are trained and saved with the model's, but models loaded from the run do not
-    contain them.
+    An objective can have its own parameters, such as a decoder, in addition to the model's. They
+    are trained and saved together with the model. A model that is loaded from the run does not
+    contain the objective's parameters.
 
-    To add an objective, add a file to this folder that defines `OBJECTIVE`, a subclass of this
-    class, and list the file's name in `OBJECTIVE_NAMES` (`options/objective.py`). Its options are a
-    class in `options/objective.py` and a section of `RunOptions` (`options/run.py`).
+    To add an objective:
+
+    - Add a file to this folder that defines `OBJECTIVE`, a subclass of this class.
+    - Add the file's name to `OBJECTIVE_NAMES` (`options/objective.py`).
+    - If the objective has options, define them as a class in `options/objective.py`, and add a
+      section with this class to `RunOptions` (`options/run.py`).
 
     Attributes:
       section: name of the config's section with its options; empty: no options.
       labels: True if the objective needs labels and a model with a head.
       own_classes: True if the objective's own head predicts the data's classes, for example of each
-        pixel. `make` then reads their number from `config.data.num_classes`.
-      metrics: format of each metric besides the loss: `share` (of 1) or `number`.
-      split_metrics: format of each metric of `over_split`.
-      made_by: options that determine the shapes of the objective's parameters. A run starts from a
-        checkpoint's parameters of the objective only if these options are equal; empty: never.
-      optional: path prefixes of parameters that either the run or its checkpoint may lack.
+        pixel. `make` then reads the number of classes from `config.data.num_classes`.
+      metrics: format of each metric except the loss. `share`: a fraction of 1. `number`: any
+        number.
+      split_metrics: format of each metric that `over_split` returns.
+      made_by: names of the options that determine the shapes of the objective's parameters. If
+        these options are equal in a checkpoint, a run can start from the checkpoint's parameters of
+        the objective. Empty: the objective's parameters are never read from another run.
+      optional: path prefixes of parameters that may be missing in the run or in the checkpoint.
       files_option: the option that contains the folder of `files`.
-      carried: names of states that are read from a checkpoint together with the parameters.
+      carried: names of state items that are read from a checkpoint together with the parameters.
       stem: path prefixes of parameters before the encoder, such as the mask token. Layer-wise decay
-        treats them like the patch embedding.
+        treats these parameters like the patch embedding.
       frozen: the model requested by `teacher_spec`, which is not trained.
-      pictures: None, or `(model, batch, context) -> (visible, predicted)`: images of the visible
-        part and of the prediction, each `[batch, height, width, channels]` in [0, 255].
-      picture_rows: names of the rows of the report's pictures: the image, and those of `pictures`.
-      image_scores: None, or `outputs -> ImageScores`: a metric of each image in `Loss.outputs`, for
-        the report's worst images.
-      objects: None, or `outputs -> (true, predicted)`: the `Boxes` and the `Detections` of each
-        image in `Loss.outputs`. The report draws them over the worst images, in place of
+      pictures: None, or a function `(model, batch, context) -> (visible, predicted)`. It returns
+        pictures of the visible part and of the prediction, each `[batch, height, width, channels]`
+        in [0, 255].
+      picture_rows: names of the rows of pictures in the report: the image, the visible part and the
+        prediction.
+      image_scores: None, or a function `outputs -> ImageScores`. It computes a metric of each image
+        from `Loss.outputs`, for the report's list of the worst images.
+      objects: None, or a function `outputs -> (true, predicted)`. It returns the `Boxes` and the
+        `Detections` of each image. The report draws them over the worst images, in place of
         `pictures`.
-      paired: None, or `outputs -> (paired, first)`: the embeddings of images and texts in
-        `Loss.outputs`, and the index of each distinct text's first image. The report shows
+      paired: None, or a function `outputs -> (paired, first)`. It returns the embeddings of images
+        and texts, and the index of each distinct text's first image. The report uses them to show
         retrieved images.
     """
 
@@ -144,13 +159,16 @@ class Objective(nnx.Module):
 
     @classmethod
     def make(cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Objective":
-        """Creates the config's objective for a model, which may be abstract.
+        """Creates the config's objective.
 
-        Objectives with a `teacher_spec` also receive `frozen=`, the abstract frozen model. The
-        calling code sets `self.frozen` afterwards.
+        Objectives with a `teacher_spec` have another argument, `frozen=`, the abstract frozen
+        model. The calling code sets the attribute `frozen` afterwards.
 
         Args:
+          config: config of the run.
+          model: model to train; may be abstract.
           steps: length of the run, for schedules.
+          rngs: the key for initialization.
 
         Raises:
           UserError: the objective is not compatible with the model or other values of the config.
@@ -159,17 +177,17 @@ class Objective(nnx.Module):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the views of each image; the first one is `batch["image"]`."""
+        """Returns the views of each image that a batch contains; the first view is `image`."""
         return (View(),)
 
     @staticmethod
     def fields(config: RunOptions) -> tuple[Field, ...]:
-        """Returns the entries of a batch in addition to views and labels, such as captions."""
+        """Returns the fields of a batch: entries other than views and labels, such as captions."""
         return ()
 
     @staticmethod
     def files(config: RunOptions) -> tuple[Path, ...]:
-        """Returns files that a loaded model needs; they are copied to the workdir."""
+        """Returns files to copy to the workdir because a loaded model needs them."""
         return ()
 
     @staticmethod
@@ -179,13 +197,15 @@ class Objective(nnx.Module):
 
     @classmethod
     def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
-        """Returns a small untrained model in place of `teacher_spec`'s, for smoke tests.
+        """Returns a small untrained teacher for smoke tests, in place of `teacher_spec`'s model.
 
         Args:
+          config: config of the run.
           num_classes: number of the data's classes.
+          rngs: the key for initialization.
 
         Raises:
-          UserError: the objective has no such model.
+          UserError: the objective has no untrained teacher.
         """
         raise UserError(
             f"config.objective.teacher='random' is unsupported with config.objective.name="
@@ -199,51 +219,58 @@ class Objective(nnx.Module):
 
     @classmethod
     def needs_a_label(cls, config: RunOptions) -> bool:
-        """Returns True if every image must have a label; False: an image may have none."""
+        """Returns True if every image must have a label, False if labels may be missing."""
         return cls.labels
 
     @staticmethod
     def eval_params(config: RunOptions) -> str | None:
-        """Returns the key in the state of the model parameters that are evaluated and loaded.
+        """Returns the name of the state item that contains the model's parameters for evaluation.
 
-        None: the trained parameters.
+        For example, it is `teacher`, an EMA of the parameters. A model that is loaded from the run
+        has the same parameters. None: the trained parameters are evaluated and loaded.
         """
         return None
 
     @staticmethod
     def own_eval_params(config: RunOptions) -> str | None:
-        """Returns the key in the state of the average of the objective's own parameters.
+        """Returns the name of the state item with the objective's own parameters for evaluation.
 
-        None: the trained parameters.
+        For example, the item is a moving average of them. None: the trained parameters are
+        evaluated.
         """
         return None
 
     @staticmethod
     def sees_length(config: RunOptions) -> bool:
-        """Returns True if the objective depends on the run's length, as a schedule does.
+        """Returns True if the objective depends on the run's length, for example by a schedule.
 
-        If False, a run with a constant learning rate may be extended.
+        If False, a run with a constant learning rate can be extended by more steps.
         """
         return True
 
     def frozen_prefixes(self) -> Mapping[str, int]:
-        """Returns the number of initial updates in which parameters are frozen, by path prefix.
+        """Returns for how many initial updates parameters of the objective are frozen.
 
-        The prefixes are of the objective's own parameters, such as `head/prototypes`. Skipped
-        updates count. Meanwhile the optimizer's moments are updated, but weight decay is not
-        applied.
+        For example, `{"head/prototypes": 100}` freezes all parameters whose path starts with
+        `head/prototypes` for 100 updates. Skipped updates are counted. While parameters are frozen,
+        the optimizer's moments are updated, but weight decay is not applied.
         """
         return {}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds random values of each image, such as masks, drawn from the image's key."""
+        """Adds random values of each image, such as masks, to the batch.
+
+        Args:
+          batch: batch of images.
+          keys: a random key for each image, `[batch]`.
+        """
         return batch
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         raise NotImplementedError
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns metrics of a whole split, by the names of `split_metrics`.
+        """Computes metrics over a whole split; the keys are those of `split_metrics`.
 
         Args:
           outputs: `Loss.outputs` of all readable images of the split.
@@ -251,7 +278,7 @@ class Objective(nnx.Module):
         return {}
 
     def legend(self, outputs: dict[str, np.ndarray], class_names: Sequence[str]) -> dict[str, str]:
-        """Returns the legend of `pictures`: meaning and HTML colour.
+        """Returns the legend of `pictures`: the HTML colour of each label, such as a class name.
 
         Args:
           outputs: `Loss.outputs` of the images.
@@ -263,7 +290,7 @@ class Objective(nnx.Module):
         """Returns the state before the first update, by name.
 
         Args:
-          params: the model's parameters; `self` contains the objective's own.
+          params: the model's parameters; `self` contains the objective's own parameters.
         """
         return {}
 
@@ -274,9 +301,10 @@ class Objective(nnx.Module):
 
         Args:
           state: the state before the update.
-          params: the model's parameters after the update; `self` contains the objective's own.
+          params: the model's parameters after the update; `self` contains the objective's own
+            parameters.
           aux: `Loss.aux` of the global batch.
-          update: number of the update, counted from 1 without skipped ones.
+          update: number of the update, counted from 1. Skipped updates are not counted.
         """
         return state
 
@@ -289,13 +317,13 @@ class Objective(nnx.Module):
         """Returns a warning if the metrics show that training has failed, else None.
 
         Args:
-          means: metrics, averaged since the last row of the log.
-          update: number of the last of these updates.
+          means: metrics, averaged over the updates since the last log line.
+          update: number of the current update.
         """
         return None
 
     def own_weights(self) -> dict:
-        """Returns the objective's parameters, without its frozen model's."""
+        """Returns the objective's own parameters, without those of its frozen model."""
         return {
             name: x
             for name, x in nnx.to_pure_dict(nnx.state(self, nnx.Param)).items()
@@ -305,12 +333,15 @@ class Objective(nnx.Module):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Returns the multiply-adds of one image's loss.
+        """Returns the multiply-adds of one image in the forward pass.
 
-        Parts without a backward pass count a third. Model and objective may be abstract.
+        The multiply-adds of parts without a backward pass, such as a teacher, are divided by 3.
+        Model and objective may be abstract.
 
         Args:
-          batch: shapes of a batch of one image with all views and labels; None: one view.
+          model: model to train.
+          batch: shapes of a batch of one image with all views and labels. None: the batch contains
+            only the image.
         """
         graphdef, weights = nnx.split((model, self))
 
@@ -325,11 +356,12 @@ class Objective(nnx.Module):
 def check_self_supervised(
     config: RunOptions, averages: bool = False, all_trained: bool = True
 ) -> None:
-    """Raises UserError for values that an objective without labels cannot use.
+    """Raises UserError if the config has values that an objective without labels does not support.
 
     Args:
-      all_trained: the objective trains all parameters of the model.
-      averages: the objective supports an average of the parameters for evaluation.
+      config: config of the run.
+      averages: the objective supports a moving average of the parameters for evaluation.
+      all_trained: the objective can only train all parameters of the model.
     """
     name = config.objective.name
     _, mixup = resolve(config.augment.level, config.augment.randaugment, config.augment.mixup)
@@ -354,6 +386,6 @@ def check_self_supervised(
 
 
 def average_of(config: RunOptions) -> Momentum | None:
-    """Returns the config's moving average of the parameters; None: there is none."""
+    """Returns the config's moving average of the parameters; None: the config has no average."""
     factor, start = config.optimizer.average, config.optimizer.average_from
     return Momentum(polyak_share(factor, start)) if factor else None

@@ -12,12 +12,13 @@ from vit_jax.parallel.mesh import BATCH, batch_parts
 
 
 class Pairs(NamedTuple):
-    """A batch of pairs.
+    """A batch of image-text pairs.
 
     Attributes:
-      images, texts: embeddings of length 1, float32 `[batch, dim]`; row i of each is one pair.
-      scale: factor of the similarities.
-      keep: bool `[batch]`; False for padding, which is not a negative of other pairs.
+      images: image embeddings of length 1, float32 `[batch, dim]`.
+      texts: text embeddings of length 1, float32 `[batch, dim]`. Image i and text i are a pair.
+      scale: factor by which cosine similarities are multiplied.
+      keep: bool `[batch]`; False for padding. Padding is not a negative for other pairs.
     """
 
     images: jax.Array
@@ -27,10 +28,10 @@ class Pairs(NamedTuple):
 
 
 def softmax_losses(pairs: Pairs) -> tuple[jax.Array, jax.Array]:
-    """Returns CLIP's loss of each image, and its `_matched`.
+    """Returns CLIP's loss of each image, and the accuracy of its match (see `_matched`).
 
-    The loss is the mean of two cross-entropies, over the texts and over the images (Radford et al.,
-    2021, figure 3).
+    The loss is the mean of two cross-entropies: one over the texts of the batch, given the image,
+    and one over the images, given the text (Radford et al., 2021, figure 3).
     """
     logits = pairs.scale * _similarities(pairs.images, pairs.texts)
     of_texts = jnp.where(pairs.keep[None, :], logits, -jnp.inf)
@@ -43,26 +44,29 @@ def softmax_losses(pairs: Pairs) -> tuple[jax.Array, jax.Array]:
 def sigmoid_losses(
     pairs: Pairs, bias: jax.Array, mesh: Mesh | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns SigLIP's loss of each image, and its `_matched`.
+    """Returns SigLIP's loss of each image, and the accuracy of its match (see `_matched`).
 
     The loss is the binary cross-entropy, summed over all texts of the batch (Zhai et al., 2023,
-    equation 1). Blocks of texts are passed around the devices, so that each device computes the
-    logits of its images and one block of texts at a time (section 3.3).
+    equation 1). Blocks of texts are passed around the devices. At a time, each device computes the
+    logits of its own images and one block of texts (section 3.3).
 
     Args:
+      pairs: batch of image-text pairs.
       bias: offset of the logits.
       mesh: devices over which the batch is split; None: the batch is not split.
     """
     negatives, most, equal = _all_as_negatives(mesh, *pairs, bias)
     own = pairs.scale * _own_similarities(pairs) + bias
-    # softplus(-x) = softplus(x) - x corrects the image's own text, the positive.
+    # `_all_as_negatives` also adds softplus(x) for the image's own text. The loss of this positive
+    # is softplus(-x) = softplus(x) - x.
     return negatives - own, _matched(own, most, equal)
 
 
 def _matched(own: jax.Array, most: jax.Array, equal: jax.Array) -> jax.Array:
-    """Returns the probability that an image's own text is chosen among the most similar ones.
+    """Returns the accuracy of each image: 1 if its own text has the largest logit, else 0.
 
-    It is 1 or 0 without ties. With n texts of the largest logit, such as equal captions, it is 1/n.
+    If n texts have the largest logit, such as n equal captions, the accuracy is 1/n. This is the
+    probability of a correct choice if one of them is chosen at random.
 
     Args:
       own: logit of each image and its own text, float32 `[batch]`.
@@ -80,7 +84,7 @@ def _most_similar(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _about(most: jax.Array) -> jax.Array:
-    """Returns the smallest logit that counts as equal to the largest, but for rounding."""
+    """Returns a bound: larger logits equal the largest one, up to rounding errors."""
     return most - 1e-5 * jnp.abs(most)
 
 
@@ -94,9 +98,10 @@ def _own_similarities(pairs: Pairs) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _all_as_negatives(mesh, images, texts, scale, keep, bias):
-    """Returns each image's sum of softplus(logit) over all texts, and its `_most_similar`.
+    """Returns the sum of softplus(logit) over all texts, the largest logit, and its count.
 
-    The backward pass recomputes the logits, because the whole matrix would not fit in memory.
+    Each result is `[images]`. The sum is the loss of an image if all texts were negatives. The backward pass recomputes the
+    logits, because the matrix of all logits would not fit in memory.
     """
 
     def on_device(images, texts, scale, keep, bias):
@@ -151,10 +156,13 @@ _all_as_negatives.defvjp(_forward, _backward)
 
 
 def _split(mesh: Mesh | None, call: Callable, inputs: tuple, outputs: tuple) -> Callable:
-    """Returns a function that runs `call` on each device's part of the batch.
+    """Returns a function that runs `call` on each device's part of the batch, by `shard_map`.
 
     Args:
-      inputs, outputs: 1 for arrays that are split over the batch, 0 for others.
+      mesh: mesh of devices; None: `call` itself is returned.
+      call: function to run.
+      inputs: for each argument of `call`, 1 if its batch axis is split over the devices, else 0.
+      outputs: the same for each result.
     """
     if mesh is None:
         return call
@@ -169,10 +177,12 @@ def _split(mesh: Mesh | None, call: Callable, inputs: tuple, outputs: tuple) -> 
 
 
 def _around(mesh: Mesh | None, block: Callable, totals, moving):
-    """Passes `moving` around all devices and applies `block` on each, until it is back.
+    """Passes `moving` around a ring of all devices, and applies `block` on each device.
+
+    Each device's part of `moving` visits all devices and returns to its own device.
 
     Returns:
-      The totals of this device, and this device's part of `moving`.
+      The totals of this device, and this device's own part of `moving`.
     """
     if mesh is None:
         return block(totals, moving)

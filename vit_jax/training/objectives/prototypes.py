@@ -1,7 +1,7 @@
-"""Prototype heads, and functions from a teacher's logits to a student's targets.
+"""Prototype heads of DINO and its successors, Sinkhorn-Knopp, KoLeo and metrics of collapse.
 
-DINO (Caron et al., 2021; 2104.14294) has one such head; iBOT (2111.07832), DINOv2 (2304.07193) and
-DINOv3 (2508.10104) have two.
+DINO (Caron et al., 2021; 2104.14294) has one prototype head. iBOT (2111.07832), DINOv2 (2304.07193)
+and DINOv3 (2508.10104) have two: one for images and one for patches.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ ITERATIONS = 3  # Sinkhorn-Knopp iterations, as in the code of all these papers.
 
 
 class PrototypeHead(nnx.Module):
-    """Three-layer MLP; its normalized outputs are compared with prototypes.
+    """Three-layer MLP, followed by dot products of its normalized output with prototypes.
 
     Args:
       features: width of the input.
       hidden: width of the MLP.
-      bottleneck: width of the MLP's output and the prototypes.
+      bottleneck: width of the MLP's output, and of a prototype.
       prototypes: number of prototypes.
-      lengths: lengths of the prototypes: `one`; `learned`, a parameter for each, initially 1; or
-        `free`, not normalized.
+      lengths: length of the prototypes. `one`: length 1. `learned`: the length of each prototype is
+        a parameter, initially 1. `free`: prototypes are not normalized.
       rngs: the key for initialization.
     """
 
@@ -47,8 +47,8 @@ class PrototypeHead(nnx.Module):
                 for number, (before, after) in enumerate(zip(widths, widths[1:], strict=False))
             }
         )
-        # DINO and DINOv2 use weight normalization and PyTorch's default initialization; DINOv3
-        # initializes prototypes like other layers.
+        # DINO and DINOv2 use weight normalization and PyTorch's default initialization. DINOv3
+        # initializes prototypes like all other layers.
         drawn = normal if lengths == "free" else initializers.torch_convolution()
         self.prototypes = nnx.Param(drawn(rngs.params(), (bottleneck, prototypes)))
         self.gains = nnx.Param(jnp.ones(prototypes)) if lengths == "learned" else None
@@ -57,13 +57,13 @@ class PrototypeHead(nnx.Module):
     def of_shapes(
         cls, shapes: Mapping[str, tuple[int, ...]], lengths: str, *, rngs: nnx.Rngs
     ) -> "PrototypeHead":
-        """Returns a head with parameters of these shapes, by path."""
+        """Returns a head whose parameters have the given shapes, by path."""
         (features, hidden), (bottleneck, count) = shapes["layers/0/kernel"], shapes["prototypes"]
         return cls(features, hidden, bottleneck, count, lengths, rngs=rngs)
 
     @property
     def features(self) -> int:
-        """Width of the input."""
+        """Width of the head's input."""
         return self.layers["0"].in_features
 
     @property
@@ -72,9 +72,12 @@ class PrototypeHead(nnx.Module):
         return self.prototypes.shape[1]
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns logits `[..., prototypes]` of features `[..., features]`.
+        """Returns the logits of all prototypes, `[..., prototypes]`.
 
-        With prototypes of length 1 the logits are cosine similarities.
+        If the prototypes have length 1, the logits are cosine similarities.
+
+        Args:
+          x: features, `[..., features]`.
         """
         x = x.astype(jnp.float32)
         for index, layer in self.layers.items():
@@ -92,13 +95,14 @@ def unit(x: jax.Array, axis: int = -1) -> jax.Array:
 def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS) -> jax.Array:
     """Returns distributions `[samples, prototypes]` that use all prototypes equally.
 
-    Each Sinkhorn-Knopp iteration scales exp(logits), first to equal sums for all prototypes, then
-    to the sum 1 for each sample (SwAV, 2006.09882, section 3.1). Samples are those of the global
-    batch, on all devices.
+    Each Sinkhorn-Knopp iteration has two steps. First exp(logits) is scaled to equal sums for all
+    prototypes, then to the sum 1 for each sample (SwAV, 2006.09882, section 3.1). The samples must
+    be those of the global batch, from all devices.
 
     Args:
-      logits: divided by the temperature, `[samples, prototypes]`.
-      weights: 1 for a sample, 0 for padding; padding is ignored, and its distribution is zero.
+      logits: logits, already divided by the temperature, `[samples, prototypes]`.
+      weights: 1 for a sample, 0 for padding, `[samples]`. Padding does not influence the samples,
+        and the distribution of padding is zero.
       iterations: number of iterations.
     """
     real = weights > 0
@@ -111,15 +115,15 @@ def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS
 
 
 def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None) -> jax.Array:
-    """Returns the KoLeo loss of each image, `[batch]`: minus the log distance to the nearest other.
+    """Returns the KoLeo loss of each image, `[batch]`: -log(distance to the nearest other image).
 
     It is Kozachenko and Leonenko's entropy estimator, negated (1806.03198, section 3.1).
 
     Args:
-      x: features `[batch, features]`.
-      group: number of successive images that are compared with each other; None: all.
-      real: bool `[batch]`, False for images that do not count as neighbours; None: all count. The
-        loss of an image without neighbours is 0.
+      x: features, `[batch, features]`.
+      group: number of successive images that are compared with each other; None: all images are.
+      real: bool `[batch]`, False for padding, which cannot be the nearest image; None: there is no
+        padding. If an image has no other image to compare with, its loss is 0.
     """
     x = unit(x.astype(jnp.float32)).reshape(-1, group or len(x), x.shape[-1])
     near = jnp.einsum("gid,gjd->gij", x, x, precision="highest")
@@ -132,14 +136,15 @@ def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None)
 
 
 def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
-    """Returns 1 for an image if its own second view is nearest to its first view, else 0.
+    """Returns whether a search with an image's first view finds the same image's second view.
 
-    The candidates are the second views of the batch or micro-batch; chance is 1 / candidates. It
-    resembles k-NN accuracy, but needs no labels.
+    The search is among the second views of the batch or micro-batch. The result is 1 for an image
+    if its own second view is nearest to its first view, else 0. The accuracy by chance is 1 /
+    (number of images). The metric resembles k-NN accuracy, but needs no labels.
 
     Args:
-      x: features of length 1 of two views, `[batch, 2, features]`.
-      real: bool `[batch]`, False for images that are no candidates; None: all are.
+      x: features of two views with length 1, `[batch, 2, features]`.
+      real: bool `[batch]`, False for padding, which is not searched; None: there is no padding.
     """
     near = jnp.einsum("id,jd->ij", x[:, 0], x[:, 1], precision="highest")
     near = near if real is None else jnp.where(real, near, -2)
@@ -147,5 +152,5 @@ def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
 
 
 def entropy(distributions: jax.Array) -> jax.Array:
-    """Returns the entropy over the last axis, in nats."""
+    """Returns the entropy of distributions over the last axis, in nats."""
     return -(distributions * jnp.log(jnp.maximum(distributions, 1e-30))).sum(-1)

@@ -42,17 +42,19 @@ STATISTICS = "statistics"  # State: running mean and variance of the head's batc
 class Segmentation(Objective):
     """Semantic segmentation by a head on the model's dense features.
 
-    The loss of a linear head and of UPerNet is the cross-entropy of the resized scores, summed over
-    an image's pixels except ignored ones and divided by the number of all pixels, as in
-    mmsegmentation and DINOv3. In training, UPerNet adds the loss of its auxiliary head. EoMT's loss
-    is a loss of sets of masks (`mask_losses.py`), summed over the predictions before and after its
-    last layers.
+    The loss depends on the head:
+
+    - Linear head and UPerNet: the scores are resized to the image, and the loss is the pixels'
+      cross-entropy. Ignored pixels have the loss 0. The sum is divided by the number of all pixels,
+      as in mmsegmentation and DINOv3. In training, UPerNet adds the loss of its auxiliary head.
+    - EoMT: the loss of a set of masks (`mask_losses.py`). EoMT predicts masks before and after each
+      of its last layers, and the losses of all these predictions are added.
 
     Args:
-      options: the section `segmentation`.
-      head: the head.
+      options: the section `segmentation` of the config.
+      head: the head that predicts classes of pixels or masks.
       classes: number of classes.
-      steps: length of the run.
+      steps: length of the run in steps.
     """
 
     section = "segmentation"
@@ -99,11 +101,11 @@ class Segmentation(Objective):
         return {name: updated_statistics(old, aux) for name, old in state.items()}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds values for EoMT: a random key for each image, and the batch's mean number of masks.
+        """Adds a random key of each image and the mean number of masks to the batch, for EoMT.
 
         Returns:
-          The batch with `key`, data of a key `[batch, ...]`, and `masks_per_image` float32
-          `[batch]`, the same for all images.
+          The batch with `key`, the data of random keys, `[batch, ...]`, and `masks_per_image`,
+          float32 `[batch]`: the mean number of masks in the batch, the same for all images.
         """
         if not isinstance(self.head, EoMT):
             return batch
@@ -116,7 +118,9 @@ class Segmentation(Objective):
         In evaluation `Loss.outputs` contains `areas`, the result of `class_areas`.
 
         Args:
-          batch: `image`, and `mask` uint8 `[batch, height, width]`.
+          model: the model.
+          batch: `image`, and `mask` uint8 `[batch, height, width]`, the class of each pixel.
+          context: per-step context.
         """
         images, mask, more = batch["image"], batch[MASK], {}
         if isinstance(self.head, EoMT):
@@ -142,10 +146,10 @@ class Segmentation(Objective):
     def pictures(
         self, model: Any, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the images, overlaid with the colours of true and of predicted classes.
+        """Returns two copies of the images in [0, 255], overlaid with the colours of classes.
 
-        Ignored pixels have the colour of `IGNORED` in both. Each is `[batch, height, width,
-        channels]` in [0, 255].
+        The first copy shows the true classes, the second copy the predicted classes. Ignored pixels
+        have the colour of `IGNORED` in both copies. Each is `[batch, height, width, channels]`.
         """
         images, mask = batch["image"], batch[MASK]
         outputs = self.head(model, images, None, context.state.get(STATISTICS))
@@ -155,7 +159,9 @@ class Segmentation(Objective):
         return coloured(images, mask, palette), coloured(images, predicted, palette)
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns the pixel accuracy, and the mean IoU over classes in the masks or predictions.
+        """Returns the split's pixel accuracy, and the mean IoU over classes.
+
+        Classes that occur neither in the masks nor in the predictions are ignored.
 
         Args:
           outputs: `areas` int32 `[images, classes, 3]`.
@@ -169,10 +175,10 @@ class Segmentation(Objective):
         }
 
     def image_scores(self, outputs: dict[str, np.ndarray]) -> ImageScores:
-        """Returns the mean IoU of each image over the classes in its mask or prediction."""
+        """Returns each image's mean IoU over the classes in its mask or its prediction."""
         shared, predicted, true = np.moveaxis(outputs["areas"], -1, 0)
         union = predicted + true - shared
-        with np.errstate(invalid="ignore"):  # An image without known pixels.
+        with np.errstate(invalid="ignore"):  # 0 / 0 for an image without known pixels.
             ious = np.where(union > 0, shared / np.maximum(union, 1), 0).sum(1) / (union > 0).sum(1)
         return ImageScores("mIoU", ious)
 
@@ -181,21 +187,24 @@ class Segmentation(Objective):
         return class_legend(labels.tolist(), class_names)
 
     def _targets(self, batch: Batch) -> Targets:
-        """Returns the masks of each image."""
+        """Returns the true masks of each image, one for each class in it."""
         most = self.head.queries.shape[0]
         return jax.vmap(lambda mask: targets_of(mask, self.classes, most))(batch[MASK])
 
     def _masking(self, batch: Batch, update: jax.Array | int) -> Masking:
-        """Returns the queries of each image with masked attention in this update."""
+        """Draws which queries of each image use masked attention in this update."""
         shape = self.head.layers, self.head.queries.shape[0]
         draws = jax.vmap(lambda key: jax.random.uniform(key, shape))(_keys(batch, 0))
         return Masking(mask_probabilities(update, *self.masked, self.steps), draws)
 
     def _set_losses(self, outputs: dict[str, Any], batch: Batch, *, training: bool) -> jax.Array:
-        """Returns the loss of each image, `[batch]`, summed over the predictions.
+        """Returns EoMT's loss of each image, `[batch]`, summed over its predictions.
 
         Args:
-          training: divide the losses by the batch's mean number of masks; otherwise by the image's.
+          outputs: the head's `masks` and `classes` before and after each of the last layers.
+          batch: batch with masks.
+          training: True: divide mask losses by the batch's mean number of masks per image. False:
+            divide them by the image's own number of masks.
         """
         targets = self._targets(batch)
         count = batch["masks_per_image"] if training else targets.valid.sum(-1)
@@ -217,7 +226,7 @@ def _weights(options: SegmentationOptions) -> Weights:
 
 
 def _keys(batch: Batch, number: jax.Array | int) -> jax.Array:
-    """Returns a random key of each image."""
+    """Returns a random key of each image, folded with `number`."""
     keys = jax.random.wrap_key_data(batch["key"])
     return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
 
@@ -225,10 +234,10 @@ def _keys(batch: Batch, number: jax.Array | int) -> jax.Array:
 def pixel_losses(scores: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns the cross-entropy of each image, `[batch]`: the mean over its pixels.
 
-    An ignored pixel counts in the mean with a loss of 0.
+    Ignored pixels have the loss 0, but the mean includes them.
 
     Args:
-      scores: float32 `[batch, height, width, classes]`.
+      scores: logits of the classes, float32 `[batch, height, width, classes]`.
       mask: class of each pixel, `[batch, height, width]`.
     """
     known = mask != IGNORED
@@ -240,11 +249,12 @@ def pixel_losses(scores: jax.Array, mask: jax.Array) -> jax.Array:
 def class_areas(predicted: jax.Array, mask: jax.Array, classes: int) -> jax.Array:
     """Counts the correct, predicted and true pixels of each class in each image.
 
-    Ignored pixels do not count. The split's IoU and accuracy follow from sums over images.
+    Ignored pixels are not counted. The IoU and the accuracy of a split are computed from the sums
+    of these counts over its images.
 
     Args:
-      predicted: class of each pixel, `[batch, height, width]`.
-      mask: true classes, of the same shape.
+      predicted: predicted class of each pixel, `[batch, height, width]`.
+      mask: true class of each pixel, `[batch, height, width]`.
       classes: number of classes.
 
     Returns:

@@ -40,7 +40,7 @@ REMEDY = (
 
 
 class TanhMlp(nnx.Module):
-    """Two float32 dense layers with tanh between; the first keeps the width."""
+    """Two float32 dense layers with tanh between them; the first layer keeps the width."""
 
     def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs):
         values = dict(kernel_init=initializers.normal(0.02), rngs=rngs)
@@ -48,19 +48,19 @@ class TanhMlp(nnx.Module):
         self.out = nnx.Linear(inputs, outputs, **values)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[..., inputs]` to `[..., outputs]`."""
+        """Applies the layers to `[..., inputs]`; the result is `[..., outputs]`."""
         return self.out(jnp.tanh(self.hidden(x.astype(jnp.float32))))
 
 
 class Decoder(nnx.Module):
-    """ViT that reads codes in place of pixels, with a class token and learned positions.
+    """ViT whose input is codes, with a class token and learned position embeddings.
 
     Args:
       code_dim: width of a code.
       features: number of output features for each patch.
       grid: rows and columns of patches.
-      dim, depth, heads: width, number of layers and of heads; the MLP is 4 dim wide.
-      model: the encoder; the decoder has the same dtype, `remat` and `scan`.
+      dim, depth, heads: width, number of layers and number of heads. The MLP has the width 4 `dim`.
+      model: the encoder. The decoder has the encoder's dtype, `remat` and `scan`.
       rngs: the key for initialization.
     """
 
@@ -94,7 +94,10 @@ class Decoder(nnx.Module):
         self.remat, self.scan = model.options.remat, model.options.scan
 
     def __call__(self, codes: jax.Array) -> jax.Array:
-        """Maps codes `[batch, patches, code_dim]` to float32 `[batch, patches, features]`."""
+        """Predicts features from codes `[batch, patches, code_dim]`.
+
+        The result is float32 `[batch, patches, features]`.
+        """
         x = self.embedding(codes)
         cls = jnp.broadcast_to(self.cls[...].astype(x.dtype), (len(x), *self.cls.shape[1:]))
         x = jnp.concatenate([cls, x], axis=1) + self.positions().astype(x.dtype)
@@ -111,15 +114,15 @@ class Decoder(nnx.Module):
 
 
 class Tokeniser(nnx.Module):
-    """Map from an encoder's patches to codes: the projection and the codebook of a `vqkd` run.
+    """Tokenizer: the projection and the codebook of a `vqkd` run. Maps patches to codes.
 
     Args:
-      values: options of the section `vqkd` that determine them.
+      values: options of the section `vqkd` with which the tokenizer was trained.
       shapes: shapes of the objective's parameters and state, by path.
       rngs: the key for initialization.
 
     Raises:
-      UserError: the shapes are not a tokenizer's.
+      UserError: the shapes do not belong to a `vqkd` run.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class Tokeniser(nnx.Module):
 
     @property
     def features(self) -> int:
-        """Number of features of each token of the encoder that the tokenizer reads."""
+        """Number of features of an encoder token, the tokenizer's input."""
         return self.projection.hidden.in_features
 
     @property
@@ -156,25 +159,25 @@ class Tokeniser(nnx.Module):
 class VQKD(Objective):
     """Quantization of patches to codebook entries, trained to predict a teacher's features.
 
-    The model's patches are projected to a few dimensions and length 1, and quantized to the nearest
-    code, with a straight-through gradient. A decoder predicts the teacher's features from the
-    codes. The loss is 1 minus the cosine similarity of prediction and teacher, plus the distance of
-    patches from their codes.
+    The model's output of each patch is projected to a vector with few dimensions and length 1. The
+    vector is quantized to the nearest code, with a straight-through gradient. A decoder predicts
+    the teacher's features from the codes. The loss is 1 minus the cosine similarity of predicted
+    and true features, plus the squared distance between vectors and their codes.
 
-    Codes are state, not parameters: each follows the mean of its patches in the global batch. The
-    first update computes its loss with random codes; then k-means on its batch initializes the
-    codes, and they already move towards their patches.
+    Codes are state, not parameters. Each code is a moving average of its vectors in the global
+    batch. In the first update the loss is computed with random codes. At its end, k-means on the
+    batch initializes the codes, which are then updated for the first time.
 
     Args:
       options: the section `vqkd` of the config.
       model: the ViT to train, the encoder.
       features: number of the teacher's features for each patch.
-      of_head: these features are outputs of the teacher's head.
-      seed: random seed of k-means and of revived codes.
+      of_head: True: the features are outputs of the teacher's head. False: the last tokens.
+      seed: random seed of k-means, and of the new values of dead codes.
       rngs: the key for initialization.
 
     Raises:
-      UserError: the decoder's heads do not divide its width.
+      UserError: the decoder's width is not divisible by its number of heads.
     """
 
     section: ClassVar = "vqkd"
@@ -276,24 +279,26 @@ class VQKD(Objective):
             dead = usage * self.codes < self.revive_below
             drawn = jax.random.permutation(jax.random.fold_in(key, 1), len(x))[: self.codes]
             codes = jnp.where(dead[:, None], x[drawn], codes)
-            # Set to the uniform frequency, so that a revived code is not dead at the next update.
+            # A revived code gets the uniform frequency. Otherwise the next update would treat it as
+            # dead again.
             usage = jnp.where(dead, 1 / self.codes, usage)
         return {"codebook": codes, "usage": usage}
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        """Returns a warning if most codes have died, with a remedy; else None."""
+        """Returns a warning with advice on settings if most codes are unused, else None."""
         return dead_codes(means, update, REMEDY)
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image, the mean over its patches.
 
-        Metrics: `cosine`, the similarity of prediction and teacher; `code_distance`, the mean
-        squared difference of patches and their codes; and the code usage.
+        The metric `cosine` is the cosine similarity of predicted and true features. `code_distance`
+        is the mean squared difference between vectors and their codes. The other metrics describe
+        the recent code usage.
 
         Args:
           model: the encoder.
-          batch: `image` uint8 `[batch, height, width, channels]`, and `taught` if the teacher has
-            another size.
+          batch: `image` uint8 `[batch, height, width, channels]`, and `taught` if the teacher needs
+            another image size.
           context: per-step context.
         """
         x = self.project(model, batch["image"], context.rngs)
@@ -312,16 +317,16 @@ class VQKD(Objective):
     def project(
         self, model: nnx.Module, images: jax.Array, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """Returns projected patches of length 1, float32 `[batch, patches, code_dim]`."""
+        """Encodes and projects patches to vectors of length 1, `[batch, patches, code_dim]`."""
         x = model.features(images, rngs, dense=True)
         return unit(self.projection(x.reshape(len(x), self.patches, -1)))
 
     def quantise(self, x: jax.Array, codebook: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the index of each patch's code, int32 `[batch, patches]`, and the code.
+        """Returns each patch's nearest code: its index, int32 `[batch, patches]`, and its vector.
 
         Args:
-          x: output of `project`.
-          codebook: `[codes, code_dim]`.
+          x: output of `project`, `[batch, patches, code_dim]`.
+          codebook: all codes, `[codes, code_dim]`.
         """
         numbers = nearest(jax.lax.stop_gradient(x), codebook)
         return numbers, codebook[numbers]
@@ -331,8 +336,8 @@ class VQKD(Objective):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the images, and reconstructions from patches of the batch, in [0, 255].
 
-        Each patch is replaced by a patch of the batch: the one with teacher features nearest to the
-        features decoded from its code.
+        The decoder predicts features, not pixels. Each patch is therefore replaced by the patch of
+        the batch whose teacher features are nearest to the features decoded from its code.
         """
         images = batch["image"].astype(jnp.float32)
         _, codes = self.quantise(self.project(model, batch["image"]), context.state["codebook"])
@@ -346,9 +351,9 @@ class VQKD(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts multiply-adds of encoder, decoder, teacher and the search for codes.
+        """Counts the multiply-adds of encoder, decoder, teacher and the search for codes.
 
-        The last two have no backward pass.
+        The teacher and the search have no backward pass.
         """
         graphdef, weights = nnx.split((model, self))
 

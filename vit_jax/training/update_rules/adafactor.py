@@ -13,11 +13,13 @@ def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Adafactor's update of "Scaling Vision Transformers" (Zhai et al., 2022, section 3.5).
 
     As in big_vision, the second moment is factored into sums over rows and columns, with a decay of
-    at most beta2. There is momentum, but no scaling by the parameters' RMS. `clip_update` bounds
-    the RMS of the updates; in the original the bound is 1 (Shazeer and Stern, 2018).
+    at most beta2. It has momentum, but updates are not scaled by the parameters' RMS. `clip_update`
+    is an upper bound of the updates' RMS. In the original Adafactor (Shazeer and Stern, 2018) the
+    bound is 1.
     """
     return optax.chain(
-        # The two largest axes of at least 32 are factored; the axis of q, k and v is smaller.
+        # The two largest axes are factored if their sizes are at least 32. The axis that stacks q,
+        # k and v has size 3, so it is never factored.
         optax.scale_by_factored_rms(
             min_dim_size_to_factor=32,
             decay_rate_fn=lambda step, power: jnp.minimum(config.beta2, 1 - (step + 1.0) ** -power),
@@ -32,8 +34,9 @@ def clip_by_rms(limit: float, of: str) -> optax.GradientTransformation:
 
     Args:
       limit: maximum; 0: no limit.
-      of: `array`: RMS of each array. `projection`: separate RMS of parts that published code stores
-        as separate arrays, such as q, k and v, so that the result does not depend on the storage.
+      of: `array`: one RMS for each array. `projection`: separate RMS for query, key and value
+        kernels that are stored in one array. Published code stores them as separate arrays, so
+        `projection` gives the same result.
     """
 
     def clip(path, x):

@@ -9,8 +9,8 @@ from vit_jax.options.optimizer import OptimizerOptions
 def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Adam's update (Kingma and Ba, 2015).
 
-    `moment_dtype` applies only to the first moment. A second moment in bfloat16 would never change,
-    since relative changes of 1 / 1000 are rounded away.
+    `moment_dtype` is the dtype of the first moment only. In bfloat16, the second moment would never
+    change, because its relative changes of about 1 / 1000 are below the rounding error.
     """
     moment = jnp.dtype(config.moment_dtype)
     return optax.scale_by_adam(

@@ -9,18 +9,19 @@ from vit_jax.training.update_rules import adam
 
 
 def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
-    """Returns Adam's update; `to_length` is applied after weight decay."""
+    """Returns Adam's update. The optimizer applies `to_length` to it after weight decay."""
     return adam.update_rule(config)
 
 
 def to_length(decays: Callable[[dict], dict] | None) -> optax.GradientTransformation:
-    """Scales the update of each array with weight decay to the array's norm.
+    """Scales each array's update to the norm of the array, for arrays with weight decay.
 
-    An array of zeros keeps its update. Arrays without weight decay keep Adam's update, as in Apex's
-    FusedLAMB and timm's Lamb.
+    Arrays without weight decay keep Adam's update, as in Apex's FusedLAMB and timm's Lamb. The
+    update of an array of zeros is not scaled either.
 
     Args:
-      decays: returns True for the parameters with weight decay; None: all.
+      decays: function from the parameters to a mask, True for parameters with weight decay; None:
+        all parameters have weight decay.
     """
     scaled = optax.scale_by_trust_ratio()
     return scaled if decays is None else optax.masked(scaled, decays)

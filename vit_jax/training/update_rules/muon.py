@@ -9,18 +9,21 @@ from vit_jax.options.optimizer import OptimizerOptions
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.lora import weight_axes
 
-# RMS of a kernel's update, similar to Adam's, so that both can share learning rate and weight decay
-# (Liu et al., "Muon is Scalable for LLM Training", 2025, section 2.2).
+# RMS of a kernel's update. It is similar to the RMS of Adam's updates, so Muon and Adam can use the
+# same learning rate and weight decay (Liu et al., "Muon is Scalable for LLM Training", 2025,
+# section 2.2).
 RMS = 0.2
 
 
 def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Optax's Muon update (Jordan et al., 2024, kellerjordan.github.io/posts/muon).
 
-    A kernel is treated as an inputs x outputs matrix, or as one matrix for each part, such as q, k
-    and v. Five Newton-Schulz iterations bring the singular values of its Nesterov momentum
-    (`beta1`, 0.95 in the original) close to 1. Kernels that read pixels or compute classes, and all
-    arrays that are no kernels, have Adam's update with Nesterov momentum.
+    A kernel is treated as an inputs x outputs matrix. A stacked kernel of queries, keys and values
+    is treated as three matrices. Five Newton-Schulz iterations bring the singular values of the
+    kernel's Nesterov momentum (`beta1`, 0.95 in the original) close to 1.
+
+    The patch embedding, the classification head, and all arrays other than kernels have Adam's
+    update with Nesterov momentum.
     """
     return optax.contrib.muon(
         learning_rate=-1.0,  # The sign and the learning rate are applied after weight decay.
@@ -35,7 +38,7 @@ def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
 
 
 def matrix_axes(path: tuple, x: jax.Array) -> MuonDimensionNumbers | None:
-    """Returns the input and output axes of a weight; None for Adam's update."""
+    """Returns the input and output axes of a kernel; None: the weight has Adam's update."""
     axes = weight_axes(path_name(path), x.ndim)
     if axes is None or not axes.inputs or not {"channels", "classes"}.isdisjoint(axes.names):
         return None
