@@ -68,7 +68,7 @@ class WindowsEngine(Engine):
         return answer
 
     def _map(self, windows: Windows, result: np.ndarray) -> np.ndarray:
-        """Merges the outputs of an image's windows; returns a map `[height, width]` of the image."""
+        """Merges the outputs of an image's windows to a map `[height, width]` of the image."""
         raise NotImplementedError
 
     def _described(self, whole: np.ndarray) -> dict[str, Any]:
