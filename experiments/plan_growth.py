@@ -46,7 +46,7 @@ PANELS = ("compile time, processor seconds", "memory of a device, GiB", "step, m
 
 
 def read(study) -> dict:
-    """Returns the points of each line, by axis."""
+    """Returns the measurements for the plot: the points of each line, by axis."""
     jax.config.update("jax_platforms", "cpu")  # Without this the library would search for a TPU.
     return {
         axis: {name: [measure(*point) for point in points] for name, points in lines.items()}

@@ -17,7 +17,7 @@ FIGURES = ("letters", "cyrillic, fine-tuned", *(f"{name}, 10-shot" for name in D
 
 
 def read(study):
-    """Returns accuracies after fine-tuning, and few-shot, by model and number of images."""
+    """Returns fine-tuned and few-shot accuracy of each model and number of pre-training images."""
     shots = {f"fewshot/{name}/10": f"{name}, 10-shot" for name in DOWNSTREAM}
     tuned = {
         (p["model"], p["images"]): p["accuracy"] for p in study.points("finetuned", "accuracy")

@@ -264,7 +264,7 @@ def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected_of_towers(checkpoint: Checkpoint, part: TextPart) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a random image, and the model's probability of each example text for it.
+    """Returns a random image, and the probabilities of the example texts for this image.
 
     The image has a size at which it is cropped without a resize.
 

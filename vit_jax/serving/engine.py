@@ -263,7 +263,7 @@ def _features_and_attention(model, images):
 
 
 def _features(model, images):
-    """Returns the features of a batch, and an empty list, for models without full attention."""
+    """Returns the features of a batch, and `[]`, because the model has no attention to return."""
     return representation(model, images), []
 
 
