@@ -68,7 +68,7 @@ def get_config(argument=None):
 
 
 def _from_scratch(values, short):
-    """Returns the config of the run `short` or `large`, or of distillation if there is a teacher."""
+    """Returns the config of the run `short` or `large`; with a teacher, of its distillation."""
     config = self_distillation(
         DINOV2 if short else LARGE, 2048 if short else 3072, 96 if short else 98
     )
