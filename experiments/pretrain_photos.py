@@ -40,7 +40,7 @@ def pretrained(study: Study) -> list[Trial]:
 
 
 def tuned(study: Study) -> list[Trial]:
-    """Returns the fine-tuning runs: from the original checkpoint, and from each run of it."""
+    """Returns the fine-tuning runs: from the checkpoint, and from each run without labels."""
     trials = []
     for seed in study.options["seeds"]:
         starts = {

@@ -2,8 +2,8 @@
 
 The table has a line for each data set, with the paper's values. If a value of `configs/finetune.py`
 differs, it is added in bold. Nothing is trained. The paper's table lists a learning rate of 0.06
-for ImageNet, but according to its text this learning rate is only for ResNets and hybrids. `python
--m vit_jax.sweep` follows the text (`sweep.resnet_rates`).
+for ImageNet, but the paper's text uses this learning rate only for ResNets and hybrids. The command
+`python -m vit_jax.sweep` follows the text (`sweep.resnet_rates`).
 """
 
 from vit_jax import published
