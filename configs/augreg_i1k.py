@@ -1,8 +1,9 @@
 """ViTs on ImageNet with augmentation and regularization, "How to train your ViT?" (2106.10270).
 
-Ti/16 uses the augmentation level light1, S/32 medium1, all others medium2. The paper's grid: any
---config.augment.level=LEVEL, --config.optimizer.weight_decay=0.1 or 0.03, and
---config.model.dropout=0.1 with --config.model.stochastic_depth=0.1, or neither.
+The augmentation level is light1 for Ti/16, medium1 for S/32 and medium2 for all other models. The
+paper also trains all combinations of: any level (--config.augment.level=LEVEL);
+--config.optimizer.weight_decay=0.1 or 0.03; --config.model.dropout=0.1 together with
+--config.model.stochastic_depth=0.1, or no dropout and no stochastic depth.
 
 python -m vit_jax.main --config=configs/augreg_i1k.py:model=ViT-B/16 --workdir=DIR
 """

@@ -1,9 +1,10 @@
 """AugReg's ViTs on ImageNet-21k, "How to train your ViT?" (2106.10270).
 
 The augmentation level is none for Ti/16 and S/32, light1 for S/16, light2 for B/32 and B/16, and
-medium2 for L/16. --config.epochs=30 is the paper's short run. The paper's grid: any
---config.augment.level=LEVEL, --config.optimizer.weight_decay=0.1 or 0.03, and
---config.model.dropout=0.1 with --config.model.stochastic_depth=0.1, or neither.
+medium2 for L/16. --config.epochs=30 is the paper's short run. The paper also trains all
+combinations of: any level (--config.augment.level=LEVEL); --config.optimizer.weight_decay=0.1 or
+0.03; --config.model.dropout=0.1 together with --config.model.stochastic_depth=0.1, or no dropout
+and no stochastic depth.
 
 python -m vit_jax.main --config=configs/augreg_i21k.py:model=ViT-B/16 --workdir=DIR
 """

@@ -1,4 +1,4 @@
-r"""Masked prediction of an image's codes, and its fine-tuning (BEiT, 2106.08254).
+r"""Prediction of a tokenizer's codes for masked patches, and fine-tuning (BEiT, 2106.08254).
 
     python -m vit_jax.main --config=configs/dvae.py --workdir=TOKENISER
     python -m vit_jax.main --config=configs/beit.py:teacher=TOKENISER --workdir=DIR
@@ -8,14 +8,16 @@ r"""Masked prediction of an image's codes, and its fine-tuning (BEiT, 2106.08254
         --config.finetune.checkpoint=DIR2
 
 The values are from the authors' commands, for BEiT-B/16 and BEiT-L/16 (`model=`). `task=pretrain`
-is on ImageNet-21k, `task=pretrain_i1k` on ImageNet-1k for 800 epochs. After pre-training on
-ImageNet-21k, `finetune` on ImageNet-1k reaches 83.7 (B) and 86.0 % (L). Fine-tuning first with the
-labels of ImageNet-21k (`finetune_i21k`, then `finetune_i1k`) reaches 85.2 and 87.4 %, at `size=384`
-86.8 and 88.4 %, and with L at `size=512` 88.6 %.
+trains on ImageNet-21k, `task=pretrain_i1k` on ImageNet-1k for 800 epochs. After pre-training on
+ImageNet-21k, the authors fine-tune on ImageNet-1k (`finetune`) and reach 83.7 (B) and 86.0 % (L).
+If they fine-tune first with the labels of ImageNet-21k (`finetune_i21k`) and then on ImageNet-1k
+(`finetune_i1k`), they reach 85.2 and 87.4 %. With `size=384` this is 86.8 and 88.4 %, and with
+`size=512` 88.6 % (L).
 
-`teacher=` is any tokenizer with one code for 8x8 pixels, such as DALL-E's encoder, converted by
-`vit_jax.convert`, or a model of configs/dvae.py. It reads each crop at 112 pixels, which results in
-the same 14 x 14 grid. For another tokenizer, set --config.objective.teacher_size.
+`teacher=` is any tokenizer with one code for 8x8 pixels: DALL-E's encoder, converted by
+`vit_jax.convert`, or a model of configs/dvae.py. It reads each crop at 112 pixels, so that it
+computes as many codes, 14 x 14, as the model has patches. For a tokenizer with other patches set
+--config.objective.teacher_size.
 """
 
 from vit_jax.config import choose, chosen_teacher, named_values
@@ -24,7 +26,7 @@ from vit_jax.recipes import Masked, Tuned, masked_codes, tuned_codes
 
 EPOCHS = {"pretrain": 150, "pretrain_i1k": 800}
 WARM_UP = 10_000  # Steps, on ImageNet-21k.
-# By task and model: recipe, mixup and CutMix or not, weight decay, and gradient clipping.
+# For each task and model: recipe, True for mixup and CutMix, weight decay, and gradient clipping.
 TUNED = {
     "finetune": {
         "BEiT-B/16": (Tuned(224, 100, 1024, 4e-3, 20, 0.65, 0.1, smoothing=0.1), True, 0.05, 0.0),
@@ -62,7 +64,7 @@ def get_config(argument=None):
             config.optimizer.warmup_steps = WARM_UP
         config.objective.teacher = chosen_teacher(values["teacher"], argument)
         config = choose(config, argument)
-        # The tokenizer's codes are half as wide as patches.
+        # A code of the tokenizer covers 8 pixels per side, and a patch 16.
         config.objective.teacher_size = config.data.image_size // 2
         return config
     if values["teacher"]:

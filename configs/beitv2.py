@@ -1,14 +1,14 @@
-r"""Masked prediction of a learned tokenizer's codes, and its fine-tuning (BEiT v2, 2208.06366).
+r"""Prediction of a learned tokenizer's codes for masked patches, and fine-tuning (BEiT v2).
 
     python -m vit_jax.main --config=configs/vqkd.py --workdir=TOKENISER
     python -m vit_jax.main --config=configs/beitv2.py:teacher=TOKENISER --workdir=DIR
     python -m vit_jax.main --config=configs/beitv2.py:task=finetune --workdir=DIR2 \
         --config.finetune.checkpoint=DIR
 
-The values are from the authors' commands on ImageNet-1k, for BEiT-B/16 and BEiT-L/16 (`model=`),
-with 1,600 epochs, or 300 (`epochs=300`). After fine-tuning, B and L reach 85.5 and 87.3 % (with 300
-epochs 85.0 and 86.6 %). Fine-tuned first with the labels of ImageNet-21k (`finetune_i21k`, then
-`finetune_i1k`) they reach 86.5 and 88.4 %.
+The paper is 2208.06366. The values are from the authors' commands on ImageNet-1k, for BEiT-B/16 and
+BEiT-L/16 (`model=`), with 1,600 epochs, or 300 (`epochs=300`). After fine-tuning, B and L reach
+85.5 and 87.3 %; with 300 epochs 85.0 and 86.6 %. If they are first fine-tuned with the labels of
+ImageNet-21k (`finetune_i21k`) and then on ImageNet-1k (`finetune_i1k`), they reach 86.5 and 88.4 %.
 """
 
 from vit_jax.config import choose, chosen_teacher, named_values
@@ -16,7 +16,7 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.recipes import Masked, Tuned, masked_codes, tuned_codes
 
 MODELS = ("BEiT-B/16", "BEiT-L/16")
-# Stochastic depth and beta2, by the number of epochs.
+# Stochastic depth and beta2 of pre-training, by the number of epochs.
 PRETRAINED = {"300": (0.0, 0.98), "1600": (0.1, 0.999)}
 # Recipe by task, model, and epochs of the pre-training.
 TUNED = {

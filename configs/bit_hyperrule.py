@@ -1,15 +1,15 @@
 r"""Fine-tuning by BiT-HyperRule, without a search (1912.11370, section 3.3).
 
 The size of the data set determines all values. The ViT paper fine-tunes ResNets by this rule and by
-its own procedure (configs/finetune.py), and reports the better of the two.
+its own recipe (configs/finetune.py), and reports the better result.
 
     python -m vit_jax.main --config=configs/bit_hyperrule.py:dataset=cifar10 --workdir=DIR \
         --config.finetune.checkpoint=BiT-M-R50x1.npz
 
 The data sets are the same as in configs/finetune.py. `folder` needs the number of training images
-and, for small images, their side: `dataset=folder,images=4000,side=64`. Images of less than 96x96
-pixels are resized for an image size of 128, others for 384, and for 480 with `model=BiT-R152x4`;
-the authors' code uses 480 for all models: `size=480`.
+and, for small images, their side: `dataset=folder,images=4000,side=64`. The model's image size is
+128 for images of less than 96x96 pixels, and 384 for larger ones (480 with `model=BiT-R152x4`). The
+authors' code uses 480 for all models, as `size=480` does.
 """
 
 from vit_jax.config import choose, named_values

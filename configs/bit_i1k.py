@@ -1,8 +1,8 @@
 """BiT-S: a BiT on ImageNet, with the values of its own paper (1912.11370, section 3.2).
 
-These models appear in figure 3 of the ViT paper (the shaded band). That paper does not describe the
-training of its ResNets on ImageNet. BiT-R152x4 reaches 81.30 % at 480 pixels, fine-tuned by
-BiT-HyperRule. BiT's paper does not specify the loss; this one is from big_vision's config for BiT
+These models are in figure 3 of the ViT paper, as a shaded band. The ViT paper does not describe how
+its ResNets were trained on ImageNet. Fine-tuned by BiT-HyperRule at 480 pixels, BiT-R152x4 reaches
+81.30 %. BiT's paper does not specify the loss; the loss here is that of big_vision's config for BiT
 on ImageNet.
 
 python -m vit_jax.main --config=configs/bit_i1k.py:model=BiT-R50x1 --workdir=DIR

@@ -1,8 +1,8 @@
 """BiT-M: a BiT on ImageNet-21k, with the values of its own paper (1912.11370, section 3.2).
 
-These models appear in figure 3 of the ViT paper (the shaded band). BiT-R152x4 reaches 85.39 % on
-ImageNet at 480 pixels, fine-tuned by BiT-HyperRule. BiT's paper does not specify the loss; the loss
-and the bias are from big_vision's config for BiT on ImageNet-21k.
+These models are in figure 3 of the ViT paper, as a shaded band. Fine-tuned on ImageNet by
+BiT-HyperRule at 480 pixels, BiT-R152x4 reaches 85.39 %. BiT's paper does not specify the loss; the
+loss and the head's initial bias are those of big_vision's config for BiT on ImageNet-21k.
 
 python -m vit_jax.main --config=configs/bit_i21k.py:model=BiT-R50x1 --workdir=DIR
 """

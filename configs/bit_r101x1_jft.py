@@ -1,7 +1,7 @@
 """BiT-R101x1 on JFT-300M: the paper's pre-training (table 3).
 
---config.data.path=NAME selects your own data set, prepared for TFDS, with its labels in the feature
---config.data.label_key.
+JFT-300M is not public. To train on a data set of your own, prepare it for TFDS, and set its name
+with --config.data.path=NAME and the feature of its labels with --config.data.label_key=FEATURE.
 
 python -m vit_jax.main --config=configs/bit_r101x1_jft.py --workdir=DIR
 """

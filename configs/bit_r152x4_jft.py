@@ -1,8 +1,8 @@
 """BiT-L: BiT-R152x4 on JFT-300M, with the values of its own paper (1912.11370, section 3.2).
 
-It is a column of table 2 in the ViT paper. That paper's appendix D.1 gives 30 epochs for BiT's runs
-in table 7; BiT's own schedule has 40. --config.data.path=NAME selects your own data set, as in the
-other configs for JFT.
+The ViT paper compares with this model in table 2. Its appendix D.1 states that BiT is trained for
+30 epochs (table 7), but BiT's own paper has 40. To train on a data set of your own, prepare it for
+TFDS and set --config.data.path=NAME and --config.data.label_key=FEATURE.
 
 python -m vit_jax.main --config=configs/bit_r152x4_jft.py --workdir=DIR
 """

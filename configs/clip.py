@@ -1,4 +1,4 @@
-r"""CLIP: images and captions, by a softmax over the batch (2103.00020, section 2 and table 19).
+r"""CLIP: training on images and captions with a softmax over the batch (2103.00020, table 19).
 
     python -m vit_jax.main --config=configs/clip.py:model=ViT-B/32 --config.data.path=PAIRS \
         --config.contrastive.tokenizer=FOLDER --workdir=DIR

@@ -2,13 +2,13 @@
 
     python -m vit_jax.main --config=configs/composed.py:model=BiT-R14x1/4,images=10000 --workdir=DIR
 
-`source` is `scattered` or `centred`, `collection` one of its collections, and `images` the number
-of training images: the first ones of the set. The optimizer is Adam with weight decay as in the
-paper, with a cosine schedule to 0. Each family's learning rate was chosen on validation images (see
-the ledger).
+`source` is `scattered` or `centred`, and `collection` the kind of objects, such as `letters`.
+`images` is the number of training images; they are the first ones of the training split. The
+optimizer is Adam with weight decay as in the paper, with a cosine schedule to 0. The learning rate
+of each family of models was chosen on validation images (see the ledger).
 
-`captions=sigmoid` or `captions=softmax` trains on the images' captions instead of their labels, as
-SigLIP or CLIP does, with a text tower of two layers on bytes.
+`captions=sigmoid` or `captions=softmax` trains on captions of the images instead of labels, with
+the loss of SigLIP or CLIP. The text tower has two layers and reads bytes.
 """
 
 from vit_jax.config import base_config, choose, named_values
@@ -22,12 +22,12 @@ def get_config(argument=None):
     config = base_config()
     config.model.name = values["model"]
     if values["model"].startswith("BiT"):
-        config.model.resnet_stem = "small"  # The names of the other models imply small patches.
+        config.model.resnet_stem = "small"  # Other models have small patches by their names.
     config.batch_size, config.steps = 128, steps
     config.data.source, config.data.path = values["source"], values["collection"]
     config.data.train_split, config.data.test_split = f"train[:{values['images']}]", "test[:5000]"
     config.data.image_size = config.data.test_resize = int(values["size"])
-    # Mirroring or distortion would change characters, and the largest ones must stay in the image.
+    # Characters must not be mirrored or distorted, and the largest object must stay in the image.
     config.data.crop, config.data.flip = "random_resized", False
     config.data.crop_area, config.data.crop_aspect = (0.7, 1.0), (0.8, 1.25)
     config.optimizer.learning_rate, config.optimizer.weight_decay = 2e-3, 0.05

@@ -1,7 +1,7 @@
 r"""ConvNeXt on ImageNet-1k or 21k, and its fine-tuning (2201.03545, tables 5 and 6).
 
-The values are from the paper and the authors' commands. V2's models are fine-tuned after FCMAE
-(2301.00808, and TRAINING.md of facebookresearch/ConvNeXt-V2).
+The values are from the paper and the authors' commands. ConvNeXt V2's models are pre-trained by
+FCMAE and then fine-tuned (2301.00808, and TRAINING.md of facebookresearch/ConvNeXt-V2).
 
     python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXt-T --workdir=DIR
     python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXt-B,task=i21k --workdir=DIR
@@ -12,8 +12,8 @@ The values are from the paper and the authors' commands. V2's models are fine-tu
 
 Trained only on ImageNet-1k, T, S, B and L reach 82.1, 83.1, 83.8 and 84.3 %. Pre-trained on
 ImageNet-21k and fine-tuned at 384 pixels, B, L and XL reach 86.8, 87.5 and 87.8 %.
-`task=finetune_i1k` fine-tunes a model of ImageNet-1k at 384 pixels. After FCMAE
-(`configs/fcmae.py`), V2's Atto, T and B reach 76.7, 83.0 and 84.9 %.
+`task=finetune_i1k` fine-tunes a model at 384 pixels that was trained on ImageNet-1k. Pre-trained by
+FCMAE (`configs/fcmae.py`), ConvNeXt V2's Atto, T and B reach 76.7, 83.0 and 84.9 %.
 """
 
 from vit_jax.config import choose, named_values
@@ -27,8 +27,8 @@ SKIPPED = {
     "finetune_i1k": {"ConvNeXt-B": 0.8, "ConvNeXt-L": 0.95},
     "finetune_fcmae": {"ConvNeXtV2-Atto": 0.1, "ConvNeXtV2-T": 0.2, "ConvNeXtV2-B": 0.1},
 }
-# V2's fine-tuning: epochs, warm-up epochs, learning rate for 256 images, weight decay, layer-wise
-# learning rate decay.
+# Fine-tuning of ConvNeXt V2: epochs, warm-up epochs, learning rate for a batch size of 256, weight
+# decay, layer-wise learning rate decay.
 AFTER_FCMAE = {
     "ConvNeXtV2-Atto": (600, 0, 2e-4, 0.3, 0.9),
     "ConvNeXtV2-T": (300, 40, 8e-4, 0.05, 0.9),

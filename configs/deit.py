@@ -12,8 +12,8 @@ DeiT-Ti, S and B are ViT-Ti/16, S/16 and B/16. Without a teacher they reach 72.2
 With a distillation token and a RegNetY-16GF (82.9 %) as the teacher they reach 74.5, 81.2 and 83.4
 %. RegNet is not available here; use another classifier of ImageNet's 1,000 classes, preferably a
 ConvNet (BiT, ConvNeXt). In the paper's table 2, DeiT-B reaches 83.1 % with RegNetY-16GF, 82.7 %
-with RegNetY-4GF (80.0 %), and 81.9 % with another DeiT-B (81.8 %). So a weaker ConvNet costs a few
-tenths of a point, and a Transformer teacher costs nearly all of the gain.
+with RegNetY-4GF (80.0 %), and 81.9 % with another DeiT-B (81.8 %) as the teacher. So a weaker
+ConvNet helps a little less, and a Transformer hardly helps.
 
 `recipe=deit3` is for ViT-S/16, B/16, L/16 and H/14. Its tasks and final accuracies:
 
@@ -24,13 +24,15 @@ tenths of a point, and a Transformer teacher costs nearly all of the gain.
 | i21k | 240 epochs at 224, H 90 at 126 | | | | |
 | finetune | ImageNet-1k from ImageNet-21k, at 224 | 83.1 % | 85.7 % | 87.0 % | 87.2 % |
 
-Before fine-tuning at 224, B and L reach 82.8 and 84.0 %. The authors' H/14 has images of 160 and
-128 pixels, of which its patches cover 154 and 126. Their class token has no position embedding.
-Here it has one, so the sum of both learns twice as fast.
+Before fine-tuning at 224, B and L reach 82.8 and 84.0 %.
 
-After the warm-up the learning rate decays at each step; in the authors' code it decays once per
-epoch, along a cosine that starts with the run. They evaluate the parameters, not their average.
-DeiT's heads start at zero; DeiT III's do not, since LAMB scales the update of a kernel by its norm.
+There are some differences from the authors' code. Their H/14 has images of 160 and 128 pixels, of
+which its patches cover only 154 and 126. Their class token has no position embedding; here it has
+one, so the sum of token and embedding changes twice as fast. Here the learning rate decays at each
+step after the warm-up; theirs decays once per epoch, along a cosine that starts with the run.
+
+As in their code, the parameters are evaluated and not an average of them. DeiT's heads are
+initialized with zeros. DeiT III's are not, because LAMB scales the update of a kernel by its norm.
 """
 
 from vit_jax.config import base_config, choose, named_values
@@ -57,7 +59,7 @@ DEIT3_TASKS = {
     "i21k": (240, 2048, 1e-3, 0.02),
     "finetune": (50, 2048, 3e-4, 0.02),
 }
-# Image sizes other than 224 and 384.
+# Image sizes of pre-training, where they are not 224.
 DEIT3_SIZES = {("i1k", "ViT-B/16"): 192, ("i1k", "ViT-L/16"): 192}
 DEIT3_SIZES |= {("i1k", "ViT-H/14"): 154, ("i21k", "ViT-H/14"): 126}
 

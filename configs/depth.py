@@ -1,14 +1,14 @@
-r"""Monocular depth with a head on a frozen backbone, by DINOv3's and DINOv2's recipes for NYU.
+r"""Depth estimation: a head on a frozen backbone, by recipes of DINOv3 and DINOv2 for NYU Depth v2.
 
     python -m vit_jax.main --config=configs/depth.py:backbone=DINOv2-S/14,head=linear \
         --config.data.path=DIR --workdir=RUN
     python -m vit_jax.main --config=configs/depth.py:backbone=DINOv2-S/14,head=dpt,steps=2000 \
         --config.data.path=DIR --config.depth.max_depth=80 --workdir=RUN
 
-DIR is a folder with images and depth maps (`data.source=depth`). Depths are in metres; those beyond
-`depth.max_depth` (default 10, as in NYU Depth v2) are ignored. 16-bit PNGs are in millimetres,
-unless `data.depth_scale` sets another unit. `backbone` is a checkpoint, a workdir, or the name of a
-model, with published weights if there are any.
+DIR is a folder with images and depth maps (`data.source=depth`). Depths are in metres. Pixels with
+a depth above `depth.max_depth` (default 10, as in NYU Depth v2) are ignored. The unit of 16-bit
+PNGs is a millimetre, or `data.depth_scale` metres. `backbone` is a checkpoint, a workdir, or the
+name of a model, whose published weights are used if there are any.
 
 `linear` is DINOv3's probe of the last layer, `linear4` is DINOv2's probe of four layers and class
 tokens, and `dpt` is DPT's decoder. The authors train on NYU Depth v2 for 38,400 steps of 16 images;
@@ -26,7 +26,7 @@ def get_config(argument=None):
     head, backbone = values["head"], values["backbone"]
     if head not in DEPTH:
         raise UserError(f"no head={head}; {nearest(head, DEPTH)}")
-    size = 420 if backbone.endswith("/14") else 416  # Multiples of the patches.
+    size = 420 if backbone.endswith("/14") else 416  # Multiples of the patch size.
     config = depth(head, size, int(values["steps"] or 0))
     set_backbone(config, backbone, smoke=argument == "smoke")
     return choose(config, argument)

@@ -4,13 +4,13 @@ r"""Object detection with ViTDet's backbone and a DETR head (2203.16527, 2010.04
     python -m vit_jax.main --config=configs/detect.py:backbone=CHECKPOINT,size=512 \
         --config.data.path=DIR --workdir=RUN
 
-DIR is a data set with a COCO file (`data.source=coco`). Metrics are COCO's AP and AP50 of the test
-images, each within a square of `size` pixels.
+DIR is a data set with a COCO file (`data.source=coco`). During training COCO's AP and AP50 are
+computed on test images that are resized to fit into a square of `size` pixels.
 
-`backbone` is a checkpoint, a workdir, or the name of a model, with published weights if there are
-any. The default is MAE's ViT-B/16 from the Hub, as in ViTDet. With `window=14`, the default for
-this backbone, all layers of a ViT but four attend within windows. `steps=2000` shortens the run of
-100 epochs.
+`backbone` is a checkpoint, a workdir, or the name of a model, whose published weights are used if
+there are any. The default is MAE's ViT-B/16 from the Hub, as in ViTDet. With `window=14`, which is
+the default for this backbone, attention is limited to windows in all layers except four. The run
+has 100 epochs; `steps=2000` makes it shorter.
 """
 
 from vit_jax.config import choose, named_values

@@ -3,17 +3,17 @@
     python -m vit_jax.main --config=configs/dino.py --workdir=DIR
     python -m vit_jax.main --config=configs/dino.py:run=boosted --workdir=DIR
 
-`reference` is 100 epochs in batches of 512; the authors report 69.3 % with k-NN and 74.0 % with a
-linear probe. `boosted` is 300 epochs in batches of 1,024; they report 73.3 and 76.0 %.
-`model=ViT-B/16` and other names of plain ViTs select the model; for B the authors fix the
-prototypes' norm at 1 in both runs.
+The run `reference` (default) has 100 epochs with a batch size of 512; the authors report 69.3 %
+with k-NN and 74.0 % with a linear probe. `boosted` has 300 epochs with a batch size of 1,024; they
+report 73.3 and 76.0 %. `model=ViT-B/16` or another plain ViT selects the model. For ViT-B the
+authors fix the norm of the prototypes at 1 in both runs.
 """
 
 from vit_jax.config import choose, named_values
 from vit_jax.errors import UserError, nearest
 from vit_jax.recipes import IMAGENET_IMAGES, TeacherRecipe, self_distillation
 
-# Epochs, batch size, the teacher's final temperature, and the epochs of its warm-up.
+# Epochs, batch size, the teacher's final temperature, and the number of epochs until it is reached.
 RUNS = {"reference": (100, 512, 0.04, 0), "boosted": (300, 1024, 0.07, 30)}
 
 

@@ -8,16 +8,18 @@ r"""Self-distillation of images and their patches without labels (DINOv2, 2304.0
     python -m vit_jax.main --config=configs/dinov2.py:from=DINOv2-S/14 --workdir=DIR \
         --config.data.path=PHOTOS
 
-`short` is the authors' `vitl16_short`, ViT-L/16 on ImageNet-1k (the authors report 81.6 % with k-NN
-and 82.9 % with a linear probe); `large` is `vitl14`, on ImageNet-21k. `high_resolution` is the last
-phase of `large`: 10,000 steps at 518 pixels, with the same schedules compressed and all other
-values unchanged (appendix B.2). The paper lowers the learning rate by an unspecified factor; we use
-a quarter, as DINOv3 does. With `teacher` a student is distilled, without stochastic depth, from a
-frozen model with its heads: a run or a converted training checkpoint (section 5).
+The default run `short` is the authors' `vitl16_short`, ViT-L/16 on ImageNet-1k, for which they
+report 81.6 % with k-NN and 82.9 % with a linear probe. `run=large` is the authors' `vitl14`, on
+ImageNet-21k. `run=high_resolution` is the last phase of `large`: 10,000 steps at 518 pixels, with
+all schedules compressed to this length and all other values unchanged (appendix B.2). The paper
+lowers the learning rate by a factor that it does not specify; we use a quarter, as DINOv3 does.
 
-With `from` alone (a published model's name or a source as in `load_model`), training continues from
-this model for 1,000 steps, with our values for a folder of photographs and one device. The model's
-heads are used if it has any. Colours, crops and losses are the authors' in all runs.
+With `teacher` a student is distilled from a frozen model with heads, without stochastic depth
+(section 5). The teacher is a run or a converted training checkpoint.
+
+With only `from` (the name of a published model, or a source as in `load_model`), training continues
+from this model for 1,000 steps. The values are ours, for a folder of photographs and one device. If
+the checkpoint has heads, they are used. Colours, crops and losses are the authors' in all runs.
 """
 
 from vit_jax.config import choose, named_values
@@ -32,7 +34,7 @@ LARGE = DINOV2._replace(
     weight_decay=(0.04, 0.2),
     momentum=0.994,
 )
-# Steps per epoch, so that the authors' 500 epochs are 10,000 steps.
+# An epoch has 20 steps, so that the authors' 500 epochs are 10,000 steps.
 HIGH_RESOLUTION = LARGE._replace(epoch=20, learning_rate=LARGE.learning_rate / 4)
 # The learning rate is ten times the final learning rate of DINOv2's training.
 ON = DINOV2._replace(
@@ -66,7 +68,7 @@ def get_config(argument=None):
 
 
 def _from_scratch(values, short):
-    """Returns the short run or the large one; with a teacher, distillation from it."""
+    """Returns the config of the run `short` or `large`; with a teacher, of its distillation."""
     config = self_distillation(
         DINOV2 if short else LARGE, 2048 if short else 3072, 96 if short else 98
     )
@@ -86,7 +88,7 @@ def _from_scratch(values, short):
 
 
 def _refuse(values, names, why):
-    """Raises UserError if one of these arguments was given, which would have no effect."""
+    """Raises UserError if the user gave one of these arguments, which would have no effect here."""
     if given := [f"{name}={values[name]}" for name in names if values[name]]:
         raise UserError(f"{why}, and reads no {', no '.join(given)}: leave it out")
 
@@ -99,7 +101,7 @@ def _large(config):
 
 
 def _high_resolution(source, argument):
-    """Returns the last phase of the large run, which uses the run's model and heads."""
+    """Returns the config of the last phase, which starts from the model and heads of `source`."""
     if not source and argument != "smoke":
         raise UserError("run=high_resolution goes on from a run: run=high_resolution,from=WORKDIR")
     config = self_distillation(HIGH_RESOLUTION, 3072, 98)
@@ -117,7 +119,8 @@ def _high_resolution(source, argument):
 
 
 def _losses(config):
-    # The authors' code initializes the norms to 1, and trains and decays them like the rest.
+    # The authors' code initializes the norms of prototypes to 1. It trains them, with weight decay,
+    # like other parameters.
     config.dino.update(dict(prototype_lengths="learned"))
     config.dino.update(dict(patch_weight=1.0, koleo=0.1, koleo_group=64))  # The batch of a GPU.
     config.model.uniform_depth, config.model.depth_by = True, "subset"
@@ -125,7 +128,7 @@ def _losses(config):
 
 
 def _on_from(source):
-    """Returns continued training of a published model or a checkpoint, on one device."""
+    """Returns the config that continues the training of a published model, on one device."""
     config = self_distillation(ON, 64)
     config.finetune.checkpoint = checkpoint_of(source)
     config.model.update(dict(name="", dtype="float32", mean=None, std=None))

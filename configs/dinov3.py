@@ -2,9 +2,9 @@
 
     python -m vit_jax.main --config=configs/dinov3.py --workdir=DIR
 
-The losses are DINOv2's with Sinkhorn-Knopp, a separate head for patches, prototypes of any norm,
-and rotary positions. The authors report 82.0 % with k-NN and 83.5 % with a linear probe, after 14
-hours on 32 H100 GPUs.
+The losses are those of DINOv2, with Sinkhorn-Knopp, a separate head for patches, and prototypes of
+any norm. The model has rotary positions. The authors report 82.0 % with k-NN and 83.5 % with a
+linear probe, after 14 hours on 32 H100 GPUs.
 """
 
 from vit_jax.config import choose, named_values

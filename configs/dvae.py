@@ -3,10 +3,10 @@
     python -m vit_jax.main --config=configs/dvae.py --workdir=DIR
 
 The values are the paper's (appendix A.2). The authors train on 250 million images for 3,000,000
-updates; this config trains on ImageNet-1k until the learning rate has decayed. Labels are not read:
---config.data.source=folder --config.data.path=DIR trains on a folder of images.
---config.dvae.codes=1024 sets fewer codes, --config.model.widths=128,256,512,1024 a smaller model.
-`configs/beit.py` trains a ViT on the tokens.
+updates. This config trains on ImageNet-1k and ends when the learning rate has decayed. Labels are
+not read, so --config.data.source=folder --config.data.path=DIR can be any folder of images.
+--config.dvae.codes=1024 sets fewer codes, and --config.model.widths=128,256,512,1024 a smaller
+model. `configs/beit.py` trains a ViT to predict the codes.
 """
 
 from vit_jax.config import base_config, choose
@@ -20,8 +20,8 @@ def get_config(argument=None):
     config.data.source, config.data.path = "tfds", "imagenet2012"
     config.data.train_split, config.data.test_split = "train", "validation"
     config.data.image_size = config.data.test_resize = 256
-    # The side of the authors' crops is 2/3 to 8/9 of the short side; this is the equivalent area of
-    # a 4:3 photograph.
+    # The side of the authors' crops is 2/3 to 8/9 of the short side. In a photograph of 4:3 this is
+    # 33 to 59 % of the area.
     config.data.crop, config.data.crop_area = "random_resized", (0.33, 0.59)
     config.data.crop_aspect, config.data.interpolation = (1.0, 1.0), "area"
     config.optimizer.learning_rate, config.optimizer.end_learning_rate = 1e-4, 1.25e-6

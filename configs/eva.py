@@ -1,4 +1,4 @@
-r"""Masked prediction of CLIP's features, and its fine-tuning (EVA, 2211.07636).
+r"""Prediction of CLIP's features for masked patches, and fine-tuning (EVA, 2211.07636).
 
     python -m vit_jax.main --config=configs/eva.py --workdir=DIR
     python -m vit_jax.main --config=configs/eva.py:task=finetune_i21k --workdir=DIR2 \
@@ -9,11 +9,11 @@ r"""Masked prediction of CLIP's features, and its fine-tuning (EVA, 2211.07636).
         --config.finetune.checkpoint=DIR2
 
 The values are from the authors' commands for EVA-g/14, which reaches 89.6 and 89.7 % on ImageNet-1k
-at 336 and 560 pixels. They train on 30 million images of seven data sets; this config trains on
-ImageNet-21k, about half of them. `model=` trains another ViT in the same way. `teacher=` replaces
-CLIP-L/14 by another teacher with a head for patches; for a teacher without a head set
-`--config.objective.teacher_features=tokens`. The authors mask at most 105 patches of 256; here 105
-are masked in each image.
+at 336 and 560 pixels. They train on 30 million images of seven data sets; this config trains only
+on ImageNet-21k, which is about half of these images. `model=` trains another ViT in the same way.
+`teacher=` replaces the teacher CLIP-L/14 by another ViT with a head; for a ViT without a head set
+`--config.objective.teacher_features=tokens`. The authors mask at most 105 of an image's 256
+patches; here exactly 105 are masked.
 """
 
 from vit_jax.config import choose, chosen_teacher, named_values
@@ -47,7 +47,7 @@ def get_config(argument=None):
         config = masked_features(
             model, PRETRAINED, chosen_teacher(values["teacher"], argument, TEACHER)
         )
-        # The authors' code contains both initializations.
+        # The authors' code has an initialization for EVA-g/14 and another one for other models.
         config.model.initialization = "eva" if model == "EVA-g/14" else "beit"
         return choose(config, argument)
     if values["teacher"]:

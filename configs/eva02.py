@@ -1,4 +1,4 @@
-r"""Masked prediction of EVA-CLIP's features on ImageNet-21k, and its fine-tuning (EVA-02).
+r"""Prediction of EVA-CLIP's features for masked patches, and fine-tuning (EVA-02).
 
     python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14 --workdir=DIR
     python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune \
@@ -8,14 +8,15 @@ r"""Masked prediction of EVA-CLIP's features on ImageNet-21k, and its fine-tunin
     python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune_i1k \
         --workdir=DIR4 --config.finetune.checkpoint=DIR3
 
-The values are from the authors' commands (2303.11331). `finetune` is on ImageNet-1k; Ti, S, B and L
-reach 80.7, 85.8, 88.3 and 89.6 %. With fine-tuning on ImageNet-21k in between, B and L reach 88.6
-and 89.9 %. Fine-tuning can also start from a released model:
+The values are from the authors' commands (2303.11331). Pre-training is on ImageNet-21k. After
+`task=finetune` on ImageNet-1k, Ti, S, B and L reach 80.7, 85.8, 88.3 and 89.6 %. If B and L are
+first fine-tuned on ImageNet-21k (`finetune_i21k`) and then on ImageNet-1k (`finetune_i1k`), they
+reach 88.6 and 89.9 %. Fine-tuning can also start from a released model:
 `--config.finetune.checkpoint=hf://timm/eva02_base_patch14_224.mim_in22k`.
 
-`teacher=` replaces the authors' EVA-CLIP-g/14 by another model with a head for patches; for a model
-without a head set `--config.objective.teacher_features=tokens`. The authors mask at most 105
-patches of 256; here 105 are masked in each image.
+`teacher=` replaces the authors' teacher EVA-CLIP-g/14 by another ViT with a head; for a ViT without
+a head set `--config.objective.teacher_features=tokens`. The authors mask at most 105 of an image's
+256 patches; here exactly 105 are masked.
 """
 
 from vit_jax.config import choose, chosen_teacher, named_values
@@ -37,7 +38,8 @@ PRETRAINED = {
         epochs=150, batch=2048, learning_rate=1.5e-3, warmup=1, stochastic_depth=0.1
     ),
 }
-# Recipe by task and model. For L pre-trained on their 38 million images the authors use 7e-5.
+# Recipe by task and model. The authors' learning rate for L is 7e-5 if it was pre-trained on their
+# 38 million images.
 TUNED = {
     "finetune": {
         "EVA02-Ti/14": Tuned(336, 100, 1024, 2e-4, 5, 0.9, 0.1, smoothing=0.1),

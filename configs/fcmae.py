@@ -5,7 +5,7 @@ r"""A ConvNeXt V2 as a masked autoencoder on ImageNet-1k, without its labels (FC
         --workdir=DIR2 --config.finetune.checkpoint=DIR
 
 The values are from `main_pretrain.py` and TRAINING.md of facebookresearch/ConvNeXt-V2. The second
-command is their fine-tuning; B reaches 84.9 %. `model=` can be any ConvNeXt, and
+command fine-tunes the model as the authors do; B reaches 84.9 %. `model=` can be any ConvNeXt.
 `--config.epochs=800` is the paper's shorter run.
 """
 
@@ -24,7 +24,7 @@ def get_config(argument=None):
     config.optimizer.learning_rate = 1.5e-4 * config.batch_size / 256
     config.optimizer.warmup_steps = round(40 * IMAGENET_IMAGES / config.batch_size)
     config.optimizer.beta2, config.optimizer.decay = 0.95, "matrices"
-    # ImageNet's mean and std, as the authors normalize; fine-tuning uses the checkpoint's.
+    # ImageNet's mean and std, as in the authors' code. Fine-tuning uses the checkpoint's values.
     config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.crop_area = (0.2, 1.0)
     return choose(config, argument)

@@ -3,9 +3,9 @@ r"""Fine-tuning of a masked autoencoder's encoder on ImageNet-1k (2111.06377, ta
     python -m vit_jax.main --config=configs/mae_finetune.py:model=ViT-B/16 --workdir=DIR \
         --config.finetune.checkpoint=MAE_WORKDIR
 
-The models are ViT-B/16, ViT-L/16 and ViT-H/14, for which the authors' code reports 83.6, 85.9 and
-86.9 % validation accuracy after 1,600 epochs of pre-training. The recipe uses layer-wise learning
-rate decay, stochastic depth, timm's RandAugment, mixup, CutMix and random erasing.
+The models are ViT-B/16, ViT-L/16 and ViT-H/14. After 1,600 epochs of pre-training, the authors
+report 83.6, 85.9 and 86.9 % validation accuracy. The recipe uses layer-wise learning rate decay,
+stochastic depth, timm's RandAugment, mixup, CutMix and random erasing.
 """
 
 from vit_jax.config import choose, named_values
@@ -33,8 +33,8 @@ def get_config(argument=None):
     config.optimizer.learning_rate = rate * config.batch_size / 256
     config.optimizer.end_learning_rate = 1e-6
     config.optimizer.warmup_steps = round(5 * IMAGENET_IMAGES / config.batch_size)
-    # As in the authors' code, the class token is kept, the patches' mean is normalized, and learned
-    # positions start from the fixed ones.
+    # As in the authors' code, the class token stays in the sequence, the head reads the normalized
+    # mean of the patches, and learned position embeddings start from the fixed ones.
     config.model.update(dict(pooling="gap", cls_token=True, fc_norm=True, position="1d"))
     config.augment.update(dict(policy="rand-m9-mstd0.5-inc1", mixup=0.8, cutmix=1.0, erasing=0.25))
     config.loss.label_smoothing = 0.1

@@ -17,7 +17,7 @@ def get_config(argument=None):
     config.optimizer.warmup_steps = round(40 * IMAGENET_IMAGES / config.batch_size)
     config.optimizer.beta2, config.optimizer.decay = 0.95, "matrices"
     config.model.initialization = "mae"
-    # ImageNet's mean and std, as the authors normalize; fine-tuning uses the checkpoint's.
+    # ImageNet's mean and std, as in the authors' code. Fine-tuning uses the checkpoint's values.
     config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.crop_area = (0.2, 1.0)
     return choose(config, argument)

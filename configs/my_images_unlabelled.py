@@ -6,10 +6,10 @@ Two commands for the same run:
         --workdir=DIR
     vit-jax pretrain PHOTOS
 
-It trains a pre-trained model further with DINOv2's losses (2304.07193) at a low learning rate. Each
-choice is printed with its reason and with the flag that changes it; the rules are in
-vit_jax/runs/choices/pretraining.py. The papers' recipes are configs/dino.py, configs/dinov2.py and
-configs/dinov3.py.
+It continues the training of a pre-trained model with DINOv2's losses (2304.07193), at a low
+learning rate. Each choice is printed with its reason and with the flag that changes it; the rules
+are in vit_jax/runs/choices/pretraining.py. The papers' own recipes are configs/dino.py,
+configs/dinov2.py and configs/dinov3.py.
 """
 
 from vit_jax.config import choose

@@ -13,9 +13,9 @@ def get_config(argument=None):
     config.model.name = "ViT-Ti/4"
     config.model.update(dict(dim=64, depth=3, mlp_dim=128, heads=4))
     config.data.source = "digits"
-    # Twice the size of the scans, for finer crops.
+    # The scans have 8x8 pixels. Twice this size allows finer crops.
     config.data.image_size, config.data.test_resize = 16, 16
-    # Distortion or mirroring would change a digit.
+    # Digits must not be distorted or mirrored.
     config.data.crop = "random_resized"
     config.data.crop_area, config.data.crop_aspect, config.data.flip = (
         (0.6, 1.0),

@@ -1,4 +1,4 @@
-r"""Semantic segmentation with a head on any backbone, by the recipes of their papers for ADE20K.
+r"""Semantic segmentation: a head on any backbone, by recipes of papers for ADE20K.
 
     python -m vit_jax.main --config=configs/segment.py:backbone=DINOv3-B/16,head=linear \
         --config.data.path=PHOTOS --workdir=DIR
@@ -8,13 +8,13 @@ r"""Semantic segmentation with a head on any backbone, by the recipes of their p
         --config.data.path=PHOTOS --workdir=DIR
 
 PHOTOS is a folder with images and masks, or the folder of ADE20K, VOC or Cityscapes
-(`data.source=masks`). `backbone` is a checkpoint, a workdir, or the name of a model, with published
-weights if there are any.
+(`data.source=masks`). `backbone` is a checkpoint, a workdir, or the name of a model, whose
+published weights are used if there are any.
 
-`linear` is DINOv3's probe of frozen features; it needs few images. `eomt` trains the whole ViT with
-EoMT's values for DINOv3. `upernet` trains the whole Swin or ConvNeXt with Swin's values. The
-authors train on 20,210 images for 31, 16 and 126 epochs; `steps=2000` shortens the run and its
-warm-up.
+`head=linear` is DINOv3's linear probe of frozen features; it needs few images. `head=eomt` trains
+the whole ViT by EoMT's recipe for DINOv3. `head=upernet` trains the whole Swin or ConvNeXt by
+Swin's recipe. The authors train these heads on 20,210 images for 31, 16 and 126 epochs;
+`steps=2000` shortens the run and its warm-up.
 """
 
 from vit_jax.config import choose, named_values
@@ -31,5 +31,5 @@ def get_config(argument=None):
     config = segmentation(head, int(values["steps"] or 0))
     set_backbone(config, backbone, smoke=argument == "smoke")
     if backbone.endswith("/14"):
-        config.data.image_size = config.data.test_resize = 518  # A multiple of the patches.
+        config.data.image_size = config.data.test_resize = 518  # A multiple of the patch size.
     return choose(config, argument)

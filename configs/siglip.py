@@ -1,4 +1,4 @@
-r"""SigLIP: images and captions, by a sigmoid of each pair (2303.15343).
+r"""SigLIP: training on images and captions with a sigmoid loss of each pair (2303.15343).
 
     python -m vit_jax.main --config=configs/siglip.py --config.data.path=PAIRS --workdir=DIR
     python -m vit_jax.main --config=configs/siglip.py:from=SigLIP2-B/16 \
@@ -6,13 +6,15 @@ r"""SigLIP: images and captions, by a sigmoid of each pair (2303.15343).
     python -m vit_jax.main --config=configs/siglip.py:tune=text,image=DIR --config.data.path=PAIRS \
         --workdir=DIR2
 
-PAIRS is a folder with `train.csv` and `test.csv` (columns `file` and `caption`). The first command
-trains from scratch with the batch size and the optimizer of the authors' WebLI runs. The second
-trains a SigLIP, SigLIP 2 or CLIP of Transformers, open_clip or big_vision further on your pairs,
-with its loss and its tokenizer; `from` is its name, hf://owner/name, a file, a folder or a workdir.
-`tune=image` freezes its text tower, and `tune=text` its image tower. The third is locked-image
-tuning (2111.07991): the image tower of any checkpoint is frozen, and a text tower is trained for it
-with the values of big_vision's `siglip_lit_coco.py`.
+PAIRS is a folder with `train.csv` and `test.csv` (columns `file` and `caption`).
+
+The first command trains from scratch, with the batch size and the optimizer of the authors' runs on
+WebLI. The second command continues the training of a SigLIP, SigLIP 2 or CLIP of Transformers,
+open_clip or big_vision on your pairs, with the loss and the tokenizer of this model. `from` is the
+model's name, hf://owner/name, a file, a folder or a workdir. `tune=image` freezes the text tower,
+and `tune=text` the image tower. The third command is locked-image tuning (2111.07991): the image
+model of a checkpoint is frozen, and a text tower is trained for it with the values of big_vision's
+`siglip_lit_coco.py`.
 """
 
 from vit_jax.config import choose, named_values
@@ -46,7 +48,7 @@ def get_config(argument=None):
 def _lock_image(config, checkpoint):
     """Sets the values of big_vision's `siglip_lit_coco.py`, which trains only a text tower.
 
-    Images have the checkpoint's size and its evaluation transform, if it has one.
+    The image size is the checkpoint's, and so is the evaluation transform, if it has one.
     """
     config.model.update(dict(name="", pooling=None, dtype="float32"))
     config.finetune.checkpoint, config.finetune.objective = checkpoint, "new"
@@ -60,12 +62,17 @@ def _lock_image(config, checkpoint):
 
 
 def _shown_as(checkpoint, kind="square"):
-    """Returns the size of a checkpoint's images and its evaluation transform, by default `kind`."""
-    from vit_jax.interop.open import open_checkpoint  # It imports JAX.
+    """Returns config values for a checkpoint's image size and evaluation transform.
+
+    Args:
+      checkpoint: the checkpoint.
+      kind: the evaluation transform if the checkpoint has none.
+    """
+    from vit_jax.interop.open import open_checkpoint  # Not at the top, because it imports JAX.
 
     try:
         opened = open_checkpoint(checkpoint)
-    except UserError:  # Raised again, with its context, when the run starts.
+    except UserError:  # The run opens the checkpoint again, and then reports the error.
         return {}
     size, seen = min(opened.options.image_size), opened.preprocessing
     if (seen.kind if seen else kind) != "short_side":
@@ -76,8 +83,8 @@ def _shown_as(checkpoint, kind="square"):
 
 
 def _continue(config, source):
-    """Sets values for a few epochs on a user's pairs, starting from both towers of a checkpoint."""
-    from vit_jax.image_text import towers_place  # They import JAX.
+    """Sets values to continue the training of both towers for a few epochs on a user's pairs."""
+    from vit_jax.image_text import towers_place  # Not at the top, because it imports JAX.
     from vit_jax.interop.image_text import values_of_towers
     from vit_jax.published.towers import towers_of
 

@@ -1,4 +1,4 @@
-r"""SigLIP 2: SigLIP, captioning, self-distillation and masked prediction (2502.14786).
+r"""SigLIP 2: SigLIP with captioning, self-distillation and masked prediction (2502.14786).
 
     python -m vit_jax.main --config=configs/siglip2.py:model=ViT-B/16 --config.data.path=PAIRS \
         --config.contrastive.tokenizer=FOLDER --workdir=DIR
@@ -9,12 +9,12 @@ contains SigLIP 2's `tokenizer.json`. Without a tokenizer the tokens are bytes. 
 (ViT-L/16), at 256 pixels.
 
 A caption decoder, half as deep as the text tower, is trained from the start. In the last fifth of
-the run self-distillation and masked prediction are added; the teacher is the image tower's EMA.
-From eight local crops the image tower predicts the teacher's output for the whole image, and for
-masked patches the teacher's output for the same patches. Referring expressions, other sizes and
-curated data are not part of this recipe. The paper does not specify the heads, the teacher's
-temperature and momentum, and the distortions of the views; here they are DINO's, with a constant
-momentum.
+the run self-distillation and masked prediction are added. Their teacher is an EMA of the image
+tower and reads the whole image. From each of eight local crops the image tower predicts the
+teacher's output for the image, and for masked patches the teacher's output for these patches.
+The paper does not specify the heads, the temperature and momentum of the teacher, and the
+distortions of crops; here they are DINO's, with a constant momentum. Training on referring
+expressions, on other image sizes and on curated data is not part of this config.
 """
 
 from vit_jax.config import choose, named_values

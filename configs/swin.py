@@ -7,11 +7,11 @@ The values are from the authors' configs.
     python -m vit_jax.main --config=configs/swin.py:model=Swin-B/w12,task=finetune --workdir=DIR2 \
         --config.finetune.checkpoint=DIR
 
-Trained only on ImageNet-1k, T, S and B reach 81.2, 83.2 and 83.5 %, and SwinV2-{T,S,B}/w16 82.8,
-84.1 and 84.6 %. Pre-trained on ImageNet-21k and fine-tuned at 384 pixels, Swin-{B,L}/w12 reach 86.4
-and 87.3 %, and SwinV2-{B,L}/w12to24 87.1 and 87.6 %. `task=finetune_i1k` fine-tunes a model of
-ImageNet-1k at 384 pixels: 84.5 %. If the name has other windows than the checkpoint, position bias
-tables are resized.
+Trained only on ImageNet-1k, Swin-T, S and B reach 81.2, 83.2 and 83.5 %, and SwinV2-{T,S,B}/w16
+82.8, 84.1 and 84.6 %. Pre-trained on ImageNet-21k and fine-tuned at 384 pixels, Swin-{B,L}/w12
+reach 86.4 and 87.3 %, and SwinV2-{B,L}/w12to24 87.1 and 87.6 %. `task=finetune_i1k` fine-tunes a
+model at 384 pixels that was trained on ImageNet-1k, and reaches 84.5 %. If the windows of `model`
+are not those of the checkpoint, position bias tables are resized.
 """
 
 from vit_jax.config import choose, named_values
@@ -51,8 +51,8 @@ def get_config(argument=None):
     family, _, windows = model.partition("/")
     size = SIZES.get(f"{family.split('-')[0]}/{windows}", 224)
     config = deit_like(model, task, SKIPPED, size)
-    # DeiT's augmentation, without repeated images and without the average. As in timm, the policy
-    # replaces colour jitter.
+    # DeiT's augmentation, but without repeated images and without averaged parameters. As in timm,
+    # RandAugment replaces colour jitter.
     config.augment.mixup, config.augment.cutmix = 0.8, 1.0
     config.optimizer.clip_norm = 5.0
     images, config.batch_size, config.epochs = IMAGENET_IMAGES, 1024, 30.0

@@ -1,6 +1,7 @@
 """ViT-H/14 on ImageNet: the paper's pre-training (table 3).
 
-The paper did not train this model on ImageNet, only B and L; the values are its row "ViT (all)".
+The paper trains only B and L on ImageNet, not this model. The values are those of the row "ViT
+(all)" in table 3.
 
 python -m vit_jax.main --config=configs/vit_h14_i1k.py --workdir=DIR
 """

@@ -1,6 +1,6 @@
 """ViT-H/14 on ImageNet-21k: the paper's pre-training (table 3).
 
-The authors report 49.06 % precision at 1 on unseen images (vision_transformer, issue 62).
+The authors report 49.06 % precision at 1 on held-out images (vision_transformer, issue 62).
 
 Table 3 has no row for this run, although table 5 has its results: the values are L's.
 

@@ -1,6 +1,6 @@
 """ViT-L/16 on ImageNet-21k: the paper's pre-training (table 3).
 
-The authors report 49.90 % precision at 1 on unseen images (vision_transformer, issue 62).
+The authors report 49.90 % precision at 1 on held-out images (vision_transformer, issue 62).
 
 python -m vit_jax.main --config=configs/vit_l16_i21k.py --workdir=DIR
 """

@@ -2,8 +2,8 @@
 
 It has 14 epochs as in tables 2 and 5; --config.epochs=7 is the shorter run of table 6.
 
---config.data.path=NAME selects your own data set, prepared for TFDS, with its labels in the feature
---config.data.label_key.
+JFT-300M is not public. To train on a data set of your own, prepare it for TFDS, and set its name
+with --config.data.path=NAME and the feature of its labels with --config.data.label_key=FEATURE.
 
 python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=DIR
 """

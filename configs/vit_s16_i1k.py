@@ -3,9 +3,9 @@
     python -m vit_jax.main --config=configs/vit_s16_i1k.py:epochs=90 --workdir=DIR
 
 The authors report 76.5, 78.5 and 80.0 % validation accuracy. The values are from big_vision's
-config of the same name. There are two other differences: big_vision mixes neighbours on the same
-device and shuffles in a buffer of 250,000 images; here mixup and shuffling apply to the whole batch
-and to all images.
+config of the same name. There are two differences. big_vision's mixup pairs images of the same
+device; here it pairs images of the whole batch. big_vision shuffles images in a buffer of 250,000;
+here all images are shuffled.
 """
 
 from vit_jax.config import choose, named_values

@@ -2,10 +2,11 @@
 
     python -m vit_jax.main --config=configs/vqkd.py --workdir=DIR
 
-The values are from the authors' commands: a ViT-B/16 with 8,192 codes and a decoder of 3 layers
-(`decoder=1`: one layer) learns to predict CLIP-B/16's projected features of each patch. `model=`
-trains another encoder. `teacher=` is another teacher with a head for patches; for a teacher without
-a head set `--config.objective.teacher_features=tokens`. `configs/beitv2.py` predicts the codes.
+The values are from the authors' commands. A ViT-B/16 maps each patch to one of 8,192 codes, and a
+decoder of 3 layers (one layer with `decoder=1`) predicts CLIP-B/16's projected features of the
+patch from the code. `model=` trains another encoder. `teacher=` is another ViT with a head; for a
+ViT without a head set `--config.objective.teacher_features=tokens`. `configs/beitv2.py` then trains
+a model to predict the codes.
 """
 
 from vit_jax.config import base_config, choose, chosen_teacher, named_values

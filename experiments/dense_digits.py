@@ -1,9 +1,10 @@
 """Segmentation and detection of composed digits: vit-jax experiment dense_digits --out=DIR.
 
-A small ViT and a small ConvNeXt learn 20,000 centred digits of 64 pixels with labels, the ViT also
-by DINO without labels. Segmentation then has the masks of 2,000 centred digits: a linear layer on
-the ViT's frozen features, EoMT on the ViT, and UPerNet on the ConvNeXt. Detection has images of one
-to five scattered digits. Test images are composed of other scans.
+First the backbones are pre-trained on 20,000 centred digits of 64 pixels: a small ViT and a small
+ConvNeXt with labels, and a small ViT by DINO without labels. Then heads are trained on them. For
+segmentation these are a linear layer on frozen features of the ViT, EoMT on the ViT, and UPerNet on
+the ConvNeXt; they are trained on 2,000 centred digits with masks. A detector is trained on the
+ConvNeXt, with images of one to five scattered digits. Test images are composed of other scans.
 """
 
 from typing import Any
@@ -15,13 +16,13 @@ from vit_jax.ledger.tables import listing, means, ranking
 from vit_jax.ledger.unlabelled import DINO, objective_values
 
 IMAGES, SIZE, VIT, CONVNEXT = 20_000, 64, "ViT-64x4/8", "ConvNeXt-T"
-# Four stages, as many as the heads' pyramids have.
+# The ConvNeXt has four stages, because the heads need feature maps at four resolutions.
 WIDTHS = dict(model__blocks=(1, 1, 2, 1), model__widths=(24, 48, 96, 192))
 SEEDS, RANDOM = (0, 1, 2), "random parameters"
 STARTS = {"labels": {}, "DINO": objective_values("dino", **DINO) | {"batch_size": 64}}
 STEPS = {"labels": 400, "DINO": 400}
 EOMT = dict(queries=16, query_layers=2, masked_until=(0.0, 0.4), unmasked_from=(0.2, 0.8))
-# Config, model, steps, learning rate and options of a head: those of a small model.
+# For each head: config, backbone, steps, learning rate and options. The heads are small.
 HEADS = {
     "linear": ("segment:head=linear", VIT, 400, 1e-2, {}),
     "eomt": ("segment:head=eomt", VIT, 400, 1e-3, EOMT | {"points": 512}),
@@ -43,14 +44,17 @@ COMMON = dict(
 
 
 def pretrained(study, model, start, seed):
-    """Returns a run on centred digits; None for DINO with the ConvNeXt."""
+    """Returns config and overrides of a pre-training run on centred digits.
+
+    Returns None for DINO with the ConvNeXt, which is not part of the experiment.
+    """
     values = STARTS[start] | (WIDTHS if model == CONVNEXT else {})
     found = config_name(model, "digits", IMAGES, STEPS[start], SIZE), values
     return None if (model, start) == (CONVNEXT, "DINO") else found
 
 
 def with_head(study, head, start, seed):
-    """Returns a run of a head on composed digits; None if its start is missing."""
+    """Returns config and overrides of a head's training run; None if its backbone is missing."""
     config, model, steps, rate, options = HEADS[head]
     task = "detection" if head == "boxes" else "segmentation"
     values = COMMON | DATA[task] | {f"{task}__{key}": value for key, value in options.items()}
@@ -66,7 +70,7 @@ def with_head(study, head, start, seed):
 
 
 def draw(study: Study, figures: Any) -> dict[str, Any]:
-    """Draws three test images under the classes that each run of the first seed predicts."""
+    """Draws three test images with the classes that each run of the first seed predicts."""
     from vit_jax.data.sources import open_source
     from vit_jax.ledger.segmented import draw_predictions
 

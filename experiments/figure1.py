@@ -1,8 +1,8 @@
 """The model's parts with their shapes: python -m vit_jax.experiment figure1 --out=DIR.
 
-Figure 1 is a drawing without measurements. This experiment lists the parts that it shows, in the
-order in which an image passes them, with the shapes of their parameters. They are read from the
-model itself, ViT-B/16 with the head of pre-training.
+Figure 1 is a drawing of the architecture without measurements. This experiment lists the parts in
+the drawing, from the input to the output, with the shapes of their parameters in our ViT-B/16 with
+the head of pre-training.
 """
 
 import math
@@ -14,8 +14,7 @@ from vit_jax.ledger.tables import markdown_table
 from vit_jax.models import abstract, model_factory
 
 NAME, PIXELS = "ViT-B/16", 224
-# The labels of the drawing, and the prefixes of each part's parameter paths. All layers are the
-# same.
+# For each label in the drawing, the start of the paths of its parameters. All layers are the same.
 PARTS = {
     "Linear projection of flattened patches": "patch",
     "Extra learnable [class] embedding": "cls",
@@ -30,7 +29,7 @@ PARTS = {
 
 
 def read(study) -> dict:
-    """Returns the shapes of each part's parameters, and the numbers of tokens and layers."""
+    """Returns the parameter shapes of each part, the number of tokens and the number of layers."""
     model = abstract(model_factory(NAME, num_classes=1000, image_size=PIXELS, pre_logits=True))
     state = nnx.to_flat_state(nnx.state(model, nnx.Param))
     shapes = {"/".join(map(str, path)): list(value.get_value().shape) for path, value in state}

@@ -1,9 +1,10 @@
 """Position similarity by learning rate: python -m vit_jax.experiment figure10 --out=DIR.
 
-A tile shows the cosine similarity of a patch's position embedding to all others. The runs vary
-learning rate, weight decay and epochs. Small ViTs learn scikit-learn's digits, for one or two times
-the steps; the paper's are ViT-L/16 on JFT-300M, for 7 and 14 epochs. The results are mean
-similarities of patches that are neighbours, in one row or column, or neither.
+The figure has a tile for each patch, which shows the cosine similarity of its position embedding to
+those of all patches. The runs differ in learning rate, weight decay and number of epochs. At laptop
+scale small ViTs learn scikit-learn's digits, and the longest run has twice the steps. The paper's
+runs are ViT-L/16 on JFT-300M, for 7 and 14 epochs. The results are mean similarities: of
+neighbouring patches, of patches in the same row or column, and of other patches.
 """
 
 from vit_jax.inspection.figures import similarity_panels
@@ -14,13 +15,13 @@ from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import by_name
 
 STEPS = 400
-# Factors of the steps and of the learning rate, and the weight decay.
+# For each setting: factor of the number of steps, factor of the learning rate, and weight decay.
 SETTINGS = {"rate x 1, decay 0.01": (1, 1, 0.01), "rate x 2, decay 0.1": (1, 2, 0.1)}
 SETTINGS |= {"rate x 2, decay 0.1, epochs x 2": (2, 2, 0.1)}
 
 
 def trained(study, setting, seed):
-    """Returns a run at either scale."""
+    """Returns config and overrides of the training run with a setting, at the study's scale."""
     longer, rate, decay = SETTINGS[setting]
     values = {"optimizer__weight_decay": decay, "optimizer__learning_rate": 2e-4 * rate}
     if study.scale == "paper":
@@ -30,7 +31,7 @@ def trained(study, setting, seed):
 
 
 def read(study):
-    """Returns the similarities of each setting, and the upstream accuracy."""
+    """Returns mean similarities and the accuracy of each setting."""
     return {
         trial.factors["setting"]: nearness(positions_of(trial.job.workdir))
         | {"accuracy": study.figure(trial, "accuracy")}
@@ -45,7 +46,7 @@ def draw(study, figures):
 
 
 def finding(figures):
-    """Returns a sentence about the higher similarity of neighbours in each setting."""
+    """Returns a sentence: how much more similar neighbours are than other patches, by setting."""
     gaps = [
         f"{found['neighbours'] - found['others']:.2f} ({name})" for name, found in figures.items()
     ]

@@ -1,8 +1,8 @@
 """Attention distance of a ViT and of a hybrid: python -m vit_jax.experiment figure11 --out=DIR.
 
-It uses the runs of figure 7. A dot is a head: the distance in pixels between a patch and those that
-it attends to, weighted by the attention, over 128 test images. The dotted line is a head with
-uniform attention.
+It uses the runs of figure 7. Each dot is a head: the mean distance in pixels between a patch and
+the patches to which it attends, weighted by the attention, over 128 test images. The dotted line is
+the distance that a head with uniform attention would have.
 """
 
 from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ def draw(study, figures):
 
 
 def finding(figures):
-    """Returns a sentence about the first layer's distances of each model."""
+    """Returns a sentence about the attention distances in the first layer of each model."""
     looks = [
         f"{span(distance[0])} pixels in {name}" for name, distance in figures["distance"].items()
     ]

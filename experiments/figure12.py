@@ -1,9 +1,9 @@
 """Speed and memory of inference by image size: python -m vit_jax.experiment figure12 --out=DIR.
 
 At laptop scale it measures images/s on this machine, in float32, and the memory of the compiled
-program, with the functions of `python -m vit_jax.benchmark inference`. At the paper's scale both
-are the TPU compiler's estimates for a core of TPU v3 in bfloat16, not measurements (pip install -e
-".[plan]"; each program compiles for minutes). Results are cached in the folder.
+program, as `python -m vit_jax.benchmark inference` does. At the paper's scale speed and memory are
+not measured, but estimated by the TPU compiler for a core of TPU v3 in bfloat16 (pip install -e
+".[plan]"; each program takes minutes to compile). Results are cached in the folder.
 """
 
 from vit_jax.ledger.charts import panels
@@ -30,7 +30,7 @@ PAPER = {
 
 
 def read(study):
-    """Returns images/s, and MB for each additional image, by model and image size."""
+    """Returns images/s, and the memory of each additional image in MB, by model and image size."""
     how, asked = (timed, HERE) if study.scale == "laptop" else (on_tpu, PAPER)
     return kept(study, how, asked["models"], asked["sizes"])
 
@@ -51,7 +51,7 @@ def draw(study, figures):
 
 
 def finding(figures):
-    """Returns a comparison of a ViT with the ResNet of similar compute, at the largest size."""
+    """Returns a sentence that compares ViT-S/16 and BiT-R50x1 at the largest image size."""
     largest = max(row["size"] for row in figures)
     at = {row["model"]: row for row in figures if row["size"] == largest}
     ours, theirs = at.get("ViT-S/16"), at.get("BiT-R50x1")

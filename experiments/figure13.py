@@ -1,9 +1,10 @@
 """Axial attention compared with full attention: python -m vit_jax.experiment figure13 --out=DIR.
 
-Each layer of an Axial-ViT is a row layer and a column layer (appendix D.6): twice the parameters,
-and attention over a row or a column instead of all patches. Two sizes of both are trained on
-100,000 images of `letters`, with two seeds each. The plots show accuracy over compute, and over the
-seconds of training. AxialResNet50 is not implemented.
+An Axial-ViT replaces each layer of a ViT by two layers: in the first, patches attend to patches in
+the same row, in the second to patches in the same column (appendix D.6). So it has twice the
+parameters. Axial-ViTs and ViTs of two sizes are trained on 100,000 images of `letters`, with two
+seeds each. The plots show accuracy over the compute, and over the seconds of training. The
+experiment does not include AxialResNet50.
 """
 
 from dataclasses import replace
@@ -21,14 +22,20 @@ KINDS = {"full": "", "axial": "Axial-"}
 
 
 def pretrained(study, size, attention, seed):
-    """Returns a run; at the paper's scale on JFT-300M, with the learning rate of the plain ViT."""
+    """Returns config and overrides of a training run.
+
+    At the paper's scale it is on JFT-300M, with the learning rate of the ViT.
+    """
     if size in PAPER:
         return PAPER[size], FIVE_SHOT | {"model__name": KINDS[attention] + size}
     return config_name(KINDS[attention] + size, steps=STEPS, size=32), {}
 
 
 def read(study):
-    """Returns accuracy (at the paper's scale few-shot on ImageNet), compute and time."""
+    """Returns accuracy, compute and time of each run.
+
+    At the paper's scale the accuracy is few-shot on ImageNet.
+    """
     figure = FIVE_SHOT_FIGURE if study.scale == "paper" else "accuracy"
     points = study.points("pretrained", figure, "exaflops", "seconds")
     return [{"accuracy": point[figure]} | point for point in points]
@@ -41,7 +48,7 @@ def draw(study, figures):
 
 
 def finding(figures):
-    """Returns the models in order of accuracy, and their times."""
+    """Returns a sentence with the models in the order of their accuracy, and their times."""
     seconds = means(figures, "size", "attention", figure="seconds")  # `means` multiplies by 100.
     times = ", ".join(f"{name} {value / 100:.0f} s" for name, value in seconds.items())
     return f"By accuracy: {ranking(means(figures, 'size', 'attention'))}. Time: {times}."

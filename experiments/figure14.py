@@ -1,6 +1,6 @@
 """Attention rollout on many images: python -m vit_jax.experiment figure14 --out=DIR.
 
-It uses the runs of figure 6 and shows the first images, without a selection.
+It uses the runs of figure 6 and shows the first test images; they were not selected.
 """
 
 import numpy as np
@@ -14,9 +14,13 @@ COLUMNS = 8
 
 
 def read(study):
-    """Returns the number of images, and of those with more rollout than area on the object.
+    """Counts the images on which rollout attends to the object.
 
-    The second number is None if the objects are unknown.
+    These are the images for which the share of rollout on the labelled object is larger than the
+    object's share of the area.
+
+    Returns:
+      For each model the number of all images, and of these images (None if objects are unknown).
     """
     counts = {}
     for name, seen in seen_in(study).items():
@@ -27,7 +31,7 @@ def read(study):
 
 
 def table(figures):
-    """Returns a table of the counts."""
+    """Returns a table of the numbers of images."""
     lines = [[name, found["images"], found["more"]] for name, found in figures.items()]
     return markdown_table(("", "images", "of which the object is seen more than its share"), lines)
 
@@ -49,7 +53,7 @@ def draw(study, figures):
 
 
 def finding(figures):
-    """Returns a sentence about the images with more rollout than area on the object."""
+    """Returns a sentence about the number of images on which rollout attends to the object."""
     known = [
         f"{f['more']} of {f['images']} images in {name}" for name, f in figures.items() if f["more"]
     ]

@@ -1,9 +1,9 @@
 """Results on the groups of VTAB's tasks: python -m vit_jax.experiment figure2 --out=DIR.
 
-It groups the tasks of table 9's runs. At laptop scale the groups are alphabets with letters similar
-to the pre-training images, other alphabets, and digits. The paper's figure has bars without
-numbers, for BiT, VIVI and S4L as well as for ViT. The published values here are the means of table
-9's results, which the bars of its ViTs show.
+It uses the runs of table 9 and averages their accuracies over groups of tasks. At laptop scale the
+groups are alphabets with letters similar to the pre-training images, other alphabets, and digits.
+The paper's figure has bars without numbers, for ViT, BiT, VIVI and S4L. The bars of the ViTs show
+means of results in table 9, so these means are used as published values.
 """
 
 import statistics
@@ -24,19 +24,19 @@ TABLE9 = load("table9")
 
 
 def read(study):
-    """Returns each seed's mean over the tasks of a group, by start."""
+    """Returns for each start and group of tasks the mean accuracy, with a value for each seed."""
     points, found = TABLE9.read(study), []
     for kind, tasks in KINDS.items():
         for start in dict.fromkeys(point["start"] for point in points):
             of_group = [p["accuracy"] for p in points if p["task"] in tasks and p["start"] == start]
-            # Only the seeds that all tasks have.
+            # Only seeds whose runs are finished for all tasks of the group are used.
             seeds = list(map(statistics.mean, zip(*of_group, strict=False)))
             found += [{"group": kind, "start": start, "accuracy": seeds}] if seeds else []
     return found
 
 
 def read_at_scale(study):
-    """Returns the mean over each group's tasks, for models with results of all tasks."""
+    """Returns the mean accuracy of each group of tasks, for models whose tasks are all finished."""
     ours, found = TABLE9.paper.read(study), {}
     for group in GROUPS:
         rows = [ours[task.name] for task in TASKS.values() if task.group == group]

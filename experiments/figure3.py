@@ -1,11 +1,12 @@
 """Accuracy over the pre-training set's size: python -m vit_jax.experiment figure3 --out=DIR.
 
-Three families in two sizes are pre-trained on the first 1,000, 10,000 and 100,000 images of
-`letters`, all for as many steps. Learning rates and, on 1,000 images, weight decay, dropout and
-label smoothing are chosen for each family, in runs of half the length with its smaller model on
-other images. Each model is fine-tuned on 2,000 images of an unseen alphabet. The smaller models
-have three seeds. Figure 4 and table 5 use these runs. At the paper's scale the smallest and the
-largest BiT are the band that the paper shades.
+Models of three families, in two sizes each, are pre-trained on the first 1,000, 10,000 and 100,000
+images of `letters`, always for the same number of steps. The learning rate is chosen for each
+family and number of images. With 1,000 images weight decay, dropout and label smoothing are chosen,
+too. The choices are compared with the smaller model of the family, in runs of half the length, on
+held-out images. Then each model is fine-tuned on 2,000 images of an unseen alphabet. The smaller
+models have three seeds. Figure 4 and table 5 use the same runs. At the paper's scale the shaded
+band of ResNets is limited by the smallest and the largest BiT.
 """
 
 from vit_jax.ledger.charts import lines
@@ -17,14 +18,17 @@ from vit_jax.ledger.tables import crossings, pivot
 
 SMALL, LARGER = ([members[size] for members in MODELS.values()] for size in (0, 1))
 STEPS, FACTORS = 1200, {"model": SMALL + LARGER, "images": (10**3, 10**4, 10**5)}
-# Learning rate, weight decay, dropout and label smoothing. The last two recipes are for 1,000
-# images only.
+# Recipes to choose from: learning rate, weight decay, dropout and label smoothing. The last two are
+# only used with 1,000 images.
 RECIPES = {"slow": (2e-3, 0.05, 0.0, 0.0), "fast": (5e-3, 0.05, 0.0, 0.0)}
 RECIPES |= {"regular": (2e-3, 0.5, 0.1, 0.0), "smooth": (2e-3, 0.5, 0.1, 0.1)}
 
 
 def pretrained(study, model, images, recipe, seed):
-    """Returns a run; the larger models have one seed."""
+    """Returns config and overrides of a pre-training run.
+
+    Returns None for recipes that are not used, and for further seeds of the larger models.
+    """
     rare = recipe in ("regular", "smooth") and images > 1000
     if rare or (seed and model in LARGER):
         return None
@@ -39,7 +43,7 @@ def pretrained(study, model, images, recipe, seed):
 
 
 def finetuned(study, model, images, seed):
-    """Returns a run on 2,000 images of another alphabet."""
+    """Returns config and overrides of a fine-tuning run on 2,000 images of another alphabet."""
     start = study.workdir("pretrained", model=model, images=images, seed=seed)
     return start and (config_name(model, "cyrillic", 2000, 300), {"finetune__checkpoint": start})
 

@@ -1,9 +1,10 @@
 """Figure 3 up to a million images: python -m vit_jax.experiment figure3_million --out=DIR.
 
 The two smaller ViTs and the smallest BiT are trained on the first 1,000, 10,000, 100,000 and
-1,000,000 images of `letters`, for 3,900 steps, three times figure 3's. The steps cover half of the
-million images once. A family's learning rate is chosen in short runs of its smallest model on other
-images. Evaluation is few-shot and by fine-tuning on alphabets, with one seed.
+1,000,000 images of `letters`. Each run has 3,900 steps, three times as many as in figure 3; in a
+run on a million images, half of the images occur once. The learning rate of a family is chosen in
+short runs of its smallest model on held-out images. The models are evaluated on other alphabets,
+few-shot and by fine-tuning, with one seed.
 """
 
 from vit_jax.ledger.charts import lines
@@ -25,18 +26,18 @@ FACTORS = {"model": (*MODELS["ViT"][:2], MODELS["BiT"][0]), "images": (10**3, 10
 
 
 def pretrained(study, model, images, seed, **rate):
-    """Returns a run on the first images of `letters`."""
+    """Returns config and overrides of a pre-training run on the first images of `letters`."""
     return config_name(model, images=images, steps=STEPS), fewshot(STEPS) | rate
 
 
 def finetuned(study, model, images, seed):
-    """Returns a run on 2,000 images of another alphabet."""
+    """Returns config and overrides of a fine-tuning run on 2,000 images of another alphabet."""
     start = study.workdir("pretrained", model=model, images=images, seed=seed)
     return start and (config_name(model, "cyrillic", 2000, 300), {"finetune__checkpoint": start})
 
 
 def read(study):
-    """Returns accuracies of pre-training, on letters and few-shot, and of fine-tuning."""
+    """Returns accuracies of each model: on letters, few-shot, and after fine-tuning."""
     points = study.points("pretrained", "accuracy", *(f"fewshot/{name}/10" for name in DOWNSTREAM))
     kept = (*FACTORS, "seeds", "accuracy")
     pretrained = [
@@ -46,7 +47,7 @@ def read(study):
 
 
 def table(figures):
-    """Returns tables of accuracies on letters, few-shot and fine-tuned."""
+    """Returns three tables of accuracies: on letters, few-shot, and after fine-tuning."""
     pretrained = [point | {"letters": point["accuracy"]} for point in figures["pretrained"]]
     finetuned = [point | {"fine-tuned": point["accuracy"]} for point in figures["finetuned"]]
     shown = {"letters": pretrained, "few-shot": pretrained, "fine-tuned": finetuned}

@@ -1,9 +1,10 @@
 """Few-shot accuracy over the pre-training set's size: vit-jax experiment figure4 --out=DIR.
 
-It uses the runs of figure 3. Few-shot is least squares on the frozen features of ten images of each
-character of four alphabets that were not in the pre-training set. The best of five evaluations of
-each run counts, as in early stopping. At the paper's scale it is on subsets of JFT-300M, all for as
-many steps, and on five images of each class of ImageNet.
+It uses the runs of figure 3. For few-shot evaluation, least squares is fitted to the frozen
+features of ten images of each character, for four alphabets that were not in the pre-training set.
+Each run is evaluated five times, and the best evaluation counts, as with early stopping. At the
+paper's scale models are pre-trained on subsets of JFT-300M, always for the same number of steps,
+and evaluated with five images of each class of ImageNet.
 """
 
 from dataclasses import replace
@@ -17,14 +18,17 @@ from vit_jax.ledger.tables import crossings, pivot
 
 
 def read(study):
-    """Returns the mean over the alphabets of each run's best accuracy."""
+    """Returns the best few-shot accuracy of each run, averaged over the alphabets."""
     names = [f"best fewshot/{name}/10" for name in DOWNSTREAM]
     points = study.points("pretrained", *names)
     return [point | {"accuracy": mean_fewshot(point, "best ")} for point in points]
 
 
 def pretrained_at_scale(study, model, images, seed):
-    """Returns a run on the first images of JFT-300M, with the steps of its epochs on all."""
+    """Returns config and overrides of a pre-training run on the first images of JFT-300M.
+
+    It has as many steps as the run on all images.
+    """
     name, *values = ON_SUBSETS[model]
     config = named_config(name)
     steps = int(config.epochs * JFT_IMAGES / config.batch_size)
@@ -33,13 +37,13 @@ def pretrained_at_scale(study, model, images, seed):
 
 
 def read_at_scale(study):
-    """Returns each run's best accuracy."""
+    """Returns the best few-shot accuracy of each run."""
     name = f"best {FIVE_SHOT_FIGURE}"
     return [point | {"accuracy": point[name]} for point in study.points("pretrained", name)]
 
 
 def finding_of(models):
-    """Returns a function that makes the finding: the leading model for each number of images."""
+    """Returns a function for `Experiment.finding`: the best model for each number of images."""
     return lambda figures: crossings(figures, "images", models)
 
 

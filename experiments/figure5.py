@@ -1,11 +1,12 @@
 """Accuracy over pre-training compute: python -m vit_jax.experiment figure5 --out=DIR.
 
-Three sizes of three families are trained on 1,000,000 images of `letters`, for 300, 600 and 1,200
-steps, so that no image occurs twice. Compute is counted as in table 6, 3 x 2 x multiply-adds of an
-image. A power law of the error is fitted to each family, with an interval that contains 90 % of
-bootstrap fits. A family's learning rate is chosen in runs of 600 steps of its smallest model on
-other images. The smallest models have three seeds. At the paper's scale it is the models of table
-6, with the mean of their fine-tuned accuracies.
+Models of three families, in three sizes each, are trained on 1,000,000 images of `letters`, for
+300, 600 and 1,200 steps, so that no image occurs twice. The compute of a run is counted as in table
+6: 6 x multiply-adds of an image x number of images. A power law of the error over the compute is
+fitted to each family, with a 90 % bootstrap interval. The learning rate of a family is chosen with
+its smallest model, in runs of 600 steps on held-out images. The smallest models have three seeds.
+At the paper's scale the models are those of table 6, and accuracies are means over the fine-tuning
+tasks.
 """
 
 from vit_jax.ledger.charts import lines, with_laws
@@ -33,7 +34,7 @@ SMALL = [members[0] for members in MODELS.values()]
 
 
 def pretrained(study, model, steps, optimizer__learning_rate, seed):
-    """Returns a run; the larger models have one seed."""
+    """Returns config and overrides of a run; None for further seeds of the larger models."""
     values = fewshot(steps) | {"optimizer__learning_rate": optimizer__learning_rate}
     if seed and model not in SMALL:
         return None
@@ -41,7 +42,7 @@ def pretrained(study, model, steps, optimizer__learning_rate, seed):
 
 
 def read(study):
-    """Returns accuracies, compute and time of each run, and the power law of each family."""
+    """Returns accuracies, compute and time of each model, and the power law of each family."""
     names = [f"fewshot/{name}/10" for name in DOWNSTREAM]
     points = study.points("pretrained", "accuracy", "seconds", "exaflops", *names)
     points = [
@@ -53,7 +54,7 @@ def read(study):
 
 
 def draw(study, figures):
-    """Draws each model's accuracies, and each family's power law."""
+    """Draws the accuracies over the compute, and the power law of each family."""
     chart = lines(figures["points"], "exaflops", by=["model"])
     return {"figure5": with_laws(chart, figures["laws"], figures["points"], "exaflops", "family")}
 

@@ -1,9 +1,9 @@
 """Attention rollout on a few images: python -m vit_jax.experiment figure6 --out=DIR.
 
-It uses the runs of figure 7. Attention rollout averages the heads, replaces the residual connection
-by the identity, and multiplies the layers' matrices. The paper shows photographs only. Here each
-image's labelled object is known, so that the rollout's weight on it can be compared with its share
-of the image.
+It uses the runs of figure 7. Attention rollout averages the heads, adds the identity for the
+residual connection, and multiplies the matrices of the layers. The paper only shows photographs.
+Here the mask of the labelled object is known, so the experiment also compares the share of rollout
+on the object with the object's share of the image.
 """
 
 import statistics
@@ -16,7 +16,7 @@ SHOWN = 8
 
 
 def read(study):
-    """Returns each model's rollout weight on each image's object, and the object's area.
+    """Returns for each model and image the share of rollout on the object, and the object's area.
 
     The values are None if the objects are unknown.
     """
@@ -24,7 +24,7 @@ def read(study):
 
 
 def table(figures):
-    """Returns a table of means over the images."""
+    """Returns a table of both shares, averaged over the images."""
     known = {name: found for name, found in figures.items() if found}
     rows = [
         [name, *(f"{statistics.mean(found[key]):.1%}" for key in ("weight", "share"))]
@@ -34,7 +34,7 @@ def table(figures):
 
 
 def draw(study, figures):
-    """Draws images, the first model's rollout over them, and their labelled objects."""
+    """Draws images, the rollout of the first model over them, and the labelled objects."""
     seen = next(iter(seen_in(study).values()))
     images = seen.images[:SHOWN]
     rows = [*images, *map(overlay, images, seen.rollout[:SHOWN])]

@@ -1,9 +1,9 @@
 r"""Filters, positions and attention distance of a ViT: vit-jax experiment figure7 --out=DIR.
 
 A ViT and a hybrid are trained on scattered digits; figures 6, 11 and 14 use the same runs. The left
-panel shows the principal components of the patch embedding's filters, the centre each position
-embedding's cosine similarity to all others, the right the attention distance of each head. The
-paper's own figure, of a released checkpoint:
+panel shows principal components of the patch embedding's filters. The panel in the centre shows the
+cosine similarity of each position embedding to all others, and the right panel the attention
+distance of each head. To draw the paper's own figure from a released checkpoint:
 
     python -m vit_jax.experiment figure7 --scale=paper --out=DIR \
         --checkpoint=ViT-L_32.npz --images=FOLDER
@@ -17,7 +17,7 @@ from vit_jax.ledger.looking import distance_table, distances, nearness, of_model
 
 
 def read(study):
-    """Returns the distances, and the similarity of positions of the first model."""
+    """Returns attention distances, and the similarity of the first model's position embeddings."""
     seen = next(iter(seen_in(study).values()))
     return distances(study) | {"near": nearness(position_similarity(seen.model))}
 
@@ -39,7 +39,7 @@ def draw(study, figures):
 
 
 def finding(figures):
-    """Returns a sentence about the similarity of neighbours' positions and attention distances."""
+    """Returns a sentence about the similarity of neighbouring positions, and about distances."""
     alike = ", ".join(f"{value:.2f} ({name})" for name, value in figures["near"].items())
     (distance, *_), (even, *_) = (figures[name].values() for name in ("distance", "even"))
     return (

@@ -1,9 +1,10 @@
 """Scaling of depth, width, MLP, patches or all: python -m vit_jax.experiment figure8 --out=DIR.
 
-From one base, each dimension is changed alone, and all of them together. The plot shows few-shot
-accuracy over compute relative to the base. Small ViTs learn seven of scikit-learn's digits and are
-evaluated on all ten, with one seed. The paper's base has 8 layers of width 1,024, MLPs of 2,048 and
-patches of 32 (256 pixels for patches of 64), on JFT-300M.
+Starting from a base model, depth, width, MLP and patch size are changed one at a time, and all
+together. The plot shows few-shot accuracy over the compute relative to the base model. At laptop
+scale small ViTs learn seven of scikit-learn's digits and are evaluated on all ten, with one seed.
+In the paper the base model has 8 layers of width 1,024, MLPs of width 2,048 and patches of 32
+pixels (images have 256 pixels if patches have 64), and is trained on JFT-300M.
 """
 
 from vit_jax.ledger.charts import lines
@@ -13,11 +14,11 @@ from vit_jax.ledger.stages import grid
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import listing, slopes
 
-# Layers, width, MLP, patch, and the width of a head.
+# Base models: depth, width, width of the MLP, patch size, and width of a head.
 BASES = {"laptop": (4, 64, 128, 4, 16), "paper": (8, 1024, 2048, 32, 64)}
 STEPS, LAPTOP = 400, "fewshot/digits/10"
-# Factors of layers, width and MLP, and a divisor of the patch, by the changed dimension and the
-# name of the factor.
+# Changes of the base model, by the changed dimension and the name of the factor: factors of depth,
+# width and MLP, and a divisor of the patch size.
 SHAPES = {("base", 1): (1, 1, 1, 1), ("all", 0.5): (0.5,) * 4, ("all", 1.5): (1.5, 1.5, 1.5, 2)}
 for _factor in (0.5, 2, 4):
     SHAPES |= {("depth", _factor): (_factor, 1, 1, 1), ("width", _factor): (1, _factor, 1, 1)}
@@ -27,7 +28,7 @@ CHANGED = tuple(dict.fromkeys(what for what, _ in SHAPES))
 
 
 def pretrained(study, changed, factor, seed):
-    """Returns a run at either scale."""
+    """Returns config and overrides of the training run of a changed model, at the study's scale."""
     if (changed, factor) not in SHAPES:
         return None
     *base, patch, head = BASES[study.scale]
@@ -42,7 +43,10 @@ def pretrained(study, changed, factor, seed):
 
 
 def read(study):
-    """Returns few-shot accuracies and relative compute; the base is repeated for each dimension."""
+    """Returns few-shot accuracy and relative compute of each model.
+
+    The base model is repeated for each changed dimension, because it is a point of each line.
+    """
     name = LAPTOP if study.scale == "laptop" else FIVE_SHOT_FIGURE
     points = study.points("pretrained", "accuracy", "exaflops", name)
     if not points or points[0]["changed"] != "base":

@@ -1,8 +1,9 @@
 """A class token or pooled patches, by learning rate: vit-jax experiment figure9 --out=DIR.
 
-The small ViT is trained on 100,000 images of `letters`, with a class token and with the mean of the
-patches (GAP), each at four learning rates, for enough steps to be far above chance. Few-shot is on
-an alphabet that is not in the training set. There are three seeds each.
+The small ViT is trained on 100,000 images of `letters`. Its head reads the class token, or the mean
+of the patches (GAP). Each variant is trained with four learning rates and three seeds, for enough
+steps to be far above chance. Few-shot accuracy is measured on an alphabet that is not in the
+training set.
 """
 
 from dataclasses import replace
@@ -20,30 +21,33 @@ PAPER = {"model__pooling": ("cls", "gap"), RATE: (8e-4, 3e-4)}
 
 
 def pretrained(study, seed, **values):
-    """Returns a run at laptop scale."""
+    """Returns config and overrides of a training run at laptop scale."""
     return config_name(MODEL, steps=STEPS), fewshot(STEPS, "cyrillic", images=1000) | values
 
 
 def pretrained_at_scale(study, seed, **values):
-    """Returns a run of B/16 on JFT-300M; the paper has none for a class token at 3e-4."""
+    """Returns config and overrides of a run of B/16 on JFT-300M.
+
+    Returns None for a class token at a learning rate of 3e-4, which is not in the paper.
+    """
     pooling, rate = values["model__pooling"], values[RATE]
     return None if (pooling, rate) == ("cls", 3e-4) else ("vit_b16_jft", FIVE_SHOT | values)
 
 
 def table(figures):
-    """Returns tables of few-shot accuracies and of test accuracies."""
+    """Returns two tables: few-shot accuracies and test accuracies."""
     return "\n\n".join(pivot(figures, *FACTORS, figure=name) for name in ("few-shot", "accuracy"))
 
 
 def read(study):
-    """Returns the test accuracies and the few-shot accuracies."""
+    """Returns test accuracy and few-shot accuracy of each variant and learning rate."""
     figure = FIVE_SHOT_FIGURE if study.scale == "paper" else "fewshot/cyrillic/10"
     points = study.points("pretrained", "accuracy", figure)
     return [point | {"few-shot": point[figure]} for point in points]
 
 
 def finding(figures):
-    """Returns all few-shot accuracies, the highest first."""
+    """Returns a sentence with all few-shot accuracies, the highest first."""
     return f"Few-shot, by pooling and rate: {ranking(means(figures, *FACTORS, figure='few-shot'))}."
 
 

@@ -3,10 +3,10 @@
     pip install scikit-image scikit-learn elpv-dataset && pip install --no-deps foolbox
     python -m vit_jax.experiment finetune_folders --checkpoint=FOLDER --stamps=STAMPS --out=DIR
 
-It makes data sets from photographs in installed packages, and fine-tunes the checkpoint on each
-with nothing but configs/my_images.py. Then it compares test accuracies: of the kept model, of its
-linear probe, of a new head that is trained alone, and of scikit-learn's logistic regression on the
-same features of the same images.
+It makes several data sets from photographs in installed packages, and fine-tunes the checkpoint on
+each of them by configs/my_images.py, without setting any value. Then it compares test accuracies of
+four classifiers: the model that the run keeps; the linear probe from which it started; a new head
+that is trained on the frozen model; and scikit-learn's logistic regression on the same features.
 
 --stamps is the folder of Debian's tuxpaint-stamps-default, such as /usr/share/tuxpaint/stamps. The
 photographs of elpv-dataset are under CC BY-NC-SA 4.0: not for commercial use.
@@ -42,17 +42,17 @@ SUBJECTS = dict(
     insect="animals/insects",
 )
 TOPICS = ("animals", "food", "plants", "vehicles", "household", "seasonal", "clothes", "hobbies")
-CROPS = 125  # Of each photograph.
-HEAD_RATE = 3e-3  # AdamW's learning rate for a new head alone.
+CROPS = 125  # Number of crops of each photograph.
+HEAD_RATE = 3e-3  # Learning rate of AdamW for the new head on the frozen model.
 
 
 def kept(study: Study) -> list[Trial]:
-    """Returns the fine-tuning of each set with each seed, with the command's defaults."""
+    """Returns the fine-tuning runs: each data set with each seed, with the command's defaults."""
     return _runs(study, "kept")
 
 
 def heads(study: Study) -> list[Trial]:
-    """Returns the training of a new head alone on each set with each seed."""
+    """Returns the runs that train only a new head: each data set with each seed."""
     only = dict(finetune__head="new", finetune__train="head", optimizer__learning_rate=HEAD_RATE)
     return _runs(study, "head", **only)
 
@@ -73,7 +73,7 @@ def _runs(study: Study, stage: str, **values) -> list[Trial]:
 
 
 def read(study: Study) -> list[dict]:
-    """Returns the accuracies of all seeds on each set, as shares."""
+    """Returns the test accuracies on each data set, with a value from 0 to 1 for each seed."""
     rows = []
     for name in study.options["sets"]:
         trials = study.finished("kept", set=name)
@@ -99,9 +99,10 @@ def read(study: Study) -> list[dict]:
 
 
 def logistic_regression(workdir: Path) -> dict:
-    """Fits scikit-learn's logistic regression on a run's training images, with its defaults.
+    """Fits scikit-learn's logistic regression to the features of a run's training images.
 
-    The test accuracy is cached in a file next to the workdir.
+    Arguments of scikit-learn have their default values. The test accuracy is cached in a file next
+    to the workdir.
     """
     kept = workdir.with_name(f"{workdir.name}.regression.json")
     if kept.exists():
@@ -127,7 +128,10 @@ def logistic_regression(workdir: Path) -> dict:
 
 
 def lay_out(name: str, study: Study) -> Path:
-    """Returns the path of a data set, which is made if it does not exist; all of it or nothing."""
+    """Returns the path of a data set; writes the data set if it does not exist.
+
+    If writing is interrupted, the folder does not exist.
+    """
     path = (study.out / "images" / name).absolute()
     if not path.exists():
         part = path.with_name(f"{name}.part")
@@ -227,7 +231,7 @@ def _package(name: str) -> Path:
 
 
 class DataSet(NamedTuple):
-    """A set of photographs, and the function that writes it to a folder."""
+    """A data set of photographs, and the function that writes it to a folder."""
 
     words: str
     lay_out: Callable[[Path, Study], None]
@@ -244,7 +248,7 @@ SETS = {
 
 
 def table(rows: list[dict]) -> str:
-    """Returns the test accuracies on each set: mean and std over the seeds."""
+    """Returns a table of test accuracies on each data set: mean and std over the seeds."""
     columns = ("kept", "probe", "logistic regression", "head")
     header = (
         "images",
@@ -264,7 +268,7 @@ def table(rows: list[dict]) -> str:
 
 
 def finding(rows: list[dict]) -> str:
-    """Returns the number of sets on which the kept models are at least as accurate."""
+    """Returns a sentence: on how many data sets the kept model is at least as accurate."""
 
     def at_least(other: str) -> str:
         known = [row for row in rows if row[other]]
@@ -282,7 +286,7 @@ def finding(rows: list[dict]) -> str:
 
 
 def draw(study: Study, rows: list[dict]) -> Mapping[str, object]:
-    """Returns a bar chart of the accuracies on each set."""
+    """Returns a bar chart of the accuracies on each data set."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.4), layout="constrained")

@@ -1,11 +1,13 @@
 """Results of the methods that followed the paper: python -m vit_jax.experiment followups --out=DIR.
 
-The table contains the results in the methods' papers, with their evaluation. Methods with an
-objective here also have our result at laptop scale: the small ViT pre-trained on 20,000 images of
-`digits` (for FCMAE a ConvNeXt V2), then fine-tuned on 2,000 with labels. The teacher of EVA and
-VQ-KD is the run of DINO, DeiT's is that of ConvNeXt; BEiT predicts a dVAE's codes, BEiT v2 VQ-KD's.
-Only `supervised`, DeiT, ConvNeXt and Swin use all labels. A further method needs only a line in
-`STARTS`. There are three seeds of pre-training, each with its teachers and its fine-tuning.
+The table lists results from the papers of DINO, MAE, BEiT and other methods, with the evaluation
+that each paper used. If the method is implemented here, the table also has our result at laptop
+scale: the small ViT (for FCMAE a ConvNeXt V2) is pre-trained on 20,000 images of `digits`, and then
+fine-tuned on 2,000 of them with labels. The teacher of EVA and VQ-KD is the model of DINO's run,
+and the teacher of DeiT is that of ConvNeXt's run. BEiT predicts codes of a dVAE, and BEiT v2 codes
+of VQ-KD. Only `supervised`, DeiT, ConvNeXt and Swin are pre-trained with labels. To add a method,
+add a line to `STARTS`. There are three seeds of pre-training; teachers and fine-tuning runs have
+the same seeds.
 """
 
 from vit_jax import published
@@ -23,7 +25,8 @@ from vit_jax.ledger.unlabelled import (
 
 DINO = PLAIN_VIEWS | {"local_crops": 0, "head_hidden": 256, "prototypes": 256}
 DINO |= {"teacher_momentum": 0.99}
-# Config values of each method, by its name in `published/tables/followups.json`; empty: supervised.
+# Overrides of each method's pre-training, by its name in `published/tables/followups.json`. With
+# empty overrides pre-training is supervised.
 STARTS = {
     "random parameters": None,
     "supervised": {},
@@ -43,7 +46,7 @@ STARTS["random ConvNeXt V2"] = CONVNEXT_V2 | {"steps": 0}
 
 
 def table(figures):
-    """Returns a line for each published result, then one for each other method that ran here."""
+    """Returns a table: a line for each published result, then one for each other method here."""
     ours = {point["start"]: spread(point["accuracy"]) for point in figures}
     printed = published.table("followups")
     lines = [

@@ -1,10 +1,11 @@
 """A search over four values on few images: python -m vit_jax.experiment grid --out=DIR.
 
-On small pre-training sets the paper also tunes weight decay, dropout and label smoothing (section
-4.3). Here the small ViT is trained on 1,000 images of `digits` from random parameters, either with
-the best learning rate or with the best of all four values. Training on 800 images and evaluating on
-200 chooses them. There are three seeds of both. At the paper's scale B/16 is trained on ImageNet,
-with one seed; the paper does not list the values it tried.
+On small pre-training sets the paper tunes not only the learning rate, but also weight decay,
+dropout and label smoothing (section 4.3). Here the small ViT is trained on 1,000 images of `digits`
+from random parameters, with three seeds: once after a search for the learning rate only, and once
+after a search for all four values. The searches train on 800 of the images and evaluate on the
+other 200. At the paper's scale B/16 is trained on ImageNet, with one seed; the paper does not list
+the values that it compares.
 """
 
 from dataclasses import replace
@@ -20,7 +21,7 @@ KEYS = (
     "model__dropout",
     "loss__label_smoothing",
 )
-# The choices of each value, and the default of all but the learning rate.
+# Choices of learning rate, weight decay, dropout and label smoothing; defaults of the last three.
 LAPTOP = ((1e-3, 3e-3), (0.05, 0.5), (0.0, 0.1), (0.0, 0.1)), (0.05, 0.0, 0.0)
 PAPER = ((1e-3, 3e-3), (0.1, 0.3), (0.0, 0.1), (1e-4, 0.1)), (0.3, 0.1, 1e-4)
 HELD_OUT = {"data__train_split": "train[:800]", "data__test_split": "train[800:1000]"}
@@ -29,25 +30,28 @@ FACTORS = {"searched": ("the rate alone", "all four")}
 
 
 def trained(study, searched, seed, **values):
-    """Returns a run; if only the learning rate is searched, the other values are the defaults."""
+    """Returns config and overrides of a training run.
+
+    If only the learning rate is searched, the other values have their defaults.
+    """
     usual = dict(zip(KEYS[1:], (LAPTOP if study.scale == "laptop" else PAPER)[1], strict=True))
     other = {key: value for key, value in values.items() if usual.get(key) != value}
     if searched == "the rate alone" and len(other) > 1:
         return None
     small = config_name("ViT-32x4/4", "digits", 1000, 300), values
-    # The config of the paper's scale contains the defaults.
+    # At the paper's scale the config contains the defaults.
     return small if study.scale == "laptop" else ("vit_b16_i1k", other)
 
 
 def stages(choices, held_out, seeds):
-    """Returns the stages: all choices, then the best ones of each search."""
+    """Returns the stages: runs with all choices, then runs with the best values of each search."""
     return at_best(
         "trained", FACTORS, trained, dict(zip(KEYS, choices, strict=True)), held_out, seeds
     )
 
 
 def table(figures):
-    """Returns the test accuracies, and the validation accuracies of all choices."""
+    """Returns tables of test accuracies, and of validation accuracies of all choices."""
     tests, held_out = (
         listing(figures[name], ("searched", *KEYS)) for name in ("tests", "held_out")
     )

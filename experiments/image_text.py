@@ -1,10 +1,11 @@
 """Images and captions from scratch and with locked images: vit-jax experiment image_text --out=DIR.
 
 A small ViT and a text tower are trained on 100,000 centred letters of 16 pixels with the captions
-"a large A", "a large B" and so on: with SigLIP's loss, with CLIP's, and with SigLIP's loss for the
-frozen image tower of a run of DINO or of a classifier (locked-image tuning, 2111.07991). The test
-images are of other fonts. Zero-shot accuracy is the share of them whose caption is the most similar
-one of the 48; chance is 2.1 %.
+"a large A", "a large B" and so on. They are trained with SigLIP's loss, and with CLIP's loss. In
+locked-image tuning (2111.07991) only the text tower is trained, with SigLIP's loss; the frozen
+image tower is from a run of DINO or of a classifier. The test images have other fonts. Zero-shot
+accuracy is the share of test images whose own caption is the most similar of the 48 captions;
+chance is 2.1 %.
 """
 
 from vit_jax.ledger.laptop import config_name
@@ -24,12 +25,12 @@ ZERO_SHOT, RETRIEVAL = "recall@1_image_to_text", "recall@1_text_to_image"
 
 
 def images(study, objective, seed):
-    """Returns a run of an image tower alone."""
+    """Returns config and overrides of a run that trains only an image tower, without captions."""
     return config_name(MODEL, COLLECTION, steps=STEPS), IMAGES[objective]
 
 
 def pairs(study, start, seed):
-    """Returns a run on captions; None if its image tower is missing."""
+    """Returns config and overrides of a run on captions; None if its image tower is missing."""
     loss = LOSSES.get(start, "sigmoid")
     config = f"{config_name(MODEL, COLLECTION, steps=STEPS)},captions={loss}"
     values = {"contrastive__text_length": 16}
@@ -38,7 +39,7 @@ def pairs(study, start, seed):
     objective = start.removeprefix("images of ")
     checkpoint = study.workdir("images", objective=objective, seed=seed)
     values |= {"finetune__checkpoint": checkpoint, "finetune__train": "head"}
-    # The text tower's embeddings are as wide as the features, so that there is no projection.
+    # The embeddings of the text tower are as wide as the image features, without a projection.
     values |= {"contrastive__embedding_dim": None, "model__head_std": None}
     return checkpoint and (config, values)
 

@@ -1,9 +1,10 @@
 """Corrections for class imbalance: python -m vit_jax.experiment imbalance --out=DIR.
 
-It trains configs/quickstart.py on the first images of each of scikit-learn's digits: 139 of the
-digit 0, fewer of each further digit, down to 140 / RATIO of the digit 9 (--ratios). Classes are
-uncorrected, sampled more evenly (`data.balance`) or weighted in the loss (`loss.class_weights`).
-Accuracy, balanced accuracy and macro F1 are computed on all 360 test images after the last step.
+It trains configs/quickstart.py on imbalanced classes of scikit-learn's digits: 139 images of the
+digit 0, fewer images of each following digit, and 140 / RATIO images of the digit 9 (--ratios).
+There are runs without a correction, runs that sample the classes more evenly (`data.balance`), and
+runs that weight the classes in the loss (`loss.class_weights`). Accuracy, balanced accuracy and
+macro F1 are computed on all 360 test images after the last step.
 """
 
 import math
@@ -16,7 +17,7 @@ from vit_jax.data.sources.digits import digits
 from vit_jax.ledger.study import Experiment, Study, Trial
 from vit_jax.ledger.tables import listing
 
-LARGEST = 140  # There are 139 images of the digit 0.
+LARGEST = 140  # Start of the geometric series; only 139 images of the digit 0 exist.
 CORRECTIONS = {
     "none": {},
     "data.balance=sqrt": {"data__balance": "sqrt"},
@@ -32,7 +33,7 @@ def counts_of(ratio: float) -> list[int]:
 
 
 def lay_out(study: Study, ratio: float) -> str:
-    """Writes the images as `images/RATIO/{train,test}/DIGIT/*.png`, and returns that folder."""
+    """Writes the images as `images/RATIO/{train,test}/DIGIT/*.png`; returns `images/RATIO`."""
     folder = study.out / "images" / f"{ratio:g}"
     if folder.exists():
         return str(folder)
@@ -52,7 +53,7 @@ def lay_out(study: Study, ratio: float) -> str:
 
 
 def trained(study: Study) -> list[Trial]:
-    """Returns a run for each ratio, correction and seed."""
+    """Returns the training runs: one for each ratio, correction and seed."""
     steps, trials = study.options["train_steps"], []
     values = dict.fromkeys(("steps", "evaluate_every", "checkpoint__every"), steps) | {
         "data__source": "folder"

@@ -1,9 +1,10 @@
 """Masked patch prediction compared with supervised: vit-jax experiment masked_patch --out=DIR.
 
-The small ViT is pre-trained on 20,000 images of `digits` without their labels, with the paper's
-three targets, with 50 % and 15 % of the patches corrupted, and for a quarter of the steps. Then it
-is fine-tuned on the 2,000 images with labels. Baselines are random parameters, and pre-training on
-the labels of all images. There are three seeds of pre-training, each with its fine-tuning.
+The small ViT is pre-trained by masked patch prediction on 20,000 images of `digits` without their
+labels. The runs differ in one property: the target (the paper's three), the share of corrupted
+patches (50 % or 15 %), or the number of steps (all or a quarter). Then each model is fine-tuned on
+2,000 images with labels. Baselines are fine-tuning from random parameters, and pre-training on the
+labels of all images. There are three seeds of pre-training, each with a fine-tuning run.
 """
 
 from vit_jax import published
@@ -17,7 +18,7 @@ STEPS = 3000
 
 
 def masked(target="color", **more):
-    """Returns the values of a run with this target."""
+    """Returns the overrides of a pre-training run with this target."""
     return {"objective__name": "masked_patch", "masked_patch__target": target} | more
 
 
@@ -38,7 +39,7 @@ PAPER = {
 
 
 def compared(figures):
-    """Returns the gains over random parameters: the paper's on ImageNet, and ours."""
+    """Returns pairs of gains over random parameters: the paper's on ImageNet, and ours."""
     printed = published.table("section4_6").rows["ImageNet"]
     starts = ("mean colour", "random parameters", "all labels")
     return gains(

@@ -1,8 +1,8 @@
 """ObjectNet (appendix D.9): vit-jax experiment objectnet --scale=paper --objectnet=DIR --out=DIR.
 
-The largest model is pre-trained on JFT-300M and fine-tuned on ImageNet as for table 2, then
-evaluated on ObjectNet's images of the 113 classes that are also in ImageNet. There is no laptop
-scale, since ObjectNet consists of photographs.
+ViT-H/14 is pre-trained on JFT-300M and fine-tuned on ImageNet as for table 2. Then it is evaluated
+on ObjectNet's images of the 113 classes that are also in ImageNet. The experiment has no laptop
+scale, because ObjectNet consists of photographs.
 """
 
 from vit_jax.ledger.stages import grid, pretraining
@@ -13,7 +13,10 @@ ROWS = {"ObjectNet": "imagenet/ObjectNet", "ObjectNet, top-5": "imagenet/ObjectN
 
 
 def finetuned(study, model, seed):
-    """Returns a run on ImageNet at 518 pixels with averaged parameters, and ObjectNet at last."""
+    """Returns config and overrides of a fine-tuning run that also evaluates ObjectNet at its end.
+
+    It is on ImageNet at 518 pixels, and evaluates averaged parameters.
+    """
     start = study.workdir("pretrained", model=model)
     values = dict(
         finetune__checkpoint=start, optimizer__average=0.9999, optimizer__learning_rate=0.01
@@ -24,7 +27,7 @@ def finetuned(study, model, seed):
 
 
 def read(study):
-    """Returns top-1 and top-5 accuracy, in per cent."""
+    """Returns top-1 and top-5 accuracy on ObjectNet, in per cent."""
     points = study.points("finetuned", *ROWS.values())
     return {
         row: {p["model"]: 100 * sum(p[key]) / len(p[key]) for p in points}

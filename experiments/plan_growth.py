@@ -1,11 +1,11 @@
 """Growth of the cost of a step: python -m vit_jax.experiment plan_growth --out=DIR.
 
-It compiles ViT-B/16's training step (JFT-300M) for slices of TPU v4 and draws
-docs/images/plan_growth.png: compile time, memory of a device and estimated step time over depth,
-devices and batch. With `scan` the compiler compiles one layer for any depth, but the step stores
-more in memory. With the same number of images on each device, more devices add only the time of
-collectives, which is drawn as if it did not overlap with computation. The dashed line is the
-device's memory; a step that needs more has no time.
+It compiles the training step of ViT-B/16 on JFT-300M for slices of TPU v4, and draws
+docs/images/plan_growth.png: compile time, memory per device and estimated time of a step, over the
+depth, the number of devices and the number of images per device. With `scan` only one layer is
+compiled for any depth, but the step needs more memory. With a fixed number of images per device,
+more devices only add the time of collectives; it is drawn as if they did not overlap with
+computation. The dashed line is the memory of a device. A step that needs more has no time.
 
 Every compilation is cached in the user's cache folder: the same command continues after an
 interruption. The results are in docs/images/plan_growth.json. Needs pip install -e ".[plan]".
@@ -26,7 +26,7 @@ from vit_jax.runs.memory_check import changed
 from vit_jax.shipped import CONFIGS
 
 CUBES = {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 4096: "16x16x16"}
-# Axis -> name of the line -> (x, devices, images a device, changes of the config).
+# For each axis and each line: points (x, devices, images per device, overrides of the config).
 LINES = {
     "depth": {
         "scan": [(depth, 8, 16, dict(depth=depth, scan=True)) for depth in (12, 24, 48, 96)],
@@ -46,8 +46,8 @@ PANELS = ("compile time, processor seconds", "memory of a device, GiB", "step, m
 
 
 def read(study) -> dict:
-    """Returns the points of each line, by axis."""
-    jax.config.update("jax_platforms", "cpu")  # The TPU compiler would look for a TPU.
+    """Returns the measurements for the plot: the points of each line, by axis."""
+    jax.config.update("jax_platforms", "cpu")  # Without this the library would search for a TPU.
     return {
         axis: {name: [measure(*point) for point in points] for name, points in lines.items()}
         for axis, lines in LINES.items()
@@ -55,7 +55,7 @@ def read(study) -> dict:
 
 
 def draw(study, figures: dict) -> dict:
-    """Draws a panel for each measured value and axis."""
+    """Draws a panel for each measured value over each axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 9), layout="constrained")

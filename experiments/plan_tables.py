@@ -1,11 +1,11 @@
 """The tables of docs/planning.md: python -m vit_jax.experiment plan_tables --out=DIR.
 
-1. The paper's three headline runs on TPU v3: estimated core-days next to the published (table 2).
-2. B/16, L/16 and H/14 on JFT-300M at batch 4,096 on slices of TPU v3, v4, v5e and v6e. A run that
-   does not fit is replaced by the nearest change of it that fits.
+1. Three runs of the paper on TPU v3: estimated core-days, compared with those in table 2.
+2. B/16, L/16 and H/14 on JFT-300M with a batch size of 4,096, on slices of TPU v3, v4, v5e and v6e.
+   If a run does not fit, it is planned with the nearest change with which it fits, such as `remat`.
 
-Each compilation takes minutes on two cores, and is cached in the user's cache folder, so that the
-command continues after an interruption. Needs pip install -e ".[plan]".
+Each compilation takes minutes on two cores. Results are cached in the user's cache folder, so the
+same command continues after an interruption. Needs pip install -e ".[plan]".
 """
 
 import jax
@@ -20,7 +20,7 @@ from vit_jax.planning.compile import find_slice
 from vit_jax.published import table as published_table
 from vit_jax.shipped import CONFIGS
 
-# Config, epochs, and the column of table 2.
+# Runs of the first table: config, epochs, and column of the paper's table 2.
 HEADLINES = (
     ("vit_h14_jft", 14, dict(model="ViT-H/14", pretraining="JFT-300M")),
     ("vit_l16_jft", 14, dict(model="ViT-L/16", pretraining="JFT-300M")),
@@ -44,7 +44,7 @@ SLICE_CELLS = ("config", "slice", "GiB a device", "step, ms", "MFU", "hours", "p
 
 def read(study) -> dict:
     """Returns the cells of both tables."""
-    jax.config.update("jax_platforms", "cpu")  # The TPU compiler would look for a TPU.
+    jax.config.update("jax_platforms", "cpu")  # Without this the library would search for a TPU.
     prices = cost.read_prices(cost.PRICES)
     return {
         "headlines": [headline(prices, *run) for run in HEADLINES],
@@ -55,7 +55,7 @@ def read(study) -> dict:
 
 
 def headline(prices, name: str, epochs: int, column: dict) -> list[str]:
-    """Returns the row of a run of table 2 on 256 chips of TPU v3."""
+    """Returns a row of the first table: a run of the paper on 256 chips of TPU v3."""
     config = load_config(name)
     config.epochs = float(epochs)
     changes, plan = first_that_fits(config, find_slice("v3", "16x16"), prices)
@@ -68,7 +68,7 @@ def headline(prices, name: str, epochs: int, column: dict) -> list[str]:
 
 
 def on_slice(prices, name: str, where) -> list[str]:
-    """Returns the row of a run on a slice, or of its nearest change that fits."""
+    """Returns a row of the second table: a run on a slice, changed if it would not fit."""
     changes, plan = first_that_fits(load_config(name), where, prices)
     memory = f"{plan.memory.total / GIB:.1f} of {where.chip.memory_bytes / GIB:.1f}"
     if not plan.fits:

@@ -1,10 +1,11 @@
 """The price of each experiment at the paper's scale: vit-jax experiment prices --out=DIR.
 
-It estimates the device-days of each experiment's pre-training runs, from the TPU compiler's
-estimates of their steps on 256 chips of TPU v3 and v5e: days of a core of v3, of a chip of v5e.
-Fine-tuning is not included. One step is compiled for each model name; variants with another width,
-depth or position embedding are assumed to have the same MFU. A run that does not fit is planned
-with the nearest change that fits. Each compilation takes minutes; `--list` reads the record.
+It estimates the device-days of each experiment's pre-training runs on 256 chips of TPU v3 and v5e,
+from the TPU compiler's estimate of a step. A device is a core of v3, or a chip of v5e. Fine-tuning
+is not included. One step is compiled for each model name: variants with another width, depth or
+position embedding are assumed to have the same MFU. If a run does not fit, it is planned with the
+nearest change with which it fits. Each compilation takes minutes. `vit-jax experiment --list` shows
+the prices from the record.
 """
 
 import jax
@@ -15,7 +16,7 @@ from vit_jax.ledger.prices import SLICES, device_days, known_mfus, pretraining_j
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import markdown_table, written
 
-# Runs with core-days of TPU v3 in table 2, by the table's columns.
+# Columns of table 2, which lists core-days of TPU v3, by the name of the run's config.
 PRINTED = {
     "vit_h14_jft": dict(model="ViT-H/14", pretraining="JFT-300M"),
     "vit_l16_jft": dict(model="ViT-L/16", pretraining="JFT-300M"),
@@ -25,11 +26,11 @@ PRINTED = {
 
 
 def read(study) -> dict:
-    """Returns the device-days and number of runs of each experiment, the paper's days, and MFUs.
+    """Returns device-days, numbers of runs, published core-days and MFUs.
 
-    The paper's days are included if table 2 lists all runs of the experiment.
+    Core-days are published for experiments whose runs are all listed in table 2.
     """
-    jax.config.update("jax_platforms", "cpu")  # The TPU compiler would look for a TPU.
+    jax.config.update("jax_platforms", "cpu")  # Without this the library would search for a TPU.
     days, printed, runs = {}, {}, {}
     for name in study.options["entries"] or [name for name in names() if name != "prices"]:
         jobs = pretraining_jobs(load(name))

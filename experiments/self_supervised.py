@@ -1,10 +1,11 @@
 """Objectives without labels at equal compute: vit-jax experiment self_supervised --out=DIR.
 
-A small ViT is pre-trained on 20,000 centred letters of 64 pixels with each objective, three seeds,
-for the steps that have the compute of 600 supervised steps, of 64 letters each. Three results are
-computed from its frozen features: a linear probe and 10 nearest neighbours, both on 5,000 labels,
-and the overlap of the class token's attention with the letter (Jaccard index, as in DINO). Finally
-it is fine-tuned on 2,000 labels, a tenth.
+A small ViT is pre-trained on 20,000 centred letters of 64 pixels with each objective and three
+seeds. The number of steps differs: each run has the compute of 600 supervised steps of 64 letters.
+Three results are computed from the frozen model: the accuracy of a linear probe, the accuracy of 10
+nearest neighbours (both with 5,000 labelled images), and how well the class token's attention
+covers the letter (Jaccard index, as in DINO). Finally the model is fine-tuned on 2,000 labelled
+images.
 """
 
 from vit_jax.ledger.laptop import config_name, steps_of_equal_compute
@@ -29,7 +30,10 @@ STARTS = {"random parameters": None, "labels": {}} | OBJECTIVES
 
 
 def pretrained(study, objective, seed):
-    """Returns a run; random parameters are a run of two steps with almost no learning rate."""
+    """Returns config and overrides of a pre-training run.
+
+    For random parameters it is a run of two steps with a learning rate near 0.
+    """
     trained, values = (
         STARTS[objective] is not None,
         (STARTS[objective] or {}) | {"model__pooling": "cls"},
@@ -44,14 +48,14 @@ def pretrained(study, objective, seed):
 
 
 def finetuned(study, objective, seed):
-    """Returns a run on 2,000 labelled images."""
+    """Returns config and overrides of a fine-tuning run on 2,000 labelled images."""
     start = study.workdir("pretrained", objective=objective, seed=seed)
     values = {"finetune__checkpoint": start, "optimizer__learning_rate": 1e-3} | BATCH
     return start and (config_name(**RUN, images=2000, steps=TUNING_STEPS), values)
 
 
 def read(study):
-    """Returns accuracies, steps and attention overlap of each objective."""
+    """Returns number of steps, accuracies and Jaccard index of each objective."""
     tuned = {
         point["objective"]: point["accuracy"] for point in study.points("finetuned", "accuracy")
     }
@@ -65,7 +69,7 @@ def read(study):
 
 
 def table(points):
-    """Returns a line for each objective: its steps, and mean and std of each result in per cent."""
+    """Returns a table: steps of each objective, and mean and std of each result in per cent."""
     lines = [
         [point["objective"], f"{point['steps']:,}", *(spread(point[figure]) for figure in SHOWN)]
         for point in points

@@ -1,12 +1,12 @@
 """Pre-training without labels on digits: vit-jax experiment self_supervised_digits --out=DIR.
 
-The quickstart's model is pre-trained on all training images of scikit-learn's digits without their
-labels, with each objective, and then fine-tuned on a tenth of them with labels. The baseline is the
-same fine-tuning from random parameters. There are three seeds of everything. Each start has its own
-learning rate, chosen by runs of the first seed on held-out training images; test images are
-evaluated once.
+The quickstart's model is pre-trained with each objective on all training images of scikit-learn's
+digits, without their labels. Then it is fine-tuned on a tenth of the training images with labels.
+The baseline is the same fine-tuning from random parameters. All runs have three seeds. For each
+start (an objective, or random parameters) the learning rate of fine-tuning is chosen by runs of the
+first seed on held-out training images. Test images are evaluated once.
 
-A plot shows each objective's reconstructions.
+A plot shows images that each objective reconstructs.
 """
 
 import statistics
@@ -19,7 +19,7 @@ from vit_jax.runs.workdir import RECONSTRUCTIONS
 
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-# Config values of each start's run, by its name in the table.
+# Overrides of each pre-training run, by the name of the start in the table.
 OBJECTIVES = {
     "masked patches, mean colours": objective_values("masked_patch", target="color"),
     "masked patches, 4 x 4 colours": objective_values("masked_patch", target="cells"),
@@ -29,7 +29,7 @@ OBJECTIVES = {
 SCRATCH = "random parameters"
 STARTS = (SCRATCH, *OBJECTIVES)
 PRETRAINING = {"epochs": 200.0, "evaluate_every": 1000, "checkpoint__every": 1000}
-# About 14 images of each class, few steps.
+# Overrides of fine-tuning runs: about 14 images of each class, and few steps.
 BUDGET = {
     "data__train_split": "train[:10%]",
     "steps": 300,
@@ -42,12 +42,12 @@ HELD_OUT = {"data__test_split": "train[10%:]"}
 
 
 def pretrained(study: Study, start: str, seed: int):
-    """Returns a pre-training run of an objective, on images without labels."""
+    """Returns config and overrides of a pre-training run without labels."""
     return "quickstart", PRETRAINING | OBJECTIVES[start]
 
 
 def finetuned(study: Study, start: str, optimizer__learning_rate: float, seed: int):
-    """Returns a run on a tenth of the images, with labels; None if its checkpoint is missing."""
+    """Returns config and overrides of a fine-tuning run; None if its checkpoint is missing."""
     values = BUDGET | dict(optimizer__learning_rate=optimizer__learning_rate)
     if start != SCRATCH:
         values["finetune__checkpoint"] = study.workdir("pretrained", start=start, seed=seed)
@@ -55,13 +55,13 @@ def finetuned(study: Study, start: str, optimizer__learning_rate: float, seed: i
 
 
 def read(study: Study) -> dict:
-    """Returns validation accuracies by start and learning rate, and test accuracies by start."""
+    """Returns held-out accuracies by start and learning rate, and test accuracies by start."""
     stages = {"held_out": "finetuned-choices", "tests": "finetuned"}
     return {name: study.points(stage, "accuracy") for name, stage in stages.items()}
 
 
 def table(figures: dict) -> str:
-    """Returns tables of the test accuracies, and of the validation accuracies for the search."""
+    """Returns two tables: test accuracies, and held-out accuracies of all learning rates."""
     tests = listing(figures["tests"], ("start", "optimizer__learning_rate"))
     held_out = pivot(figures["held_out"], "start", "optimizer__learning_rate")
     return f"{tests}\n\nHeld-out training images:\n\n{held_out}"
@@ -79,7 +79,11 @@ def draw(study: Study, figures: dict) -> dict:
 
 
 def draw_reconstructions(networks: dict):
-    """Draws test images, their visible parts, and the predictions of each objective's network."""
+    """Draws test images, the part of them that a model reads, and its prediction.
+
+    Args:
+      networks: the pre-trained model of each objective, by name.
+    """
     from matplotlib.figure import Figure
     from PIL import Image
 
@@ -95,7 +99,7 @@ def draw_reconstructions(networks: dict):
 
 
 def draw_accuracies(tests: Points):
-    """Draws a row of points for each start, with a line at its mean."""
+    """Draws for each start a row with a point for each seed, and a line at the mean."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 0.5 * len(tests) + 0.8), layout="constrained")

@@ -1,10 +1,11 @@
 """The smallest usable batch of each loss: python -m vit_jax.experiment small_batches --out=DIR.
 
-A small ViT is trained on scikit-learn's digits without labels, with DINO's loss: centred by the
-running mean, by Sinkhorn-Knopp, by Sinkhorn-Knopp with KoLeo, or not at all. Each run sees the same
-number of images in batches of 2 to 128. The learning rate, and the difference of the teacher's
-momentum from 1, are proportional to the batch size. The results are 10 nearest neighbours among the
-training images, and the share of used prototypes. There is one seed each.
+A small ViT is trained on scikit-learn's digits without labels, with four variants of DINO's loss:
+centring by the running mean, by Sinkhorn-Knopp, by Sinkhorn-Knopp together with KoLeo, and no
+centring. Batch sizes are 2 to 128, and each run uses the same total number of images. The learning
+rate and (1 - the teacher's momentum) are proportional to the batch size. The results are the
+accuracy of 10 nearest neighbours among the training images, and the share of prototypes in use.
+Each run has one seed.
 """
 
 from vit_jax.ledger.stages import grid
@@ -22,7 +23,7 @@ PROTOTYPES = 256
 
 
 def trained(study, loss, batch, seed):
-    """Returns the run of a loss and a batch size."""
+    """Returns config and overrides of the run with a variant of the loss and a batch size."""
     steps, share = IMAGES // batch, batch / 128
     last = dict.fromkeys(
         ("steps", "evaluate_every", "checkpoint__every", "log_every", "knn__every"), steps
@@ -40,7 +41,7 @@ def trained(study, loss, batch, seed):
 
 
 def read(study):
-    """Returns k-NN accuracies, and shares of used prototypes."""
+    """Returns the k-NN accuracy of each run, and the share of prototypes in use."""
     points = study.points("trained", "knn/digits/10", "prototypes_used")
     for point in points:
         point["neighbours"] = point.pop("knn/digits/10")
@@ -49,7 +50,7 @@ def read(study):
 
 
 def table(figures):
-    """Returns two tables with a line for each loss and a column for each batch size."""
+    """Returns two tables, each with a line for each loss and a column for each batch size."""
     return "\n\n".join(
         pivot(figures, "loss", "batch", figure=name) for name in ("neighbours", "prototypes")
     )

@@ -1,7 +1,8 @@
 """The values of table 1 in our models: python -m vit_jax.experiment table1 --out=DIR.
 
-The paper does not specify the patch sizes for its parameter counts: ours are of B/16, L/32 and H/14
-with 1,000 classes and without the hidden layer of pre-training. L/16 has 304 million, not 307.
+The paper does not state for which patch sizes it counts parameters. We count those of B/16, L/32
+and H/14, with 1,000 classes and without the hidden layer of pre-training. L/16 would have 304
+million parameters instead of the paper's 307.
 """
 
 from vit_jax import published
@@ -13,7 +14,7 @@ VALUES = {"Layers": "depth", "Hidden size D": "dim", "MLP size": "mlp_dim", "Hea
 
 
 def read(study) -> dict:
-    """Returns the values of the models' names, and their parameter counts, by the table's rows."""
+    """Returns layers, widths, heads and parameter counts of our models, by rows of the table."""
     rows = {row: {} for row in (*VALUES, "Params, million")}
     for column, name in MODELS.items():
         model = abstract(model_factory(name, num_classes=1000, image_size=224))
@@ -24,7 +25,7 @@ def read(study) -> dict:
 
 
 def finding(figures: dict) -> str:
-    """Returns the values that differ from the paper's."""
+    """Returns a sentence with our values that differ from the paper's."""
     printed = published.table("table1").by_model()
     other = [
         f"{row} of {column}: {ours:.4g}, not {printed[column][row]}"

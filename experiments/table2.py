@@ -1,9 +1,9 @@
 """The largest model of each family, and its cost: python -m vit_jax.experiment table2 --out=DIR.
 
-At laptop scale it uses the runs of figure 5: the largest ViT, BiT and hybrid after the most steps,
-with accuracy, mean few-shot accuracy on four alphabets, compute and seconds of training. At the
-paper's scale it is three ViTs, BiT-L and their fine-tuning; VTAB is in table 9, ReaL in
-`vit_jax.evaluate --suite=imagenet`.
+At laptop scale it uses those runs of figure 5 that have the largest ViT, BiT or hybrid and the most
+steps. The table shows their accuracy, mean few-shot accuracy on four alphabets, compute and seconds
+of training. At the paper's scale three ViTs and BiT-L are pre-trained and fine-tuned. Results on
+VTAB are in the experiment table9; ReaL accuracy is computed by `vit_jax.evaluate --suite=imagenet`.
 """
 
 from vit_jax.experiment import load
@@ -17,7 +17,7 @@ SIZES = {"ViT-H/14, JFT-300M": 518, "ViT-L/16, JFT-300M": 512, "ViT-L/16, ImageN
 
 
 def read(study):
-    """Returns the finished run of the largest model of each family with the most steps."""
+    """Returns the results of the longest finished run of each family's largest model."""
     points, found = load("figure5").read(study)["points"], []
     for members in MODELS.values():
         runs = [point for point in points if point["model"] in members]
@@ -28,7 +28,7 @@ def read(study):
 
 
 def finding(figures):
-    """Returns the models in order of accuracy, and in order of time."""
+    """Returns a sentence with the models in the order of accuracy, and in the order of time."""
     times = {point["model"]: sum(point["seconds"]) / len(point["seconds"]) for point in figures}
     seconds = ", ".join(f"{model} {times[model]:,.0f} s" for model in sorted(times, key=times.get))
     return f"Accuracy: {ranking(means(figures, 'model'))}. Time of training: {seconds}."

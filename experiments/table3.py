@@ -1,7 +1,7 @@
 """The values of pre-training (table 3) in our configs: vit-jax experiment table3 --out=DIR.
 
-The table has a line for each model and data set, with the paper's value and, where it differs, the
-config's. Nothing is trained.
+The table has a line for each model and data set, with the paper's values. If a value of our config
+differs, it is added in bold. Nothing is trained.
 """
 
 from vit_jax import published
@@ -11,7 +11,7 @@ from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import agreeing, agreement, differences
 from vit_jax.shipped import CONFIGS
 
-# Values of all rows, from section 4.1.
+# Values that section 4.1 of the paper gives for all rows.
 SHARED = {"Optimizer": "adam", "Batch": 4096, "Warm-up": 10_000, "Pixels": 224}
 
 
@@ -23,14 +23,14 @@ def config_name(model: str, pretraining: str) -> str:
 
 
 def values_of(name: str) -> dict:
-    """Returns the config's values by their names in the table."""
+    """Returns the values of a config, by their names in the paper's table."""
     config = read_config(str(CONFIGS / f"{name}.py"))
     return {
         "Epochs": config.epochs,
         "Base learning rate": config.optimizer.learning_rate,
         "Decay": config.optimizer.schedule,
         "Weight decay": config.optimizer.weight_decay,
-        "Dropout": config.model.dropout or 0.0,  # None is the model's default, 0.
+        "Dropout": config.model.dropout or 0.0,  # None means the default of the model, which is 0.
         "Optimizer": config.optimizer.name,
         "Batch": config.batch_size,
         "Warm-up": config.optimizer.warmup_steps,
@@ -39,7 +39,10 @@ def values_of(name: str) -> dict:
 
 
 def read(study) -> dict:
-    """Returns the paper's values and ours by config; ours must be one of the paper's."""
+    """Returns for each config the paper's values and ours.
+
+    If the paper has several values for a config, ours must be one of them.
+    """
     table, found = published.table("table3"), {}
     for place, head in enumerate(table.columns):
         printed = {row: [cells[place]] for row, cells in table.rows.items()} | {
@@ -48,7 +51,7 @@ def read(study) -> dict:
         printed |= {key: [value] for key, value in SHARED.items()}
         name = config_name(head["model"], head["pretraining"])
         entry = found.setdefault(name, {"paper": {"Epochs": []} | printed, "ours": values_of(name)})
-        # The paper has 7 / 14 and 30 / 90 epochs, a config only one of them.
+        # The paper has runs of 7 and 14 epochs (or 30 and 90) with the same other values.
         entry["paper"]["Epochs"].append(head["epochs"])
     return found
 

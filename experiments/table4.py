@@ -1,9 +1,9 @@
 """The values of fine-tuning (table 4) in our recipes: vit-jax experiment table4 --out=DIR.
 
-The table has a line for each data set, with the paper's value and, where it differs, that of
-`configs/finetune.py`. Nothing is trained. The paper's table lists the learning rate 0.06 for
-ImageNet, and its text uses it for ResNets and hybrids only, as does `python -m vit_jax.sweep` with
-`sweep.resnet_rates`.
+The table has a line for each data set, with the paper's values. If a value of `configs/finetune.py`
+differs, it is added in bold. Nothing is trained. The paper's table lists a learning rate of 0.06
+for ImageNet, but the paper's text uses this learning rate only for ResNets and hybrids. The command
+`python -m vit_jax.sweep` follows the text (`sweep.resnet_rates`).
 """
 
 from vit_jax import published
@@ -19,13 +19,13 @@ DATA_SETS = {
     "Oxford Flowers-102": "oxford_flowers102",
     "VTAB (19 tasks)": "vtab/clevr-count",
 }
-# Values of all rows, also from section 4.1.
+# Values that the paper gives for all rows, some of them in section 4.1.
 SHARED = {"Optimizer": "sgd", "Momentum": 0.9, "Batch": 512, "Weight decay": 0.0, "Clipping": 1.0}
 SHARED |= {"Decay": "cosine", "Pixels": 384}
 
 
 def values_of(data_set: str) -> dict:
-    """Returns the recipe's values by their names in the table."""
+    """Returns the values of configs/finetune.py, by their names in the paper's table."""
     config = finetune(data_set)
     optimizer = config.optimizer
     values = (

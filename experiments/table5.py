@@ -1,7 +1,8 @@
 """Accuracy by pre-training set: python -m vit_jax.experiment table5 --out=DIR.
 
-At laptop scale it uses the runs of figure 3: sets of 1,000, 10,000 and 100,000 images stand for
-ImageNet, ImageNet-21k and JFT-300M, and alphabets for the data sets.
+At laptop scale it uses the runs of figure 3. Pre-training on 1,000, 10,000 and 100,000 images takes
+the place of ImageNet, ImageNet-21k and JFT-300M, and alphabets take the place of the data sets for
+fine-tuning.
 """
 
 import statistics
@@ -16,7 +17,7 @@ FIGURES = ("letters", "cyrillic, fine-tuned", *(f"{name}, 10-shot" for name in D
 
 
 def read(study):
-    """Returns fine-tuned and few-shot accuracies by model and number of pre-training images."""
+    """Returns fine-tuned and few-shot accuracy of each model and number of pre-training images."""
     shots = {f"fewshot/{name}/10": f"{name}, 10-shot" for name in DOWNSTREAM}
     tuned = {
         (p["model"], p["images"]): p["accuracy"] for p in study.points("finetuned", "accuracy")
@@ -31,7 +32,7 @@ def read(study):
 
 
 def finding(figures):
-    """Returns the lead of the larger Transformer over the smaller, by the number of images."""
+    """Returns a sentence: the lead of the larger ViT over the smaller one, by number of images."""
     small, large, *_ = MODELS["ViT"]
     sentences = []
     for name in FIGURES[:2]:

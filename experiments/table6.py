@@ -1,10 +1,10 @@
 """Pre-training compute of the paper's scaling study (table 6).
 
-It compares the paper's exaFLOPs with ours: 6 x multiply-adds of an image x epochs x 303 million
-images, with the 18,291 classes of JFT-300M and, for ViTs and hybrids, the hidden tanh layer of the
-head. They are counted from the models themselves, in seconds; nothing is compiled. Two rows differ:
-the paper prints 55 for B/32 where the count is 56.3, and its 859 for R50x1+ViT-L/16 at 7 epochs
-contradicts its own 1,668 at 14, whose half is 834.
+It compares the paper's exaFLOPs with ours, which are 6 x multiply-adds of an image x epochs x 303
+million images. The models have the 18,291 classes of JFT-300M; heads of ViTs and hybrids have the
+hidden tanh layer of pre-training. Counting takes seconds and compiles nothing. Two rows differ. For
+B/32 the paper prints 55, and we count 56.3. For R50x1+ViT-L/16 at 7 epochs the paper prints 859,
+which contradicts its own 1,668 for 14 epochs, half of which is 834.
 """
 
 import functools
@@ -17,7 +17,10 @@ IMAGES, CLASSES = 303_000_000, 18_291
 
 
 def exaflops(name: str, epochs: int) -> float:
-    """Returns exaFLOPs of pre-training on JFT-300M: 3 forward passes, 2 FLOPs a multiply-add."""
+    """Returns the exaFLOPs of pre-training on JFT-300M.
+
+    A step counts as three forward passes, and a multiply-add as two FLOPs.
+    """
     return 6 * multiply_adds(name) * epochs * IMAGES / 1e18
 
 

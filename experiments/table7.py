@@ -1,10 +1,10 @@
 """Adam and SGD for ResNets: python -m vit_jax.experiment table7 --out=DIR.
 
-Two small BiTs are trained on 100,000 images of scattered digits with either optimizer, each at the
-better of two learning rates, which shorter runs on other images choose. Evaluation is few-shot on
-an alphabet. The smaller model has two seeds, the larger one. At the paper's scale SGD has the
-learning rate, weight decay and schedule of BiT's own recipe, since the paper does not print its
-values.
+Two small BiTs are trained on 100,000 images of scattered digits, with Adam and with SGD. For each
+model and optimizer the better of two learning rates is chosen by shorter runs on held-out images.
+The models are evaluated few-shot on an alphabet. The smaller model has two seeds, the larger model
+has one. At the paper's scale SGD has the learning rate, weight decay and schedule of BiT's own
+recipe, because the ViT paper does not print these values.
 """
 
 from vit_jax.ledger.laptop import MODELS, config_name, fewshot, shorter
@@ -17,7 +17,8 @@ STEPS, BITS = 250, MODELS["BiT"][:2]
 FACTORS = {"model": BITS, "optimizer__name": ("adam", "sgd")}
 RATES = {"adam": (1e-3, 3e-3), "sgd": (0.1, 0.3)}
 CHOICES = {"optimizer__learning_rate": (*RATES["adam"], *RATES["sgd"])}
-DECAY = {"adam": 0.05, "sgd": 1e-3}  # Multiplied by the learning rate, about equally strong.
+# Weight decay of each optimizer. Multiplied by the learning rate, both are about equally strong.
+DECAY = {"adam": 0.05, "sgd": 1e-3}
 FIGURE = "fewshot/cyrillic/10"
 SGD = {
     "optimizer__name": "sgd",
@@ -36,7 +37,11 @@ PAPER = {
 
 
 def pretrained(study, model, optimizer__name, optimizer__learning_rate, seed):
-    """Returns a run; the larger model has one seed, each optimizer its own learning rates."""
+    """Returns config and overrides of a training run.
+
+    Returns None for further seeds of the larger model, and for learning rates of the other
+    optimizer.
+    """
     if optimizer__learning_rate not in RATES[optimizer__name] or (seed and model != BITS[0]):
         return None
     values = dict(

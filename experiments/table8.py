@@ -1,9 +1,11 @@
 """Position embeddings: python -m vit_jax.experiment table8 --out=DIR.
 
-Position embeddings are none, one vector per patch, one per row and column, or relative ones. They
-are added once, at the stem, or before every layer, with separate embeddings or a shared one. The
-quickstart's ViT learns seven of scikit-learn's digits; few-shot is on all ten, with ten images of
-each. The paper's results are of ViT-B/16 on JFT-300M, so that only gains can be compared.
+The runs differ in two properties. Position embeddings are: none, a vector for each patch, a vector
+for each row and each column, or relative ones. They are added: once at the stem, before every layer
+with separate embeddings, or before every layer with shared ones. The quickstart's ViT learns seven
+of scikit-learn's digits, and few-shot accuracy is measured on all ten with ten images of each. The
+paper's results are for ViT-B/16 on JFT-300M, so only the gains over no position embedding are
+compared.
 """
 
 from vit_jax import published
@@ -20,7 +22,7 @@ FIGURES = ("few-shot", "upstream", "paper, few-shot")
 
 
 def pretrained(study, position, where, seed):
-    """Returns a run at either scale; None if the paper's table has no such cell."""
+    """Returns config and overrides of a training run; None if the paper has no such run."""
     if PAPER.figure(where, position=position) is None:
         return None
     values = {"model__position": position, "model__position_at": where}
@@ -30,7 +32,7 @@ def pretrained(study, position, where, seed):
 
 
 def read(study):
-    """Returns accuracies of each cell, few-shot and upstream, and the paper's few-shot."""
+    """Returns for each run few-shot and upstream accuracy, and the paper's few-shot accuracy."""
     name = LAPTOP if study.scale == "laptop" else FIVE_SHOT_FIGURE
     points = study.points("pretrained", "accuracy", name)
     for point in points:
@@ -40,13 +42,13 @@ def read(study):
 
 
 def compared(figures):
-    """Returns the few-shot gains over no position embedding, the paper's and ours."""
+    """Returns pairs of few-shot gains over no position embedding: the paper's and ours."""
     paper, ours = (means(figures, *CELLS, figure=name) for name in ("paper, few-shot", "few-shot"))
     return gains(paper, ours, "none, stem")
 
 
 def scaled(seeds, **more):
-    """Returns the experiment at one scale."""
+    """Returns the experiment at one scale; `more` are additional fields of `Experiment`."""
     return Experiment(
         claim="Any position embedding is much better than none, and the kinds hardly differ.",
         stages=(grid("pretrained", CELLS, pretrained, seeds),),

@@ -1,10 +1,10 @@
 """Transfer to tasks of 1,000 images: python -m vit_jax.experiment table9 --out=DIR.
 
 VTAB has 1,000 training images for each task. At laptop scale the tasks are five collections of
-scattered images: the small ViT is pre-trained once on 100,000 images of `letters` and fine-tuned on
-1,000 images of each. The baseline trains for as many steps from random parameters. The better of
-two learning rates is chosen by training on 800 images and evaluating on 200. There are three seeds
-of fine-tuning.
+scattered images. The small ViT is pre-trained once on 100,000 images of `letters`, and fine-tuned
+on 1,000 images of each collection. The baseline is trained for the same number of steps from random
+parameters. The better of two learning rates is chosen by training on 800 of the images and
+evaluating on the other 200. Fine-tuning has three seeds.
 """
 
 from vit_jax.data.sources.vtab import TASKS
@@ -20,12 +20,12 @@ HELD_OUT = {"data__train_split": "train[:800]", "data__test_split": "train[800:1
 
 
 def pretrained(study, seed):
-    """Returns the upstream run."""
+    """Returns config and overrides of the pre-training run."""
     return config_name(MODEL, steps=STEPS), {}
 
 
 def finetuned(study, task, start, optimizer__learning_rate, seed):
-    """Returns a run on 1,000 images; None if its checkpoint is missing."""
+    """Returns config and overrides of a run on 1,000 images; None if its checkpoint is missing."""
     values = dict(optimizer__learning_rate=optimizer__learning_rate)
     if start == "letters":
         values["finetune__checkpoint"] = study.workdir("pretrained")

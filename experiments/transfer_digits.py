@@ -1,14 +1,15 @@
 """Transfer between digits: python -m vit_jax.experiment transfer_digits --out=DIR.
 
-It pre-trains configs/quickstart.py on scikit-learn's digits 0-4. Then 5-9 are learned in three
-ways: by fine-tuning on a tenth of their training images; from random parameters, with the same
-images and as many steps; and by least squares on a few images of each class and the features of the
-frozen network, as in `vit_jax.evaluate`, compared with those of a random network.
+It pre-trains configs/quickstart.py on scikit-learn's digits 0-4. Then the digits 5-9 are learned in
+several ways. The network is fine-tuned on a tenth of their training images, and compared with a
+network that is trained on the same images, for the same number of steps, from random parameters.
+Least squares is fitted to the frozen features of a few images of each class, as in
+`vit_jax.evaluate`, for the pre-trained network and for a network with random parameters.
 
-There are three seeds of everything, including the pre-trained networks; each network's least
-squares have three choices of images. Pre-trained and random networks each have their own learning
-rate (from runs of the first seed) and their own penalty of least squares, chosen on held-out
-training images. Test images are evaluated once.
+All runs have three seeds, and each network is evaluated by least squares with three choices of
+images. The learning rate (by runs of the first seed) and the penalty of least squares are chosen on
+held-out training images, separately for pre-trained and random networks. Test images are evaluated
+once.
 """
 
 import functools
@@ -32,12 +33,12 @@ from vit_jax.training.program import model_arguments
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 SHOTS = (1, 5, 10, 25)
-# The usual 1,024 is for more features than 64.
+# The network has only 64 features. The usual penalty of 1,024 is for more features.
 PENALTIES = tuple(4.0**power for power in range(-3, 6))
 # Initial parameters, and their names in the tables.
 STARTS = {"pre-trained": "from 0-4", "random": "from random parameters"}
 OLD, NEW = ("0", "1", "2", "3", "4"), ("5", "6", "7", "8", "9")
-# Values that fine-tuning and training from scratch share: about 14 images of each class, few steps.
+# Overrides of fine-tuning and of training from scratch: about 14 images per class, and few steps.
 BUDGET = {
     "data__train_split": "train[:10%]",
     "steps": 300,
@@ -51,12 +52,12 @@ SHOTS_FROM, SHOTS_HELD_OUT = "train[:20%]", "train[20%:]"
 
 
 def pretrained(study: Study, seed: int):
-    """Returns a pre-training run on 0-4."""
+    """Returns config and overrides of a pre-training run on the digits 0-4."""
     return "quickstart", dict(data__classes=OLD, epochs=60.0)
 
 
 def transfer(study: Study, start: str, optimizer__learning_rate: float, seed: int):
-    """Returns a run on 5-9; None if its checkpoint is missing."""
+    """Returns config and overrides of a run on the digits 5-9; None without its checkpoint."""
     values = BUDGET | dict(data__classes=NEW, optimizer__learning_rate=optimizer__learning_rate)
     if start == "pre-trained":
         values["finetune__checkpoint"] = study.workdir("pretrained", seed=seed)
@@ -64,7 +65,7 @@ def transfer(study: Study, start: str, optimizer__learning_rate: float, seed: in
 
 
 def read(study: Study) -> dict:
-    """Returns accuracies of training, and of least squares on frozen networks, by start."""
+    """Returns accuracies of trained networks, and of least squares on frozen ones, by start."""
     networks = {trial.factors["seed"]: trial.job.workdir for trial in study.finished("pretrained")}
     penalties, frozen = {}, {}
     for start in STARTS if len(networks) == len(SEEDS) else ():
@@ -78,7 +79,7 @@ def read(study: Study) -> dict:
 
 
 def network(workdir: Path, start: str, seed: int) -> nnx.Module:
-    """Returns a run's model, or the same model with random parameters."""
+    """Returns the model of a run or, for the start `random`, a model with random parameters."""
     if start == "pre-trained":
         return vit_jax.load_model(workdir, log=str)
     arguments = model_arguments(run_options(from_json((workdir / CONFIG).read_text())))
@@ -87,9 +88,13 @@ def network(workdir: Path, start: str, seed: int) -> nnx.Module:
 
 @functools.cache
 def by_shots(start: str, workdirs: tuple[Path, ...]) -> tuple[float, dict[str, list[float]]]:
-    """Returns the best penalty, and few-shot accuracies on the new digits by number of shots.
+    """Returns the best penalty, and the accuracies of least squares by number of images per class.
 
-    The accuracies are of all networks and choices of images.
+    The accuracies are on the digits 5-9, for all networks and choices of images.
+
+    Args:
+      start: a key of `STARTS`.
+      workdirs: the pre-training runs of all seeds.
     """
     models = [network(workdir, start, seed) for workdir, seed in zip(workdirs, SEEDS, strict=True)]
     train = open_source("digits", SHOTS_FROM, only=NEW)
@@ -115,7 +120,7 @@ def by_shots(start: str, workdirs: tuple[Path, ...]) -> tuple[float, dict[str, l
 
 
 def table(figures: dict) -> str:
-    """Returns the accuracies of training and least squares, and the search's accuracies."""
+    """Returns two tables: test accuracies, and held-out accuracies of all learning rates."""
     rows = [
         (
             f"least squares, {shots} images of a class",
@@ -132,7 +137,7 @@ def table(figures: dict) -> str:
 
 
 def draw(study: Study, figures: dict) -> dict:
-    """Draws the accuracy of least squares over the images of a class."""
+    """Draws the accuracy of least squares over the number of images per class."""
     points = [
         {"start": STARTS[start], "shots": shots, "accuracy": by[f"{shots}"]}
         for start, by in figures["frozen"].items()

@@ -1,4 +1,4 @@
-"""Compares DINO's step with a supervised one, and separate passes with a packed one, on a TPU."""
+"""Compares DINO's step with a supervised step, and two ways to compute crops, for a TPU."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -29,11 +29,12 @@ CROPS = {224: 2, 96: 8}  # Number of crops per image, by side in pixels.
 
 
 def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: int) -> None:
-    """Prints FLOPs, estimated cycles and memory of each model's steps and two backbone variants.
+    """Prints FLOPs, estimated cycles and memory of four programs for each model.
 
-    One variant has a pass for large crops and one for small crops. The other has a single pass for
-    all tokens, packed as in DINOv2's code: only attention separates the crops. Both include the
-    backward pass.
+    The programs are a supervised step, DINO's step, and the backbone's forward and backward pass in
+    two variants. The first variant has a pass for large crops and a pass for small crops. The
+    second has a single pass for all tokens, packed into one sequence as in DINOv2's code, in which
+    each crop attends only to itself.
 
     Args:
       configs: DINO configs, by the name of the plain ViT.
@@ -62,7 +63,7 @@ def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: in
 
 
 def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
-    """Prints a row for each program; the last column is the memory of temporaries."""
+    """Prints a table row for each program; the last column is the memory of temporaries in GiB."""
     sums = {
         label: [total(compiled.operations, key) for key in ("flops", "cycles")]
         for label, compiled in programs.items()
@@ -78,9 +79,15 @@ def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
 
 
 def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compiled:
-    """Compiles the program of a variant, with `images` images on each device.
+    """Compiles the forward and backward pass of a variant, with `images` images on each device.
 
-    It computes the gradient of the mean squared tokens.
+    The program computes the gradient of the tokens' mean square.
+
+    Args:
+      form: the variant, `pass_by_pass` or `packed`.
+      name: name of the ViT.
+      where: the slice.
+      images: images per device.
     """
     mesh = make_mesh(devices=topology_devices(where))
     model = abstract(model_factory(name, num_classes=0, image_size=max(CROPS), dtype="bfloat16"))
@@ -114,7 +121,10 @@ def pass_by_pass(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def packed(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the same tokens from a packed sequence, with attention only within each crop."""
+    """Returns the same tokens as `pass_by_pass`, from one sequence that contains all crops.
+
+    Each crop attends only to itself.
+    """
     sized = [model.resized(images.shape[1:3]) for images in crops]
     parts = [each.assemble(each.patches(images)) for each, images in zip(sized, crops, strict=True)]
     shapes = [part.shape[:2] for part in parts]

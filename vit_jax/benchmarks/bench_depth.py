@@ -1,4 +1,4 @@
-"""Compares training steps with stochastic depth: a fixed-size subset of images, or per image."""
+"""Compares the cost of both kinds of stochastic depth, `depth_by=image` and `depth_by=subset`."""
 
 from vit_jax.benchmarks.bench_train import compare
 
@@ -14,5 +14,9 @@ STEPS = {
 
 
 def measure(**values) -> None:
-    """Prints FLOPs and time of each model's steps at two drop rates; arguments as in `compare`."""
+    """Prints FLOPs and time of training steps at two drop rates.
+
+    Args:
+      **values: arguments of `bench_train.compare`.
+    """
     compare(STEPS, **values)

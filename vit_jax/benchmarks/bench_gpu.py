@@ -1,7 +1,8 @@
 """Benchmarks a GPU within minutes, the most important measurements first; saves each result.
 
-Several steps are timed together, with one wait at the end, as in a training loop. Our step and
-timm's take turns. timm runs in a separate process, and compiles at the same time as ours.
+Several steps are timed together, and the host waits only for the last one, as in a training loop.
+Turns of our step and of timm's alternate. timm's step runs in a separate process, and both are
+compiled at the same time.
 """
 
 import contextlib
@@ -35,7 +36,8 @@ from vit_jax.runs.memory_check import program_memory
 
 SECONDS, TURNS = 2.0, 3  # Duration of a turn, and number of turns of each program.
 PARTS = ("machine", "train", "parity", "attention")
-# Batch size by model and image size: large enough to keep an H100 busy, with memory to spare.
+# Batch size for each model and image size. It is large enough to use an H100 fully, but does not
+# fill its memory.
 TRAINED = {
     ("ViT-B/16", 224): 128,
     ("ViT-S/16", 224): 256,
@@ -56,7 +58,7 @@ class Program(NamedTuple):
 
 
 class Stopwatch:
-    """Time limit for all measurements, and log of their results as JSON lines."""
+    """Checks the time limit of the benchmark, and logs results as JSON lines."""
 
     def __init__(self, minutes: float, out: str | None):
         self.ends = time.perf_counter() + 60 * minutes
@@ -149,7 +151,10 @@ def machine(stopwatch: Stopwatch) -> None:
 
 
 def timed(call: Callable[[], Any], times: int = 20) -> float:
-    """Returns the duration of a call in seconds: the median of three means over `times` calls."""
+    """Returns the duration of a call in seconds.
+
+    It is the median of three measurements, each the mean of `times` calls.
+    """
     jax.block_until_ready(call())
     found = []
     for _ in range(3):
@@ -162,13 +167,17 @@ def timed(call: Callable[[], Any], times: int = 20) -> float:
 
 
 def is_vit(model: str) -> bool:
-    """Returns True if a model has a choice of attention implementations."""
+    """Returns True for a ViT, whose attention can be computed by cuDNN or by XLA."""
     return vit.FAMILY.parse(model) is not None
 
 
 @contextlib.contextmanager
 def attending(name: str) -> Iterator[None]:
-    """Sets the attention implementation of programs that are traced in the context."""
+    """Sets the implementation of attention for programs that are traced while the context is open.
+
+    Args:
+      name: one of `ATTENTIONS`.
+    """
     with contextlib.ExitStack() as stack:
         for module in (attention, vit) if name == "xla" else ():
             stack.enter_context(mock.patch.object(module, "cudnn_takes", lambda *_: False))
@@ -176,9 +185,14 @@ def attending(name: str) -> Iterator[None]:
 
 
 def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> None:
-    """Measures the duration of attention in milliseconds, forward only and with gradients."""
+    """Measures the duration of attention in milliseconds: forward, and forward with backward pass.
+
+    Args:
+      shape: batch, tokens, heads and head_dim.
+      stopwatch: logs the results.
+    """
     if jax.default_backend() == "cpu":
-        shape = (1, *shape[1:])  # For tests of the benchmark.
+        shape = (1, *shape[1:])  # Tests run the benchmark on a CPU.
     inputs, found = (
         [jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in range(3)],
         {},
@@ -188,7 +202,7 @@ def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> No
         return attention.attend(*inputs).astype(jnp.float32).sum()
 
     for name in ATTENTIONS:
-        jax.clear_caches()  # Caches contain traces with the other implementation.
+        jax.clear_caches()  # JAX would reuse the trace with the previous implementation.
         with attending(name):
             programs = [
                 jax.jit(f).lower(*inputs).compile()
@@ -199,9 +213,9 @@ def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> No
 
 
 def compare_with_cpu(name: str, image_size: int, stopwatch: Stopwatch) -> None:
-    """Compares logits, loss and gradients with float32 on the CPU.
+    """Measures errors of logits, loss and gradients, compared with float32 on the CPU.
 
-    The error is ||x - reference|| / ||reference||.
+    An error is ||x - reference|| / ||reference||.
     """
     images = np.random.default_rng(0).integers(
         256, size=(8, image_size, image_size, 3), dtype=np.uint8
@@ -235,7 +249,8 @@ def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[s
     model = create_model(
         name, num_classes=other_projects.CLASSES, image_size=images.shape[1], dtype=dtype, **scanned
     )
-    head = model.head.kernel  # With zeros, gradients of earlier layers would be zero.
+    # The head must not be zero, because the gradients of all other layers would be zero.
+    head = model.head.kernel
     head.set_value(0.02 * jax.random.normal(jax.random.key(1), head.shape, head.dtype))
     graphdef, params = nnx.split(model)
 
@@ -294,7 +309,18 @@ def race(
     programs: Mapping[str, Program],
     timm: Program,
 ) -> None:
-    """Times the programs in turns, and writes a row, without timm if its process has ended."""
+    """Times the programs in turns, and logs the results.
+
+    If timm's process has ended with an error, the results do not contain timm.
+
+    Args:
+      stopwatch: logs the results.
+      model: name of the model.
+      image_size: image size in pixels.
+      images: batch size.
+      programs: our step with each implementation of attention, by name.
+      timm: timm's step.
+    """
     programs = programs | {"timm": timm}
     times = time_in_turns(programs)
     if sum(map(len, times.values())) < TURNS * len(programs):
@@ -318,7 +344,10 @@ def race(
 
 
 def time_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
-    """Returns each program's step times in seconds, without turns after the end of its process."""
+    """Returns the step time of each program in each turn, in seconds.
+
+    Turns after the end of a program's process are missing.
+    """
     times: dict[str, list[float]] = {key: [] for key in programs}
     for _ in range(TURNS):
         for key, program in programs.items():
@@ -341,7 +370,7 @@ def seconds_of_step(program: Program) -> float:
 def timm_process(model: str, images: int, image_size: int) -> Iterator[Program]:
     """Yields timm's training step, which is compiled and run in a separate process.
 
-    The first run waits for the compilation.
+    Compilation starts at once. The first call of `run` waits until it is done.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -395,7 +424,7 @@ def _train_timm(pipe, model: str, images: int, image_size: int) -> None:
 
 
 def keep_profile(stopwatch: Stopwatch, name: str, program: Program) -> None:
-    """Writes the duration of each kernel in a step, and the text of the compiled program."""
+    """Profiles a step: writes the duration of each kernel, and the compiled program as text."""
     steps, kernels = 3, dict[str, float]()
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):

@@ -1,6 +1,6 @@
-"""Times inference, ours and that of other libraries, in turns; finds the largest batch that fits.
+"""Measures inference of our models and of other libraries, and the largest batch that fits.
 
-The measurements are those of the paper's figure 12.
+The paper's figure 12 shows the same quantities.
 """
 
 import importlib.util
@@ -47,25 +47,26 @@ def measure(
     turns: int = 5,
     seconds: float = 4.0,
 ) -> None:
-    """Prints images/s of our models and other libraries', as medians of turns.
+    """Prints the images/s of our models, and of the same models in other libraries.
 
-    All programs compute logits from uint8 images.
+    All programs compute logits from uint8 images. They run in turns; the results are medians.
 
     Args:
       models: names of models.
       images: batch size per device.
       image_sizes: image sizes in pixels.
       against: libraries in `PEERS` to compare with.
-      dtype: dtype of our computation; None: float32 on a CPU, else bfloat16, as in other libraries.
+      dtype: dtype of our computation. None: float32 on a CPU, bfloat16 on other devices, as in the
+        other libraries.
       largest: also print the largest batch that fits on a device.
       memory_gib: memory limit for `largest`; None: the device's memory.
       out: file for the plot.
       turns: number of turns.
-      seconds: duration of each program in a turn.
+      seconds: time for which each program runs in a turn.
 
     Raises:
-      UserError: a model is unknown, its patches do not divide an image size, or the device's memory
-        is unknown.
+      UserError: a model is unknown, an image size is not divisible by its patch size, or the
+        device's memory is unknown.
     """
     cards = {
         (model, size): model_card(model, image_size=size, num_classes=other_projects.CLASSES)
@@ -95,9 +96,9 @@ def measure(
 def make_runners(
     model: str, batch: int, image_size: int, dtype: str, against: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns our program for a model and those of other libraries, by title.
+    """Returns the programs that compute a model, by title: ours, and those of other libraries.
 
-    Libraries without the model are skipped; the reason is printed.
+    If a library does not have the model, the reason is printed.
     """
     runners = {model: make_ours(model, batch, image_size, dtype)}
     for peer in against:
@@ -134,10 +135,14 @@ def print_largest_batches(
 def lower_ours(
     model: str, batch: int, image_size: int, dtype: str, devices: Sequence[jax.Device] | None = None
 ):
-    """Returns the program of a model and its lowered inference, without allocating memory.
+    """Lowers the inference of a model, without allocating memory for parameters.
 
     Args:
       devices: devices to compile for; None: the devices of this machine.
+
+    Returns:
+      The model's program from `make_program`, with shapes in place of arrays; and the lowered
+      inference.
     """
     config = other_projects.our_config(model, image_size, dtype)
     config.batch_size = batch
@@ -160,7 +165,7 @@ def compile_ours(model: str, batch: int, image_size: int, dtype: str) -> jax.sta
 
 
 def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
-    """Returns our inference, ready to run on random images."""
+    """Returns our compiled inference on random images, with random parameters."""
     program, lowered = lower_ours(model, batch, image_size, dtype)
     compiled, seconds = compile_timed(lowered)
     params = program.initial_state(0)["params"]
@@ -174,7 +179,7 @@ def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
 
 
 def make_timm(model: str, batch: int, image_size: int) -> Runner:
-    """Returns timm's model in PyTorch; on a GPU it is compiled, in bfloat16."""
+    """Returns inference of timm's model in PyTorch; on a GPU it is compiled and in bfloat16."""
     torch, name, module = timm_model(model, image_size)
     gpu = torch.cuda.is_available() and jax.default_backend() == "gpu"
     device = torch.device("cuda" if gpu else "cpu")
@@ -192,7 +197,10 @@ def make_timm(model: str, batch: int, image_size: int) -> Runner:
 
 
 def make_onnxruntime(model: str, batch: int, image_size: int) -> Runner:
-    """Returns timm's model in ONNX Runtime, exported by PyTorch, with one thread per core."""
+    """Returns inference of timm's model in ONNX Runtime, with one thread per core.
+
+    PyTorch exports the model.
+    """
     absent = [
         name for name in ("onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None
     ]
@@ -255,9 +263,13 @@ def memory_limit(gib: float | None) -> float:
 
 
 def largest_batch(memory: Callable[[int], int], limit: float) -> int:
-    """Returns the largest batch size that needs at most `limit` bytes; 0 if none fits.
+    """Returns the largest batch size that fits into `limit` bytes; 0 if a single image does not.
 
-    It is found by doubling and bisection, with a precision of 1/32.
+    It is found by doubling and bisection, with a relative precision of 1/32.
+
+    Args:
+      memory: returns the memory in bytes that a batch size needs.
+      limit: available memory in bytes.
     """
 
     def fits(images):
@@ -278,7 +290,12 @@ def largest_batch(memory: Callable[[int], int], limit: float) -> int:
 
 
 def draw(panels: dict[str, dict[str, dict[int, float]]], out: Path) -> None:
-    """Draws a panel for each quantity: values by image size, with a line for each program."""
+    """Draws a panel for each measured quantity, over the image size, with a line for each program.
+
+    Args:
+      panels: values by quantity, program and image size.
+      out: file for the plot.
+    """
     import matplotlib
 
     matplotlib.use("agg")

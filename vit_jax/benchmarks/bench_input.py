@@ -1,4 +1,4 @@
-"""Measures training crops per second on one core, compared with other implementations."""
+"""Measures the speed of the input pipeline on one core, compared with other implementations."""
 
 import contextlib
 import functools
@@ -34,12 +34,17 @@ PHOTOGRAPHS = (  # Colour photographs in scikit-image's package.
 
 
 def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) -> None:
-    """Prints images/s of each pipeline on one core, and the loss of quality in the mode `fast`.
+    """Prints images/s of each pipeline on one core, and how `fast` crops differ from `exact` ones.
 
-    Each pipeline runs in a separate process, pinned to one core, and reads the same files. They
-    take turns of `IMAGES` images, after a warm-up with a quarter of that. The rate is by CPU time,
-    summed over threads, because other processes disturb it less. Two workers are compared with one
-    by wall-clock time. Pipelines with missing libraries are listed.
+    Each pipeline runs in a separate process, which is bound to one core, and reads the same files.
+    After a warm-up they take turns of `IMAGES` images. The speed is measured by CPU time, summed
+    over threads, because other processes disturb it less than wall-clock time. Only the comparison
+    of one and two workers is by wall-clock time. If a pipeline's library is missing, its name is
+    printed.
+
+    Args:
+      rounds: number of turns of each pipeline.
+      rates: images/s for which the required number of cores is printed.
     """
     with tempfile.TemporaryDirectory() as folder:
         make_photographs(Path(folder))
@@ -103,7 +108,7 @@ def make_photographs(folder: Path, images: int = IMAGES) -> None:
 
 
 def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str, float]:
-    """Returns the median images/s of each pipeline over `rounds` rounds of one turn each."""
+    """Returns the median images/s of each pipeline; in each round every pipeline has one turn."""
     context = multiprocessing.get_context("spawn")
     core = max(os.sched_getaffinity(0))
     rates = {}
@@ -129,7 +134,7 @@ def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str
 
 
 def two_processes(folder: str, rounds: int) -> float:
-    """Returns the speedup of two independent processes over one, in images/s."""
+    """Returns how many times as fast two independent processes are as one, in images/s."""
     ratios = []
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for _ in range(rounds):
@@ -140,7 +145,7 @@ def two_processes(folder: str, rounds: int) -> float:
 
 
 def _decode_all(folder: str) -> float:
-    """Returns the images/s of plain full decoding, by wall-clock time."""
+    """Returns the images/s of decoding whole JPEGs, by wall-clock time."""
     batches = _full_decode(folder, 0)
     started = time.perf_counter()
     for _ in range(IMAGES // BATCH):
@@ -149,14 +154,21 @@ def _decode_all(folder: str) -> float:
 
 
 def _serve(way, folder: str, core: int | None, end) -> None:
-    """Runs a turn for each request through the pipe `end`, and sends its images/s."""
+    """Main function of a pipeline's process: runs a turn for each request, and sends its images/s.
+
+    Args:
+      way: function that yields the pipeline's batches.
+      folder: folder of the JPEGs.
+      core: core to which the process is bound; None: any.
+      end: end of the pipe for requests and results.
+    """
     from absl import flags
 
     flags.FLAGS(["benchmark"], known_only=True)  # Grain's workers require parsed flags.
     if core is not None:
         os.sched_setaffinity(0, {core})
     try:
-        with contextlib.closing(way(folder, 1_000)) as batches:  # Warm up imports and caches.
+        with contextlib.closing(way(folder, 1_000)) as batches:  # Warm-up of imports and caches.
             next(batches)
     except ImportError as error:
         end.send(f"{error} (pip install {error.name})")
@@ -204,7 +216,7 @@ def _views(folder: str, turn: int, small: int = 0, **crop: str) -> Iterator:
 
 
 def _tf_data(folder: str, turn: int) -> Iterator:
-    """Yields batches as the paper's pipeline: TensorFlow's fused decode and crop, bilinear."""
+    """Yields batches of a pipeline like the paper's: TensorFlow's fused decode and crop."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
@@ -243,7 +255,7 @@ def _full_decode(folder: str, turn: int) -> Iterator:
 
 
 def _plain(folder: str, turn: int, crop) -> Iterator:
-    """Runs a plain loop over images, and yields after each batch."""
+    """Crops images in a plain loop, and yields after each batch."""
     source = open_source("folder", "train", path=folder)
     order = Order(turn, (len(source),))
     rng = np.random.default_rng(turn)
@@ -289,7 +301,10 @@ SHARED = {
 
 
 def draws(count: int = 10_000, rounds: int = 5) -> str:
-    """Returns a line about random crop boxes: duration in the fastest round, and mean area."""
+    """Returns a line about sampling random crop boxes.
+
+    It contains the duration for one box in the fastest round, and the boxes' mean area.
+    """
     parts = []
     for draw in (inception_box, random_resized_box):
         seconds = []
@@ -306,7 +321,10 @@ def draws(count: int = 10_000, rounds: int = 5) -> str:
 
 
 def quality(files: list[Path]) -> str:
-    """Returns a line with mean absolute differences between crops, in levels from 0 to 255."""
+    """Returns a line with mean absolute differences of pixel values (0 to 255) between crops.
+
+    Crops of the modes `fast` and `exact` are compared, and `exact` with Pillow's smoothed resize.
+    """
 
     def crop(data: bytes, i: int, mode: str, size: int) -> np.ndarray:
         area = (0.05, 1.0) if size == SIZE else (0.6, 1.0)

@@ -17,11 +17,14 @@ from vit_jax.models.model_card import parameter_shapes
 
 
 def measure(runs: int = 5) -> None:
-    """Prints the duration of `load_model` for each format, and its memory beyond the model's size.
+    """Prints duration and memory of `load_model` for each format, with a model of 1.2 GB.
 
-    For comparison, the file is also read with the usual function for its format, `np.load` or
-    safetensors' `load_file`. The two take turns, each in a separate process: cold (the file is only
-    on disk) and warm (the file is in the page cache). The model has 1.2 GB.
+    The memory is the peak memory minus the size of the model. For comparison, only the arrays of
+    the file are read, by `np.load` or safetensors' `load_file`. Both ways alternate, each in a new
+    process. They are measured cold (the file is only on disk) and warm (it is in the page cache).
+
+    Args:
+      runs: number of repetitions.
     """
     options = model_options("ViT-L/16", num_classes=1000, image_size=224)
     rng = np.random.default_rng(0)
@@ -41,7 +44,7 @@ def measure(runs: int = 5) -> None:
 
 
 def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Returns (seconds, bytes) for reading a checkpoint's arrays, and for `load_model`."""
+    """Measures reading a checkpoint's arrays, and `load_model`: (seconds, peak bytes) of each."""
     file = path if path.is_file() else path / "model.safetensors"
     if is_cold:
         _forget(file)
@@ -55,8 +58,7 @@ def _summary(turns: list[tuple[tuple[float, float], tuple[float, float]]], size:
     """Returns medians over repetitions, as a line of text.
 
     Args:
-      turns: for each repetition, (seconds, bytes of memory) for reading the arrays and for
-        `load_model`.
+      turns: the results of `_turn` for each repetition.
       size: size of the model in bytes.
     """
     plain = statistics.median(arrays[0] for arrays, _ in turns)
@@ -70,7 +72,7 @@ def _summary(turns: list[tuple[tuple[float, float], tuple[float, float]]], size:
 
 
 def _forget(file: Path) -> None:
-    """Evicts a file from the page cache."""
+    """Removes a file from the operating system's page cache."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

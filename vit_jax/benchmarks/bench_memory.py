@@ -14,9 +14,13 @@ BATCH, EVERY = 16, 500
 
 
 def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
-    """Reads batches of a small source, without and with worker processes, and plots the memory.
+    """Reads batches without and with worker processes, and plots the memory over the batches.
 
     The memory is the proportional set size (PSS) of the reading process and its workers.
+
+    Args:
+      batches: number of batches.
+      picture: file for the plot.
     """
     import matplotlib.pyplot as plt
 
@@ -26,7 +30,7 @@ def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
         with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             steps, megabytes = pool.submit(_watch, batches, workers).result()
         tenth = max(1, len(steps) // 10)
-        # A single value is both early and late.
+        # If there is only one value, it counts for the second tenth, too.
         early = statistics.mean(megabytes[tenth : 2 * tenth] or megabytes)
         late = statistics.mean(megabytes[-tenth:])
         print(

@@ -15,7 +15,12 @@ OF_CONVNEXTS = {"supervised": {}, "masked autoencoder": {"objective.name": "fcma
 
 
 def measure(models: Sequence[str], **values) -> None:
-    """Prints FLOPs and time of each objective's steps; other arguments as in `compare`."""
+    """Prints FLOPs and time of each objective's step for each model.
+
+    Args:
+      models: names of models.
+      **values: other arguments of `bench_train.compare`.
+    """
     for convolutional, steps in ((False, STEPS), (True, OF_CONVNEXTS)):
         if those := [model for model in models if model.startswith("ConvNeXt") == convolutional]:
             compare(steps, those, **values)

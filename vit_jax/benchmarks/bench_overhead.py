@@ -11,10 +11,15 @@ from vit_jax.runs.assemble import assemble
 
 
 def measure(config: ConfigDict, steps: int = 100) -> None:
-    """Prints the host time per step, measured while the devices are idle.
+    """Prints the time per step for which the host works outside the compiled program.
 
-    Each step starts after the end of the previous one, so that all host time is visible; in
-    training, most of it overlaps with the computation. Decoding continues in parallel.
+    In training most of this time overlaps with the computation on the devices. Here each step
+    starts after the end of the previous one, so that all of it is measured. Images are decoded in
+    parallel, as in training.
+
+    Args:
+      config: config of the run.
+      steps: number of steps.
     """
     share_interpreter()
     keep_freed_memory()

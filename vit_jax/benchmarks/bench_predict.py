@@ -21,7 +21,9 @@ FILES, BATCH, TURNS = 2000, 32, 16
 
 
 def measure(models: list[str], images: int) -> None:
-    """Prints images/s of the plain model and of prediction from files, as medians of turns.
+    """Prints images/s of prediction from files, and of the model alone on a batch in memory.
+
+    Both take turns; the results are medians.
 
     Args:
       models: names of models.
@@ -58,7 +60,7 @@ def measure(models: list[str], images: int) -> None:
                     pass
                 seconds["plain"].append(between - started)
                 seconds["files"].append(time.perf_counter() - between)
-            # Both compute full batches; the last batch of a turn is padded.
+            # Both compute full batches: the last batch of a turn is padded.
             rate = {way: FILES / TURNS / statistics.median(spent) for way, spent in seconds.items()}
             ratio = statistics.median(
                 a / b for a, b in zip(seconds["plain"], seconds["files"], strict=True)

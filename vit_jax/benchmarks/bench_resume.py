@@ -1,4 +1,4 @@
-"""Times the start of the input pipeline at step 0, and when training resumes at a late step."""
+"""Times the start of the input pipeline at an early step, and at a late step as after resuming."""
 
 import contextlib
 import statistics
@@ -15,9 +15,13 @@ EXAMPLES = (10, 100_000_000)
 
 
 def measure(rounds: int = 7) -> None:
-    """Prints seconds from the start of a process to its first batch, for two first examples.
+    """Prints the seconds from the start of a process until its first batch.
 
-    The source has a billion images, which are generated on demand. The two cases take turns.
+    The first batch starts at the 10th or at the 100,000,000th example (`EXAMPLES`) of a source with
+    a billion generated images. The two cases alternate.
+
+    Args:
+      rounds: number of measurements of each case.
     """
     turns = [[_alone(example) for example in EXAMPLES] for _ in range(rounds)]
     medians = [statistics.median(times) for times in zip(*turns, strict=True)]

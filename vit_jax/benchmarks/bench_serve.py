@@ -22,17 +22,17 @@ CLIENTS, PHOTOGRAPHS, WARM_SECONDS = (1, 4, 16), 64, 3
 
 
 class Asked(NamedTuple):
-    """The responses to a client."""
+    """Results of all requests of one or several clients."""
 
     seconds: list[float]  # Latency of each request.
     lost: int  # Number of requests with an error or without a response.
 
 
 def measure(models: list[str], image_size: int, seconds: float) -> None:
-    """Prints images/s, latency and the number of lost requests, for each number of clients.
+    """Prints images/s, latency and the number of lost requests, for several numbers of clients.
 
-    The server runs in a separate process on the same machine as the clients, with random
-    parameters.
+    The server has a model with random parameters. It runs in a separate process on the same machine
+    as the clients.
 
     Args:
       models: names of models.
@@ -73,7 +73,10 @@ def _start(checkpoint: Path) -> tuple[subprocess.Popen, str]:
 
 
 def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> Asked:
-    """Returns the responses to several clients, which send requests continuously."""
+    """Sends requests from several clients for some seconds; returns the results.
+
+    Each client sends its next request as soon as it has a response.
+    """
     until = time.perf_counter() + seconds
     each = [Asked([], 0)] * clients
 
@@ -105,7 +108,7 @@ def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> A
 
 
 def _batches(url: str) -> tuple[float, float]:
-    """Returns the numbers of images and of batches that the server has computed."""
+    """Returns how many images and how many batches the server has computed, from its /metrics."""
     with urllib.request.urlopen(f"http://{url}/metrics") as answer:
         text = answer.read().decode()
     found = [

@@ -21,9 +21,9 @@ from vit_jax.planning.compile import (
 from vit_jax.planning.hlo import by, total
 
 PEERS = tuple(other_projects.PEERS)
-STEPS = 100_000  # Length of the schedule, without an effect on the program.
-# Parts of the program, by the functions in which they are traced. Norms are mostly fused with
-# adjacent matmuls, and counted there.
+STEPS = 100_000  # Number of steps of the schedule. It does not change the compiled program.
+# Parts of the program, with the functions in which their operations are traced. Norms are mostly
+# fused with matmuls and counted as part of them.
 PARTS = {
     "ViT.patches": "patch embedding",
     "ViT.assemble": "patch embedding",
@@ -51,7 +51,7 @@ def measure(
     against: Sequence[str],
     checkouts: str | None,
 ) -> None:
-    """Prints tables: estimated cycles, memory and collectives of a step, and cycles by part.
+    """Prints two tables about training steps: estimated cycles, memory and collectives; and parts.
 
     Args:
       models: names of models.
@@ -115,8 +115,8 @@ def row(
       name: title of the program.
       compiled: the program.
       where: the slice.
-      least: minimum FLOPs of a step on all devices.
-      ours: our program, for the comparison.
+      least: minimum FLOPs of a step on all devices, for the MFU.
+      ours: our program, with which the row's program is compared; None: the row is our program.
     """
     memory = compiled.memory.temporaries / GIB
     if compiled.fits:
@@ -135,7 +135,7 @@ def row(
 
 
 def show_parts(programs: list[tuple[str, Compiled, float]]) -> None:
-    """Prints a table of our programs' cycles by part, in millions."""
+    """Prints a table with the millions of cycles that each part of our programs takes."""
     sums = [
         Counter({"all products at the peak": round(least)})
         + sum(
@@ -154,5 +154,5 @@ def show_parts(programs: list[tuple[str, Compiled, float]]) -> None:
 
 
 def flops_in_a_cycle(where: Slice) -> float:
-    """Returns the FLOPs per cycle of a device's matrix units."""
+    """Returns how many FLOPs the matrix units of a device compute in a cycle."""
     return where.chip.peak_flops / where.chip.clock

@@ -1,4 +1,4 @@
-"""Times our training steps and those of other projects, in turns."""
+"""Measures the time of our training steps and of those of other projects."""
 
 import importlib.util
 import statistics
@@ -46,7 +46,9 @@ def measure(
     turns: int = 5,
     seconds: float = 4.0,
 ) -> None:
-    """Prints the time of each model's step and those of other projects, as medians of turns.
+    """Prints the time of each model's training step, here and in other projects.
+
+    The steps take turns; the results are medians.
 
     Args:
       models: names of models.
@@ -54,9 +56,10 @@ def measure(
       image_size: image size in pixels.
       against: projects to compare with; timm needs no checkout.
       checkouts: folder with the projects' checkouts.
-      dtype: dtype of the computation, except in timm; None: float32 on a CPU, else bfloat16.
+      dtype: dtype of the computation; timm's is fixed. None: float32 on a CPU, bfloat16 on other
+        devices.
       turns: number of turns.
-      seconds: duration of each program in a turn.
+      seconds: time for which each program runs in a turn.
     """
     share_interpreter()
     keep_freed_memory()
@@ -84,16 +87,19 @@ def compare(
     turns: int = 5,
     seconds: float = 4.0,
 ) -> None:
-    """Prints FLOPs and time of several of our steps for each model; the steps take turns.
+    """Compares training steps with different config values: prints FLOPs and time for each model.
+
+    The steps take turns; the results are medians.
 
     Args:
-      steps: for each step name, config values by dotted key; the first step is the reference.
+      steps: config values of each step by dotted key, by the step's name. The other steps are
+        compared with the first one.
       models: names of models.
       images: images per device.
       image_size: image size in pixels.
-      dtype: dtype of the computation; None: float32 on a CPU and bfloat16 elsewhere.
+      dtype: dtype of the computation; None: float32 on a CPU, bfloat16 on other devices.
       turns: number of turns.
-      seconds: duration of each step in a turn.
+      seconds: time for which each step runs in a turn.
     """
     share_interpreter()
     keep_freed_memory()
@@ -125,12 +131,12 @@ def compare(
 
 
 def print_header(images: int, dtype: str, call: str) -> None:
-    """Prints the table's header; a row for each runner follows.
+    """Prints the header of the table whose rows `race` prints.
 
     Args:
       images: images per device.
       dtype: dtype of the computation.
-      call: name of a call; its duration is printed in milliseconds.
+      call: what is measured, such as `step` or `batch`: the column is `ms a step`.
     """
     print(
         f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"
@@ -145,12 +151,12 @@ def print_header(images: int, dtype: str, call: str) -> None:
 def race(
     runners: Sequence[Runner], batch: int, least: float, turns: int, seconds: float
 ) -> dict[str, float]:
-    """Times the runners in turns, prints a row for each, and returns their images/s by name.
+    """Measures programs in turns, prints a row for each, and returns their images/s by name.
 
     Args:
-      runners: the runners; ours is the first.
-      batch: number of images per call, on all devices.
-      least: FLOPs of a call.
+      runners: the programs; ours is the first.
+      batch: number of images that a program processes at once, on all devices.
+      least: FLOPs for this number of images, for the MFU.
       turns: number of turns.
       seconds: minimum duration of a turn.
     """
@@ -169,7 +175,7 @@ def race(
 
 
 def take_turns(runners: Sequence[Runner], turns: int, seconds: float) -> dict[str, list[float]]:
-    """Returns the duration of a call in each turn, in seconds, by name of the runner."""
+    """Returns for each program, by name, its seconds per step in each turn."""
     times: dict[str, list[float]] = {runner.name: [] for runner in runners}
     for runner in runners:
         runner.step()  # The first step is slower.
@@ -184,12 +190,12 @@ def take_turns(runners: Sequence[Runner], turns: int, seconds: float) -> dict[st
 
 
 def fast_dtype() -> str:
-    """Returns the fastest dtype for the devices of this machine."""
+    """Returns the fastest dtype on this machine: float32 on CPUs, bfloat16 on other devices."""
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
 def make_ours(name: str, config: ConfigDict) -> tuple[Runner, jax.stages.Compiled]:
-    """Returns the config's training step as a runner, and the compiled program."""
+    """Compiles the config's training step; returns it ready to run, and the compiled program."""
     compiled, seconds, step = compile_ours(config)
     runner = Runner(name, seconds, program_memory(compiled), lambda: jax.block_until_ready(step()))
     return runner, compiled
@@ -222,7 +228,7 @@ def compile_ours(config: ConfigDict) -> tuple[jax.stages.Compiled, float, Callab
 def make_others(
     peer: str, model: str, batch: int, image_size: int, dtype: str, checkouts: str | None
 ) -> list[Runner]:
-    """Returns the training steps of another project, one for each of its options.
+    """Returns the training steps of another project, compiled; one for each variant in `Peer`.
 
     Raises:
       UserError: the checkout does not exist, or the package is not installed.
@@ -256,7 +262,7 @@ def repeated(compiled: jax.stages.Compiled, state: dict, data: tuple) -> Callabl
 
 
 def make_timm(model: str, batch: int, image_size: int) -> Runner:
-    """Returns timm's training step; on a GPU if ours runs on one."""
+    """Returns timm's training step. It runs on a GPU if our step does."""
     name, step = timm_step(model, batch, image_size, gpu=jax.default_backend() == "gpu")
     started = time.perf_counter()
     step().item()
@@ -264,16 +270,16 @@ def make_timm(model: str, batch: int, image_size: int) -> Runner:
 
 
 def timm_step(model: str, batch: int, image_size: int, gpu: bool) -> tuple[str, Callable[[], Any]]:
-    """Returns the name of timm's model in tables, and a function that starts its next step.
+    """Returns a title for tables, and a function that starts the next step of timm's model.
 
-    On a GPU the step is compiled, in bfloat16, with fused attention. The function returns the loss
-    (a tensor) without waiting.
+    The function returns the loss, a tensor, without waiting for its value. On a GPU the step is
+    compiled and in bfloat16, with fused attention.
 
     Args:
       model: our name of the model.
       batch: batch size.
       image_size: image size in pixels.
-      gpu: use PyTorch's GPU if it has one.
+      gpu: True: use the GPU, if PyTorch has one.
 
     Raises:
       UserError: timm is not installed, or has no such model.
@@ -307,7 +313,7 @@ def timm_step(model: str, batch: int, image_size: int, gpu: bool) -> tuple[str, 
 
 
 def timm_model(model: str, image_size: int) -> tuple:
-    """Returns PyTorch, the name of timm's model in tables, and the model.
+    """Returns the module `torch`, a title for tables, and timm's model.
 
     Raises:
       UserError: timm is not installed, or has no such model.
@@ -329,7 +335,7 @@ def timm_model(model: str, image_size: int) -> tuple:
 
 
 def timm_name(model: str) -> str:
-    """Returns timm's name for our ViT, ConvNeXt or Swin; timm may lack this model."""
+    """Converts the name of our ViT, ConvNeXt or Swin to timm's; timm may not have this model."""
     kind, _, rest = model.partition("-")
     short, _, detail = rest.partition("/")
     size = TIMM_SIZES.get(short, short.lower())

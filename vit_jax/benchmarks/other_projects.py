@@ -1,6 +1,8 @@
-"""Training steps like ours, with the ViTs of other projects, loaded from the user's checkouts.
+"""Training steps with the ViTs of other projects, which are loaded from the user's checkouts.
 
-Only the published file of the model is loaded; its unused imports are replaced by empty modules.
+Only the ViT is from the other project. Loss, optimizer and sharding are equivalent to ours. From a
+checkout only the file of the model is loaded; modules that it imports but does not need are
+replaced by empty ones.
 """
 
 import importlib.util
@@ -26,12 +28,12 @@ CLASSES = 1000
 
 
 class Peer(NamedTuple):
-    """A project with a Linen model, and the options to compare."""
+    """A project with a model in Flax Linen, and the variants of it to compare."""
 
     repository: str
     make: Callable[..., Any]  # (checkout, name of the model, dtype, **option) -> flax.linen.Module
     logits: Callable[[Any], jax.Array]  # Extracts the logits from the model's output.
-    options: dict[str, dict]  # Options, by name in tables.
+    options: dict[str, dict]  # Arguments of the model for each variant, by title in tables.
 
 
 def _vision_transformer(checkout: Path, name: str, dtype: str):
@@ -89,7 +91,7 @@ PEERS = {
 
 
 class Step(NamedTuple):
-    """A training step of a peer, with shapes in place of arrays."""
+    """A training step with the model of another project, not yet compiled."""
 
     run: Callable  # (state, images, labels) -> (state, loss), jitted.
     init: Callable[[], dict]  # Returns the state before the first step.
@@ -99,7 +101,10 @@ class Step(NamedTuple):
 
 
 def our_config(model: str, image_size: int, dtype: str) -> ConfigDict:
-    """Returns the config for our equivalent step: no dropout, AdamW, clip at 1, 1,000 classes."""
+    """Returns a config for our step with the same settings as the steps of other projects.
+
+    They are AdamW, gradient clipping at norm 1, 1,000 classes and no dropout.
+    """
     config = base_config()
     config.model.name, config.model.dtype, config.data.image_size = model, dtype, image_size
     config.data.num_classes = CLASSES
@@ -107,7 +112,7 @@ def our_config(model: str, image_size: int, dtype: str) -> ConfigDict:
 
 
 def find_checkout(peer: str, folder: str | None) -> Path:
-    """Returns the folder of a peer's checkout.
+    """Returns the folder of another project's checkout.
 
     Raises:
       UserError: the folder does not exist; the message contains the command to clone it.
@@ -132,9 +137,20 @@ def make_step(
     batch: int,
     mesh: Mesh,
 ) -> Step:
-    """Returns a training step from uint8 images: forward, backward, clip at 1, AdamW.
+    """Returns the training step of another project's ViT.
 
-    The state is donated, and the step is data parallel over `mesh`.
+    From uint8 images it computes the forward and backward pass, clips gradients at norm 1 and
+    updates by AdamW. The state is donated, and the step is data parallel over `mesh`.
+
+    Args:
+      peer: name of the project.
+      checkout: its folder.
+      name: our name of the ViT.
+      option: arguments of the variant, from `Peer.options`.
+      dtype: dtype of the computation.
+      size: image size in pixels.
+      batch: batch size on all devices.
+      mesh: the devices.
     """
     model = PEERS[peer].make(checkout, name, dtype, **option)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))

@@ -30,14 +30,15 @@ def check_attends(model: ImageModel) -> None:
 
 
 def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns attention rollout (Abnar & Zuidema, 2020): the share of input tokens in each token.
+    """Computes attention rollout (Abnar & Zuidema, 2020).
 
-    Heads are averaged, the identity is added for the residual connection, rows are normalized to 1,
-    and the layers' matrices are multiplied.
+    Row i of a result estimates the share of each input token in token i. For each layer, heads are
+    averaged, the identity is added for the residual connection, and rows are normalized to 1. Then
+    the matrices of the layers are multiplied.
 
     Returns:
       For each layer the rollout up to this layer, float32 `[batch, tokens, tokens]`, with rows that
-      sum to 1; the last one is the rollout of the whole model.
+      sum to 1. The last element is the rollout of the whole model.
     """
     rolled, product = [], None
     for weights in attention:
@@ -49,12 +50,16 @@ def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
-    """Returns the share of each patch in the head's input, as maps that sum to 1.
+    """Converts attention rollout to a map: the share of each patch in the head's input.
 
     The head's input is the class token, or the mean of the patches.
 
+    Args:
+      model: the model.
+      rolled: a result of `rollout`, `[batch, tokens, tokens]`.
+
     Returns:
-      `[batch, rows, columns]`.
+      `[batch, rows, columns]`, with sum 1 for each image.
     """
     patches = model.patch_tokens
     seen = (
@@ -67,10 +72,11 @@ def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
 
 
 def attention_distance(model: TokenModel, attention: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the mean distance in pixels between patches, weighted by the attention.
+    """Returns the mean attention distance of each head, in pixels.
 
-    The distance is averaged over patches and images. Attention from and to other tokens is
-    excluded, and rows are renormalized.
+    It is the distance between a patch and the patches to which it attends, weighted by the
+    attention, and averaged over patches and images. Other tokens, such as the class token, are
+    excluded, and the remaining attention of a patch is normalized to 1.
 
     Returns:
       float64 `[layers, heads]`.

@@ -11,7 +11,7 @@ from vit_jax.models.dense.palette import coloured, voc_palette
 
 
 def palette_image(mask: np.ndarray) -> Image.Image:
-    """Converts a class map to a palette image with VOC's palette; pixel values are the classes.
+    """Converts a class map to an image with VOC's palette; the pixel values are class indices.
 
     Args:
       mask: class of each pixel, uint8 `[height, width]`.
@@ -22,7 +22,7 @@ def palette_image(mask: np.ndarray) -> Image.Image:
 
 
 def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Overlays an image with the colours of its classes; returns uint8 `[height, width, 3]`.
+    """Draws the colours of the classes over an image; returns uint8 `[height, width, 3]`.
 
     Args:
       image: uint8 `[height, width, 3]`.

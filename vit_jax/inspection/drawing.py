@@ -1,4 +1,4 @@
-"""Draws all figures of a model into a folder, with an HTML page of them."""
+"""Draws all figures of a model into a folder, and writes an HTML page that shows them."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def draw_all(
         raise UserError(f"cannot make the folder {out}: {error.strerror}") from error
 
     def draw(name: str, caption: str, make: Callable[[], tuple[dict, object]]) -> None:
-        """Writes a figure into the folder, and adds its arrays to `arrays`."""
+        """Writes a figure into the folder, and adds the arrays that it shows to `arrays`."""
         try:
             values, figure = make()
         except UserError as error:
@@ -80,7 +80,7 @@ def draw_all(
         return lambda: ({name: coloured}, figures.pairs(images, list(coloured), names))
 
     def draw_each(kind: str, caption: str, title: str, maps: np.ndarray) -> None:
-        """Draws a figure of maps for each image."""
+        """Draws one figure for each image, with all its maps."""
         for number, (name, image, weights) in enumerate(zip(names, images, maps, strict=True)):
             overlays = [figures.heat_map(image, each) for each in weights]
             titles = [f"{title} {index + 1}" for index in range(len(weights))]
@@ -122,7 +122,7 @@ def _viewer(
 
 
 def _about(model, sheets: MapSheets | None) -> str:
-    """Returns a paragraph that explains the colours of the maps and names the skipped layers."""
+    """Returns a paragraph for the page: what the colours of the maps mean, and skipped layers."""
     if sheets is None:
         return ""
     whose = (
@@ -141,7 +141,7 @@ def _about(model, sheets: MapSheets | None) -> str:
 
 
 def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -> list[dict]:
-    """Returns the captions and images of the figures that the viewer does not show."""
+    """Returns captions and images of figures for the end of the page, such as filters."""
 
     def distances(axes):
         figures.draw_distances(axes, arrays["distance"])
@@ -158,7 +158,7 @@ def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -
 
 
 def _layer_maps(seen: dict) -> list[LayerMaps]:
-    """Returns the attention maps of all heads, and rollout, by layer; empty if undefined."""
+    """Returns for each layer the attention maps of its heads, and rollout; empty if undefined."""
     if "attention" in seen:
         pairs = zip(
             np.moveaxis(seen["attention"], 1, 0), np.moveaxis(seen["rollout"], 1, 0), strict=True
@@ -169,7 +169,7 @@ def _layer_maps(seen: dict) -> list[LayerMaps]:
 
 
 def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]:
-    """Returns principal components as colours, of the last tokens or of each stage (last first)."""
+    """Returns features as colours by caption: of the last layer, or of each stage (last first)."""
     if "token_colours" in arrays:
         return {"tokens as colours": arrays["token_colours"]}
     stages = range(len(seen.get("stages", ())), 0, -1)
@@ -177,12 +177,13 @@ def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]
 
 
 def look(model, images: np.ndarray, batch_size: int) -> dict:
-    """Captures the intermediate results of a model for all images.
+    """Computes the intermediate results of a model for all images.
 
     Returns:
-      For a model of tokens, see `look_at_tokens`. For a model with stages: `stages`, a list of each
-      stage's features `[images, rows, columns, channels]`; and, with window attention, `attended`,
-      a list of each block's attention maps `[images, rows, columns, heads]`.
+      For a model of tokens, the result of `look_at_tokens`. For a model with stages: `stages`, a
+      list with the features of each stage, `[images, rows, columns, channels]`. For window
+      attention (Swin) also `attended`, a list with the attention maps of each block,
+      `[images, rows, columns, heads]`.
     """
     if isinstance(model, TokenModel):
         return look_at_tokens(model, images, batch_size)
@@ -204,7 +205,7 @@ def look(model, images: np.ndarray, batch_size: int) -> dict:
 
 
 def _say_progress(done: int, count: int) -> None:
-    """Prints the number of finished images if standard error is a terminal."""
+    """Prints how many of `count` images are done, if standard error is a terminal."""
     if sys.stderr.isatty():
         done = min(done, count)
         print(
@@ -216,12 +217,12 @@ def _say_progress(done: int, count: int) -> None:
 
 
 def look_at_tokens(model: TokenModel, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
-    """Captures the intermediate results of a model of tokens for all images.
+    """Computes the intermediate results of a model of tokens for all images.
 
     Returns:
-      `tokens` of the last layer, `[images, tokens, dim]`. With full attention also `distance`,
-      `[layers, heads]`; `rollout`, `[images, layers, rows, columns]`; and `attention` of each head,
-      `[images, layers, heads, rows, columns]`.
+      `tokens` of the last layer, `[images, tokens, dim]`. With full attention also the mean
+      attention `distance` `[layers, heads]`, attention `rollout` `[images, layers, rows, columns]`,
+      and the `attention` of each head `[images, layers, heads, rows, columns]`.
     """
     graphdef, params = nnx.split(model)
     capture = ("attention", "tokens") if model.attends_fully else ("tokens",)

@@ -32,8 +32,9 @@ def position_similarity(model: TokenModel) -> np.ndarray:
 def filters(model: ImageModel, count: int = 28) -> np.ndarray:
     """Returns principal components of the first layer's filters.
 
-    They are in descending order of strength; the kernel is not centred. Each component is scaled to
-    0 ... 1, with the sign that makes the value of largest magnitude positive.
+    The components are in descending order of their singular values, without subtracting the mean
+    filter. The sign of a component is chosen so that its value of largest magnitude is positive.
+    Then it is scaled to 0 ... 1.
 
     Returns:
       float64 `[count, height, width, channels]`.
@@ -49,7 +50,9 @@ def filters(model: ImageModel, count: int = 28) -> np.ndarray:
 
 
 def token_colours(model: TokenModel, tokens: np.ndarray) -> np.ndarray:
-    """Returns the three principal components of patch tokens over all images, as RGB in 0 ... 1.
+    """Returns the colours of patch tokens: three principal components as RGB in 0 ... 1.
+
+    The components are computed over all images.
 
     Args:
       tokens: tokens of one layer from `capture=("tokens",)`, `[batch, tokens, dim]`.
@@ -62,7 +65,9 @@ def token_colours(model: TokenModel, tokens: np.ndarray) -> np.ndarray:
 
 
 def colours(features: np.ndarray) -> np.ndarray:
-    """Returns the three principal components of features over all images, as RGB in 0 ... 1.
+    """Returns the colours of features: three principal components as RGB in 0 ... 1.
+
+    The components are computed over all images.
 
     Args:
       features: `[batch, rows, columns, dim]`.

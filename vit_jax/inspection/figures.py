@@ -13,11 +13,12 @@ HEAT = 0.55  # Opacity of a heat map's colours over an image.
 
 
 def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Multiplies an image's brightness by attention, as in the paper.
+    """Darkens an image where its attention is low, as in the paper.
 
     Args:
       image: uint8 `[height, width, 3]`.
-      weights: attention of patches, `[rows, columns]`; the brightness is unchanged at the largest.
+      weights: attention of patches, `[rows, columns]`. The brightness is multiplied by the
+        attention relative to the largest one.
 
     Returns:
       uint8 `[height, width, 3]`.
@@ -26,12 +27,12 @@ def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Overlays an image with its attention as colours, which are also visible on dark images.
+    """Draws attention as colours over an image; they are also visible on dark images.
 
     Args:
       image: uint8 `[height, width, 3]`.
-      weights: attention of patches, `[rows, columns]`; the largest has the brightest colour, 0 the
-        darkest.
+      weights: attention of patches, `[rows, columns]`. The largest value has the brightest colour,
+        and 0 the darkest.
 
     Returns:
       uint8 `[height, width, 3]`.
@@ -42,14 +43,14 @@ def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _shares(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Resizes the weights of patches to an image's size, relative to the largest weight."""
+    """Divides the weights of patches by the largest, and resizes them to the image's size."""
     height, width = image.shape[:2]
     large = cv2.resize(weights.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
     return np.clip(large / max(float(large.max()), 1e-12), 0, 1)
 
 
 def pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], names: Sequence[str]) -> Figure:
-    """Returns a figure of image pairs, one pair per row."""
+    """Returns a figure with a row for each pair: an image of `left` and one of `right`."""
     width, height = _tile(left[0], 2 * TILE)
     figure = Figure(figsize=(2 * width, (height + TITLE) * len(left)), layout="constrained")
     grid = figure.subplots(len(left), 2, squeeze=False)
@@ -62,10 +63,10 @@ def pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], names: Sequen
 
 
 def tiles(images: Sequence[np.ndarray], columns: int, titles: Sequence[str] = (), **show) -> Figure:
-    """Returns a figure of images of the same size, in rows.
+    """Returns a figure of images with the same size, arranged in rows.
 
     Args:
-      columns: maximum number of columns.
+      columns: maximum number of images in a row.
       **show: arguments of `imshow`.
     """
     columns = min(columns, len(images))
@@ -91,7 +92,7 @@ def _tile(image: np.ndarray, side: float) -> tuple[float, float]:
 def mosaic(tiles: np.ndarray, gap: int = 1, fill: float = np.nan) -> np.ndarray:
     """Combines tiles `[rows, columns, height, width, ...]` to one image.
 
-    A figure with hundreds of axes would take a minute to draw.
+    One image is fast to draw; a figure with hundreds of axes would take a minute.
 
     Args:
       gap: pixels between the tiles, with the value `fill`.
@@ -105,7 +106,10 @@ def mosaic(tiles: np.ndarray, gap: int = 1, fill: float = np.nan) -> np.ndarray:
 
 
 def similarity_tiles(similarity: np.ndarray) -> Figure:
-    """Returns a figure with a tile per patch: its similarity to all others (figure 7, centre)."""
+    """Returns a figure with a tile for each patch (figure 7, centre).
+
+    A tile shows the similarity of its patch's position embedding to those of all patches.
+    """
     rows, columns = similarity.shape[:2]
     width, height = 5 * columns / max(rows, columns), 5 * rows / max(rows, columns)
     figure = Figure(figsize=(max(width, 1) + 1.4, max(height, 1) + 0.6), layout="constrained")
@@ -117,7 +121,7 @@ def similarity_tiles(similarity: np.ndarray) -> Figure:
 
 
 def similarity_panels(similarities: Mapping[str, np.ndarray]) -> Figure:
-    """Returns a figure with the tiles of several models, given by name, in a row (figure 10)."""
+    """Returns a figure with a panel for each model: its `similarity_tiles` (figure 10)."""
     figure = Figure(figsize=(4.6 * len(similarities) + 1, 5), layout="constrained")
     panels = figure.subplots(1, len(similarities), squeeze=False)[0]
     for axes, (name, similarity) in zip(panels, similarities.items(), strict=True):
@@ -128,7 +132,7 @@ def similarity_panels(similarities: Mapping[str, np.ndarray]) -> Figure:
 
 
 def draw_similarity(axes: Axes, similarity: np.ndarray) -> AxesImage:
-    """Draws the tiles of `similarity_tiles`; returns the image, for a colour bar."""
+    """Draws `similarity_tiles` into `axes`; returns the image, to which a colour bar can refer."""
     rows, columns = similarity.shape[:2]
     gap = 1 + max(rows, columns) // 10
     image = axes.imshow(mosaic(similarity, gap), vmin=-1, vmax=1, interpolation="nearest")
@@ -143,14 +147,14 @@ def draw_similarity(axes: Axes, similarity: np.ndarray) -> AxesImage:
 
 
 def distance_dots(distances: np.ndarray) -> Figure:
-    """Returns a figure of each head's mean attention distance by layer (figure 7, right)."""
+    """Returns a figure with a dot for each head: mean attention distance by layer (figure 7)."""
     figure = Figure(figsize=(5, 4), layout="constrained")
     draw_distances(figure.subplots(), distances)
     return figure
 
 
 def draw_distances(axes: Axes, distances: np.ndarray) -> None:
-    """Draws the dots of `distance_dots`."""
+    """Draws the dots of `distance_dots` into `axes`."""
     for head, values in enumerate(distances.T):
         label = f"head {head + 1}" if distances.shape[1] <= 6 else None
         axes.plot(np.arange(1, len(values) + 1), values, "o", markersize=4, label=label)

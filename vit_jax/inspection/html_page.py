@@ -46,9 +46,9 @@ def render(template: str, **values: Any) -> str:
     """Returns the HTML of a template.
 
     Args:
-      template: file in `templates`; those that extend `base.html` are complete pages.
-      values: the template's variables; text is escaped. Pages need a `title`, and may have
-        `refresh`, the interval in seconds for reloading the page.
+      template: file in `templates`. A template that extends `base.html` is a complete page.
+      values: the template's variables; text is escaped. A complete page needs `title`. With
+        `refresh` the browser reloads the page after this number of seconds.
     """
     return _environment().get_template(template).render(values)
 
@@ -62,7 +62,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def is_page(path: Path) -> bool:
-    """Returns True for a page written by vit_jax, which may be overwritten."""
+    """Returns True if the file is a page written by vit_jax, so that it may be overwritten."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(1000)
 
@@ -75,7 +75,7 @@ def breakable(text: str) -> str:
 
 
 def card_width(names: Iterable[str]) -> str:
-    """Returns the CSS for `samples` with cards as wide as the longest word, within bounds."""
+    """Returns the CSS variable for the width of cards, by the longest word of their names."""
     longest = max((len(word) for name in names for word in re.split(r"[\s_/]+", name)), default=0)
     return f"--card: {min(max(5.2, 0.52 * longest + 0.6), 10):.1f}rem"
 

@@ -1,4 +1,4 @@
-"""Sheet of an image's attention maps: tiles in one image that is small enough for a page."""
+"""Arranges all attention maps of an image as tiles of one picture (a sheet), for an HTML page."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -34,8 +34,8 @@ class SheetRow(NamedTuple):
       number: number of the layer, from 1.
       heads: number of heads.
       rows, columns: size of a tile.
-      top: index of the first pixel row.
-      first: index of the first tile in `MapSheets.peaks`.
+      top: index of the row's first pixel row in `MapSheets.pixels`.
+      first: index of the row's first tile in `MapSheets.peaks`.
     """
 
     number: int
@@ -51,8 +51,9 @@ class MapSheets(NamedTuple):
 
     Attributes:
       rows: layout of the layers, from top to bottom.
-      pixels: uint8 `[images, height, width]`, the `levels` of each tile.
-      peaks: `[images, tiles]`, the largest value of each tile relative to its mean.
+      pixels: the sheets, uint8 `[images, height, width]`. A pixel is a patch; values are the
+        output of `page_images.levels` for each tile.
+      peaks: largest value of each tile relative to its mean, `[images, tiles]`.
       rollout: True if each row ends with a tile of rollout.
     """
 
@@ -62,17 +63,17 @@ class MapSheets(NamedTuple):
     rollout: bool
 
     def last_map(self, image: int) -> np.ndarray:
-        """Returns the `levels` of an image's last tile: rollout or the mean of the heads."""
+        """Returns the pixels of an image's last tile: rollout, or else the mean of the heads."""
         row = self.rows[-1]
         left = (self.peaks.shape[1] - row.first - 1) * row.columns
         return self.pixels[image, row.top :, left : left + row.columns]
 
 
 def map_sheets(layers: Sequence[LayerMaps]) -> MapSheets:
-    """Arranges the maps of each image as tiles, a row for each layer.
+    """Arranges the maps of each image as tiles, with a row for each layer.
 
-    If the total exceeds `MOST_PIXELS`, only every second (or third, ...) layer is kept, counted
-    from the last one.
+    If all maps together have more than `MOST_PIXELS` pixels, only every second (or third, ...)
+    layer is used; the last layer always is.
     """
     every = 1
     while every < len(layers) and sum(map(_count_pixels, _thinned(layers, every))) > MOST_PIXELS:

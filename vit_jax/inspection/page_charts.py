@@ -11,11 +11,12 @@ COLOURS = ("#4c8dd6", "#f08c2e", "#3fa66b", "#d65f5f", "#9a7fd1", "#a9805b", "#d
 
 
 def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: float = 2.6) -> str:
-    """Returns an SVG with the content drawn by `paint(axes)`.
+    """Returns a chart as SVG.
 
     Args:
       title: title above the chart; empty: none.
-      about: text alternative for screen readers.
+      paint: function that draws the content into matplotlib's axes.
+      about: description of the chart for screen readers.
     """
     from matplotlib import cycler, rc_context
     from matplotlib.figure import Figure
@@ -60,11 +61,12 @@ def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: fl
 def curve(
     title: str, lines: Mapping[str, Sequence[tuple[float, float]]], dotted: Sequence[str] = ()
 ) -> str:
-    """Returns an SVG of curves over the steps; curves with empty names have no label.
+    """Returns a chart of metrics over the steps, as SVG.
 
     Args:
-      lines: points of each curve, by name; curves without points are not in the legend.
-      dotted: names of curves with markers; curves of one or two points always have markers.
+      lines: points (step, value) of each curve, by the curve's name. A curve with an empty name, or
+        without points, is not in the legend.
+      dotted: names of curves that are drawn with markers; a curve with one or two points always is.
     """
 
     def paint(axes):
@@ -85,7 +87,7 @@ def curve(
         axes.xaxis.get_major_locator().set_params(integer=True)
         bottom, top = axes.get_ylim()
         if not _below_zero(lines):
-            # Start at 0, with a margin above, so that no point is cut off.
+            # The axis starts at 0 and has a margin at the top, so that no point is cut off.
             bottom, top = 0, top + 0.05 * abs(top)
         axes.set_ylim(min(0, bottom), top)
 
@@ -97,11 +99,11 @@ def _below_zero(lines: Mapping[str, Sequence[tuple[float, float]]]) -> bool:
 
 
 def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
-    """Returns an SVG of accuracy by predicted probability.
+    """Returns a reliability diagram as SVG: accuracy by predicted probability.
 
     Args:
-      bins: for each bin the mean probability, the accuracy and the number of images; bins without
-        images are skipped.
+      bins: for each bin (mean probability, accuracy, number of images). Bins without images are
+        not drawn.
     """
     bins = [row for row in bins if row[2]]
     most = max((row[2] for row in bins), default=1)
@@ -123,7 +125,13 @@ def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
 
 
 def certainty(probabilities: Mapping[str, Sequence[float]], bins: int) -> str:
-    """Returns an SVG with a stacked histogram of predicted probabilities, by group."""
+    """Returns a stacked histogram of predicted probabilities as SVG.
+
+    Args:
+      probabilities: probabilities of the images of each group (such as correct and wrong), by the
+        group's name.
+      bins: number of bins.
+    """
 
     def paint(axes):
         values = [[100 * x for x in each] for each in probabilities.values()]

@@ -12,7 +12,7 @@ SMALL = 64
 
 
 def image_address(pixels: np.ndarray, most_side: int = 320) -> str:
-    """Returns the data URL of an image `[height, width, 3]`, with sides up to `most_side`."""
+    """Returns an image `[height, width, 3]` as a data URL; larger images shrink to `most_side`."""
     from PIL import Image
 
     if max(pixels.shape) <= SMALL:
@@ -24,16 +24,17 @@ def image_address(pixels: np.ndarray, most_side: int = 320) -> str:
 
 
 def colours_address(colours: np.ndarray) -> str:
-    """Returns the data URL of colours in 0 ... 1, `[rows, columns, 3]`."""
+    """Returns an image of colours in 0 ... 1, `[rows, columns, 3]`, as a data URL."""
     from PIL import Image
 
     return inline(png(Image.fromarray((255 * colours).round().astype(np.uint8))))
 
 
 def heat_address(weights: np.ndarray) -> str:
-    """Returns the data URL of a heat map of `[rows, columns]`, relative to its largest value.
+    """Returns the heat map of patch weights `[rows, columns]` as a data URL.
 
-    It has one pixel per patch; the browser enlarges and smooths it.
+    The largest weight has the brightest colour. The image has one pixel per patch; the browser
+    enlarges and smooths it.
     """
     return levels_address(levels(weights))
 
@@ -45,9 +46,9 @@ def levels(weights: np.ndarray) -> np.ndarray:
 
 
 def levels_address(pixels: np.ndarray) -> str:
-    """Returns the data URL of a PNG that shows `levels`, 0 ... 255, as a heat map.
+    """Returns the output of `levels`, 0 ... 255, as a data URL of a heat map.
 
-    The palette is matplotlib's inferno, with the opacity sqrt(level / 255).
+    The colours are matplotlib's palette inferno, with an opacity of sqrt(level / 255).
     """
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""Variables of `viewer.html`, which shows photographs with an overlay of attention maps."""
+"""Variables of the template `viewer.html`, which shows attention maps over photographs."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ PHOTOGRAPH = 640  # Longest side on the page, in pixels.
 
 
 class View(NamedTuple):
-    """A choice of maps over the photographs; `index` is the index of colours."""
+    """A kind of map that users can choose; `index` is its index in `colours`, None: attention."""
 
     value: str
     caption: str
@@ -29,9 +29,10 @@ def viewer(
     """Returns the variable `viewer` of `viewer.html`.
 
     Args:
-      images: uint8 `[images, height, width, 3]`.
-      sheets: the attention maps; None: the model has none.
-      colours: other overlays by caption, `[images, rows, columns, 3]` in 0 ... 1.
+      images: photographs, uint8 `[images, height, width, 3]`.
+      sheets: attention maps of all photographs; None: the model has none.
+      colours: other maps by caption, such as tokens as colours: `[images, rows, columns, 3]` in
+        0 ... 1.
     """
     return {
         "layers": json.dumps([row._asdict() for row in sheets.rows] if sheets else []),
@@ -60,9 +61,10 @@ def _card(
     sheets: MapSheets | None,
     colours: Sequence[np.ndarray],
 ) -> dict[str, Any]:
-    """Returns the data of a photograph: its sheet of maps and its colours.
+    """Returns the template's data for one photograph: its attention maps and its other maps.
 
-    If scripts are disabled, the overlay is `over`: the last map, or else the first colours.
+    `over` is the map that is shown if JavaScript is disabled: the last attention map or, without
+    attention maps, the first of `colours`.
     """
     pictures = [colours_address(picture) for picture in colours]
     peaks = [float(f"{peak:.3g}") for peak in sheets.peaks[number]] if sheets else []

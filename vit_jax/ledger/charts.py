@@ -7,21 +7,20 @@ from typing import Any
 
 from vit_jax.ledger.tables import Points, short
 
-MARKS = {"ViT": "o", "BiT": "s", "hybrid": "^"}  # Markers by family, if points have a family.
+MARKS = {"ViT": "o", "BiT": "s", "hybrid": "^"}  # Markers of points that have a factor `family`.
 
 
 def lines(
     points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), log: bool = True, **labels
 ):
-    """Draws a line for each combination of the factors `by`: mean and std over seeds.
+    """Draws the mean of a metric over a factor, with the std over seeds as error bars.
 
     Args:
-      points: each point has its factors, and a list of values (one per seed) of each metric; the
-        values of `y` are from 0 to 1.
-      x: a factor, or a metric such as exaflops (its mean is used).
-      y: the metric.
-      by: factors that distinguish the lines.
-      log: use a logarithmic x-axis, unless `x` is text.
+      points: results of runs from `Study.points`. Values of `y` are from 0 to 1.
+      x: name of a factor, or of a metric such as exaflops, of which the mean is used.
+      y: name of the metric.
+      by: factors; there is a line for each combination of their values.
+      log: True: the x-axis is logarithmic, unless the values of `x` are text.
       **labels: `xlabel`, `ylabel`, `title`.
 
     Returns:
@@ -42,7 +41,7 @@ def lines(
     axes.grid(alpha=0.3)
     if by and points:
         legend = dict(frameon=False, fontsize="small")
-        # A legend of many lines would cover the lines.
+        # A legend with many lines is drawn outside the axes, because it would cover the lines.
         axes.legend(**legend) if len(series) <= 4 else figure.legend(
             loc="outside right upper", **legend
         )
@@ -55,7 +54,7 @@ def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label:
         points = sorted(points, key=lambda point: at(point, x))
     means = [100 * statistics.mean(point[y]) for point in points]
     stds = [100 * statistics.stdev(point[y]) if len(point[y]) > 1 else 0.0 for point in points]
-    # Limit error bars to the range from 0 to 100 %.
+    # Error bars are limited to the range from 0 to 100 %.
     below = [min(mean, std) for mean, std in zip(means, stds, strict=True)]
     above = [min(100 - mean, std) for mean, std in zip(means, stds, strict=True)]
     mark = MARKS.get(str(points[0].get("family")), "o")
@@ -66,13 +65,13 @@ def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label:
 
 
 def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x: str, by: str):
-    """Adds the power law of each group to a chart from `lines`, as a dashed line.
+    """Adds the power law of each group, as a dashed line, to a chart that `lines` has drawn.
 
     Args:
-      figure: figure from `lines`.
-      laws: laws from `power_law.laws`, by the value of the factor `by`.
+      figure: the chart.
+      laws: result of `power_law.laws`, by the value of the factor `by`.
       points: points of the chart.
-      x: the factor or metric of the x-axis.
+      x: the factor or metric on the x-axis.
       by: the factor that groups the points.
     """
     import numpy as np
@@ -106,14 +105,14 @@ def at(point: Mapping[str, Any], name: str) -> Any:
 
 
 def panels(rows: Points, x: str, xlabel: str, figures: Mapping[str, str], by: str):
-    """Draws a panel with logarithmic axes for each metric, with a line for each value of `by`.
+    """Draws a panel with logarithmic axes for each metric.
 
     Args:
-      rows: rows with a value for each metric.
-      x: the factor of the x-axis.
+      rows: mappings with the factors `x` and `by`, and a number for each metric.
+      x: the factor on the x-axis.
       xlabel: label of the x-axis.
-      figures: label of each metric, by its name.
-      by: the factor that distinguishes the lines.
+      figures: labels of the panels, by the name of the metric.
+      by: the factor that distinguishes the lines of a panel.
     """
     from matplotlib.figure import Figure
 

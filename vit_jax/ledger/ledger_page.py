@@ -63,7 +63,7 @@ def summary(
     experiments: Mapping[str, Experiment],
     records: Mapping[str, Mapping[str, Any]],
 ) -> str:
-    """Returns a table with a line for each record: link, claim, scale, verdict, first metrics."""
+    """Returns a table with a line for each record: link, claim, scale, and verdict with reason."""
     lines = []
     for name in names:
         for key in (name, f"{name}-paper"):
@@ -98,7 +98,7 @@ def order(place: str, name: str) -> tuple:
 
 
 def needs(experiment: Experiment) -> str:
-    """Returns a text with an experiment's duration and requirements."""
+    """Returns a text about what an experiment needs: time, and packages or data."""
     if experiment.read is None:
         return " has the paper's scale alone" + (
             f"; needs {experiment.needs}" if experiment.needs else ""
@@ -108,7 +108,11 @@ def needs(experiment: Experiment) -> str:
 
 
 def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
-    """Returns a record as Markdown: state, table, finding, verdict and (laptop scale) pictures."""
+    """Returns the text of a record in Markdown.
+
+    It contains the number of finished runs, the table of results, the finding, the verdict and, at
+    laptop scale, pictures.
+    """
     scaled = experiment.at(record["scale"])
     spent = f", {duration(record['seconds'])} of runs" if record["seconds"] else ""
     seeds = len(record["seeds"])
@@ -132,7 +136,7 @@ def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
 
 
 def against_published(scaled: Experiment, record: Mapping[str, Any]) -> str:
-    """Returns a text with the differences from published values, or why there are none."""
+    """Returns a text that compares a record's results with published values, or why it cannot."""
     if not record["difference"]:
         return f"Published: {record['published']}."
     apart = [abs(number) for cells in record["difference"].values() for number in cells.values()]
@@ -153,7 +157,7 @@ def against_published(scaled: Experiment, record: Mapping[str, Any]) -> str:
 
 
 def verdict_in_words(record: Mapping[str, Any]) -> str:
-    """Formats a verdict as a paragraph: **Contradicts the claim.** BiTs lead throughout."""
+    """Formats a record's verdict, such as "**Contradicts the claim.** BiTs lead throughout."."""
     word, reason = verdict_of(record)
     return f"**{word[0].upper()}{word[1:]}.** {reason}"
 

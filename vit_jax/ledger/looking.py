@@ -1,6 +1,6 @@
-"""Inspection of trained models for figures 6, 7, 11 and 14, with `vit_jax.inspection`.
+"""Computes attention and position similarity of trained models, for figures 6, 7, 11 and 14.
 
-Models are from our runs, or from checkpoints with a folder of images.
+The models are from our runs, or are any checkpoints, which are applied to a folder of images.
 """
 
 import functools
@@ -23,7 +23,7 @@ FLAGS = {
     "images": dict(help="for --scale=paper: a folder of images"),
 }
 NEEDS = "for --scale=paper alone: --checkpoint=ViT-L_16.npz R50+ViT-L_16.npz and --images=FOLDER"
-IMAGES = 128  # As in the paper, for mean distances.
+IMAGES = 128  # Number of images for mean attention distances, as in the paper.
 
 
 def of_models(
@@ -35,7 +35,11 @@ def of_models(
     finding: Callable[[Figures], str],
     runs_of: str = "figure7",
 ) -> Experiment:
-    """Returns an experiment about a ViT and a hybrid, from figure 7's runs or from checkpoints."""
+    """Returns an experiment that inspects a ViT and a hybrid.
+
+    At laptop scale the models are those of figure 7's runs, at the paper's scale any checkpoints.
+    Arguments are fields of `Experiment`.
+    """
     shared = dict(read=read, table=table, draw=draw, finding=finding)
     own = {} if runs_of else dict(stages=(TRAINED,), options=FLAGS, minutes=35)
     return Experiment(
@@ -50,7 +54,7 @@ def of_models(
 
 
 def trained(study: Study, model: str, seed: int) -> tuple[str, Mapping[str, Any]]:
-    """Returns a run on scattered digits, where the mask of each labelled object is known."""
+    """Returns a training run on scattered digits, whose images have masks of the objects."""
     return config_name(model, "digits", 100_000, STEPS, size=32, source="scattered"), RECIPE
 
 
@@ -58,12 +62,13 @@ TRAINED = grid("trained", {"model": MODELS}, trained)
 
 
 class Seen(NamedTuple):
-    """A model with its attention on some images.
+    """A model, some images, and the model's attention on them.
 
     Attributes:
       model: a TokenModel.
       images: uint8 `[images, height, width, 3]`.
-      masks: True on the labelled object, bool `[images, height, width]`; None if unknown.
+      masks: masks of the objects whose class is the label, bool `[images, height, width]`; None if
+        unknown.
       rollout: attention rollout of patches, `[images, rows, columns]`, with sum 1 per image.
       distance: mean attention distance in pixels, `[layers, heads]`.
     """
@@ -76,10 +81,10 @@ class Seen(NamedTuple):
 
 
 def seen_in(study: Study) -> dict[str, Seen]:
-    """Returns the attention of each finished run of `trained` on its test images, by model.
+    """Returns the attention of each model on some images, by the model's name.
 
-    At the paper's scale, returns the attention of each checkpoint on the folder's images, by file
-    name.
+    At laptop scale these are the finished runs of `trained` and their test images. At the paper's
+    scale they are the checkpoints of `--checkpoint` (by file name) and the images of `--images`.
 
     Raises:
       UserError: the checkpoints or the folder are missing; a model has no full attention.
@@ -94,7 +99,9 @@ def seen_in(study: Study) -> dict[str, Seen]:
 
 @functools.cache
 def seen_by(checkpoint: str, folder: str = "") -> Seen:
-    """Returns a checkpoint's attention on a folder's images, or on its run's first test images.
+    """Returns a checkpoint's attention on the images of a folder.
+
+    If `folder` is empty, the checkpoint is a run, and the images are the run's first test images.
 
     Raises:
       UserError: the model has no full attention; no image can be read.
@@ -118,11 +125,12 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
 
 @functools.cache
 def attention_jaccard(workdir: Path, share: float = 0.6) -> float:
-    """Returns the Jaccard index of a run's class-token attention with the labelled test objects.
+    """Returns how well the class token's attention covers the object, as a mean Jaccard index.
 
-    In each head of the last layer, the patches with the highest attention are selected, until their
-    total is `share`, and compared with the object's mask. The best head of each image counts (DINO,
-    2104.14294, section 4.2.2). The result is the mean over the images.
+    It is computed on test images of a run, as in DINO (2104.14294, section 4.2.2). In each head of
+    the last layer, the patches with the highest attention are selected until their sum is `share`.
+    These patches are compared with the mask of the labelled object. The result is the index of the
+    best head of each image, averaged over the images.
     """
     from vit_jax.checkpoint_crop import checkpoint_crop
     from vit_jax.inspection.drawing import look
@@ -137,12 +145,12 @@ def attention_jaccard(workdir: Path, share: float = 0.6) -> float:
 
 
 def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarray:
-    """Returns the Jaccard index of each image's best head with its mask, `[images]`.
+    """Returns the Jaccard index of attention and mask for the best head of each image, `[images]`.
 
     Args:
       heads: attention, `[images, heads, rows, columns]`, with sum 1 per head.
       masks: bool `[images, height, width]`; height and width are multiples of rows and columns.
-      share: total attention of a head's selected patches, those with the highest attention.
+      share: the patches with the highest attention are selected until their sum is `share`.
     """
     flat = heads.reshape(*heads.shape[:2], -1)
     order = np.argsort(-flat, axis=-1, kind="stable")
@@ -159,14 +167,14 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
 
 
 def images_of_folder(folder: str, crop) -> tuple[np.ndarray, None]:
-    """Reads images of a folder, without masks."""
+    """Reads the first images of a folder; the second result, for masks, is None."""
     from vit_jax.data.image_files import find_images, read_images
 
     return read_images(find_images([folder]), crop, IMAGES)[1], None
 
 
 def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a run's first test images (composed) and the masks of their labelled objects."""
+    """Returns the first test images of a run on composed images, and masks of labelled objects."""
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import saved_run
 
@@ -178,7 +186,7 @@ def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def positions_of(workdir: Path) -> np.ndarray:
-    """Returns the cosine similarity of position embeddings, `[rows, columns, rows, columns]`."""
+    """Returns the similarity of a run's position embeddings, `[rows, columns, rows, columns]`."""
     import vit_jax
     from vit_jax.inspection.embeddings import position_similarity
 
@@ -189,7 +197,11 @@ def positions_of(workdir: Path) -> np.ndarray:
 
 
 def distances(study: Study) -> dict[str, Any]:
-    """Returns mean attention distances in pixels: `[layers][heads]`, and for uniform attention."""
+    """Returns mean attention distances in pixels, by model.
+
+    For each model they are the distances of the heads, `[layers][heads]`, and the distance that
+    uniform attention would have.
+    """
     seen = seen_in(study)
     return {
         "distance": {name: one.distance.tolist() for name, one in seen.items()},
@@ -212,14 +224,15 @@ def distance_table(figures: Figures) -> str:
 
 
 def span(heads: list[float]) -> str:
-    """Formats the minimum and maximum of values."""
+    """Formats minimum and maximum, such as `1.5 to 9.2`."""
     return f"{min(heads):.1f} to {max(heads):.1f}"
 
 
 def nearness(similarity: np.ndarray) -> dict[str, float]:
-    """Returns the mean similarity of position embeddings by their relative position.
+    """Returns the mean similarity of position embeddings for three groups of patch pairs.
 
-    Positions are grouped: neighbours, others in the same row or column, all others.
+    The groups are: neighbours; pairs in the same row or column, which include neighbours; and all
+    other pairs.
 
     Args:
       similarity: `[rows, columns, rows, columns]`.
@@ -237,9 +250,12 @@ def nearness(similarity: np.ndarray) -> dict[str, float]:
 
 
 def on_objects(seen: Seen) -> dict[str, list[float]] | None:
-    """Returns the rollout's weight on the labelled objects, and the objects' share of the images.
+    """Returns for each image the share of rollout on the labelled object, and the object's area.
 
-    The weight of a patch is uniform over its pixels. Returns None if masks are unknown.
+    Both are from 0 to 1. The rollout of a patch is distributed evenly over its pixels.
+
+    Returns:
+      `weight` and `share`, each with a value for each image; None if masks are unknown.
     """
     if seen.masks is None:
         return None

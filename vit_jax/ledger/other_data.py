@@ -1,4 +1,4 @@
-"""Replaces data sets of an experiment's runs by others: --data=jft=folder:/data/mine."""
+"""Replaces data sets of an experiment's runs by the user's: --data=jft=folder:/data/mine."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ KEYS = tuple(f"data.{key}" for key in ("train_split", "dev_split", "test_split")
 
 
 class OtherData(NamedTuple):
-    """A data set that replaces another one.
+    """A user's data set that replaces a data set of an experiment.
 
     Attributes:
       kind, path: values of `data.source` and `data.path`.
-      splits: names that replace the training and the test split; None: the same names.
+      splits: names of its training and its test split; None: the names of the replaced data set.
       label_key, num_classes: as in the config.
     """
 
@@ -39,7 +39,7 @@ class OtherData(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name in a suite's metrics, such as `mine` in `fewshot/mine/5`."""
+        """Name of the data set in metrics, such as `mine` in `fewshot/mine/5`."""
         return SOURCES[self.kind].name_of(self.path)
 
 
@@ -74,7 +74,7 @@ def read_data(texts: Sequence[str]) -> dict[str, OtherData]:
 
 
 def names_of(config: ConfigDict) -> list[str]:
-    """Returns the names of a config's data sets, as in `--data`: `jft`, `vtab/dtd`."""
+    """Returns the names of all data sets that a config reads, such as `jft` or `vtab/dtd`."""
     read = [
         (config.data.source, config.data.path),
         *((each.kind, each.path) for each in _sets(config)),
@@ -83,7 +83,7 @@ def names_of(config: ConfigDict) -> list[str]:
 
 
 def _sets(config: ConfigDict) -> list[DataSet]:
-    """Returns the data sets for a config's evaluations of frozen features."""
+    """Returns the data sets of a config's few-shot and k-NN evaluations."""
     return [
         data_set(text) for suite in SUITES if config[suite].every for text in config[suite].sets
     ]
@@ -94,7 +94,7 @@ def open_all(config: ConfigDict, given: Sequence[str] = ()) -> None:
 
     Args:
       config: config of the run.
-      given: names of replacement data sets.
+      given: names of data sets that the user has replaced with `--data`.
 
     Raises:
       UserError: data cannot be opened; the message describes how to get or replace them.
@@ -120,9 +120,13 @@ def _name(kind: str, path: str) -> str:
 
 
 def replaced(config: ConfigDict, data: Mapping[str, OtherData]) -> dict[str, Any]:
-    """Returns the config values, by dotted key, that change because of replacement data.
+    """Returns the config values, by dotted key, that must change to use the user's data sets.
 
     Splits keep their slices: if `all` replaces `train`, `train[:99%]` becomes `all[:99%]`.
+
+    Args:
+      config: config of a run.
+      data: the user's data sets, by the name of the data set that they replace.
     """
     values: dict[str, Any] = {}
     if (other := data.get(_name(config.data.source, config.data.path))) is not None:
@@ -137,20 +141,20 @@ def replaced(config: ConfigDict, data: Mapping[str, OtherData]) -> dict[str, Any
 
 
 def _split_names(other: OtherData, train: str, test: str) -> dict[str, str]:
-    """Returns the name of the replacement split for each original split."""
+    """Returns the names of a user's splits, by the names of the splits that they replace."""
     if not other.splits:
         return {}
     return {test.partition("[")[0]: other.splits[1]} | {train.partition("[")[0]: other.splits[0]}
 
 
 def _renamed(split: str, names: Mapping[str, str]) -> str:
-    """Renames the splits in `train[:90%]+test`, and keeps the slices."""
+    """Renames the splits in an expression such as `train[:90%]+test`, and keeps the slices."""
     parts = (part.partition("[") for part in split.split("+"))
     return "+".join(names.get(name, name) + bracket + rest for name, bracket, rest in parts)
 
 
 def _suite_set(text: str, data: Mapping[str, OtherData]) -> str:
-    """Replaces a data set of a suite if required; returns it as `kind:path@train,test`."""
+    """Returns a data set of `fewshot.sets` or `knn.sets`, or the user's data set in its place."""
     given = data_set(text)
     if (other := data.get(_name(given.kind, given.path))) is None:
         return text

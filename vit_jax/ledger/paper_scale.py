@@ -1,4 +1,4 @@
-"""The paper's scale: configs for its pre-training sets and models, and data sets of its tables."""
+"""The paper's scale: configs of its pre-training runs, and the data sets in its tables."""
 
 import re
 import statistics
@@ -21,7 +21,7 @@ MODELS = {
     "ViT-L/32": "l32",
     "ViT-H/14": "h14",
 }
-# Rows of tables 2, 5, 6 and 7, with the data sets for fine-tuning.
+# For rows of tables 2, 5, 6 and 7, the data sets for fine-tuning.
 TASKS = {
     "ImageNet": "imagenet2012",
     "CIFAR-10": "cifar10",
@@ -29,19 +29,21 @@ TASKS = {
     "Pets": "oxford_iiit_pet",
     "Flowers": "oxford_flowers102",
 }
-# Columns of table 5, with the configs for pre-training; there is no H/14 for ImageNet.
+# For columns of table 5, the configs for pre-training. The table has no H/14 for ImageNet.
 BY_SET = {
     f"{model}, {name}": (f"vit_{short}_{suffix}",)
     for name, suffix in SETS.items()
     for model, short in MODELS.items()
     if (name, model) != ("ImageNet", "ViT-H/14")
 }
-# Columns of table 2; table 9 has the same ViTs. BiT-L uses BiT's recipe.
+# For columns of table 2, the configs for pre-training. Table 9 has the same ViTs. BiT-L is trained
+# with BiT's own recipe.
 LARGEST = {
     name: BY_SET[name]
     for name in ("ViT-H/14, JFT-300M", "ViT-L/16, JFT-300M", "ViT-L/16, ImageNet-21k")
 } | {"BiT-R152x4, JFT-300M": ("bit_r152x4_jft",)}
-# Limits of the band of ResNets in figure 3: the smallest and the largest BiT on each set.
+# Figure 3 shows ResNets as a shaded band. Its limits are the smallest and the largest BiT on each
+# data set.
 BAND = {
     f"BiT-{size}, {name}": (f"bit_{suffix}:model=BiT-{size}",)
     for name, suffix in SETS.items()
@@ -55,7 +57,7 @@ FIVE_SHOT = {
     "fewshot__shots": (5,),
     "fewshot__every": 25_000,
 }
-# Columns of table 6 (the models of figure 5). Configs have the names of models.
+# Columns of table 6, which are the models of figure 5. A config has the name of its model.
 TABLE6 = published.table("table6")
 SCALING = {
     name: (
@@ -64,7 +66,7 @@ SCALING = {
     )
     for name, head in zip(TABLE6.by_model(), TABLE6.columns, strict=True)
 }
-# Models and numbers of JFT-300M images in figure 4. All runs have the same number of steps as the
+# Models and numbers of JFT-300M images in figure 4. Runs on fewer images have as many steps as the
 # run on all images.
 JFT_IMAGES = 303_000_000
 SUBSETS = (9_000_000, 30_000_000, 90_000_000, JFT_IMAGES)
@@ -75,7 +77,7 @@ FIVE_SHOT_FIGURE = "fewshot/imagenet2012/5"
 
 
 def scaling(picture: str) -> Experiment:
-    """Returns the experiment for table 6, with power laws of the mean error over compute."""
+    """Returns an experiment for table 6; it fits power laws of the mean error over the compute."""
     transferred = transfer(SCALING, TASKS, "table6")
 
     def read(study: Study) -> dict[str, dict[str, float]]:

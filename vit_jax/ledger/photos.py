@@ -1,4 +1,4 @@
-"""Composed photographs, and DINOv2-S/14, for experiments on dense prediction heads."""
+"""Prepares composed photographs and DINOv2-S/14 for experiments on segmentation and detection."""
 
 from pathlib import Path
 
@@ -26,7 +26,11 @@ OPTIONS = dict(
 
 
 def prepared(study: Study) -> tuple[Path, dict[str, Path]]:
-    """Returns the folder of photographs, and the checkpoint for each kind of features."""
+    """Writes photographs and checkpoints, if they are missing, and returns their paths.
+
+    Returns:
+      The folder of photographs, and the checkpoint for each kind of features.
+    """
     data, options, checkpoints = study.out / "photos", study.options, {}
     if not data.exists():
         compose_all(options["stamps"], CLASSES, options["backgrounds"], data, IMAGES)

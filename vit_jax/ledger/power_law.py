@@ -14,9 +14,9 @@ def laws(
     """Fits a power law of the error 1 - y over x to each group of points.
 
     Args:
-      points: points with lists of values of x and y.
-      x: name of the compute.
-      y: name of the accuracy, from 0 to 1.
+      points: results of runs; each has a list of values of x, and one of y.
+      x: key of the compute.
+      y: key of the accuracy, from 0 to 1.
       by: the factor that groups the points.
 
     Returns:

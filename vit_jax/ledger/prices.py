@@ -20,7 +20,7 @@ KEPT = "mfu.json"
 
 
 def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
-    """Returns the runs of the first stage at the paper's scale, by their flags.
+    """Returns the runs of an experiment's first stage at the paper's scale, by their flags.
 
     The result is empty if the experiment does not have this scale.
     """
@@ -31,13 +31,13 @@ def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
 
 
 def said(job: Job, *left_out: str) -> str:
-    """Returns the flags of a run in short form, such as `vit_b16_jft model.pooling=gap`.
+    """Returns the config and the flags of a run as a text, such as `vit_b16_jft model.pooling=gap`.
 
-    Flags for folders, seed and evaluation are excluded.
+    Flags for folders, seed and few-shot or k-NN evaluation are not included.
 
     Args:
       job: the run.
-      left_out: prefixes of additional keys to exclude.
+      left_out: prefixes of other config keys that are not included.
     """
     config, *values = (flag.removeprefix("--config") for flag in job.flags)
     name = Path(config.removeprefix("=")).name.replace(".py", "", 1)
@@ -45,7 +45,7 @@ def said(job: Job, *left_out: str) -> str:
     return " ".join([name, *(value[1:] for value in values if not value.startswith(others))])
 
 
-# Config values on which the MFU of a step depends; they identify a compiled step.
+# Config values on which the MFU of a step depends. Runs with the same values share a compiled step.
 TELLING = ("model.name", "model.dropout", "model.dtype", "objective.name", "batch_size")
 
 
@@ -53,9 +53,9 @@ def device_days(job: Job, chip: str, folder: Path) -> float | None:
     """Returns the estimated device-days of a run, or None if it does not fit the slice.
 
     A device is a core of v3 or a chip of v5e. The estimate is the run's compute divided by the peak
-    FLOP/s and the MFU of a compiled step. Runs with the same values of `TELLING` share a compiled
-    step: the number of steps, data, positions, pooling and layer widths are assumed not to change
-    the MFU.
+    FLOP/s and by the MFU of a compiled step. Runs with the same values of `TELLING` share a
+    compiled step. So we assume that other values, such as position embeddings, pooling and widths,
+    do not change the MFU.
 
     Args:
       job: the run.
@@ -96,9 +96,11 @@ def step_of(config: ConfigDict) -> str:
 def first_that_fits(
     config: ConfigDict, where: Slice, prices: dict[str, dict]
 ) -> tuple[str, Estimate]:
-    """Returns the change that a run needs to fit a slice, in words, and the plan with this change.
+    """Plans a run on a slice; if it does not fit, plans the nearest change with which it does.
 
-    The text is empty if no change is needed or found; in the latter case the plan does not fit.
+    Returns:
+      The change in words, and the plan with this change. The words are empty if no change is
+      needed, or if none is found; in the second case the plan does not fit.
     """
     job = make_workload(config, None)
     plan = estimate(config, job, where, prices)

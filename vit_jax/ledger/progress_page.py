@@ -1,4 +1,4 @@
-"""Progress page of a running study: the states of its runs, and its current pictures."""
+"""Writes progress.html, a page about a running study: the states of its runs, and pictures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ REFRESH_SECONDS = 20
 
 
 def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[str]) -> None:
-    """Writes the page, which reloads itself.
+    """Writes the page. It reloads itself in the browser.
 
     Args:
       path: path of the page.

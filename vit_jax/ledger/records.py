@@ -1,8 +1,8 @@
 """Records of experiments, one JSON file each: results, command, commit, versions and machine.
 
-They are committed in experiments/records. A record may contain only a part of the runs, and runs
-from other machines, such as a pod. The author of a record writes the verdict: whether the results
-support the claim, and how they differ.
+They are committed in experiments/records. A record may be made before all runs are finished, and
+from runs of several machines. The person who makes a record writes the verdict: whether the results
+support the paper's claim, and what differs from the paper.
 """
 
 import datetime
@@ -22,7 +22,7 @@ from vit_jax.shipped import EXPERIMENTS, PACKAGE
 
 ROOT = PACKAGE.parent
 RECORDS, PICTURES = EXPERIMENTS / "records", ROOT / "docs" / "images" / "ledger"
-# First words of a verdict, with their descriptions.
+# The possible first words of a verdict, with the texts that pages show.
 VERDICTS = {
     "agrees": "agrees with the claim",
     "agrees in part": "agrees with the claim in part",
@@ -34,12 +34,13 @@ SCALE = re.compile(r"(At [^:]+): (?=\S)")  # The scale, at the start of a verdic
 
 
 def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> dict[str, Any]:
-    """Makes the record of an experiment's finished runs.
+    """Makes the record of an experiment from its finished runs.
 
     Args:
       name: name of the experiment.
       experiment: the experiment.
-      folders: the folder of the study, folders with runs as subfolders, or folders of runs.
+      folders: the experiment's folder (`--out`), and additional folders: workdirs of runs, or
+        folders that contain them.
 
     Raises:
       UserError: none of the experiment's runs in these folders is finished, the commit of a run is
@@ -82,16 +83,17 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
 def beside_published(
     experiment: Experiment, scaled: Experiment, figures: Figures
 ) -> dict[str, Any]:
-    """Returns a record's published values and their differences from ours.
+    """Returns the part of a record that compares our results with published ones.
 
     Args:
-      experiment: experiment of the record.
-      scaled: the experiment at the record's scale.
+      experiment: the experiment.
+      scaled: the experiment at the scale of our results.
       figures: our results.
 
     Returns:
-      `published` and `difference` (ours minus published), both by row and column. If no values are
-      comparable, `published` is the reason and `difference` is empty.
+      `published`: published values by row and column. `difference`: our values minus the published
+      ones. If there are no comparable values, `published` is a text with the reason, and
+      `difference` is empty.
     """
     pairs = {row: cells for row, cells in scaled.pairs(figures).items() if cells}
     if not pairs:
@@ -123,9 +125,9 @@ def why_apart(experiment: Experiment) -> str:
 
 
 def read_study(folders: Sequence[Path]) -> dict[str, Any]:
-    """Returns the scale and flags of the study in the first folder.
+    """Reads the scale and the flags of an experiment from `study.json` in its first folder.
 
-    If the folder has no study, the scale is the paper's.
+    If there is no such file, the folder contains separate runs at the paper's scale.
 
     Raises:
       UserError: a folder does not exist.
@@ -138,7 +140,7 @@ def read_study(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def command_of(name: str, study: Study) -> str:
-    """Returns the command to reproduce the results, with names (`--wheel=WHEEL`) for paths."""
+    """Returns the command that reproduces the results; paths become words (`--wheel=WHEEL`)."""
     scale = "" if study.scale == "laptop" else f" --scale={study.scale}"
     flags = ""
     for key, value in study.options.items():
@@ -150,7 +152,7 @@ def command_of(name: str, study: Study) -> str:
 
 
 def as_words(value: Any) -> str:
-    """Formats the value or values of a flag for the command line."""
+    """Formats the value of a flag, or its list of values, for the command line."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -181,16 +183,17 @@ def machine(manifests: Sequence[Mapping]) -> str:
 def with_verdict(
     record: Mapping[str, Any], verdict: str = "", folder: Path = RECORDS
 ) -> dict[str, Any]:
-    """Adds a verdict to a record; an empty one is replaced by the earlier verdict on these results.
+    """Returns a record with its verdict.
 
     Args:
       record: a record without verdict.
       verdict: a key of `VERDICTS`, the scale, and a sentence or two, separated by colons:
-        `not seen at this scale: At 16 pixels, 1,200 steps: BiTs lead throughout.`
-      folder: folder of the earlier records.
+        `not seen at this scale: At 16 pixels, 1,200 steps: BiTs lead throughout.` If it is empty
+        and the existing record has the same results, the verdict of that record is used.
+      folder: folder of the existing records.
 
     Raises:
-      UserError: there is no verdict on these results, or it is malformed.
+      UserError: the verdict is malformed, or it is empty and there is no record with these results.
     """
     path = path_of(record, folder)
     if not verdict and path.exists():
@@ -208,7 +211,7 @@ def with_verdict(
 
 
 def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the description of a record's verdict, and its reason."""
+    """Splits a record's verdict; returns the text of its first word, and scale and reason."""
     word, _, reason = record["verdict"].partition(": ")
     return VERDICTS[word], reason
 
@@ -226,10 +229,10 @@ def path_of(record: Mapping[str, Any], folder: Path) -> Path:
 
 
 def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
-    """Writes a record and returns its path; does not replace a record with more runs.
+    """Writes a record and returns its path.
 
     Raises:
-      UserError: the existing record has more runs.
+      UserError: there is a record of this experiment with more runs, which would be replaced.
     """
     path = path_of(record, folder)
     if path.exists():
@@ -245,9 +248,9 @@ def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
 
 
 def keep_pictures(record: Mapping[str, Any], study: Path, folder: Path = PICTURES) -> list[Path]:
-    """Copies a study's pictures, NAME.png and NAME-OTHER.png, to the docs; returns their paths.
+    """Copies the pictures of a finished experiment to the docs, and returns the new paths.
 
-    Only pictures at laptop scale are copied.
+    The pictures are NAME.png and NAME-OTHER.png. Those of runs at the paper's scale are not copied.
     """
     name, kept = record["experiment"], []
     if record["scale"] != "laptop":
@@ -264,7 +267,7 @@ def records(folder: Path = RECORDS) -> dict[str, dict[str, Any]]:
 
 
 def how_far(record: Mapping[str, Any]) -> str:
-    """Returns a text with the number of recorded runs, the date and the commit."""
+    """Returns a text with the number of finished runs in a record, the date and the commit."""
     runs = record["runs"]
     part = "recorded" if runs["finished"] >= runs["known"] else "partly recorded"
     count = f": {runs['finished']} of {runs['known']} runs" if runs["known"] else ""

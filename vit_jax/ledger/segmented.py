@@ -12,7 +12,7 @@ from vit_jax.inspection.figures import tiles
 
 
 def draw_predictions(images: Sequence[np.ndarray], runs: Mapping[str, Path]) -> Figure:
-    """Draws a row for each image: the image, and an overlay of each run's predicted classes.
+    """Draws a row for each image: the image, and for each run the image with predicted classes.
 
     Args:
       images: uint8 `[height, width, 3]`, all of the same size.

@@ -13,11 +13,14 @@ IMAGES = 8  # Batch size per device.
 def kept(
     study: Study, how: Callable[..., dict[str, float]], models: Sequence[str], sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Returns the measurements for each model and image size; stored ones are not repeated.
+    """Returns the measurements for each model and image size.
+
+    Measurements are stored in the study's folder, so that a later call need not repeat them.
 
     Args:
-      study: the study; measurements are stored in its folder.
-      how: `timed` or `on_tpu`; called with the model, the size and the number of turns.
+      study: the study.
+      how: the measuring function, `timed` or `on_tpu`. Its arguments are the model, the image size
+        and the number of turns.
       models: names of models.
       sizes: image sizes, in pixels.
     """
@@ -43,7 +46,10 @@ def fits(model: str, size: int) -> bool:
 
 
 def timed(model: str, size: int, turns: int) -> dict[str, float]:
-    """Measures images/s (the median of turns of one second) and MB per additional image."""
+    """Measures the speed of inference in images/s, and the memory for each additional image in MB.
+
+    The speed is the median of `turns` measurements of one second.
+    """
     from vit_jax.benchmarks.bench_inference import compile_ours, make_ours
     from vit_jax.benchmarks.bench_train import fast_dtype, take_turns
     from vit_jax.runs.memory_check import program_memory
@@ -57,14 +63,14 @@ def timed(model: str, size: int, turns: int) -> dict[str, float]:
 
 
 def on_tpu(model: str, size: int, turns: int) -> dict[str, float]:
-    """Estimates images/s and MB per additional image on a TPU v3 core, with the TPU compiler."""
+    """Estimates the same values as `timed` for a TPU v3 core, with the TPU compiler."""
     import jax
 
     from vit_jax.benchmarks.bench_inference import lower_ours
     from vit_jax.planning.compile import compile_lowered, find_slice, topology_devices
     from vit_jax.planning.hlo import total
 
-    jax.config.update("jax_platforms", "cpu")  # Otherwise the compiler's library searches for TPUs.
+    jax.config.update("jax_platforms", "cpu")  # Without this the library would search for TPUs.
     where = find_slice("v3", "2x2")
 
     def compiled(images: int):

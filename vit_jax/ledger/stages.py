@@ -1,6 +1,7 @@
-"""Stages of experiments: grids of runs over factors and seeds, with tuned values.
+"""Stages of experiments: sets of training runs that vary factors and seeds, also with tuned values.
 
-Config keys have two underscores in place of a dot, as in `Study.job`.
+A factor is a property that varies between runs, such as the model or the number of images. Config
+keys have two underscores in place of a dot, as in `Study.job`.
 """
 
 import functools
@@ -24,7 +25,8 @@ from vit_jax.runs.warm_start import has_resnet
 
 HYPERRULE_RATE = bit_hyperrule("imagenet2012").optimizer.learning_rate  # For all data sets.
 Stage = Callable[[Study], list[Trial]]
-# `(study, **factors) -> (config, overrides)` of a run, or None if there is no such run.
+# A function `(study, **factors) -> (config, overrides)` that defines the run for a combination of
+# factors. It returns None if there is no such run.
 Make = Callable[..., tuple[str, Mapping[str, Any]] | None]
 
 
@@ -58,18 +60,21 @@ def at_best(
     seeds: Sequence[int] = (0, 1, 2),
     alike: Callable[[dict[str, Any]], dict[str, Any]] = lambda cell: cell,
 ) -> tuple[Stage, Stage]:
-    """Returns two stages: tuning of the choices on validation images, then runs over seeds.
+    """Returns two stages: a search for the best values, and the runs with these values.
 
-    The second stage runs each combination of factors with its best choices. A combination with only
-    one choice is not tuned.
+    The first stage runs each combination of factors with each of the `choices`, such as four
+    learning rates, and evaluates validation images. The second stage runs each combination with
+    its best choice and with each seed. The search is skipped for combinations that have only one
+    choice.
 
     Args:
-      name, factors, make: as in `grid`; `make` also gets the choices.
-      choices: values to tune, by config key (such as `optimizer__learning_rate`) or other name.
-      held_out: overrides with the splits for tuning, without test images.
-      seeds: random seeds of the runs; tuning uses the first one.
-      alike: maps a combination to the one whose tuned values it uses, such as that of a smaller
-        model.
+      name, factors, make: as in `grid`; `make` also gets a value of each choice.
+      choices: values to choose from, by config key (such as `optimizer__learning_rate`) or by
+        another argument of `make`.
+      held_out: overrides for the search that set other splits, without test images.
+      seeds: random seeds of the runs; the search uses only the first one.
+      alike: returns for a combination of factors the combination whose search it uses. For
+        example, large models can use the values that were chosen for the smallest model.
     """
     comparison = f"{name}-choices"
 
@@ -101,7 +106,12 @@ def at_best(
 
 
 def best(points: Sequence[Mapping[str, Any]], choices: Mapping[str, Sequence]) -> dict[str, Any]:
-    """Returns the choices of the point with the highest mean accuracy; empty without points."""
+    """Returns the choices of the point with the highest mean accuracy; empty if `points` is empty.
+
+    Args:
+      points: results of runs, from `Study.points`.
+      choices: as in `at_best`.
+    """
     if not points:
         return {}
     winner = max(points, key=lambda point: statistics.mean(point["accuracy"]))
@@ -121,9 +131,9 @@ def trial_of(
     make: Make,
     more: Mapping[str, Any] | None = None,
 ) -> Trial | None:
-    """Returns the run for a combination of factors.
+    """Returns the run for a combination of factors (`cell`).
 
-    Returns None if `make` does, because there is no such run or its checkpoint is missing.
+    Returns None if `make` returns None, because there is no such run or its checkpoint is missing.
     """
     made = make(study, **cell)
     if made is None:
@@ -136,7 +146,10 @@ def trial_of(
 
 
 def slug(cell: Mapping[str, Any]) -> str:
-    """Returns a folder name of the factors' values; numbers follow the last word of their name."""
+    """Returns the folder name of a run, made of its factors' values.
+
+    A number follows the last word of its factor's name, as in `rate0.001`.
+    """
     parts = [
         str(value)
         if isinstance(value, str)
@@ -155,11 +168,12 @@ def transfer(
     table: str,
     high_resolution: Mapping[str, int] | None = None,
 ) -> Experiment:
-    """Returns the paper's pre-training and fine-tuning, compared with a published table.
+    """Returns an experiment: pre-training and fine-tuning as in the paper, compared with its table.
 
     Args:
-      models: a config and its overrides, by column of the table as in `Table.by_model`.
-      data_sets: data sets as in `fine_tuning`, by row of the table.
+      models: config and overrides of each model, by the table's column (a key of
+        `Table.by_model`).
+      data_sets: a data set as in `fine_tuning` for each row of the table.
       table: name of a table in `vit_jax.published`.
       high_resolution: as in `fine_tuning`.
     """
@@ -178,7 +192,7 @@ def pretraining(models: Mapping[str, tuple]) -> Stage:
     """Returns a stage of pre-training runs.
 
     Args:
-      models: a config in configs/ and its overrides, by name of the model.
+      models: for each model, by name, a config in configs/ and its overrides.
     """
 
     def make(study, model, seed):
@@ -194,18 +208,19 @@ def fine_tuning(
     seeds: Sequence[int] = (0, 1, 2),
     high_resolution: Mapping[str, int] = {},
 ) -> list[Stage]:
-    """Returns stages that tune learning rates, and fine-tune the runs of `pretraining` (table 4).
+    """Returns stages that fine-tune the models of `pretraining` as in table 4.
 
-    Learning rates and validation images are the same as in `python -m vit_jax.sweep`; some learning
-    rates are only for ResNets. BiTs are also fine-tuned with BiT-HyperRule. The paper reports the
-    better result; here the validation images decide.
+    The first stages choose learning rates, with the values and validation images of
+    `python -m vit_jax.sweep`; one learning rate is only for ResNets. BiTs are also fine-tuned with
+    BiT-HyperRule. The paper reports the better of both results; here the recipe is chosen on
+    validation images.
 
     Args:
       models: as in `pretraining`.
       data_sets: names in `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.
       seeds: random seeds of the runs.
-      high_resolution: image size for ImageNet in pixels, by model, if it is not 384. Parameters of
-        these runs are averaged (table 2).
+      high_resolution: image size in pixels for runs on ImageNet, by model; 384 for other models.
+        These runs evaluate averaged parameters (table 2).
     """
     stages = []
     for data_set in data_sets:
@@ -217,14 +232,14 @@ def fine_tuning(
             checkpoint = study.workdir("pretrained", model=model)
             name = named_config(models[model][0]).model.name
             rates = (*sweep.rates, *(sweep.resnet_rates if is_resnet(models[model][0]) else ()))
-            if recipe == "bit_hyperrule":  # Requires a fully convolutional model.
+            if recipe == "bit_hyperrule":  # Only for fully convolutional models.
                 rates = (HYPERRULE_RATE,) if parse_name(name)[0].any_size else ()
             if not checkpoint or optimizer__learning_rate not in rates:
                 return None
             values = dict(
                 finetune__checkpoint=checkpoint, optimizer__learning_rate=optimizer__learning_rate
             )
-            if recipe == "bit_hyperrule":  # This config sets the image size itself.
+            if recipe == "bit_hyperrule":  # This recipe defines the image size.
                 return f"bit_hyperrule:dataset={data_set},model={name}", values
             size = high_resolution.get(model, 0) if data_set == "imagenet2012" else 0
             values |= {"optimizer__average": 0.9999} if size else {}
@@ -254,6 +269,6 @@ def named_config(config: str) -> ConfigDict:
 
 
 def by_model(study: Study, stage: str, figure: str = "accuracy") -> dict[str, float]:
-    """Returns the mean of a metric over the finished runs of a stage, in per cent, by `model`."""
+    """Returns the mean of a metric over a stage's finished runs, for each model, in per cent."""
     points = study.points(stage, figure)
     return {point["model"]: 100 * statistics.mean(point[figure]) for point in points}

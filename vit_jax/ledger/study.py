@@ -1,8 +1,9 @@
-"""Experiments and studies: runs in stages, metrics computed from them, a table and pictures.
+"""Experiments and studies.
 
-An experiment is a file in experiments/ with an `Experiment`. A study is a run of an experiment:
-`python -m vit_jax.experiment NAME --out=DIR` starts or resumes it. Several machines with access to
-the same DIR share the runs.
+An experiment is a file in experiments/ that defines an `Experiment`: training runs in several
+stages, metrics that are computed from the runs, a table and pictures. A study is the execution of
+an experiment in a folder: `python -m vit_jax.experiment NAME --out=DIR` starts or resumes it.
+Several machines that can access the same DIR share the training runs.
 """
 
 import ast
@@ -28,17 +29,19 @@ from vit_jax.runs.jobs import Job, Outcome, job_of, outcome, run_jobs
 from vit_jax.runs.workdir import saved_run
 
 Figures = Mapping[str, Any]  # Results of an experiment, as values for JSON.
-# File with the experiment, its scale and its flags, to detect runs of other studies.
+# File in a study's folder with the experiment's name, scale and flags. By this file a folder of
+# another study is detected.
 STUDY = "study.json"
 
 
 class Trial(NamedTuple):
-    """A run of a study, with its factors.
+    """A training run of a study.
 
     Attributes:
       stage: name of the run's stage, such as `pretrained`.
-      factors: values by name, including `seed`.
-      job: job of the run.
+      factors: properties that vary between the runs, by name, such as
+        `{"model": "ViT-32x4/4", "seed": 0}`.
+      job: the command that trains it, with its workdir.
     """
 
     stage: str
@@ -46,24 +49,24 @@ class Trial(NamedTuple):
     job: Job
 
     def has(self, factors: Mapping[str, Any]) -> bool:
-        """Returns True if the run has these factors."""
+        """Returns True if all these factors have the given values."""
         return factors.items() <= self.factors.items()
 
 
 class Study:
-    """A run of an experiment in a folder: flags, training runs and their results so far.
+    """The execution of an experiment in a folder: flags, training runs and their results so far.
 
     Args:
       out: the folder.
       options: values of the experiment's own flags, and of `data` (see `read_data`).
       log: logs messages.
       scale: `laptop` or `paper`.
-      places: additional folders that may contain training runs, by name.
-      steps: number of steps of each training run, to try the experiment; None: the experiment's
-        own.
+      places: additional folders in which runs are searched: workdirs, or folders with workdirs.
+      steps: number of steps of all training runs, to try out an experiment; None: the numbers that
+        the experiment defines.
 
     Attributes:
-      left: estimated seconds for the remaining runs of the stage; None until one is finished.
+      left: estimated seconds until the current stage is finished; None before its first run is.
     """
 
     def __init__(
@@ -88,11 +91,11 @@ class Study:
         self._places, self._outcomes = places, {}
 
     def job(self, name: str, config: str = "quickstart", **values: Any) -> Job:
-        """Returns a run of `vit_jax.main` in the folder `name`.
+        """Returns the command for a training run whose workdir is the folder `name`.
 
         Args:
-          name: name of the run's folder.
-          config: as in `job_of`.
+          name: name of the workdir in the study's folder.
+          config: name of a config, as in `job_of`.
           **values: overrides of the config, with two underscores for a dot: `data__path`.
         """
         found = [place / name for place in self._places if (place / name).is_dir()]
@@ -112,14 +115,22 @@ class Study:
         return job_of(job.workdir, config, changed | others)
 
     def outcome(self, trial: Trial) -> Outcome:
-        """Returns the metrics of a run, or the reason why it has none; caches finished runs."""
+        """Returns the metrics of a run, or the reason why there are none.
+
+        Metrics of finished runs are cached.
+        """
         known = self._outcomes.get(trial.job.workdir)
         if known is None or known.figures is None:
             known = self._outcomes[trial.job.workdir] = outcome(trial.job)
         return known
 
     def finished(self, stage: str = "", **factors: Any) -> list[Trial]:
-        """Returns the finished runs with these factors, of one stage or of all."""
+        """Returns the finished runs that have these factors.
+
+        Args:
+          stage: name of a stage; empty: all stages.
+          **factors: factors that the runs must have, such as `seed=0`.
+        """
         return [
             trial
             for trial in self.trials
@@ -129,24 +140,31 @@ class Study:
         ]
 
     def workdir(self, stage: str, **factors: Any) -> Path | None:
-        """Returns the folder of the only run with these factors; None if it is not finished."""
+        """Returns the workdir of the finished run with these factors; None if there is none.
+
+        Raises:
+          ValueError: several runs have these factors.
+        """
         trials = self.finished(stage, **factors)
         if len(trials) > 1:
             raise ValueError(f"{len(trials)} runs of {stage} have {factors}")
         return trials[0].job.workdir if trials else None
 
     def points(self, stage: str, *figures: str, **factors: Any) -> list[dict[str, Any]]:
-        """Returns the finished runs of a stage, grouped over seeds.
+        """Returns the results of a stage's finished runs.
+
+        Runs that differ only by their seed are grouped.
 
         Args:
           stage: name of the stage.
-          *figures: metrics, such as `accuracy`, `fewshot/glyphs/5`, `seconds`. The prefix `best `
-            selects the highest value of all evaluations (early stopping). `exaflops` is the compute
-            of the run.
+          *figures: metrics, such as `accuracy`, `fewshot/glyphs/5` or `seconds`. With the prefix
+            `best ` it is the highest value of all evaluations (as with early stopping). `exaflops`
+            is the compute of the run.
           **factors: factors that the runs must have.
 
         Returns:
-          For each group: the factors, `seeds`, and a list of values of each metric.
+          A mapping (a point) for each group, such as
+          `{"model": "ViT-32x4/4", "seeds": [0, 1], "accuracy": [0.42, 0.44]}`.
         """
         points: dict[str, dict[str, Any]] = {}
         for trial in self.finished(stage, **factors):
@@ -158,21 +176,21 @@ class Study:
         return list(points.values())
 
     def figure(self, trial: Trial, name: str) -> float:
-        """Returns a metric of a finished run; names are the same as in `points`."""
+        """Returns a metric of a finished run, by its name as in `points`."""
         if name == "exaflops":
             return exaflops_of(trial.job.workdir)
         found = self.outcome(trial)
         best, of_set = name.startswith("best "), name.removeprefix("best ").split("/")
-        if len(of_set) == 3 and of_set[1] in self.data:  # Metrics have the replacement's name.
+        if len(of_set) == 3 and of_set[1] in self.data:  # The name of a user's data set is used.
             of_set[1] = self.data[of_set[1]].name
         name = "/".join(of_set)
         return max(found.history[name]) if best else found.figures[name]
 
     def run(self, trials: Sequence[Trial], shown: Callable[[], None]) -> None:
-        """Runs unfinished trials; a failed run does not stop the others.
+        """Trains the runs that are not finished; if a run fails, the others continue.
 
         Args:
-          trials: trials of a stage.
+          trials: runs of a stage.
           shown: called after each run.
         """
         self.trials += [trial for trial in trials if trial not in self.trials]
@@ -197,7 +215,11 @@ class Study:
 
 
 class Rehearsal(Study):
-    """A study that treats all runs as finished, so that first choices count as the best."""
+    """A study without training, which lists the runs of later stages.
+
+    All runs count as finished with the same accuracy, so the first choice always counts as the
+    best.
+    """
 
     def outcome(self, trial: Trial) -> Outcome:
         return Outcome({"accuracy": 0.0})
@@ -206,9 +228,9 @@ class Rehearsal(Study):
         return 0.0
 
 
-@functools.cache  # Called after each run of a study, and traces the model.
+@functools.cache  # The function traces the model, and is called after each run of a study.
 def exaflops_of(workdir: Path) -> float:
-    """Returns the compute of a run, counted as in table 6."""
+    """Returns the training compute of a run in exaFLOPs, counted as in table 6."""
     from vit_jax.planning.estimate import make_workload
 
     saved = saved_run(workdir)
@@ -221,21 +243,24 @@ class Experiment:
 
     Args:
       claim: the claim or question, in a sentence.
-      read: computes the results from the finished runs. It is called after each run, so slow parts
-        should be cached. None: the experiment has no laptop scale.
-      place: place in the paper: `Table 8`, `Figure 5`, `Section 4.6`; empty: our own experiment.
-      stages: functions that return runs; later stages can use the metrics of earlier ones.
+      read: function that computes the results from the finished runs. It is called after each run,
+        so slow parts should be cached. None: the experiment has no laptop scale.
+      place: place in the paper, such as `Table 8`, `Figure 5`, `Section 4.6`; empty: our own
+        experiment.
+      stages: functions that return the training runs of a stage; a stage can use metrics of the
+        stages before it.
       paper: the experiment at the paper's scale; None: it has no such scale.
-      table: formats the results in Markdown; by default with values of `published`.
-      draw: returns pictures by name, without file extension.
-      finding: describes the results in a sentence.
-      published: a table of `vit_jax.published` with the rows and columns of the results.
-      compared: returns pairs of a published value and our value, by row and column; by default from
-        `published`.
-      options: the experiment's own flags, with the arguments of `add_argument`.
-      needs: description of requirements; empty: none.
-      minutes: duration at laptop scale, with two processes on one idle core each.
-      runs_of: name of an experiment with the same stages and flags, whose folder may be used.
+      table: function that formats the results as a Markdown table; None: a table that shows our
+        results next to those of `published`.
+      draw: function that returns pictures by name, without file extension.
+      finding: function that returns a sentence about the results.
+      published: name of a table in `vit_jax.published` whose rows and columns the results have.
+      compared: function that returns pairs of a published value and our value, by row and column;
+        None: the pairs of the table `published`.
+      options: the experiment's own flags, by name, with the arguments of `add_argument`.
+      needs: text about required packages or data; empty: none are required.
+      minutes: duration at laptop scale with two processes, each on an idle core.
+      runs_of: name of an experiment with the same stages and flags; both can use the same folder.
     """
 
     claim: str
@@ -259,13 +284,13 @@ class Experiment:
         return {name: values.get("default") for name, values in self.options.items()}
 
     def markdown(self, figures: Figures) -> str:
-        """Returns the results as a table."""
+        """Returns the results as a Markdown table."""
         return (
             self.table(figures) if self.table else beside(published.table(self.published), figures)
         )
 
     def pairs(self, figures: Figures) -> Pairs:
-        """Returns pairs of a published value and ours, by row and column; may be empty."""
+        """Returns pairs (published value, our value) by row and column; empty if there are none."""
         if self.compared:
             return self.compared(figures)
         return matched(published.table(self.published), figures) if self.published else {}
@@ -284,15 +309,15 @@ class Experiment:
 
 
 def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
-    """Runs all stages at the study's scale, and writes NAME.md, NAME.json and the pictures.
+    """Trains the runs of all stages, and writes NAME.md, NAME.json and the pictures.
 
     Raises:
-      UserError: the folder belongs to another study; data are missing; runs failed (raised at the
-        end, after all other runs).
+      UserError: the folder belongs to another study; data are missing; or runs have failed. In the
+        last case all other runs are finished first.
     """
     scaled = experiment.at(study.scale)
     first = scaled.stages[0](study) if study.scale == "paper" and scaled.stages else ()
-    # Check all data before pre-training starts, including those for fine-tuning.
+    # Before pre-training starts, all data are checked, including those for fine-tuning.
     if any(study.outcome(trial).pending for trial in first):
         check_data(rehearsed(scaled, study.out, study.options, study.scale), study)
     claim(name, experiment, study)
@@ -320,7 +345,7 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
 
 
 def check_data(trials: Sequence[Trial], study: Study) -> None:
-    """Opens each data set of unfinished runs, to report missing data before the runs start.
+    """Opens each data set that unfinished runs need, to report missing data before they start.
 
     Raises:
       UserError: a data set cannot be opened.
@@ -333,10 +358,12 @@ def check_data(trials: Sequence[Trial], study: Study) -> None:
 def rehearsed(
     experiment: Experiment, out: Path, options: Mapping[str, Any], scale: str
 ) -> list[Trial]:
-    """Returns all runs of a study without starting them; first choices replace the best ones.
+    """Returns all runs of a study without starting them.
+
+    Which choices are best is not known before training, so the first choices are used.
 
     Args:
-      experiment: experiment at this scale.
+      experiment: the experiment at this scale.
       out, options, scale: as in `Study`.
     """
     study = Rehearsal(out, options, scale=scale)
@@ -346,12 +373,12 @@ def rehearsed(
 
 
 def data_sets_of(trials: Sequence[Trial]) -> list[str]:
-    """Returns the names of the data sets of runs, in the order of their first use."""
+    """Returns the names of the data sets that runs read, in the order of their first use."""
     return list(dict.fromkeys(name for trial in trials for name in _read_by(_of_data(trial.job))))
 
 
 def _of_data(job: Job) -> tuple[str, ...]:
-    """Returns the flags of a run that determine its data."""
+    """Returns those flags of a run that determine which data it reads."""
     sections = ("data", "fewshot", "knn", "objective", *OBJECTIVE_NAMES)
     kept = tuple(f"--config.{section}." for section in sections)
     return tuple(flag for flag in job.flags if flag.startswith(("--config=", *kept)))
@@ -369,7 +396,7 @@ def config_of(job: Job) -> ConfigDict:
     for flag in job.flags[1:]:
         key, _, text = flag.removeprefix("--config.").partition("=")
         values[key] = text
-        with contextlib.suppress(ValueError, SyntaxError):  # Keep a word, such as float32, as text.
+        with contextlib.suppress(ValueError, SyntaxError):  # A word such as float32 stays a text.
             values[key] = ast.literal_eval(text)
     config.update_from_flattened_dict(values)
     return config
@@ -400,7 +427,7 @@ def claim(name: str, experiment: Experiment, study: Study) -> None:
 
 
 def count_seconds(study: Study, seconds: float) -> None:
-    """Adds to the stored duration of a study without training runs."""
+    """Adds `seconds` to the duration that is stored for a study without training runs."""
     file = study.out / STUDY
     about = json.loads(file.read_text())
     file.write_text(
@@ -420,7 +447,7 @@ def write(name: str, experiment: Experiment, study: Study, figures: Figures) -> 
 
 
 def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> list[str]:
-    """Draws the pictures into the folder; returns the file names, NAME.png or NAME-X.png."""
+    """Draws the pictures into the study's folder; returns file names: NAME.png or NAME-X.png."""
     files = []
     for picture, figure in (experiment.draw(study, figures) if experiment.draw else {}).items():
         files.append(f"{name}-{picture}.png" if picture != name else f"{name}.png")
@@ -429,10 +456,12 @@ def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> l
 
 
 def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
-    """Returns the runs up to the first unfinished stage, without starting them.
+    """Returns the runs of the finished stages and of the first unfinished one.
+
+    It does not start them.
 
     Args:
-      experiment: experiment at the study's scale.
+      experiment: the experiment at the study's scale.
       study: the study, to which the runs are added.
     """
     for stage in experiment.stages:

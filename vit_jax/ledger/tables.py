@@ -1,4 +1,4 @@
-"""Results as Markdown tables and sentences."""
+"""Formats results of experiments as Markdown tables and sentences."""
 
 import math
 import statistics
@@ -7,9 +7,9 @@ from typing import Any
 
 from vit_jax import published
 
-# Factors and metrics of runs, grouped over seeds.
+# Results of runs from `Study.points`: each point has factors, and lists of metrics over seeds.
 Points = Sequence[Mapping[str, Any]]
-# A published value and ours, by row and column.
+# Pairs (published value, our value), by row and column.
 Pairs = Mapping[str, Mapping[str, tuple[float, float]]]
 
 
@@ -20,14 +20,14 @@ def markdown_table(header: Sequence[Any], lines: Iterable[Sequence[Any]]) -> str
 
 
 def spread(values: Iterable[float]) -> str:
-    """Formats the mean and std (n - 1) of shares in per cent; a single value has no std."""
+    """Formats mean and std (n - 1) of values from 0 to 1 in per cent; one value has no std."""
     values = [100 * value for value in values]
     deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{deviation}" if values else ""
 
 
 def written(figure: float | None) -> str:
-    """Formats a number with at least four digits, or an integer; returns an empty text for None."""
+    """Formats a number with at least four digits; integers have all digits, None is empty."""
     if figure is None:
         return ""
     if figure == int(figure):
@@ -36,7 +36,7 @@ def written(figure: float | None) -> str:
 
 
 def short(value: Any) -> str:
-    """Formats a factor's value: 10000 as `10,000`, floats without trailing zeros."""
+    """Formats a factor's value: 10000 as `10,000`, and floats without zeros at the end."""
     return (
         f"{value:,}"
         if isinstance(value, int)
@@ -52,7 +52,10 @@ def in_words(factor: str) -> str:
 
 
 def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, float]:
-    """Returns the mean of a metric in per cent, by the factors' values: `BiT-R14x1/8, adam`."""
+    """Returns the mean of a metric in per cent for each point.
+
+    The keys are the values of `factors`, such as `BiT-R14x1/8, adam`.
+    """
     return {
         ", ".join(short(point[factor]) for factor in factors): 100 * statistics.mean(point[figure])
         for point in points
@@ -60,19 +63,21 @@ def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, 
 
 
 def ranking(means: Mapping[str, float]) -> str:
-    """Formats values in per cent in descending order."""
+    """Formats means in descending order: `ViT: 64.0 %; BiT: 41.2 %`."""
     return "; ".join(
         f"{name}: {means[name]:.1f} %" for name in sorted(means, key=means.get, reverse=True)
     )
 
 
 def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> str:
-    """Returns a table of a metric's mean and std, in per cent, by two factors; empty without runs.
+    """Returns a table of mean and std of a metric, in per cent, by two factors.
+
+    A cell is empty if it has no runs.
 
     Args:
-      points: points with the factors and a list of values of the metric.
-      rows, columns: names of factors.
-      figure: the metric.
+      points: results of runs, with both factors and the metric.
+      rows, columns: names of the factors in rows and in columns.
+      figure: name of the metric.
     """
     heads = list(dict.fromkeys(point[columns] for point in points))
     cells = {(point[rows], point[columns]): spread(point[figure]) for point in points}
@@ -86,14 +91,17 @@ def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> 
 
 
 def written_factor(value: Any) -> str:
-    """Formats a factor's value, or the mean of a metric."""
+    """Formats a factor's value, or, if `value` is a list, the mean of a metric."""
     return written(statistics.mean(value)) if isinstance(value, list) else short(value)
 
 
 def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("accuracy",)) -> str:
     """Returns a table with a line for each point.
 
-    The columns are `factors` (or means of metrics), then mean and std of `figures`, in per cent.
+    Args:
+      points: results of runs.
+      factors: the first columns: factors, or metrics, of which the mean is shown.
+      figures: the other columns: metrics, of which mean and std are shown in per cent.
     """
     lines = [
         [
@@ -108,13 +116,15 @@ def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("a
 
 
 def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accuracy") -> str:
-    """Returns a text: the model with the highest mean and its lead, for each value of factor x.
+    """Returns a text about the best model for each value of a factor, and its lead.
+
+    Example: `images 1,000: BiT-R14x1/8 leads ViT-32x4/4 by 21.3 points.`
 
     Args:
-      points: points of runs.
-      x: the factor.
+      points: results of runs.
+      x: name of the factor.
       models: models to compare.
-      figure: the metric.
+      figure: name of the metric.
     """
     sentences = []
     for value in sorted({point[x] for point in points}):
@@ -131,12 +141,12 @@ def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accu
 
 
 def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns a table of the paper's values and ours, with a line for each of our columns.
+    """Returns a table of the paper's values and ours, with a line for each model in ours.
 
     Args:
       table: the published table.
-      figures: our values, by row and column of the table (as in `Table.by_model`); additional
-        columns are allowed.
+      figures: our values, by row and column of the published table (a key of `Table.by_model`).
+        Columns that are not in the published table are allowed.
     """
     printed = table.by_model(baselines=True)
     columns = dict.fromkeys([*printed, *(column for each in figures.values() for column in each)])
@@ -154,7 +164,7 @@ def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -
 
 
 def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> Pairs:
-    """Returns pairs of published values and ours, for cells that both have.
+    """Returns pairs (published value, our value) for the cells that are in both tables.
 
     Args:
       table: the published table.
@@ -172,7 +182,13 @@ def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) 
 
 
 def gains(published: Mapping[str, float], ours: Mapping[str, float], base: str) -> Pairs:
-    """Returns published and our gains over `base`, for common names; empty without the base."""
+    """Returns pairs (published gain, our gain) over a baseline, such as random parameters.
+
+    Args:
+      published: published values by name.
+      ours: our values by name. Names that are not in `published` are skipped.
+      base: name of the baseline; without its value there are no pairs.
+    """
     return {
         f"points over {base}": {
             name: (published[name] - published[base], ours[name] - ours[base])
@@ -183,7 +199,12 @@ def gains(published: Mapping[str, float], ours: Mapping[str, float], base: str) 
 
 
 def pairs_in_words(published: Mapping, difference: Mapping) -> str:
-    """Formats our values in a clause for each row, with the published values in brackets."""
+    """Formats our values, row by row, with the published values in brackets.
+
+    Args:
+      published: published values by row and column.
+      difference: our values minus the published ones.
+    """
     rows = []
     for row, cells in difference.items():
         figures = [
@@ -195,10 +216,13 @@ def pairs_in_words(published: Mapping, difference: Mapping) -> str:
 
 
 def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Returns a table of the paper's values by recipe, with ours in bold if they differ.
+    """Returns a table of the paper's values, with a line for each recipe.
+
+    If our value differs, it is added in bold.
 
     Args:
-      figures: for each recipe, `paper` (a list of allowed values by name) and `ours`.
+      figures: for each recipe, `paper` (by name, a list of values that the paper contains) and
+        `ours` (by name, our value).
     """
     names = list(next(iter(figures.values()))["paper"])
     lines = []
@@ -214,7 +238,10 @@ def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
-    """Returns pairs for the numbers in `agreement`: the matching or else first published value."""
+    """Returns pairs (published value, our value) for the numbers in `agreement`.
+
+    If the paper contains several values, the pair has the one that equals ours, or else the first.
+    """
     return {
         recipe: {
             name: (ours if ours in values else values[0], ours)
@@ -226,7 +253,7 @@ def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
 
 
 def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Returns a text with the values in `agreement` that differ from the paper's."""
+    """Returns a text that lists our values that differ from the paper's; see `agreement`."""
     other = [
         f"{name} of {recipe} is {entry['ours'][name]}, not {' or '.join(map(str, values))}"
         for recipe, entry in figures.items()
@@ -238,14 +265,23 @@ def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def by_name(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns a table with a line for each name, with values of four digits."""
+    """Returns a table with a line for each name and a column for each value, with four digits."""
     names = list(next(iter(figures.values()), {}))
     lines = [[name, *(written(found[each]) for each in names)] for name, found in figures.items()]
     return markdown_table(["", *names], lines)
 
 
 def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> str:
-    """Returns a text that compares means at the factor's value `one` with the range of others."""
+    """Returns a text that compares one value of a factor with the range of its other values.
+
+    Example: `accuracy: relative has 91.2 %, the others 88.0 to 90.5 %.`
+
+    Args:
+      points: results of runs.
+      factor: name of the factor.
+      one: the value to compare with the others.
+      figures: names of metrics, whose means are compared.
+    """
     sentences = []
     for figure in figures:
         means = [(point[factor], 100 * statistics.mean(point[figure])) for point in points]
@@ -258,12 +294,14 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
 
 
 def slopes(points: Points, x: str, y: str, by: str) -> str:
-    """Returns a text with the gain in y (in points) per doubling of x, by least squares, by group.
+    """Returns a text with the points of y that a doubling of x gains, for each group.
+
+    The gain is the slope of a line that is fitted by least squares.
 
     Args:
-      points: points of runs.
-      x: a metric with one number per point.
-      y: a metric with a list of values from 0 to 1.
+      points: results of runs.
+      x: key of a number in each point, such as the compute.
+      y: name of a metric, with a list of values from 0 to 1 in each point.
       by: the factor that groups the points.
     """
     found = {}

@@ -8,9 +8,9 @@ from vit_jax.ledger.stages import Stage, at_best, grid
 
 MODEL, COLLECTION, IMAGES, LABELLED = "ViT-32x4/4", "digits", 20_000, 2000
 RATES = (1e-3, 3e-3)
-# Overrides for models of other families. Patches and width are the same as the ViT's, and the
-# compute is similar (0.87 and 0.86 million multiply-adds per image; the ViT: 0.93). They have 2.7
-# times the ViT's 53,000 parameters, because half of their blocks are twice as wide.
+# Overrides for models of other families. They have the same number of patches and the same width as
+# the ViT, and similar compute: 0.87 and 0.86 million multiply-adds per image, the ViT 0.93. They
+# have 2.7 times the ViT's 53,000 parameters, because half of their blocks are twice as wide.
 OTHERS = {
     "ConvNeXt": {"model__name": "ConvNeXt-T", "model__blocks": (3, 3), "model__widths": (32, 64)},
     "Swin": {
@@ -21,10 +21,10 @@ OTHERS = {
         "model__window": 2,
     },
 }
-# A single stage, with the ViT's number of patches and width: 0.86 million multiply-adds and 64,000
-# parameters.
+# A ConvNeXt V2 with a single stage, and with the ViT's number of patches and width. It has 0.86
+# million multiply-adds and 64,000 parameters.
 CONVNEXT_V2 = {"model__name": "ConvNeXtV2-T", "model__blocks": (6,), "model__widths": (32,)}
-# Overrides for training tokenizers with 64 codes; the second one uses a teacher.
+# Overrides for training tokenizers with 64 codes: a dVAE, and VQ-KD, which needs a teacher.
 TOKENISERS = {
     "dVAE": {
         "model__name": "DVAE",
@@ -48,7 +48,7 @@ TOKENISERS = {
         "steps": 1500,
     },
 }
-# DINO options for views without colour distortions, which are not useful for drawings.
+# DINO options that disable colour distortions, which are not useful for drawings.
 PLAIN_VIEWS = {"jitter": (0.0,) * 4, "grey": 0.0, "blur": (0.0,) * 3, "solarize": (0.0,) * 3}
 DINO = PLAIN_VIEWS | {
     "head_hidden": 256,
@@ -82,17 +82,20 @@ def few_labels(
     seeds: Sequence[int] = (0, 1, 2),
     only_teach: Sequence[str] = (),
 ) -> list[Stage]:
-    """Returns the stages `pretrained` and `finetuned`, with a tuned learning rate for each start.
+    """Returns the stages `pretrained` and `finetuned`.
+
+    A start is a way to obtain the initial parameters of fine-tuning, such as `MAE` or `random`. For
+    each start the learning rate of fine-tuning is chosen on held-out images.
 
     Args:
-      starts: overrides of the pre-training run of each start, by name. `{}`: pre-training on the
-        labels of all images. None, or overrides with 0 steps: fine-tuning starts from random
-        parameters. Overrides of the model, as in `OTHERS`, also apply to fine-tuning. An
-        `objective__teacher` is the name of the start whose run is the teacher.
+      starts: for each start, by name, the overrides of its pre-training run. `{}` pre-trains on the
+        labels of all images. With None, or with overrides that set 0 steps, fine-tuning starts from
+        random parameters. Overrides of the model, as in `OTHERS`, also apply to fine-tuning.
+        `objective__teacher` is the name of another start, whose run is the teacher.
       steps: number of steps of pre-training runs, unless the overrides define it.
       tuning_steps: number of steps of fine-tuning runs.
-      seeds: random seeds; pre-training and its fine-tuning, and a teacher and its students, have
-        the same seed.
+      seeds: random seeds. A fine-tuning run has the seed of its pre-training run, and a student has
+        the seed of its teacher.
       only_teach: names of starts that are not fine-tuned, such as tokenizers.
     """
 

@@ -1,9 +1,9 @@
 """The results that the paper reports, as data: one file in `tables` for each table.
 
 A file contains the `table` of the paper, the `unit` of its results, a `note` for the reader, the
-`columns` (model, pre-training set, epochs, or other properties) and the `rows`, with a number or
-null for each column. A column with `"baseline": true` belongs to another paper's model that this
-paper compares with.
+`columns` and the `rows`. A column describes a model: its name, pre-training set, epochs, or other
+properties. A row contains a result, or null, for each column. In a column with
+`"baseline": true`, the results are of a model from another paper, for comparison.
 """
 
 import functools
@@ -29,11 +29,11 @@ class Table(NamedTuple):
     rows: Mapping[str, tuple[float | None, ...]]
 
     def figure(self, row: str, **column: Any) -> float | None:
-        """Returns the result of a row in the column with these values.
+        """Returns the result in a row of the table, for the column with these properties.
 
         Args:
           row: name of the row.
-          **column: values of the column, such as `model="ViT-B/16", epochs=7`.
+          **column: properties of the column, such as `model="ViT-B/16", epochs=7`.
 
         Raises:
           UserError: the table has no such row, or not exactly one such column.
@@ -48,12 +48,13 @@ class Table(NamedTuple):
         return self.rows[row][places[0]]
 
     def by_model(self, baselines: bool = False) -> dict[str, dict[str, float]]:
-        """Returns the results by model and row; the keys are "model, pre-training set".
+        """Returns the results by column and row, such as `{"ViT-H/14, jft": {"ImageNet": 88.55}}`.
 
-        A key also contains other values that distinguish the columns, such as "7 epochs".
+        The key of a column consists of its properties, such as model, pre-training set and epochs,
+        separated by commas.
 
         Args:
-          baselines: include other papers' models.
+          baselines: True: include columns of other papers' models.
         """
         figures = {}
         for place, head in enumerate(self.columns):
@@ -72,7 +73,7 @@ class Table(NamedTuple):
 
 @functools.cache
 def table(name: str) -> Table:
-    """Returns the table of a file, such as `table2`.
+    """Reads a table by the name of its file, such as `table2`.
 
     Raises:
       UserError: there is no such file.

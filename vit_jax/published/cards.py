@@ -1,6 +1,7 @@
-"""Sizes and costs of the listed models, stored in `cards.json`: computing them takes a minute.
+"""Sizes and costs of all models of `list_models`, read from `cards.json`.
 
-`tests/models/write_cards.py` writes the file.
+They are stored because computing them takes a minute. `tests/models/write_cards.py` writes the
+file.
 """
 
 import functools
@@ -21,5 +22,5 @@ class Figures(NamedTuple):
 
 @functools.cache
 def all_figures() -> dict[str, Figures]:
-    """Returns the sizes and costs of each listed model by name."""
+    """Returns size and cost of each model of `list_models`, by the model's name."""
     return {name: Figures(*values) for name, values in json.loads(FILE.read_text()).items()}

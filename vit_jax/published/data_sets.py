@@ -3,7 +3,7 @@
 `tests/interop/write_weights.py` maps the words of timm's tags to these names.
 """
 
-# Plain descriptions, based on the authors'. Pairs consist of an image and a text.
+# Short descriptions, based on those of the authors. "Pairs" are pairs of an image and a text.
 DATA_SETS = {
     "ImageNet-1k": "1.28 million photographs of 1,000 classes, of the challenge of 2012",
     "ImageNet-12k": "the 11,821 classes of ImageNet-21k that have enough images",

@@ -1,7 +1,7 @@
 """CLIP's prompts for ImageNet (Radford et al., 2021): 80 templates and a name of each class.
 
-`imagenet_prompts.json` has their source and license. Two names stand for two classes each: missile
-and sunglasses.
+`imagenet_prompts.json` also contains their source and license. Two names, missile and sunglasses,
+are names of two classes each.
 """
 
 import functools
@@ -13,7 +13,7 @@ FILE = Path(__file__).parent / "imagenet_prompts.json"
 
 
 class Prompts(NamedTuple):
-    """Templates with `{}` for the name, and class names in the order of ImageNet's synsets."""
+    """Prompt templates with `{}` for a class name, and class names in the order of the synsets."""
 
     templates: tuple[str, ...]
     class_names: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""The published models of images and texts that load by name, one line each in `towers.tsv`.
+"""The published image-text models that can be loaded by name; they are listed in `towers.tsv`.
 
 Names and repositories are from open_clip's table of published weights (`pretrained.py`), from
-big_vision's page on SigLIP 2, and, for SigLIP, from the Hub's collection of Google.
+big_vision's page on SigLIP 2, and, for SigLIP, from Google's collection on the Hub.
 """
 
 import functools
@@ -14,11 +14,11 @@ FILE = Path(__file__).parent / "towers.tsv"
 
 
 class Towers(NamedTuple):
-    """Published weights of a model of images and texts.
+    """Published weights of an image-text model.
 
     Attributes:
-      model: our name of the model.
-      tag: name of the weights: their training data, or who trained them.
+      model: our name of the model, such as `SigLIP-B/16`.
+      tag: name of the weights: the training data (`webli`) or the author (`openai`).
       repository: repository on the Hugging Face Hub.
       pixels: side of the images.
     """
@@ -31,7 +31,7 @@ class Towers(NamedTuple):
 
 @functools.cache
 def all_towers() -> tuple[Towers, ...]:
-    """Returns all published models of images and texts, each model's by their size of images."""
+    """Returns all published image-text models; those of a model are sorted by image size."""
     rows = (line.split("\t") for line in FILE.read_text().splitlines()[1:])
     return tuple(
         Towers(model, tag, repository, int(pixels)) for model, tag, repository, pixels in rows
@@ -39,14 +39,16 @@ def all_towers() -> tuple[Towers, ...]:
 
 
 def find_towers(model: str, pretrained: str, pixels: int | None = None) -> Towers:
-    """Returns a model's published weights by tag, or by repository with or without its owner.
+    """Returns published weights of an image-text model.
 
     Args:
-      pixels: side of the images; of several repositories, one of this size is returned, else the
-        one with the smallest images.
+      model: name of the model, such as `SigLIP-B/16`.
+      pretrained: the weights' tag, or their repository with or without its owner.
+      pixels: side of the images, if there are several sizes. If no weights have this size, those
+        with the smallest images are returned.
 
     Raises:
-      UserError: there are none.
+      UserError: the model has no such weights.
     """
     of_model = [towers for towers in all_towers() if towers.model == model]
     if not of_model:
@@ -66,12 +68,16 @@ def find_towers(model: str, pretrained: str, pixels: int | None = None) -> Tower
 
 
 def towers_of(source: str) -> str:
-    """Returns the repository of a published model with one tag, else the source itself.
+    """Converts the name of an image-text model to the repository of its published weights.
 
-    Of several sizes of images it is the smallest.
+    If there are several image sizes, the repository with the smallest one is returned. Any other
+    source, such as a path, is returned unchanged.
+
+    Returns:
+      `hf://owner/name`, or `source`.
 
     Raises:
-      UserError: the model has weights of several tags.
+      UserError: the model has weights with several tags.
     """
     of_model = [towers for towers in all_towers() if towers.model == source]
     if not of_model:

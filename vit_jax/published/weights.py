@@ -1,8 +1,9 @@
-"""The published weights that load by name, one line each in `weights.tsv`, with their accuracies.
+"""The published weights that can be loaded by a model's name and a tag, with their accuracies.
 
-`tests/interop/write_weights.py` writes the file from timm's registry, and `data_sets.py` describes
-its data sets. `write_accuracies.py` writes timm's evaluation results to `accuracies.json`; the
-other results in that file are from the authors' pages, which it cites.
+They are listed in `weights.tsv`, which `tests/interop/write_weights.py` writes from timm's
+registry; `data_sets.py` describes the data sets. Accuracies are in `accuracies.json`.
+`write_accuracies.py` writes timm's evaluation results to this file. The other results in it are
+from the authors' pages, which the file cites.
 """
 
 import functools
@@ -21,14 +22,15 @@ ACCURACIES = Path(__file__).parent / "accuracies.json"
 
 
 class Accuracy(NamedTuple):
-    """One published result of some weights.
+    """One published accuracy of published weights.
 
     Attributes:
-      what: `ImageNet top-1` of a classifier, or `ImageNet k-NN` or `linear` of a frozen model.
+      what: the evaluation: `ImageNet top-1` for a classifier, `ImageNet k-NN` or `linear` for a
+        frozen model.
       percent: accuracy in percent.
-      pixels: side of the images; None: the source does not contain it.
-      crop: side of the crop relative to the resized image; None: the source does not contain it.
-      source: author and place of the publication.
+      pixels: side of the images; None: unknown.
+      crop: side of the crop relative to the resized image; None: unknown.
+      source: who published it and where.
     """
 
     what: str
@@ -46,20 +48,21 @@ class Weights(NamedTuple):
     """Published weights of a model.
 
     Attributes:
-      model: our name of the model.
-      tag: name of the weights, in timm's words: the training method and data.
-      repository: repository on the Hugging Face Hub; its last part is unique.
+      model: our name of the model, such as `ViT-B/16`.
+      tag: timm's tag, which names training method and data, such as `augreg_in21k_ft_in1k`.
+      repository: repository on the Hugging Face Hub, `owner/name`; no two have the same `name`.
       pixels: side of the images.
       classes: number of classes; 0: no head.
-      data: training data sets in order, names of `DATA_SETS`, according to the tag. A teacher's
-        data are excluded, and so are the data of initial weights that the tag does not mention.
+      data: the data sets of training in their order, as keys of `DATA_SETS`. They are derived from
+        the tag. The data of a teacher are not included, and those of initial weights only if the
+        tag contains them.
       crop: side of the square crop relative to the resized image.
-      kind: `short_side` or `square`: which sides are resized before the central crop.
+      kind: sides that are resized before the central crop: `short_side`, or both (`square`).
       interpolation: as in `data.interpolation`.
       mean, std: normalization of pixels in [0, 1]; one number, or one per channel.
-      licence: licence in the words of the registry.
-      gelu: the model's argument in training, if the repository's own files imply another one; else
-        `-`.
+      licence: licence as in timm's registry.
+      gelu: the GELU with which the model was trained, if the files of the repository declare
+        another one by mistake; otherwise `-`.
     """
 
     model: str
@@ -89,7 +92,7 @@ class Weights(NamedTuple):
 
     @property
     def crop_words(self) -> str:
-        """Description of the crop that the model is evaluated on."""
+        """Description of the crop in evaluation, for tables."""
         if self.kind == "square":
             part = "all of" if self.crop == 1 else f"the centre, {self.crop:g} of each side of"
             return f"sees {part} the image squeezed, {self.interpolation}"
@@ -102,12 +105,12 @@ class Weights(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, str]:
-        """Arguments of the model that the repository's own files lack."""
+        """Model arguments to set when loading, because the repository's files have other values."""
         return {} if self.gelu == "-" else dict(gelu=self.gelu)
 
     @property
     def accuracies(self) -> tuple[Accuracy, ...]:
-        """The published results of these weights; empty: none is known."""
+        """The published accuracies of these weights; empty if none is known."""
         return _accuracies().get(self.repository, ())
 
 
@@ -115,7 +118,7 @@ HEADER = Weights._fields
 
 
 def _numbers(value: Statistic) -> str:
-    """Formats one number, or the numbers of the channels, with four digits."""
+    """Formats a mean or std with four digits: one number, or one for each channel."""
     return " ".join(f"{x:.4g}" for x in (value if isinstance(value, tuple) else (value,)))
 
 
@@ -127,7 +130,7 @@ def all_weights() -> tuple[Weights, ...]:
 
 
 def _read(row: dict[str, str]) -> Weights:
-    """Returns the weights of a line."""
+    """Parses a line of `weights.tsv`."""
     found: dict[str, Any] = dict(row, pixels=int(row["pixels"]), classes=int(row["classes"]))
     found |= dict(data=tuple(row["data"].split(", ")), crop=float(row["crop"]))
     for name in ("mean", "std"):
@@ -147,12 +150,17 @@ def _accuracies() -> dict[str, tuple[Accuracy, ...]]:
 
 
 def find_weights(model: str, pretrained: str) -> Weights:
-    """Returns the weights of a model by tag or repository, with or without its owner.
+    """Returns published weights of a model.
 
-    Of timm's two forms of DINOv3's weights it returns the one with biases of queries and values.
+    timm has DINOv3's weights twice, with and without biases of queries and values. This function
+    returns the weights with biases.
+
+    Args:
+      model: name of the model, such as `DINOv2-S/14`.
+      pretrained: the weights' tag, or their repository with or without its owner.
 
     Raises:
-      UserError: there are none, or several.
+      UserError: the model has no such weights, or several weights have this tag.
     """
     of_model = [weights for weights in all_weights() if weights.model == model]
     if not of_model:
@@ -172,23 +180,25 @@ def find_weights(model: str, pretrained: str) -> Weights:
 
 
 def _are_forms_of_dinov3(weights: list[Weights]) -> bool:
-    """Returns True for a pair of the same weights without biases, and with them (`..._qkvb`)."""
+    """Returns True if the list is the same weights twice: without biases, and with (`_qkvb`)."""
     if len(weights) != 2:
         return False
     return weights[1].repository == weights[0].repository.replace(".", "_qkvb.")
 
 
 def _names(weights: Weights) -> tuple[str, str, str]:
-    """Returns the names by which weights can be requested."""
+    """Returns the names by which users can request weights: tag, repository, and its last part."""
     return weights.tag, weights.repository, weights.repository.split("/")[-1]
 
 
 def checkpoint_of(source: str) -> str:
-    """Returns the repository of a model with exactly one set of weights, else the source itself.
+    """Converts the name of a model to the repository of its published weights, `hf://owner/name`.
+
+    Any other source, such as a path, is returned unchanged.
 
     Raises:
-      UserError: the model has several sets of weights, or its repository lacks some of its
-        arguments.
+      UserError: several weights are published for the model, or the repository's files lack an
+        argument of the model.
     """
     found = [weights for weights in all_weights() if weights.model == source]
     if len(found) > 1:

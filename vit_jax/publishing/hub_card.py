@@ -23,8 +23,8 @@ class Published(NamedTuple):
       task: the Hub's identifier of the task.
       properties: properties of the model, by name.
       licence: the Hub's identifier of the licence.
-      base: the Hub's base model (the initialization or an identical model), `owner/name`; None:
-        unknown.
+      base: value of the Hub's field `base_model`, `owner/name`: the model from which the run was
+        initialized, or the published model that is uploaded again; None: unknown.
       facts: facts about the training run; None: the model is not from one of our runs.
       differs: lines about preprocessing that the folder cannot store.
       tried: usage examples that were run successfully.
@@ -94,7 +94,7 @@ def _data(about: Published) -> str:
 
 
 def properties_of(checkpoint: Checkpoint) -> tuple[str, dict[str, str]]:
-    """Returns the Hub's task of a classifier or feature extractor, and its properties."""
+    """Returns the task of an image model in the Hub's terms, and its properties for the card."""
     values, names = checkpoint.arguments, checkpoint.class_names
     task = "image-classification" if values["num_classes"] else "image-feature-extraction"
     classes = f"{values['num_classes']:,}" if values["num_classes"] else "none: it gives features"
@@ -111,7 +111,7 @@ def properties_of(checkpoint: Checkpoint) -> tuple[str, dict[str, str]]:
 
 
 def properties_of_towers(checkpoint: Checkpoint, part: TextPart) -> tuple[str, dict[str, str]]:
-    """Returns the Hub's task of an image-text model, and its properties.
+    """Returns the task of an image-text model in the Hub's terms, and its properties for the card.
 
     Args:
       checkpoint: the image tower.
@@ -137,7 +137,7 @@ def _size(checkpoint: Checkpoint) -> str:
 
 
 def _usage(about: Published) -> list[str]:
-    """Returns lines with the usage examples of each library, and the measured differences."""
+    """Returns lines with the usage example of each library and its difference from the model."""
     parts = []
     for usage, _ in about.tried:
         kind, code = (

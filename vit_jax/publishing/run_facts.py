@@ -27,7 +27,8 @@ class RunFacts(NamedTuple):
       data: a sentence about the training data.
       recipe: formatted config values that differ from the defaults, by name.
       made_with: a sentence about versions and devices.
-      base: the Hub's model from which the run was initialized, `owner/name`; None: none.
+      base: model on the Hub from which the run was initialized, `owner/name`; None: the run did
+        not start from such a model.
     """
 
     figures: dict[str, str]
@@ -96,7 +97,10 @@ def _protocol(
 
 
 def _figures(file: Path, step: int) -> dict[str, str]:
-    """Returns the results at a step in a run's evaluation log; the last entry counts."""
+    """Returns the results of a step from a run's evaluation log, formatted for the card.
+
+    If the log has several rows for the step, later values replace earlier ones.
+    """
     found: dict[str, float] = {}
     for row in read_rows(file):
         if row["step"] == step:
@@ -127,7 +131,7 @@ def _recipe(config: Any) -> dict[str, str]:
 
 
 def _base(checkpoint: str | None) -> str | None:
-    """Returns the Hub repository from which a run was initialized, or None."""
+    """Returns the Hub repository in `config.finetune.checkpoint`; None if there is none."""
     return repository(checkpoint_of(checkpoint)) if checkpoint else None
 
 

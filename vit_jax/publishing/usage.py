@@ -1,7 +1,8 @@
-"""Usage examples that load a published model in each library; they are tested before publication.
+"""Code examples of a model card, which load the model in each library; they are tested first.
 
-Each example runs unchanged in a separate process without network access. Its Hub cache contains the
-folder under its future name. The output for an image is compared with the model's.
+Before the model is uploaded, each example runs unchanged in a separate process without network
+access. The Hub cache of this process contains the folder under the name that it will have on the
+Hub. The example's output for an image is compared with the model's output.
 """
 
 import importlib.metadata
@@ -42,9 +43,9 @@ class Usage(NamedTuple):
       title: name of the library.
       packages: required packages.
       code: Python code, or `$ ` followed by a command.
-      numbers: a Python expression that is evaluated after the code; it returns the output, which is
-        probabilities or features of the image.
-      ranked: the output contains only the highest probabilities, in descending order.
+      numbers: a Python expression for the output, which is evaluated after the code. The output is
+        the probabilities or the features of the image.
+      ranked: True if the output contains only the highest probabilities, in descending order.
     """
 
     title: str
@@ -67,7 +68,7 @@ class Tried(NamedTuple):
 
 
 def _version(package: str) -> str:
-    """Returns the version of a package; for vit_jax also if it runs from a checkout."""
+    """Returns the version of a package; vit_jax need not be installed if it is a checkout."""
     return vit_jax.__version__ if package == "vit_jax" else importlib.metadata.version(package)
 
 
@@ -141,7 +142,7 @@ _EMBED = (
 def usages(
     name: str, form: str, classes: int, named: bool, probabilities: str
 ) -> list[list[Usage]]:
-    """Returns candidates for the usage example of each library, the best one first.
+    """Returns for each library a list of possible usage examples; the best example comes first.
 
     Args:
       name: `owner/name`.
@@ -194,7 +195,7 @@ def usages(
 
 
 def usages_of_towers(name: str, length: int, probabilities: str) -> list[list[Usage]]:
-    """Returns the usage examples of an image-text model, as in `usages`.
+    """Returns for each library a list with a usage example of an image-text model.
 
     Args:
       name: `owner/name`.
@@ -211,7 +212,7 @@ def usages_of_towers(name: str, length: int, probabilities: str) -> list[list[Us
 
 
 def _ranked(code: str) -> Usage:
-    """Returns a vit_jax example that predicts classes."""
+    """Returns an example for vit_jax from code that predicts classes."""
     return Usage("vit_jax", ("vit_jax",), code, "prediction.probabilities", ranked=True)
 
 
@@ -226,11 +227,11 @@ def try_usages(
     """Returns the first example of each library that runs and computes the expected output.
 
     Args:
-      wanted: candidates for each library.
+      wanted: possible examples of each library, from `usages`.
       picture: the image, uint8 `[height, width, 3]`.
       expected: expected output for the image.
       folder: the future content of `name` on the Hub.
-      log: called with a message for each library without such an example.
+      log: called with a message for each library that has no such example.
     """
     found = []
     with tempfile.TemporaryDirectory() as place:
@@ -250,9 +251,9 @@ def try_usages(
 
 
 def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a random image that needs no resize, and the model's output for it.
+    """Returns a random image, and the model's output for it: probabilities, or else features.
 
-    The output is probabilities, or features if the model has no head.
+    The image has a size at which it is cropped without a resize.
     """
     model = build_model(checkpoint, log=lambda line: None, dtype="float32")
     picture, images = _picture(checkpoint, model.image_size)
@@ -263,7 +264,9 @@ def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected_of_towers(checkpoint: Checkpoint, part: TextPart) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a random image that needs no resize, and the probability of each example text.
+    """Returns a random image, and the probabilities of the example texts for this image.
+
+    The image has a size at which it is cropped without a resize.
 
     Args:
       checkpoint: the image tower.
@@ -284,7 +287,7 @@ def expected_of_towers(checkpoint: Checkpoint, part: TextPart) -> tuple[np.ndarr
 
 
 def _picture(checkpoint: Checkpoint, image_size: tuple[int, int]) -> tuple[np.ndarray, jax.Array]:
-    """Returns a random image that is cropped without a resize, and its crop as a batch."""
+    """Returns a random image that needs no resize before the crop, and its crop as a batch."""
     crop = checkpoint_crop(checkpoint, image_size)
     # An image of this size is cropped without a resize. Adding 1e-6 prevents `int` from truncating
     # 255.9999999 to 255.
@@ -295,7 +298,7 @@ def _picture(checkpoint: Checkpoint, image_size: tuple[int, int]) -> tuple[np.nd
 
 
 def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
-    """Creates a Hub cache with a link to a folder as the repository `name`."""
+    """Creates a Hub cache that contains the repository `name`, as a link to `folder`."""
     repository = cache / f"models--{name.replace('/', '--')}"
     (repository / "snapshots").mkdir(parents=True)
     (repository / "snapshots" / _COMMIT).symlink_to(folder.absolute(), target_is_directory=True)
@@ -304,7 +307,7 @@ def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
 
 
 def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
-    """Runs an example; returns it with its difference, or the reason for its rejection."""
+    """Runs an example; returns the result, or the reason why the example is rejected."""
     if missing := [name for name in usage.packages if importlib.util.find_spec(name) is None]:
         return f"not tried, since {', '.join(missing)} cannot be imported here"
     (place / _RESULT).unlink(missing_ok=True)

@@ -11,25 +11,27 @@ import numpy as np
 from vit_jax.serving.engine import Engine
 from vit_jax.serving.metrics import Metrics
 
-# Seconds for which a request waits for places, because rejecting it is as expensive as serving it.
+# Seconds for which a request waits if the server is full. Waiting is better than an immediate
+# rejection, which costs as much as an answer.
 PATIENCE = 1.0
 
 
 class Busy(Exception):
-    """Exception for requests while the server is full."""
+    """Exception for a request that cannot be accepted, because the server is full."""
 
 
 class Batcher:
     """Dynamic batcher: while the device computes, images are collected for the next batch.
 
-    An image has a place from the arrival of its bytes until the response.
+    The number of images in the server is limited. An image counts from the arrival of its bytes
+    until its response is sent.
 
     Args:
-      most: maximum number of images with a place.
-      most_pixels: maximum total number of pixels of these images.
+      most: maximum number of images in the server.
+      most_pixels: maximum total number of pixels of the images in the server.
 
     Attributes:
-      waiting: number of images with a place.
+      waiting: number of images that are now in the server.
     """
 
     def __init__(self, engine: Engine, most: int, most_pixels: int, metrics: Metrics):
@@ -49,10 +51,17 @@ class Batcher:
 
     @contextlib.asynccontextmanager
     async def places(self, images: int, pixels: int) -> AsyncIterator[None]:
-        """Reserves places for `images` images while the context is open, in the order of arrival.
+        """Counts the images of a request while the context is open.
+
+        If there would be too many images in the server, the request waits first. Requests wait in
+        the order of their arrival.
+
+        Args:
+          images: number of images in the request.
+          pixels: total number of their pixels.
 
         Raises:
-          Busy: no place became free within `PATIENCE` seconds.
+          Busy: after `PATIENCE` seconds there are still too many images in the server.
         """
         try:
             async with asyncio.timeout(PATIENCE), self._first:
@@ -71,7 +80,7 @@ class Batcher:
             self._freed.set()
 
     async def compute(self, image: Any, classes: np.ndarray | None = None) -> Any:
-        """Returns the engine's result for an image.
+        """Adds an image to the queue, waits until its batch is computed, and returns its result.
 
         Args:
           image: output of the engine's `decode`.
@@ -82,7 +91,7 @@ class Batcher:
         return await answer
 
     async def on_device(self, function: Callable, *arguments: Any) -> Any:
-        """Calls a function in the computing thread, between two batches."""
+        """Calls a function in the thread that computes batches, between two batches."""
         return await asyncio.get_running_loop().run_in_executor(self._device, function, *arguments)
 
     async def run(self) -> None:
@@ -104,7 +113,8 @@ class Batcher:
         self._metrics.batch.observe(len(images))
         try:
             found = await self.on_device(self._engine.compute, images, classes)
-        # For a bug or lack of memory: the next batch may succeed.
+        # The cause may be a bug or a lack of memory. The server continues, because the next batch
+        # may succeed.
         except Exception as error:
             for answer in answers:
                 if not answer.cancelled():

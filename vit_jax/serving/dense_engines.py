@@ -28,9 +28,9 @@ SIDE = 1024  # Longest side of a returned image, in pixels.
 
 
 class WindowsEngine(Engine):
-    """Programs for maps of images at their original size.
+    """Base class for models that predict a map (classes or depths) at an image's original size.
 
-    Windows of several images are batched.
+    An image is divided into windows. A batch may contain windows of several images.
 
     Args:
       model: the segmenter or depth model.
@@ -50,7 +50,7 @@ class WindowsEngine(Engine):
     def compute(
         self, images: Sequence[tuple[Windows, np.ndarray]], classes: Sequence[Any] = ()
     ) -> list[np.ndarray]:
-        """Returns the outputs for each image's windows, `[windows, rows, columns, values]`."""
+        """Returns for each image the model's outputs, `[windows, rows, columns, values]`."""
         outputs = self._values([cut for windows, image in images for cut in windows.cut(image)])
         ends = np.cumsum([windows.count for windows, _ in images])
         return np.split(outputs, ends[:-1])
@@ -68,15 +68,15 @@ class WindowsEngine(Engine):
         return answer
 
     def _map(self, windows: Windows, result: np.ndarray) -> np.ndarray:
-        """Merges the outputs of an image's windows to a map `[height, width]`."""
+        """Merges the outputs of an image's windows to a map `[height, width]` of the image."""
         raise NotImplementedError
 
     def _described(self, whole: np.ndarray) -> dict[str, Any]:
-        """Returns the JSON response for a map, without images."""
+        """Returns the JSON response for a map, without the pictures `seen` and `overlay`."""
         raise NotImplementedError
 
     def _picture(self, resized: np.ndarray, whole: np.ndarray) -> np.ndarray:
-        """Returns a map as colours, at the size of the resized image."""
+        """Draws a map in colours at the size of the resized image, for the picture `overlay`."""
         raise NotImplementedError
 
 
@@ -187,12 +187,15 @@ class DetectorEngine(Engine):
 
 
 def _on_picture(masks: np.ndarray, placement: Placement, size: tuple[int, ...]) -> np.ndarray:
-    """Transforms masks of the original image to the enlarged image of its crop.
+    """Transforms masks from the original image to the enlarged picture of the model's input.
 
     Args:
-      masks: bool `[objects, height, width]`.
-      placement: the placement of the crop.
-      size: height and width of the enlarged image.
+      masks: masks in the original image, bool `[objects, height, width]`.
+      placement: position and size of the original image in the model's input.
+      size: height and width of the enlarged picture.
+
+    Returns:
+      bool `[objects, size[0], size[1]]`.
     """
     height, width = placement.shown
     out = np.zeros((len(masks), *size[:2]), bool)

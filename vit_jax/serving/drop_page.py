@@ -19,10 +19,12 @@ def drop_page(
 
     Args:
       about: text below the title.
-      layer: layer that is shown over the image: `heat`, `overlay`, or empty.
-      folder: folder of the nearest images; empty: no nearest images are shown.
-      names: text with the server's class names, if requests can have others; None: they cannot.
-      colours: colours of classes in the overlay, by name; None: there is no overlay.
+      layer: the picture that is shown over the photograph: `heat` (attention), `overlay` (classes
+        or objects), or empty for none.
+      folder: folder in which similar images are searched; empty: none are shown.
+      names: placeholder in the field for class names, such as the server's names; None: the page
+        has no such field.
+      colours: colour of each class in the overlay, by class name; None: there is no overlay.
     """
     asked = ["seen=1", *[f"{layer}=1"] * bool(layer), *[f"neighbours={NEAREST}"] * bool(folder)]
     query = "&".join(asked)

@@ -27,19 +27,19 @@ from vit_jax.parallel.mesh import make_mesh, place, to_devices, whole_batch
 from vit_jax.parallel.sharding import parameter_shardings
 from vit_jax.serving.names import MOST_NAMES, Names
 
-DEFAULT_TOP = 5  # Classes per image without a threshold.
+DEFAULT_TOP = 5  # Number of returned classes per image, if no threshold is set.
 
 
 class Asked(NamedTuple):
     """The content of a request.
 
     Attributes:
-      images: encoded images.
-      heat: return attention rollout.
-      seen: return the part of the image that the model receives.
-      overlay: return the image with its classes or objects drawn on it.
-      neighbours: number of nearest images to return.
-      names: names of the classes; empty: the server's.
+      images: encoded images, such as the bytes of JPEG files.
+      heat: True if the response must contain attention rollout.
+      seen: True if it must contain the crop of the image that the model receives.
+      overlay: True if it must contain the image with its classes or objects drawn on it.
+      neighbours: number of similar images in the response.
+      names: class names to predict; empty: the server's classes.
     """
 
     images: list[bytes]
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
 
     @property
     def looks(self) -> bool:
-        """True if the request requires more than the classes."""
+        """True if the request requires features or attention, in addition to classes."""
         return self.heat or self.neighbours > 0
 
 
@@ -63,19 +63,20 @@ class Look(NamedTuple):
 
 
 class Engine:
-    """Programs of a model for batches of a few fixed sizes, compiled only at construction.
+    """A model that is compiled for a few fixed batch sizes, such as 1, 2, 4, 8 and 16.
 
-    Subclasses define how images are decoded and computed, and the JSON response.
+    Everything is compiled at construction, so that no request waits for a compilation. Subclasses
+    define how images are decoded and computed, and the JSON response.
 
     Args:
       model: the model.
       batch_size: maximum number of images in a batch.
-      compute: `(model, images) -> outputs` for a batch.
+      compute: the compiled function, `(model, images) -> outputs` for a batch.
 
     Attributes:
-      sizes: batch sizes of the programs; smaller batches are padded.
-      parameters: request parameters that the engine supports.
-      names: class names of requests; None: only the model's own classes are supported.
+      sizes: the compiled batch sizes; a batch is padded to the next larger one.
+      parameters: request parameters that the engine supports, such as `overlay`.
+      names: handles class names in requests; None: requests can only use the model's own classes.
     """
 
     parameters: tuple[str, ...] = ()
@@ -96,7 +97,7 @@ class Engine:
         return program.lower(self._params, self._batch([], size)).compile()
 
     def _batch(self, images: Sequence[np.ndarray], size: int) -> dict[str, jax.Array]:
-        """Returns images on the devices, padded with black images to the batch size."""
+        """Returns a batch of `size` images on the devices; missing images are black."""
         pixels = np.zeros((size, *self._model.image_size, 3), np.uint8)
         for row, image in zip(pixels, images, strict=False):
             row[:] = image
@@ -104,7 +105,7 @@ class Engine:
         return to_devices({"image": pixels, "labels": labels, "valid": mask}, self._mesh)
 
     def _values(self, images: Sequence[np.ndarray]) -> Any:
-        """Returns the compiled function's outputs for any number of images, `[images, ...]`."""
+        """Computes any number of images in batches; returns the outputs, `[images, ...]`."""
         parts, most = [], self.sizes[-1]
         for start in range(0, len(images), most):
             part = images[start : start + most]
@@ -114,21 +115,25 @@ class Engine:
         return jax.tree.map(lambda *x: np.concatenate(x)[: len(images)], *parts)
 
     def decode(self, image: bytes) -> Any:
-        """Decodes an image to an input of `compute`; raises `Unreadable`."""
+        """Decodes the bytes of an image to an input of `compute`.
+
+        Raises:
+          Unreadable: the image is damaged.
+        """
         raise NotImplementedError
 
     def compute(self, images: Sequence[Any], classes: Sequence[np.ndarray | None]) -> list[Any]:
-        """Returns the result for each image.
+        """Computes a batch; returns the result for each image.
 
         Args:
-          images: outputs of `decode`, up to the largest of `sizes`.
+          images: outputs of `decode`; their number is at most the largest of `sizes`.
           classes: for each image, embeddings of the class names in its request; None: the server's
             classes.
         """
         raise NotImplementedError
 
     def answer(self, image: Any, result: Any, asked: Asked) -> dict[str, Any]:
-        """Returns the response for an image, as a value for JSON.
+        """Returns the JSON response for an image, as a Python mapping.
 
         Args:
           image: output of `decode`.
@@ -145,7 +150,8 @@ class ClassifierEngine(Engine):
       batch_size: maximum number of images in a batch.
       top: maximum number of returned classes per image.
       threshold: minimum probability of the returned classes.
-      names: class names of requests; None: the head of the classifier defines the classes.
+      names: handles class names in requests to an image-text model; None: the classes are those of
+        the model's head.
 
     Attributes:
       no_heat: reason why attention rollout is undefined; None if it is defined.
@@ -177,7 +183,10 @@ class ClassifierEngine(Engine):
     def compute(
         self, images: Sequence[np.ndarray], classes: Sequence[np.ndarray | None]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns the probabilities and classes of each image, the most probable first."""
+        """Returns for each image the probabilities of its classes, and the indices of the classes.
+
+        Both are in descending order of probability.
+        """
         values = self._values(images)
         if self.names is None:
             each = [*zip(*values, strict=True)]
@@ -203,7 +212,12 @@ class ClassifierEngine(Engine):
     def _of_names(
         self, image: np.ndarray, classes: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns probabilities and classes of an image embedding, by embeddings of class names."""
+        """Returns probabilities and class indices of one image, as in `compute`.
+
+        Args:
+          image: embedding of the image.
+          classes: embeddings of the class names; None: the server's classes.
+        """
         assert self.names is not None
         chances = self.names.probabilities(image, classes)
         labels = np.argsort(-chances, kind="stable")[: self._top]
@@ -221,7 +235,7 @@ class ClassifierEngine(Engine):
         return Look(features[0], of_patches(model, last)[0])
 
     def features(self, images: ImageFiles, threads: int, log: Callable[[str], None]) -> Features:
-        """Returns the features of all readable images.
+        """Returns the features of all readable images in a folder.
 
         Raises:
           UserError: no image is readable.
@@ -236,12 +250,12 @@ class ClassifierEngine(Engine):
             log=log,
         )
         found = extractor(params, images)
-        assert found is not None  # Extraction is not interrupted here.
+        assert found is not None  # None only if the extraction is interrupted, as in training.
         return found
 
 
 def _features_and_attention(model, images):
-    """Returns the features, and each layer's attention, averaged over heads."""
+    """Returns the features of a batch, and each layer's attention, averaged over heads."""
     _, found = model(images, capture=("attention",))
     return representation(model, images), [
         layer.mean(axis=1, keepdims=True) for layer in found["attention"]
@@ -249,7 +263,7 @@ def _features_and_attention(model, images):
 
 
 def _features(model, images):
-    """Returns the features, and an empty list for the attention."""
+    """Returns the features of a batch, and `[]`, because the model has no attention to return."""
     return representation(model, images), []
 
 
@@ -267,13 +281,15 @@ def make_engine(
     threshold: float | None,
     templates: Sequence[str],
 ) -> ClassifierEngine:
-    """Returns the engine of a classifier; with a text tower, requests can contain class names.
+    """Returns the engine of a classifier.
+
+    If the classifier has a text tower, requests can contain class names.
 
     Args:
       batch_size: maximum number of images in a batch.
-      top: maximum number of returned classes per image; None: all if there is a threshold, else
-        `DEFAULT_TOP`.
-      threshold: minimum probability of the returned classes; None: any.
+      top: maximum number of returned classes per image. None: `DEFAULT_TOP` without a threshold,
+        and no limit with one.
+      threshold: minimum probability of the returned classes; None: no minimum.
       templates: prompt templates for class names in requests, with `{}` for the name.
     """
     names, count = None, len(classifier.class_names)
@@ -281,7 +297,7 @@ def make_engine(
         model = classifier.model
         assert isinstance(model, ZeroShotClassifier)
         names = Names(classifier.image_text, templates, np.asarray(model.classes[...]))
-        count = max(count, MOST_NAMES)  # Requests can contain more names than the server.
+        count = max(count, MOST_NAMES)  # A request may contain more names than the server has.
     return ClassifierEngine(
         classifier, batch_size, top_of(top, threshold, count, DEFAULT_TOP), threshold, names
     )

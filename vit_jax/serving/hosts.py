@@ -11,9 +11,10 @@ from collections.abc import Collection
 
 
 def is_ours(host: str, names: Collection[str] = ()) -> bool:
-    """Returns True if a Host header cannot be that of a foreign domain.
+    """Returns True if a Host header is allowed, because it cannot contain a foreign domain.
 
-    Allowed are IP addresses, localhost, this machine's name and `names`; `*` in `names` allows all.
+    IP addresses, localhost, this machine's name and `names` are allowed. If `names` contains `*`,
+    all are allowed.
     """
     name = re.sub(r":\d*$", "", host).strip("[]").lower().removesuffix(".")
     if "*" in names or name == "localhost" or name.endswith(".localhost"):

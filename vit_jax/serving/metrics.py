@@ -18,7 +18,7 @@ class Metrics:
     """The metrics of one server.
 
     Args:
-      sizes: batch sizes.
+      sizes: batch sizes of the compiled programs; they are the bins of the batch size histogram.
     """
 
     def __init__(self, sizes: Sequence[int]):

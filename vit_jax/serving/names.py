@@ -21,10 +21,9 @@ SIZES = (1, 8, MOST_TEXTS)  # Batch sizes of the text tower; smaller batches are
 
 
 class Names:
-    """The classes of requests: the server's classes, or names in the request.
+    """Class names of requests: each request uses the server's classes or contains its own names.
 
-    `embeddings` computes names that are not cached in the calling thread. All programs are compiled
-    at construction.
+    All programs of the text tower are compiled at construction.
 
     Args:
       model: the image-text model.
@@ -41,7 +40,7 @@ class Names:
             self._encode(["a"] * size)
 
     def checked(self, names: object) -> tuple[str, ...]:
-        """Validates the names of a request; returns them without surrounding spaces.
+        """Checks the names of a request, and returns them without spaces at both ends.
 
         Raises:
           UserError: the names are not a list of texts, too many, too long, or invalid.
@@ -62,9 +61,10 @@ class Names:
         return checked_names(names, model.tokenizer, model.probabilities, self._templates)
 
     def embeddings(self, names: Sequence[str]) -> np.ndarray:
-        """Returns the embeddings of valid names, float32 `[names, dim]`; they are cached.
+        """Returns the embeddings of valid names, float32 `[names, dim]`.
 
-        Not thread-safe.
+        Cached embeddings are reused. Other names are computed in the calling thread and then
+        cached. Not thread-safe.
         """
         found = {name: self._cached[name] for name in names if name in self._cached}
         if new := [name for name in names if name not in found]:

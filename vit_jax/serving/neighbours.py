@@ -1,4 +1,4 @@
-"""Nearest images to a photograph in a folder, by a model's features."""
+"""Finds the images of a folder that are most similar to a photograph, by a model's features."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from vit_jax.serving.engine import ClassifierEngine
 
 
 class Neighbours:
-    """The readable images of a folder, with their features, computed at construction.
+    """The readable images of a folder and their features, which are computed at construction.
 
     Args:
       log: callback for messages about progress.
@@ -39,7 +39,10 @@ class Neighbours:
         return len(self._indices)
 
     def nearest(self, features: np.ndarray, count: int) -> list[dict[str, Any]]:
-        """Returns the nearest images by cosine similarity: path, similarity and image of each."""
+        """Returns the `count` images whose features are most similar to `features`.
+
+        Each is a mapping with `path`, `similarity` (cosine) and `picture` (a data URL).
+        """
         similarities = self._features @ unit(features[None])[0]
         nearest = np.argsort(-similarities, kind="stable")[:count].tolist()
         return [
@@ -54,7 +57,7 @@ class Neighbours:
         ]
 
     def _picture(self, index: int) -> str | None:
-        """Returns the data URL of an image after the evaluation transform; None if unreadable."""
+        """Returns an image after the evaluation transform, as a data URL; None if unreadable."""
         try:
             return image_address(self._crop(self._files[index].image))
         except (OSError, Unreadable):

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from vit_jax.errors import UserError
 from vit_jax.serving.hosts import is_ours
 
-MOST_CONNECTIONS = 64  # Further connections are closed.
+MOST_CONNECTIONS = 64  # If this number of connections is open, new ones are closed.
 # Timeouts for receiving a request and for sending its response.
 HEAD_SECONDS, ANSWER_SECONDS = 10, 60
 MOST_HEAD = 2**14  # Maximum size of request line and headers, in bytes.
@@ -23,11 +23,15 @@ LEFT = (
 
 
 async def page_server(make: Callable[[], str], listening: socket.socket) -> asyncio.Server:
-    """Starts the server; connections need no threads, and are closed after the response.
+    """Starts a server that responds to each request with a newly rendered page.
+
+    It runs in the event loop, without a thread for each connection. A connection is closed after
+    the response.
 
     Args:
-      make: returns the HTML; calls are sequential. If it raises UserError, the response is the
-        error message.
+      make: returns the HTML of the page. It is never called twice at the same time. If it raises
+        UserError, the response is the error message.
+      listening: the socket on which the server listens.
     """
     maker = ThreadPoolExecutor(1, "page")
     connections = 0

@@ -36,8 +36,8 @@ MOST_SYNTAX = 10_000  # Maximum number of JSON characters outside of strings and
 WORDS = (
     bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + b"0123456789+/=\\"
 )
-# Headers of all responses. The page itself contains the rest of its Content-Security-Policy
-# (`html_page.policy`).
+# Headers of all responses. The other directives of the Content-Security-Policy are in the HTML of
+# the page (`html_page.policy`).
 HEADERS = (
     (b"content-security-policy", b"frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -50,7 +50,7 @@ class Limits(NamedTuple):
     Attributes:
       upload: size of the body, in bytes.
       pixels: total number of pixels in all images.
-      seconds: time from the request line until the response.
+      seconds: maximum time from the first line of the request until the response.
     """
 
     upload: int
@@ -71,9 +71,9 @@ class Service:
     Args:
       about: description of the server for /health.
       page: the HTML of /.
-      most: maximum number of waiting images.
+      most: maximum number of images that wait or are being computed.
       threads: number of threads that decode images.
-      hosts: additional host names of the server; see `is_ours`.
+      hosts: host names of the server, in addition to those that `is_ours` always allows.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Service:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def predict(self, request: Request) -> Response:
-        """Returns the classes of the images in a request, and other requested results."""
+        """Handles `POST /predict`: returns the predictions for the images in the request."""
         started, status, headers = time.perf_counter(), 200, {}
         try:
             answer = await self._answer(request)
@@ -207,7 +207,7 @@ class Service:
             )
 
     def _measured(self, request: Request, body: bytes) -> tuple[Asked, bool, list[int]]:
-        """Returns the result of `_asked`, and the number of pixels of each image."""
+        """Parses a request as `_asked` does; also returns the number of pixels of each image."""
         asked, single = self._asked(request, body)
         return asked, single, self._pixels(asked.images)
 
@@ -219,7 +219,8 @@ class Service:
         if kind != "application/json":
             return self._checked(_query(request), [body]), True
         try:
-            # Parsing millions of small values takes seconds.
+            # Without this limit, a request with millions of small values would take seconds to
+            # parse.
             if len(body.translate(None, WORDS)) > MOST_SYNTAX:
                 raise ValueError
             said = json.loads(body)
@@ -267,7 +268,7 @@ class Service:
     async def _of_image(
         self, image: bytes, size: int, number: int, asked: Asked, classes: np.ndarray | None
     ) -> dict[str, Any]:
-        """Returns the results for an image of a request.
+        """Computes one image of a request; returns the part of the JSON response for this image.
 
         Args:
           size: number of pixels of the image.
@@ -290,7 +291,7 @@ class Service:
 
     @property
     def _classifier_engine(self) -> ClassifierEngine:
-        """The engine as a classifier, which some parameters of requests need."""
+        """The engine, which must be a classifier; parameters such as `heat` need one."""
         assert isinstance(self._engine, ClassifierEngine)
         return self._engine
 
@@ -308,7 +309,7 @@ class Service:
         """Returns the number of pixels of each image, read from its header.
 
         Raises:
-          Refused: one of them is not an image, or they have too many pixels.
+          Refused: the bytes are not an image, or the images together have too many pixels.
         """
         most = self._limits.pixels
         allowed = f"{most / 1e6:g} million pixels are allowed (--max_megapixels)"
@@ -380,10 +381,10 @@ def _check_parameter(key: str, value: object, supported: Sequence[str]) -> None:
 
 
 def _query(request: Request) -> dict[str, Any]:
-    """Returns the parameters in a request's address.
+    """Returns the parameters in a request's URL.
 
     Raises:
-      Refused: one is there twice.
+      Refused: a parameter occurs twice.
     """
     query: dict[str, Any] = {}
     for key, value in request.query_params.multi_items():
@@ -402,7 +403,7 @@ def _number(text: str) -> int | str:
 
 
 async def _as_json(request: Request, error: Exception) -> Response:
-    """Returns the error response for an unknown path or method."""
+    """Converts an error, such as an unknown path or method, to a JSON response."""
     assert isinstance(error, HTTPException)
     ways = "POST /predict, GET /, /health and /metrics"
     return JSONResponse(
