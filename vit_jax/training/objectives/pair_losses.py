@@ -100,8 +100,8 @@ def _own_similarities(pairs: Pairs) -> jax.Array:
 def _all_as_negatives(mesh, images, texts, scale, keep, bias):
     """Returns the sum of softplus(logit) over all texts, the largest logit, and its count.
 
-    Each result is `[images]`. The sum is the loss of an image if all texts were negatives. The backward pass recomputes the
-    logits, because the matrix of all logits would not fit in memory.
+    Each result is `[images]`. The sum is the loss of an image if all texts were negatives. The
+    backward pass recomputes the logits, because the matrix of all logits would not fit in memory.
     """
 
     def on_device(images, texts, scale, keep, bias):
