@@ -6,6 +6,7 @@ Names of axes: batch tokens dim heads head_dim mlp_dim. Dropout is applied only 
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -131,6 +132,7 @@ class Attention(nnx.Module):
         read: int | None = None,
         attended: int | None = None,
         mask: jax.Array | None = None,
+        sizes: jax.Array | None = None,
     ) -> jax.Array:
         """Maps `[batch, ..., tokens, dim]` to the same shape, with a float32 softmax.
 
@@ -148,6 +150,8 @@ class Attention(nnx.Module):
           mask: bool `[batch, queries, tokens]`, for the last `queries` tokens: they attend only to
             tokens where it is True. All other tokens attend to all tokens. A mask cannot be
             combined with positions that are added to the scores. None: no mask.
+          sizes: `[batch, tokens, 1]`, the number of equal tokens for which each token stands
+            (ToMe's proportional attention). None: one each.
         """
         query, key, value = (named("heads", part) for part in self.project(x, read))
         if self.query_norm is not None:
@@ -165,6 +169,8 @@ class Attention(nnx.Module):
             bias = jnp.einsum("bqhd,qkd->bhqk", query, table) / math.sqrt(query.shape[-1])
         if layout is not None:
             bias = layout.spread(self.bias_table[...].astype(jnp.float32))[None, :, :read]
+        if sizes is not None:
+            bias = jnp.log(sizes)[:, None, None, :, 0]
         # Axes between the batch and the tokens are the lines of a grid, such as its rows. Attention
         # is computed within each line.
         lines = [part.reshape(-1, *part.shape[-3:]) for part in (query, key, value)]
@@ -185,6 +191,11 @@ class Attention(nnx.Module):
         if self.norm is not None:
             out = named("heads", self.norm(out.reshape(*out.shape[:-2], -1)).reshape(out.shape))
         return self.out(out)
+
+    def keys(self, x: jax.Array) -> jax.Array:
+        """Returns the keys of tokens, `[batch, tokens, heads, head_dim]`."""
+        key = self.project(x)[1]
+        return key if self.key_norm is None else self.key_norm(key)
 
     def project(
         self, x: jax.Array, read: int | None = None
@@ -300,6 +311,7 @@ class EncoderBlock(nnx.Module):
         rngs: nnx.Rngs | None = None,
         stochastic_depth=None,
         read: int | None = None,
+        between: Callable[[jax.Array], jax.Array] | None = None,
         **positions,
     ) -> jax.Array:
         """Maps `[batch, ..., tokens, dim]` to the same shape; see `Attention` for `positions`.
@@ -309,6 +321,7 @@ class EncoderBlock(nnx.Module):
             over blocks. It is ignored with `depth_by="subset"`, because the size of the subset must
             be static.
           read: number of leading tokens to return; None: all.
+          between: function of the tokens between attention and MLP, such as token merging.
         """
         skipped = self.stochastic_depth if stochastic_depth is None else stochastic_depth
 
@@ -328,6 +341,7 @@ class EncoderBlock(nnx.Module):
 
         attention = partial(self.attention, rngs=rngs, read=read, **positions)
         x = add(x, attention, self.norm1, self.scale1, read)
+        x = x if between is None else between(x)
         return add(x, partial(self.mlp, rngs=rngs), self.norm2, self.scale2)
 
 

@@ -42,6 +42,7 @@ from vit_jax.models.resnet import (
     classifier,
     resnet_stride,
 )
+from vit_jax.models.token_merging import encode_merged
 from vit_jax.models.transformer import (
     AttentionPooling,
     AxialBlock,
@@ -274,7 +275,11 @@ class ViT(TokenModel):
           whole: return all tokens. False: return only the tokens that the head reads.
         """
         read = self.prefix if self.options.pooling == "cls" and not whole else None
-        x = self.encode(self.assemble(self.patches(images), rngs), rngs, read)
+        x = self.assemble(self.patches(images), rngs)
+        if self.options.merge_tokens and rngs is None and not whole:
+            x = self._encode_merged(x, read)
+        else:
+            x = self.encode(x, rngs, read)
         return x if self.norm is None else self.norm(x)
 
     def resized(self, image_size: int | tuple[int, int]) -> "ViT":
@@ -434,6 +439,15 @@ class ViT(TokenModel):
             :, :tokens
         ]
         return x if after is None else (x, kept[:, :tokens])
+
+    def _encode_merged(self, x: jax.Array, read: int | None) -> jax.Array:
+        """Returns the last layer's tokens; each layer has merged `merge_tokens` patches.
+
+        Registers, which are the last tokens, are returned only if they are pooled.
+        """
+        count, blocks = self.options.merge_tokens, [*self.blocks.values()]
+        x, patches = encode_merged(blocks, x, self.patch_tokens, count, read)
+        return x if self.options.pool_all else x[:, : patches.stop]
 
     def encode_with(
         self,
@@ -642,6 +656,7 @@ def _check_together(options: ViTOptions, stride: int) -> None:
         words = f"the hybrid's stride {stride}"
     _check_size(height_and_width(options.image_size), stride, words)
     checks = (_of_pooling, _of_axial, _of_windows, _of_positions, _of_layers, _of_map_pooling)
+    checks += (_of_merging,)
     for contradictions in checks:
         for wrong, message in contradictions(options):
             if wrong:
@@ -744,6 +759,19 @@ def _of_positions(options: ViTOptions) -> Contradictions:
         (
             options.rope_rescale != 1 and rope not in ROPES,
             f"model.rope_rescale is for model.rope={', '.join(ROPES)}, not {rope!r}",
+        ),
+    )
+
+
+def _of_merging(options: ViTOptions) -> Contradictions:
+    """Checks the options for token merging for contradictions."""
+    in_layers = options.rope != "none" or options.position in ("relative", "bias")
+    in_layers = in_layers or options.position_at != "stem" or options.attention != "full"
+    return (
+        (
+            options.merge_tokens > 0 and in_layers,
+            "model.merge_tokens is for model.attention='full' with positions that are added once, "
+            "before the first layer: no rope, no relative positions; use model.merge_tokens=0",
         ),
     )
 

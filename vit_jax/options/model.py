@@ -352,6 +352,12 @@ class ViTOptions(ResNetOptions):
         "Runs the encoder with `lax.scan` over layers: compiles faster, uses more memory.",
         operational=True,
     )
+    merge_tokens: int = option(
+        0,
+        whole(0, 10000),
+        "Patches that each layer merges with similar ones in evaluation, for speed (ToMe; Bolya et "
+        "al., 2023); 0: none.",
+    )
 
 
 @options
