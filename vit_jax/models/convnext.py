@@ -270,8 +270,8 @@ class ConvNeXt(ImageModel):
         """Returns the features of each stage, the finest first.
 
         Args:
-          keep: indices of the kept patches, as in `features_of`. The returned features are those of
-            the kept patches only, stacked vertically. None: all patches.
+          keep: indices of the kept patches, as in `features_of`. Only the features of these patches
+            are returned, stacked vertically (see `KeptPatches`). None: all patches.
         """
         options = self.options
         _check_size(jnp.shape(images)[1:3], len(options.blocks))
@@ -314,7 +314,7 @@ def _stem(
 
 
 def _divisible(channels: int) -> int:
-    """Returns the nearest multiple of 8, at least 90 % of `channels` (as in timm)."""
+    """Rounds to a multiple of 8: the nearest one, or the next if it is below 90 % (as in timm)."""
     near = max(8, (channels + 4) // 8 * 8)
     return near + 8 if near < 0.9 * channels else near
 

@@ -74,8 +74,9 @@ class Adaptation:
       new_norms: path prefixes of norms. A norm that the checkpoint lacks starts as the identity.
       copied: maps a regular expression to the path of a parameter. If the checkpoint has this
         parameter, it is copied to all paths that match the expression.
-      computed: returns arrays that the given model computes but that are parameters of other models
-        of the family, by path. For example, fixed position embeddings can initialize learned ones.
+      computed: called with the checkpoint's model; returns arrays that this model computes, by
+        path. If the adapted model has a parameter with this path, the array initializes it. For
+        example, fixed position embeddings initialize learned position embeddings.
       implied: called with the checkpoint's arguments and the changed arguments; returns further
         arguments that must change as a consequence.
     """
@@ -171,7 +172,8 @@ def parse_axes(text: str) -> Axes:
 def match_axes(table: Iterable[tuple[str, str]], path: str, rank: int) -> Axes | None:
     """Returns the axes of a parameter from a table like `Family.axes`; None: no entry matches.
 
-    The first entry is used that matches the parameter's path and its number of axes, `rank`.
+    If several entries match the parameter's path and its number of axes, `rank`, the first of them
+    is used.
     """
     for end, text in table:
         axes = parse_axes(text)

@@ -76,7 +76,7 @@ class About:
         return other
 
     def lines(self, model: "ImageModel") -> dict[str, str]:
-        """Returns additional lines for the model's card: the first word and the text of each."""
+        """Returns additional lines of the model's card: a text by the first word of its line."""
         return {"from": "fresh parameters, not trained"}
 
     def predict(
@@ -543,8 +543,8 @@ class TokenModel(ImageModel):
 
         Args:
           count: number of layers.
-          first: index of the first new layer, counted from 0, in a model that would also contain
-            the new layers. Initialization and stochastic depth rate depend on this index.
+          first: index of the first new layer, from 0. As in the model, initialization and
+            stochastic depth rate of a layer depend on its index.
           scheme: initialization scheme; None: the model's own.
 
         Raises:

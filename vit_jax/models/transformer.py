@@ -79,9 +79,8 @@ class Attention(nnx.Module):
 
     The queries and keys of each head can be normalized (QK norm; Dehghani et al., 2023). The
     concatenated output of the heads can be normalized, too (sub-LN; Wang et al., 2022). There are
-    two kinds of relative positions: an embedding for each offset, which all heads share and which
-    is added to the keys (appendix D.4), or a bias for each offset and head, which is added to the
-    scores.
+    two kinds of relative positions. Either an embedding of each offset is added to the keys, the
+    same for all heads (appendix D.4). Or a bias for each offset and head is added to the scores.
     """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
@@ -145,8 +144,8 @@ class Attention(nnx.Module):
             learned frequencies.
           read: number of leading tokens that are queries; None: all.
           attended: number of leading tokens to attend to; None: all.
-          mask: bool `[batch, queries, tokens]`, for the last `queries` tokens: they attend only to
-            tokens where it is True. All other tokens attend to all tokens. A mask cannot be
+          mask: bool `[batch, queries, tokens]`. The last `queries` tokens attend only to tokens for
+            which the mask is True, and all other tokens attend to all tokens. A mask cannot be
             combined with positions that are added to the scores. None: no mask.
         """
         query, key, value = (named("heads", part) for part in self.project(x, read))

@@ -617,7 +617,7 @@ def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
 
     Args:
       options: the model's options.
-      offsets, biases: fields of `Stack` that are not options.
+      offsets, biases: numbers of rows of the position tables, as in `Stack`.
     """
     names = {field.name for field in dataclasses.fields(Stack)} & options_of(ViTOptions).keys()
     values = {name: getattr(options, name) for name in names} | dict(

@@ -208,7 +208,7 @@ class MaskBranch(nnx.Module):
 
 
 class PlacedAttention(nnx.Module):
-    """Multi-head attention; the caller adds position embeddings to queries and keys only."""
+    """Multi-head attention; the caller adds positions to queries and keys, but not to values."""
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
         heads = max(1, dim // HEAD_DIM), min(HEAD_DIM, dim)
