@@ -11,8 +11,8 @@ def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = 
     """Returns the width of one-hot or multi-hot labels; None if labels are lists of class indices.
 
     Labels are one-hot or multi-hot if all rows have the same length and contain only zeros and
-    ones. Lists of class indices do not look like this, because a list contains no class twice: all
-    images would have the same two classes, 0 and 1.
+    ones. Lists of class indices are not mistaken for such rows: a list contains no class twice, so
+    all images would have to have the same two classes, 0 and 1.
 
     Args:
       counts: length of each example's row, without unlabelled examples.

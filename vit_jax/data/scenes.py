@@ -26,7 +26,7 @@ SINES = [round(4096 * math.sin(2 * math.pi * step / 1024)) for step in range(102
 SINE_TABLE = np.array(SINES)
 
 # Maximum numbers of fragments, bars and smaller objects in a scene, from back to front. The main
-# object is the last item, or the last but one.
+# object is the last or the second-to-last item.
 FRAGMENTS, BARS, SMALLER = 4, 3, 4
 ITEMS = FRAGMENTS + BARS + SMALLER + 1
 FRAGMENT, BAR, OBJECT, MAIN = range(4)

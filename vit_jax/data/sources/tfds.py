@@ -216,7 +216,7 @@ def tfds_feature(builder, key: str):
     """Returns a feature of a TFDS data set.
 
     Raises:
-      UserError: the data set does not have this feature, or it has no feature `image`.
+      UserError: the data set has no feature with this name, or no feature `image`.
     """
     features = builder.info.features
     for needed in ("image", key):
