@@ -407,8 +407,8 @@ class DINO(Objective):
         Args:
           model: the student.
           targets: the teacher's distributions for large views, `[batch, views, prototypes]`.
-          of_pairs: mean cross-entropy over pairs of large views, `[batch]`; ignored with one large
-            view.
+          of_pairs: mean cross-entropy over pairs of large views, `[batch]`. If there is only one
+            large view, this argument is ignored.
           batch: batch of images.
           rngs: RNGs for dropout.
 
@@ -641,7 +641,9 @@ def _check_schedules(options: DINOOptions, steps: int) -> None:
 
 
 def _check_patches(options: DINOOptions, model: nnx.Module) -> None:
-    """Raises UserError if the model's patches cannot be masked, or if heads cannot read them.
+    """Raises UserError if patches cannot be masked, or if they need a head of their own.
+
+    One head for features and patches requires that both have the same width.
 
     Args:
       options: the section `dino` of the config.

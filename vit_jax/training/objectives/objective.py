@@ -249,11 +249,11 @@ class Objective(nnx.Module):
         return True
 
     def frozen_prefixes(self) -> Mapping[str, int]:
-        """Returns for how many initial updates parameters of the objective are frozen.
+        """Returns numbers of initial updates in which parameters are frozen, by path prefix.
 
-        For example, `{"head/prototypes": 100}` freezes all parameters whose path starts with
-        `head/prototypes` for 100 updates. Skipped updates are counted. While parameters are frozen,
-        the optimizer's moments are updated, but weight decay is not applied.
+        For example, `{"head/prototypes": 100}` freezes the objective's parameters whose path starts
+        with `head/prototypes` for 100 updates. Skipped updates are counted. While parameters are
+        frozen, the optimizer's moments are updated, but weight decay is not applied.
         """
         return {}
 
@@ -310,7 +310,7 @@ class Objective(nnx.Module):
 
     @staticmethod
     def summary(config: RunOptions) -> str:
-        """Returns a description of the objective that a run logs at its start; empty: none."""
+        """Returns a line about the objective to log at the start of a run; empty: no line."""
         return ""
 
     def warning(self, means: dict[str, float], update: int) -> str | None:

@@ -48,7 +48,7 @@ def sigmoid_losses(
 
     The loss is the binary cross-entropy, summed over all texts of the batch (Zhai et al., 2023,
     equation 1). Blocks of texts are passed around the devices. At a time, each device computes the
-    logits of its own images and one block of texts (section 3.3).
+    logits of its own images with one block of texts (section 3.3).
 
     Args:
       pairs: batch of image-text pairs.
@@ -84,7 +84,7 @@ def _most_similar(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _about(most: jax.Array) -> jax.Array:
-    """Returns a bound: larger logits equal the largest one, up to rounding errors."""
+    """Returns the bound above which a logit counts as equal to the largest logit, `most`."""
     return most - 1e-5 * jnp.abs(most)
 
 
