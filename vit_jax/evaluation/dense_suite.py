@@ -113,8 +113,8 @@ class Predicted:
           scores: score and index of each image.
 
         Returns:
-          The images with the lowest scores, and for each of them the index in this selection, the
-          score and the prediction.
+          The images with the lowest scores as a source, and a list with a tuple for each of these
+          images: its index in this source, its score and its prediction.
         """
         lowest = heapq.nsmallest(MOST_SHOWN, scores)
         chosen = Subset(self._source, [index for _, index in lowest])

@@ -28,8 +28,8 @@ def knn_accuracies(
     """Returns the test accuracy of weighted k-NN for each number of neighbours.
 
     The nearest training images by cosine similarity vote for their class with the weight
-    exp(similarity / temperature). A tie between images, or between classes, is decided for the
-    first one. A prediction is correct if it is one of the test image's labels.
+    exp(similarity / temperature). In a tie between images or between classes, the first one wins. A
+    prediction is correct if it is one of the test image's labels.
 
     Raises:
       UserError: there are fewer training images than neighbours, or a training image does not have

@@ -54,7 +54,7 @@ def read_real(path: str) -> list:
 
 
 def refuse(error: UserError, names: Sequence[str] | str) -> None:
-    """Raises `error`. It takes the place of a function that opens data."""
+    """Raises `error`. This function replaces a function that opens data; `names` is ignored."""
     raise error
 
 
