@@ -49,7 +49,7 @@ class Match(NamedTuple):
 
 
 def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Match:
-    """Matches the classes of a model and a data set, which have equally many classes.
+    """Matches the classes of a model and a data set with the same number of classes.
 
     Names are compared without case, `_` and `-`. If model and data set have the same names in
     different orders, the classes are matched by name. If one of them has no names, the classes are

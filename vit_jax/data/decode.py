@@ -168,7 +168,7 @@ def has_idle_alpha(opened: Image.Image) -> bool:
 
 
 def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
-    """Returns a transparent image in RGB, on a background with the grey level `shade`."""
+    """Draws a transparent image on a background with the grey level `shade`; returns RGB."""
     rgba, key = opened.convert("RGBA"), opened.info.get("transparency")
     # Pillow scales grey levels to 8 bits, but not the level that is transparent (the key).
     depth = encoded[24] if opened.format == "PNG" else 8
@@ -222,7 +222,7 @@ class Pixels:
         self._pixels = pixels
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Returns the pixels of `box`, uint8, halved while the result is at least `size`.
+        """Returns the pixels of `box`, uint8, repeatedly halved, but not below `size`.
 
         Args:
           box: the rectangle in pixels.
@@ -361,7 +361,7 @@ class Jpeg:
         return pixels[:, start : start + place.width]
 
     def _as_stored(self, box: Box) -> Box:
-        """Converts a rectangle of the upright image to the image as stored, before rotation."""
+        """Converts coordinates in the upright image to those in the stored, rotated image."""
         turn, (height, width) = self._turn, self._stored
         left, top, right, bottom = box
         if turn.swap:
@@ -373,9 +373,9 @@ class Jpeg:
         return Box(left, top, right, bottom)
 
     def _place(self, box: Box, shrink: int, by_area: int) -> tuple[int, int, int, int]:
-        """Converts a rectangle of the upright image to the stored image divided by a factor.
+        """Converts coordinates in the upright image to those in the stored image, scaled down.
 
-        The factor is `shrink // by_area`. The rectangle is rounded to cells of `shrink` pixels.
+        They are divided by `shrink // by_area`, after rounding to cells of `shrink` pixels.
         """
         stored = self._as_stored(box)
         if shrink == 1:

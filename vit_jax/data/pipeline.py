@@ -392,7 +392,7 @@ def _iterate(
     workers: int,
     threads: int,
 ) -> Iterator[Batch]:
-    """Returns an iterator over batches of `chunks` chunks each, which the caller must close."""
+    """Returns an iterator over batches of `chunks` chunks; the caller must close the iterator."""
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     if not workers:
         return iter(_joined(numbers.map(load).to_iter_dataset(options), chunks))

@@ -152,7 +152,7 @@ def drawings_of(cells: np.ndarray) -> np.ndarray:
 
 
 class _Box(NamedTuple):
-    """The rectangle of image pixels that an item may cover, and their mapping to its drawing.
+    """The image pixels that an item may cover, and the mapping of these pixels to its drawing.
 
     Attributes:
       place: offset of the drawing in `Parts.drawings`.
@@ -400,7 +400,7 @@ def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarr
 
 
 def _box(item: Item, parts: Parts, size: int) -> _Box:
-    """Returns the pixels of the image that an item may cover, and their mapping to its drawing."""
+    """Returns the image pixels that an item may cover, and their mapping to the item's drawing."""
     pixels = item.length * size // SIDE
     level = next((level for level in range(LEVELS - 1) if CELL >> (level + 1) < pixels), LEVELS - 1)
     side = CELL >> level

@@ -136,7 +136,7 @@ def read_real(path: str) -> list[Classes]:
 def open_imagenet(
     kind: str, path: str, split: str, real: Sequence[Classes] | None = None
 ) -> Source:
-    """Opens ImageNet's validation images with both kinds of labels.
+    """Opens ImageNet's validation images with their original labels and their ReaL labels.
 
     Column 0 of an image's labels is the original label. All other columns are the ReaL labels.
     Predictions of one pass over the images are thus sufficient for both metrics:

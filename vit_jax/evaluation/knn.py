@@ -74,7 +74,7 @@ def unit(values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _closer(mesh: Mesh):
-    """Compiles a function that merges a block of training images into each query's nearest ones."""
+    """Compiles an update of each query's nearest images by another block of training images."""
 
     def closer(queries, similarity, classes, rows, row_classes):
         similarities = jnp.matmul(queries, rows.T, precision="highest")

@@ -121,7 +121,7 @@ class Results:
 
 
 def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
-    """Loads the description of the checkpoint and the evaluation, and the rows.
+    """Loads a file of results: a description of checkpoint and evaluation, and the rows.
 
     Raises:
       UserError: the file cannot be read, or does not contain results.

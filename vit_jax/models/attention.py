@@ -215,7 +215,10 @@ _attend_on_tpu.defvjp(_forward, _backward)
 
 
 def _tokens_in_lanes(x):
-    """Stores tokens, not heads, along the TPU's 128 lanes: heads of width 64 would fill half."""
+    """Sets a memory layout in which the tokens are along the TPU's 128 lanes.
+
+    If the 64 features of a head were along the lanes, they would fill only half of them.
+    """
     layout = Layout(major_to_minor=(0, 1, 3, 2))
     return jax.lax.platform_dependent(
         x, tpu=lambda x: with_layout_constraint(x, layout), default=lambda x: x

@@ -314,7 +314,11 @@ def _stem(
 
 
 def _divisible(channels: int) -> int:
-    """Rounds to a multiple of 8: the nearest one, or the next if it is below 90 % (as in timm)."""
+    """Rounds a number of channels to a multiple of 8, as in timm.
+
+    The result is the nearest multiple, or the next multiple if the nearest one is less than 90 % of
+    `channels`.
+    """
     near = max(8, (channels + 4) // 8 * 8)
     return near + 8 if near < 0.9 * channels else near
 

@@ -76,7 +76,7 @@ class About:
         return other
 
     def lines(self, model: "ImageModel") -> dict[str, str]:
-        """Returns additional lines of the model's card: a text by the first word of its line."""
+        """Returns more lines of the model card, such as `{"from": "fresh parameters, ..."}`."""
         return {"from": "fresh parameters, not trained"}
 
     def predict(

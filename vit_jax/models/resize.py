@@ -93,12 +93,12 @@ def _bilinear(old: int, new: int) -> np.ndarray:
 
 
 def grid_of(model, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the grid of patches; it is `Resize.size` of rules for position tables."""
+    """Implements `Resize.size` for position tables: returns the grid of patches."""
     return model.grid
 
 
 def _resize_table(table: np.ndarray, change: Change) -> np.ndarray:
-    """Resizes position embeddings to the new grid; removes rows of tokens that `after` lacks."""
+    """Resizes a position table to the new grid; removes rows of tokens that the new model lacks."""
     before, after = change.before, change.after
     if missing := [token for token in after.prefix_tokens if token not in before.prefix_tokens]:
         token = missing[0].removesuffix("_token")

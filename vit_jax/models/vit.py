@@ -167,7 +167,7 @@ class ViT(TokenModel):
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
 
     def _attends_globally(self, layer: int) -> bool:
-        """Returns True for layers with global attention among layers with windows.
+        """Returns True if a layer has global attention; other layers have attention within windows.
 
         The layers with global attention are evenly spaced.
         """
@@ -509,7 +509,7 @@ class ViT(TokenModel):
     def _tokens_to_even(
         self, x: jax.Array, positions: dict[str, Any], rngs: nnx.Rngs | None
     ) -> int:
-        """Returns 1 if a token must be added to make their number even for cuDNN, else 0.
+        """Returns 1 if cuDNN is used and the number of tokens is odd, so a token must be added.
 
         Without this padding, each layer would have to copy its queries, keys and values to pad
         them.

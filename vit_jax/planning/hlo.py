@@ -180,7 +180,7 @@ class _Module:
         return math.ceil(limits[1] / next((step for step in steps if step is not None), 1))
 
     def collectives(self, instruction: _Instruction) -> Iterator[tuple[str, _Instruction]]:
-        """Yields (kind, instruction) for the collectives in an operation, which may be one itself."""
+        """Yields (kind, instruction) of each collective in an operation, or of the operation."""
         for kind in COLLECTIVES:
             if instruction.opcode in (kind, f"{kind}-start"):
                 yield kind, instruction

@@ -279,7 +279,7 @@ def make_program(
 
 
 def _backbone_schedule(config: RunOptions, steps: int) -> Callable[[jax.Array], jax.Array] | None:
-    """Returns the schedule of a backbone that is frozen at first; None: it is never frozen."""
+    """Returns the backbone's own schedule; None: `finetune.warmup_steps` is 0."""
     frozen, warmup = config.finetune.frozen_steps, config.finetune.warmup_steps
     return make_backbone_schedule(config.optimizer, steps, frozen, warmup) if warmup else None
 

@@ -97,7 +97,7 @@ class Coco(Source):
         return Boxes(corners[part], labels[part], None, crowd[part], (height, width), areas[part])
 
     def check_sizes(self) -> None:
-        """Raises UserError if a few sampled images differ in size from the COCO file."""
+        """Raises UserError if a sampled image's size differs from its size in the COCO file."""
         for index in spread(len(self), SAMPLES):
             try:
                 image = open_image(self[index].image)

@@ -225,7 +225,7 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _list(where: str) -> tuple[list[str], set[str]]:
-    """Returns relative paths of all files below a folder, and the names of its folders."""
+    """Returns relative paths of all files below a folder, and the names of its subfolders."""
     return _list_remote(where) if "://" in where else _list_local(where)
 
 

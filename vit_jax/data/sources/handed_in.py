@@ -423,9 +423,10 @@ def _of_kind(kinds: dict[str, str], kind: str) -> list[str]:
 
 
 def _undecoded(data: Any, image_key: str) -> Any:
-    """Makes a Hugging Face data set return encoded images, so only rectangles need be decoded.
+    """Makes a Hugging Face data set return encoded images instead of decoded images.
 
-    A data set with a format, such as "torch", is returned unchanged.
+    The pipeline then decodes only the rectangles that it needs. A data set with a format, such as
+    "torch", is returned unchanged.
     """
     has_format = (getattr(data, "format", None) or {}).get("type") is not None
     if has_format or not hasattr(data, "cast_column"):

@@ -126,7 +126,7 @@ def detection_head(
 
 
 class Predictor(nnx.Module):
-    """Predicts class logits and boxes; each box is an offset to a reference box."""
+    """Predicts class logits and boxes; a box is predicted as an offset to a reference box."""
 
     def __init__(self, dim: int, num_classes: int, *, rngs: nnx.Rngs):
         prior = nnx.initializers.constant(jnp.log(PRIOR / (1 - PRIOR)))

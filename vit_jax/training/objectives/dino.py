@@ -641,9 +641,9 @@ def _check_schedules(options: DINOOptions, steps: int) -> None:
 
 
 def _check_patches(options: DINOOptions, model: nnx.Module) -> None:
-    """Raises UserError if patches cannot be masked, or if they need a head of their own.
+    """Raises UserError if patches cannot be masked, or cannot share a head with the features.
 
-    One head for features and patches requires that both have the same width.
+    If features and patches share a head, both must have the same width.
 
     Args:
       options: the section `dino` of the config.

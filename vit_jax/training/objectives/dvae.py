@@ -160,7 +160,7 @@ class DVAE(Objective):
         )
 
     def decode_scores(self, scores: jax.Array, context: StepContext) -> jax.Array:
-        """Decodes codes, drawn from their logits, to the parameters of `logit_laplace`.
+        """Draws codes from their logits, and decodes them to the parameters of `logit_laplace`.
 
         The result is `[batch, height, width, 2 channels]`.
 

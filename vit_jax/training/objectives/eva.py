@@ -82,7 +82,7 @@ class EVA(BlockMasked):
         )
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns the loss of each image, the mean over its masked patches.
+        """Returns the loss of each image: the mean over its masked patches.
 
         Args:
           model: the ViT.

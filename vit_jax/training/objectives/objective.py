@@ -161,8 +161,9 @@ class Objective(nnx.Module):
     def make(cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Objective":
         """Creates the config's objective.
 
-        Objectives with a `teacher_spec` have another argument, `frozen=`, the abstract frozen
-        model. The calling code sets the attribute `frozen` afterwards.
+        If an objective has a `teacher_spec`, its `make` has an additional argument `frozen`: the
+        frozen model with shapes in place of arrays. The calling code sets the attribute `frozen`
+        afterwards.
 
         Args:
           config: config of the run.

@@ -98,10 +98,11 @@ def _own_similarities(pairs: Pairs) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _all_as_negatives(mesh, images, texts, scale, keep, bias):
-    """Returns the sum of softplus(logit) over all texts, the largest logit, and its count.
+    """Returns three values of each image's logits with all texts, each `[images]`.
 
-    Each result is `[images]`. The sum is the loss of an image if all texts were negatives. The
-    backward pass recomputes the logits, because the matrix of all logits would not fit in memory.
+    They are the sum of softplus(logit), the largest logit, and the number of texts with the largest
+    logit. The sum would be the loss of the image if all texts were negatives. The backward pass
+    recomputes the logits, because the matrix of all logits would not fit in memory.
     """
 
     def on_device(images, texts, scale, keep, bias):

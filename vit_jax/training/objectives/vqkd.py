@@ -290,7 +290,7 @@ class VQKD(Objective):
         return dead_codes(means, update, REMEDY)
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns the loss of each image, the mean over its patches.
+        """Returns the loss of each image: the mean over its patches.
 
         The metric `cosine` is the cosine similarity of predicted and true features. `code_distance`
         is the mean squared difference between vectors and their codes. The other metrics describe
