@@ -309,8 +309,8 @@ def draw(scene: Scene, parts: Parts, size: int, generator: np.random.Philox) -> 
 def objects(scene: Scene, parts: Parts, size: int) -> Objects:
     """Returns the objects of a scene, and the visible object at each pixel.
 
-    An object is visible at a pixel if it covers at least half of the pixel and no object in front
-    of it does.
+    An object covers a pixel if at least half of the pixel belongs to it. The visible object is the
+    frontmost object that covers the pixel.
     """
     seen = np.full((size, size), -1, np.int8)
     whole = [item for item in scene.items if item.label is not None]

@@ -236,9 +236,9 @@ class ViT(TokenModel):
             logits and a dictionary of a list for each name. The list `tokens` contains `[batch,
             tokens, dim]` before the first layer and after each layer. The list `attention` contains
             the attention weights of each layer, float32 `[batch, heads, tokens, tokens]`. For axial
-            attention the weights are `[batch * lines, heads, line, line]`, those of rows before
-            those of columns. In training with `depth_by="subset"` only the images that a layer
-            keeps have weights.
+            attention the weights are `[batch * lines, heads, line, line]`: first the weights within
+            rows, then the weights within columns. In training with `depth_by="subset"`, a layer's
+            weights contain only the images for which the layer is computed.
 
         Raises:
           UserError: the images have another shape or type, or a name cannot be captured.

@@ -402,7 +402,7 @@ class DINO(Objective):
         batch: Batch,
         rngs: nnx.Rngs | None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Adds the local crops' cross-entropy to that of the large views.
+        """Adds the cross-entropy of the local crops to the cross-entropy of the large views.
 
         Args:
           model: the student.

@@ -34,7 +34,7 @@ from vit_jax.training.objectives.objective import (
     check_self_supervised,
 )
 
-# Keys in the state: the average of the encoder's parameters, and that of the decoder's parameters.
+# Keys in the state: the averages of the encoder's parameters and of the decoder's parameters.
 AVERAGE, OWN_AVERAGE = (
     "average",
     "own_average",

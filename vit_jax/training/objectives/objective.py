@@ -236,8 +236,8 @@ class Objective(nnx.Module):
     def own_eval_params(config: RunOptions) -> str | None:
         """Returns the name of the state item with the objective's own parameters for evaluation.
 
-        For example, the item is a moving average of them. None: the trained parameters are
-        evaluated.
+        For example, the item is a moving average of these parameters. None: the trained parameters
+        are evaluated.
         """
         return None
 
@@ -324,7 +324,7 @@ class Objective(nnx.Module):
         return None
 
     def own_weights(self) -> dict:
-        """Returns the objective's own parameters, without those of its frozen model."""
+        """Returns the objective's own parameters, without its frozen model's parameters."""
         return {
             name: x
             for name, x in nnx.to_pure_dict(nnx.state(self, nnx.Param)).items()
