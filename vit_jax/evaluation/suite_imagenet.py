@@ -35,7 +35,7 @@ def parse_pixels(text: str) -> int:
 
 
 def crop_of(subject: Subject, options: Options) -> TestCrop:
-    """Returns the checkpoint's evaluation transform, in which `--test_resize` sets the resize."""
+    """Returns the checkpoint's evaluation transform; `--test_resize` changes the resize."""
     if options["test_resize"] is None:
         return subject.test_crop
     return dataclasses.replace(subject.test_crop, kind="short_side", resize=options["test_resize"])

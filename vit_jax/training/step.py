@@ -66,8 +66,8 @@ class Evaluated(NamedTuple):
 def init_metrics(names: Sequence[str]) -> Metrics:
     """Returns metrics of zeros, as at the start of a run and after each log line.
 
-    The metrics are sums over the steps since the last log line. Steps with a loss or gradient that
-    is not finite are skipped, and their number is counted.
+    The metrics are sums over the steps since the last log line. The sums exclude steps with a loss
+    or gradient that is not finite. The item `skipped` is a copy of this item of the train state.
 
     Args:
       names: names of the objective's own metrics.
