@@ -296,7 +296,7 @@ class ConvNeXt(ImageModel):
         return stages
 
     def block_rate(self, block: int) -> float:
-        """Returns the stochastic depth rate of a block, counted from 0 across all stages."""
+        """Returns the stochastic depth rate of a block; `block` is its index across all stages."""
         return rising(self.options.stochastic_depth, block, sum(self.options.blocks))
 
 

@@ -115,8 +115,8 @@ class Family:
       names: the model names of this family in `vit_jax.models.MODELS`.
       parse: returns the model arguments that a name such as "ViT-B/16" implies; None if the name
         belongs to another family.
-      spell: inverts `parse`: returns the name of the model with these arguments, which must be
-        complete. If the model has no name, returns a description of its size.
+      spell: inverts `parse`: called with all arguments of a model; returns the model's name. If the
+        model has no name, returns a description of its size.
       source: returns the publication of a named model.
       smallest: called with the arguments of a model; returns changes of these arguments (including
         `image_size`) that make the model small but still run all of its code. Used by `:smoke` and

@@ -412,7 +412,7 @@ class TokenModel(ImageModel):
 
     The forward pass has five steps: `patches`, `assemble`, `encode`, the layer norm `norm` (which
     may be None) and a head. A training objective may change the tokens between these steps.
-    `__call__` has the additional argument `whole`, which computes all tokens of the last layer.
+    `__call__` has the additional argument `whole`: True computes all tokens of the last layer.
 
     Attributes:
       prefix_tokens: names of the tokens before the patches, such as `cls`. The tokens' parameters

@@ -23,7 +23,7 @@ class Paired(NamedTuple):
 
     @property
     def counts(self) -> np.ndarray:
-        """Number of images of each text, int `[texts]`."""
+        """Number of correct images of each text, int `[texts]`."""
         return np.bincount(self.pairs[:, 1], minlength=len(self.texts))
 
     def ranks_of_texts(self) -> np.ndarray:

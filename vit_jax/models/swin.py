@@ -489,7 +489,7 @@ class Swin(ImageModel):
         return stages
 
     def block_rate(self, block: int) -> float:
-        """Returns the stochastic depth rate of a block, counted from 0 across all stages."""
+        """Returns the stochastic depth rate of a block; `block` is its index across all stages."""
         return rising(self.options.stochastic_depth, block, sum(self.options.blocks))
 
     def resized(self, image_size: int | tuple[int, int]) -> "Swin":
@@ -632,7 +632,7 @@ def _spell(values: dict) -> str:
 
 
 def _spell_size(size: dict) -> str:
-    """Returns the authors' letter for the size, such as T; for other sizes the numbers."""
+    """Returns the letter of an official size, such as T, or the numbers of another size."""
     for name, known in SIZES.items():
         if known == size:
             return name

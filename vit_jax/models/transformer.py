@@ -221,7 +221,7 @@ class Attention(nnx.Module):
 
 
 def _flat_product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Multiplies `[..., channels]` by `[channels, heads, head_dim]` to `[..., heads, head_dim]`."""
+    """Computes `x` times `kernel`, plus `bias`, as one matrix product: `[..., heads, head_dim]`."""
     product = x @ kernel.reshape(kernel.shape[0], -1)
     product = product if bias is None else product + bias.reshape(-1)
     return product.reshape(*product.shape[:-1], *kernel.shape[1:])
