@@ -90,7 +90,7 @@ def inequality(counts: np.ndarray | None) -> float:
 
 
 def note_of(source: Source) -> str | None:
-    """Returns a note for the user if classes differ in size by more than `NOTED`, else None."""
+    """Returns a note if the largest class has over `NOTED` times the images of the smallest."""
     counts = known_counts(source)
     if inequality(counts) <= NOTED:
         return None

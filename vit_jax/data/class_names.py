@@ -49,12 +49,12 @@ class Match(NamedTuple):
 
 
 def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Match:
-    """Matches the classes of a model with the same number of classes of a data set, by name.
+    """Matches the classes of a model and a data set with the same number of classes.
 
-    Names are compared without case, `_` and `-`. If both have the same names in different orders,
-    the classes are matched by name. If model or data set has no names, the classes are matched by
-    index. If some names differ, the classes are also matched by index, provided that each common
-    name has the same index in both. The other names then count as renamed classes.
+    Names are compared without case, `_` and `-`. If model and data set have the same names in
+    different orders, the classes are matched by name. If one of them has no names, the classes are
+    matched by index. If only some names are the same, and each of these has the same index in model
+    and data set, the classes are matched by index, too. The other names then count as renamed.
 
     Args:
       model: names of the model's classes, by index. If the names are unknown: their indices as
@@ -132,8 +132,8 @@ def numbers_by_name(
       used: indices of the data set's classes that have an example.
 
     Returns:
-      The class index in the training data by class index in the data set; None if both have the
-      same names, or if one of them has no names.
+      A dictionary from the class index in the data set to the class index in the training data.
+      None: both have the same names, or one of them has no names.
 
     Raises:
       UserError: a class in `used` is not among `class_names`, or a name occurs twice.

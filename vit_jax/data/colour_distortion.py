@@ -1,8 +1,9 @@
 """Colour distortions of views (DINO, iBOT, DINOv2, DeiT III): jitter, grey, blur, solarization.
 
 They run in Pillow, so the results are bit-exact with torchvision and DINO's code (2104.14294).
-DINOv2's code differs in two points: its blur has a kernel of 9 pixels, and where DINO blurs a view
-with probability p, DINOv2 does so with 1 - p: (0, 0.9, 0.5) for the three kinds of views.
+DINOv2's code differs in two points. Its blur has a kernel of 9 pixels. If DINO blurs a view with
+probability p, DINOv2 blurs this view with probability 1 - p. For the first and second global view
+and the local views, DINOv2's probabilities are 0, 0.9 and 0.5.
 """
 
 import dataclasses

@@ -6,9 +6,10 @@ decodes the whole image instead: other formats, unusual JPEGs (CMYK, damaged), t
 installations without the `_jpeg` extension.
 
 A rectangle is resized by one of `INTERPOLATIONS`. `bilinear` interpolates between the nearest four
-pixels, as in TensorFlow. An image that is twice as large as requested, or larger, is first halved
-until it is not. All other interpolations average over the area of each output pixel:
-`bilinear_antialias`, `bicubic` and `lanczos` with Pillow's filters, `area` as in OpenCV.
+pixels, as in TensorFlow. If the rectangle is at least twice as large as requested, it is halved
+first, until it is less than twice as large. All other interpolations average over the area of each
+output pixel: `bilinear_antialias`, `bicubic` and `lanczos` with Pillow's filters, `area` as in
+OpenCV.
 """
 
 import io
@@ -43,7 +44,7 @@ MAX_PIXELS = 178_956_970  # A larger image is rejected, not decoded.
 MAX_RESIZED = 1 << 24
 # A JPEG with more scans is rejected, because each scan costs a pass over the whole image.
 MAX_SCANS = 200
-# The header of a scan: its length and the number of its components.
+# Matches the header of a JPEG scan: the header's length and the number of colour components.
 SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
 # Pillow's interpolations, each with the radius of its filter in pixels of the result.
 PILLOW = {
@@ -94,7 +95,7 @@ class Box(NamedTuple):
         return self.right - self.left
 
     def scaled(self, factor: float) -> "Box":
-        """Returns the rectangle in an image scaled by `factor`."""
+        """Returns the coordinates of the rectangle after its image is scaled by `factor`."""
         return Box(*(edge * factor for edge in self))
 
     def within(self, outer: "Box") -> "Box":
@@ -167,7 +168,7 @@ def has_idle_alpha(opened: Image.Image) -> bool:
 
 
 def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
-    """Returns a transparent image in RGB, on a background with the grey level `shade`."""
+    """Draws a transparent image on a background with the grey level `shade`; returns RGB."""
     rgba, key = opened.convert("RGBA"), opened.info.get("transparency")
     # Pillow scales grey levels to 8 bits, but not the level that is transparent (the key).
     depth = encoded[24] if opened.format == "PNG" else 8
@@ -221,7 +222,7 @@ class Pixels:
         self._pixels = pixels
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Returns the rectangle `box`, uint8, halved as often as it stays at `size` or larger.
+        """Returns the pixels of `box`, uint8, repeatedly halved, but not below `size`.
 
         Args:
           box: the rectangle in pixels.
@@ -314,7 +315,7 @@ class Jpeg:
     def crop_resized(
         self, sides: tuple[int, int], corner: tuple[int, int], out: np.ndarray, interpolation: str
     ) -> None:
-        """Implements `Pixels.crop_resized`, from a JPEG of at least `DETAIL` times the size."""
+        """Implements `Pixels.crop_resized`; decodes the JPEG at `DETAIL` times the size or more."""
         box = before_resize(sides, corner, out.shape, self.height, self.width)
         if not self._crop_averaged(box, out, interpolation, beside=True):
             Pixels(decode(self._data)).crop_resized(sides, corner, out, interpolation)
@@ -360,7 +361,7 @@ class Jpeg:
         return pixels[:, start : start + place.width]
 
     def _as_stored(self, box: Box) -> Box:
-        """Converts a rectangle of the upright image to the image as stored, before rotation."""
+        """Converts coordinates in the upright image to those in the stored, rotated image."""
         turn, (height, width) = self._turn, self._stored
         left, top, right, bottom = box
         if turn.swap:
@@ -372,9 +373,9 @@ class Jpeg:
         return Box(left, top, right, bottom)
 
     def _place(self, box: Box, shrink: int, by_area: int) -> tuple[int, int, int, int]:
-        """Converts a rectangle of the upright image to the stored image divided by a factor.
+        """Converts coordinates in the upright image to those in the stored image, scaled down.
 
-        The factor is `shrink // by_area`. The rectangle is rounded to cells of `shrink` pixels.
+        They are divided by `shrink // by_area`, after rounding to cells of `shrink` pixels.
         """
         stored = self._as_stored(box)
         if shrink == 1:
@@ -425,7 +426,7 @@ TURNS = {
 
 
 def _shrink(box: Box, size: int | tuple[int, int]) -> int:
-    """Returns the largest power of two by which a rectangle can be divided, down to `size`."""
+    """Returns the largest power of two that divides the sides of `box` to at least `size`."""
     height, width = (size, size) if isinstance(size, int) else size
     times = int(min(box.height // height, box.width // width))
     return 1 << max(0, times.bit_length() - 1)

@@ -49,7 +49,7 @@ class KeptImages:
         return np.frombuffer(bytearray(pixels), np.uint8).reshape(self.shape)
 
     def write(self, number: int, image: np.ndarray) -> None:
-        """Stores image `number`, unless the file would exceed `MAX_BYTES` or the disk is full."""
+        """Stores image `number`, unless the file would exceed `MOST_BYTES` or the disk is full."""
         if self.file is None or number >= self.most:
             return
         pixels = image.tobytes()

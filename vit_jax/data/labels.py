@@ -11,8 +11,8 @@ def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = 
     """Returns the width of one-hot or multi-hot labels; None if labels are lists of class indices.
 
     Labels are one-hot or multi-hot if all rows have the same length and contain only zeros and
-    ones. Lists of class indices do not look like this, because a list contains no class twice: all
-    images would have the same two classes, 0 and 1.
+    ones. A list of class indices contains no class twice. Therefore lists of class indices look
+    like such rows only if all images have the same two classes, 0 and 1, which is unlikely.
 
     Args:
       counts: length of each example's row, without unlabelled examples.

@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 
-BLOCK = 2**16  # In each block of so many positions, the shares of a mixture are exact.
+BLOCK = 2**16  # In each block of 65,536 examples, the shares of a mixture are exact.
 ROUNDS = 6
 ONE, HALF, BITS = np.uint64(1), np.uint64(32), np.uint64(64)
 ODD = np.uint64(0xD6E8FEB86659FD93)
@@ -45,8 +45,8 @@ class Order:
         indices = np.empty_like(turns)
         waiting, left = np.arange(len(turns)), BLOCK
         for part, quota in enumerate(self._quotas()):
-            # A turn is the consecutive positions of one example. Of every `left` turns that earlier
-            # parts have not taken, this part takes `quota`, evenly spread.
+            # A turn is the `repeats` consecutive positions of one example. Of every `left` turns
+            # that remain after the earlier parts, this part takes `quota` turns, evenly spread.
             before, after = _scaled(turns, quota, left), _scaled(turns + 1, quota, left)
             mine = after > before
             start = sum(self.sizes[:part])

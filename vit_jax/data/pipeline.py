@@ -44,7 +44,7 @@ Batch = dict[str, np.ndarray]
 MAX_CHUNK = 64  # Maximum number of images in a chunk.
 MAX_REPLACEMENTS = 100  # Number of neighbours that are tried in place of an unreadable image.
 FIELD_STREAM = 2**32  # Number of the first field's random stream; the streams of views come before.
-# Worker processes start in seconds. In this time, fewer images than this are read without them.
+# Starting worker processes takes seconds. A data set with fewer images is read without them.
 FEW_IMAGES = 5000
 
 
@@ -215,7 +215,7 @@ def evaluation_batches(
 
 
 class SkipLog:
-    """Counts and logs the unreadable images of a source; more than a limit are an error."""
+    """Counts and logs the unreadable images of a source; raises an error above a limit."""
 
     def __init__(self, source: Source, limit: int, log):
         self._source, self._limit, self._log = source, limit, log
@@ -392,7 +392,7 @@ def _iterate(
     workers: int,
     threads: int,
 ) -> Iterator[Batch]:
-    """Returns an iterator over batches of `chunks` chunks each, which the caller must close."""
+    """Returns an iterator over batches of `chunks` chunks; the caller must close the iterator."""
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     if not workers:
         return iter(_joined(numbers.map(load).to_iter_dataset(options), chunks))

@@ -26,7 +26,7 @@ SINES = [round(4096 * math.sin(2 * math.pi * step / 1024)) for step in range(102
 SINE_TABLE = np.array(SINES)
 
 # Maximum numbers of fragments, bars and smaller objects in a scene, from back to front. The main
-# object is the last item, or the last but one.
+# object is the last or the second-to-last item.
 FRAGMENTS, BARS, SMALLER = 4, 3, 4
 ITEMS = FRAGMENTS + BARS + SMALLER + 1
 FRAGMENT, BAR, OBJECT, MAIN = range(4)
@@ -152,7 +152,7 @@ def drawings_of(cells: np.ndarray) -> np.ndarray:
 
 
 class _Box(NamedTuple):
-    """The rectangle of image pixels that an item may cover, and their mapping to its drawing.
+    """The image pixels that an item may cover, and the mapping of these pixels to its drawing.
 
     Attributes:
       place: offset of the drawing in `Parts.drawings`.
@@ -309,8 +309,8 @@ def draw(scene: Scene, parts: Parts, size: int, generator: np.random.Philox) -> 
 def objects(scene: Scene, parts: Parts, size: int) -> Objects:
     """Returns the objects of a scene, and the visible object at each pixel.
 
-    An object is visible at a pixel if it covers at least half of the pixel and no object in front
-    of it does.
+    An object covers a pixel if at least half of the pixel belongs to it. The visible object is the
+    frontmost object that covers the pixel.
     """
     seen = np.full((size, size), -1, np.int8)
     whole = [item for item in scene.items if item.label is not None]
@@ -400,7 +400,7 @@ def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarr
 
 
 def _box(item: Item, parts: Parts, size: int) -> _Box:
-    """Returns the pixels of the image that an item may cover, and their mapping to its drawing."""
+    """Returns the image pixels that an item may cover, and their mapping to the item's drawing."""
     pixels = item.length * size // SIDE
     level = next((level for level in range(LEVELS - 1) if CELL >> (level + 1) < pixels), LEVELS - 1)
     side = CELL >> level

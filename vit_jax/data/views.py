@@ -11,7 +11,7 @@ Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 class View(NamedTuple):
-    """A view of an image, of one or several crops, that a training objective requests.
+    """A view that a training objective requests: one or several crops of an image.
 
     Attributes:
       name: key of the view in a batch. The first view must be named `image`.
@@ -109,9 +109,10 @@ def view_specs(
 
 
 def flips_of(views: Sequence[View]) -> dict[str, str]:
-    """Returns the name of each view's random flip, such as `flip local`.
+    """Returns, for each view, a name that is folded into the random key of its flips.
 
-    Views that show the same rectangles have the same flip.
+    For example, the view `local` has the name `flip local`. Views that show the same rectangles of
+    an image have the same name. Therefore they are flipped together.
     """
     names = {}
     for view in views:

@@ -19,7 +19,7 @@ COCO_METRICS += ("ARs", "ARm", "ARl")
 
 
 def confusion(predicted: np.ndarray, mask: np.ndarray, classes: int) -> np.ndarray:
-    """Returns the confusion matrix of an image. The sum over images is that of a data set.
+    """Returns the confusion matrix of an image; a data set's matrix is the sum over its images.
 
     Args:
       predicted: predicted class of each pixel, int `[height, width]`.
@@ -41,7 +41,7 @@ def confusion(predicted: np.ndarray, mask: np.ndarray, classes: int) -> np.ndarr
 
 
 class SegmentationMetrics(NamedTuple):
-    """Metrics of semantic segmentation, from 0 to 1, as in mmsegmentation.
+    """Metrics of semantic segmentation in the range 0 to 1, as in mmsegmentation.
 
     Attributes:
       miou: mean IoU over the classes that occur in the masks or in the predictions.
@@ -152,7 +152,7 @@ def coco_metrics(
         the IoU is computed from boxes or masks.
 
     Returns:
-      Metrics by name, from 0 to 1; -1 if there are no objects of this kind:
+      A dictionary of these metrics, from 0 to 1. A metric is -1 without true objects of its size:
       - `AP`: average precision, averaged over IoU thresholds from 0.5 to 0.95.
       - `AP50`, `AP75`: average precision at the IoU threshold 0.5 or 0.75.
       - `APs`, `APm`, `APl`: `AP` of small, medium and large objects.
@@ -234,9 +234,9 @@ class Matches(NamedTuple):
 def image_matches(
     detections: Sequence[Detections], objects: Sequence[Boxes], classes: int, masks: bool = False
 ) -> list[Matches]:
-    """Matches true and predicted objects of each image with pycocotools.
+    """Matches true and predicted objects of each image with pycocotools, and counts the matches.
 
-    Crowds are not counted, and neither are predictions that match a crowd.
+    Crowds are not counted. Predictions that match a crowd are not counted either.
 
     Args:
       detections, objects, classes, masks: as in `coco_metrics`. All predictions are counted,
@@ -286,9 +286,9 @@ def compressed(found: Objects) -> Objects:
 def _annotations(each: Sequence[Boxes] | Sequence[Detections], masks: bool) -> list[dict[str, Any]]:
     """Returns objects as annotations of a COCO file.
 
-    The area of a true object is its annotated area, or else the area of its mask, or else the area
-    of its box. The area of a prediction is the area of its mask if masks are compared, else the
-    area of its box.
+    The area of a true object is the annotated area. Without an annotated area it is the area of the
+    object's mask, and without a mask the area of its box. The area of a prediction is the area of
+    its mask if masks are compared, else the area of its box.
     """
     from pycocotools import mask
 

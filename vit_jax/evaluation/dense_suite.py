@@ -26,8 +26,8 @@ TESTED = ("test", *DEV)
 def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
     """Completes a data set of the flag `--set` with its source kind, folder and split.
 
-    If the user names no split, it is the first of `TESTED` that the data set has, else the data
-    set's first split.
+    If the user names no split, the first split in `TESTED` that the data set has is used. If it has
+    none of them, the data set's first split is used.
 
     Args:
       described: the data set.
@@ -113,8 +113,8 @@ class Predicted:
           scores: score and index of each image.
 
         Returns:
-          The images with the lowest scores, and for each of them the index in this selection, the
-          score and the prediction.
+          The images with the lowest scores as a source, and a list with a tuple for each of these
+          images: its index in this source, its score and its prediction.
         """
         lowest = heapq.nsmallest(MOST_SHOWN, scores)
         chosen = Subset(self._source, [index for _, index in lowest])

@@ -150,14 +150,14 @@ def image_embedding(model: nnx.Module, images: jax.Array) -> jax.Array:
 
 
 def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
-    """Concatenates the class tokens of the last layers and the mean of the last patch tokens.
+    """Concatenates class tokens of the last layers and the mean of the last layer's patch tokens.
 
     If the model has a final norm, it is applied to the tokens of all these layers. Class tokens are
     in the order of the layers.
 
     Returns:
-      float32 `[batch, (layers + 1) * dim]`, where `layers` is `LAYERS`. If the model has fewer
-      layers than that, only the last layer is used.
+      float32 `[batch, (LAYERS + 1) * dim]`. If the model has fewer than `LAYERS` layers, only the
+      last layer is used: `[batch, 2 * dim]`.
     """
     with model.capturing(("tokens",)) as captured:
         model.encode(model.assemble(model.patches(images)))
@@ -220,7 +220,7 @@ def likeliest(
 def top_of(top: int | None, threshold: float | None, num_classes: int, default: int) -> int:
     """Returns the maximum number of classes to list for an image.
 
-    If `top` is None, it is `num_classes` with a threshold, and `default` without one.
+    If `top` is None, the result is `num_classes` with a threshold, and `default` without one.
 
     Args:
       top: the number that the user has set, or None.

@@ -136,7 +136,7 @@ def read_real(path: str) -> list[Classes]:
 def open_imagenet(
     kind: str, path: str, split: str, real: Sequence[Classes] | None = None
 ) -> Source:
-    """Opens ImageNet's validation images with both kinds of labels.
+    """Opens ImageNet's validation images with their original labels and their ReaL labels.
 
     Column 0 of an image's labels is the original label. All other columns are the ReaL labels.
     Predictions of one pass over the images are thus sufficient for both metrics:
@@ -145,8 +145,8 @@ def open_imagenet(
     Args:
       kind: `tfds`, or `folder` for a folder of each class, named by the synset.
       path, split: as in `vit_jax.data.sources.open_source`.
-      real: labels from `read_real`. The number in an image's file name is the index; None: no ReaL
-        labels.
+      real: labels from `read_real`. The number in an image's file name is its index in this list.
+        None: no ReaL labels.
 
     Raises:
       UserError: the data are missing or are not ImageNet's, or an image's file name has no number.
@@ -228,7 +228,7 @@ class Relabelled(Source):
 
 
 def read_objectnet_map(root: str) -> dict[str, Classes]:
-    """Reads the ImageNet classes of each ObjectNet folder, for classes in both data sets.
+    """Returns, for each ObjectNet folder whose class is in ImageNet, the ImageNet classes.
 
     Args:
       root: the folder `objectnet-1.0` with `images` and `mappings`.

@@ -41,10 +41,11 @@ class TrainingSuites:
     """Evaluation suites of a training run. Their data are opened before the model is created.
 
     Attributes:
-      fingerprints: fingerprint of each measurement's data, by a description of the data.
+      fingerprints: maps a description of each measurement's data to the fingerprint of the data.
 
     Args:
-      config: config of the run. Preprocessing options of None must have the checkpoint's values.
+      config: config of the run. If its preprocessing options were None, the caller has replaced
+        them by the checkpoint's values.
       mesh: mesh of devices.
       test_crop: the evaluation transform.
       peers: the run's processes. Their data are compared and must be equal.

@@ -28,8 +28,8 @@ def knn_accuracies(
     """Returns the test accuracy of weighted k-NN for each number of neighbours.
 
     The nearest training images by cosine similarity vote for their class with the weight
-    exp(similarity / temperature). A tie between images, or between classes, is decided for the
-    first one. A prediction is correct if it is one of the test image's labels.
+    exp(similarity / temperature). In a tie between images or between classes, the first one wins. A
+    prediction is correct if it is one of the test image's labels.
 
     Raises:
       UserError: there are fewer training images than neighbours, or a training image does not have
@@ -74,7 +74,7 @@ def unit(values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _closer(mesh: Mesh):
-    """Compiles a function that merges a block of training images into each query's nearest ones."""
+    """Compiles an update of each query's nearest images by another block of training images."""
 
     def closer(queries, similarity, classes, rows, row_classes):
         similarities = jnp.matmul(queries, rows.T, precision="highest")

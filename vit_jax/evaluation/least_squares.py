@@ -180,7 +180,8 @@ def _count_right(mesh: Mesh):
 def _class_sums(standard: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Returns `X^T Y`, `[features, classes]`.
 
-    All rows of X sum to zero, so it is twice the sum of the rows of each class.
+    Column k of the result is twice the sum of the rows of X in class k, because the sum of all rows
+    of X is zero.
     """
     order = np.argsort(labels, kind="stable")
     present, starts = np.unique(labels[order], return_index=True)

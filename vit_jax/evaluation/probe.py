@@ -41,7 +41,7 @@ def linear_probe(
     seed: int = 0,
     iterations: int = 300,
 ) -> Probe:
-    """Returns the test accuracy with the best penalty on a validation set.
+    """Fits a linear probe with the penalty that is best on a validation set, and tests it.
 
     The validation set is a random tenth of the training images. The features are standardized with
     the statistics of the training images. The loss is the mean cross-entropy plus `penalty / 2`

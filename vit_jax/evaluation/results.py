@@ -22,8 +22,8 @@ class Results:
       folder: folder of the results.
       checkpoint: name of the checkpoint.
       description: description of the model.
-      version: step and content of the checkpoint. If the folder has rows of another version, they
-        are removed.
+      version: step of the checkpoint, and hash of its content. If the folder has rows of another
+        version, they are removed.
 
     Attributes:
       outdated: message that lists the removed metrics.
@@ -85,7 +85,7 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Returns True if all rows `names` of a suite have a metric or a note about the data."""
+        """Returns True if each row in `names` of a suite has a metric or a note about the data."""
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row and (row.accuracy is not None or row.images) for row in rows)
 
@@ -121,7 +121,7 @@ class Results:
 
 
 def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
-    """Loads the description of the checkpoint and the evaluation, and the rows.
+    """Loads a file of results: a description of checkpoint and evaluation, and the rows.
 
     Raises:
       UserError: the file cannot be read, or does not contain results.

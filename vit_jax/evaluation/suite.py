@@ -383,8 +383,8 @@ class Suite:
       settings: function that returns the settings on which the metrics depend, without the data.
         Metrics with different settings are not stored in the same folder.
       published: names of tables in `vit_jax.published` with values for comparison.
-      means: function from the names of available rows to rows that are means. It returns, for the
-        name of each mean, the names of the rows to average.
+      means: called with the names of the available rows; returns a dictionary from the name of each
+        mean to the names of the rows to average.
       draw: function that plots rows with metrics, and published values, on Matplotlib's axes.
       spoken: start of the suite's log lines during training.
       short: function from a row's name to a shorter name. During training, the metric of the row is

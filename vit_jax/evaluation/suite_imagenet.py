@@ -35,7 +35,7 @@ def parse_pixels(text: str) -> int:
 
 
 def crop_of(subject: Subject, options: Options) -> TestCrop:
-    """Returns the checkpoint's evaluation transform, in which `--test_resize` sets the resize."""
+    """Returns the checkpoint's evaluation transform; `--test_resize` changes the resize."""
     if options["test_resize"] is None:
         return subject.test_crop
     return dataclasses.replace(subject.test_crop, kind="short_side", resize=options["test_resize"])
@@ -54,7 +54,7 @@ def read_real(path: str) -> list:
 
 
 def refuse(error: UserError, names: Sequence[str] | str) -> None:
-    """Raises `error`. It takes the place of a function that opens data."""
+    """Raises `error`. This function replaces a function that opens data; `names` is ignored."""
     raise error
 
 

@@ -88,7 +88,7 @@ def tested_sets(options: Options, default: Sequence[DataSet] = ()) -> list[DataS
 
 
 def class_names_of(source: Source, given: Sequence[str] | str, name: str) -> tuple[list[str], str]:
-    """Returns a name for each class of a data set, and a note that tells where the names are from.
+    """Returns a name for each class of a data set, and a note about the source of the names.
 
     Args:
       source: images of the data set.

@@ -122,7 +122,7 @@ def _viewer(
 
 
 def _about(model, sheets: MapSheets | None) -> str:
-    """Returns a paragraph for the page: what the colours of the maps mean, and skipped layers."""
+    """Returns text for the page: the meaning of bright places, and a note on skipped layers."""
     if sheets is None:
         return ""
     whose = (
@@ -158,7 +158,7 @@ def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -
 
 
 def _layer_maps(seen: dict) -> list[LayerMaps]:
-    """Returns for each layer the attention maps of its heads, and rollout; empty if undefined."""
+    """Returns the attention maps of each layer; an empty list if the model has none."""
     if "attention" in seen:
         pairs = zip(
             np.moveaxis(seen["attention"], 1, 0), np.moveaxis(seen["rollout"], 1, 0), strict=True
@@ -169,7 +169,7 @@ def _layer_maps(seen: dict) -> list[LayerMaps]:
 
 
 def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]:
-    """Returns features as colours by caption: of the last layer, or of each stage (last first)."""
+    """Returns features as colours, by caption: the last layer's, or each stage's (last first)."""
     if "token_colours" in arrays:
         return {"tokens as colours": arrays["token_colours"]}
     stages = range(len(seen.get("stages", ())), 0, -1)

@@ -32,9 +32,9 @@ def position_similarity(model: TokenModel) -> np.ndarray:
 def filters(model: ImageModel, count: int = 28) -> np.ndarray:
     """Returns principal components of the first layer's filters.
 
-    The components are in descending order of their singular values, without subtracting the mean
-    filter. The sign of a component is chosen so that its value of largest magnitude is positive.
-    Then it is scaled to 0 ... 1.
+    The mean filter is not subtracted. The components are in descending order of their singular
+    values. In each component, the value with the largest magnitude is made positive by the choice
+    of the sign. Then the component is scaled to 0 ... 1.
 
     Returns:
       float64 `[count, height, width, channels]`.

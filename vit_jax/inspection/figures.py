@@ -108,7 +108,7 @@ def mosaic(tiles: np.ndarray, gap: int = 1, fill: float = np.nan) -> np.ndarray:
 def similarity_tiles(similarity: np.ndarray) -> Figure:
     """Returns a figure with a tile for each patch (figure 7, centre).
 
-    A tile shows the similarity of its patch's position embedding to those of all patches.
+    A tile shows the similarity of its patch's position embedding to all position embeddings.
     """
     rows, columns = similarity.shape[:2]
     width, height = 5 * columns / max(rows, columns), 5 * rows / max(rows, columns)
@@ -132,7 +132,7 @@ def similarity_panels(similarities: Mapping[str, np.ndarray]) -> Figure:
 
 
 def draw_similarity(axes: Axes, similarity: np.ndarray) -> AxesImage:
-    """Draws `similarity_tiles` into `axes`; returns the image, to which a colour bar can refer."""
+    """Draws `similarity_tiles` into `axes`; returns the image, from which to make a colour bar."""
     rows, columns = similarity.shape[:2]
     gap = 1 + max(rows, columns) // 10
     image = axes.imshow(mosaic(similarity, gap), vmin=-1, vmax=1, interpolation="nearest")

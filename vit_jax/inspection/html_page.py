@@ -62,7 +62,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def is_page(path: Path) -> bool:
-    """Returns True if the file is a page written by vit_jax, so that it may be overwritten."""
+    """Returns True if vit_jax has written the file. Only such a page may be overwritten."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(1000)
 

@@ -73,7 +73,7 @@ def map_sheets(layers: Sequence[LayerMaps]) -> MapSheets:
     """Arranges the maps of each image as tiles, with a row for each layer.
 
     If all maps together have more than `MOST_PIXELS` pixels, only every second (or third, ...)
-    layer is used; the last layer always is.
+    layer is used. The last layer is always used.
     """
     every = 1
     while every < len(layers) and sum(map(_count_pixels, _thinned(layers, every))) > MOST_PIXELS:

@@ -66,7 +66,8 @@ def curve(
     Args:
       lines: points (step, value) of each curve, by the curve's name. A curve with an empty name, or
         without points, is not in the legend.
-      dotted: names of curves that are drawn with markers; a curve with one or two points always is.
+      dotted: names of curves to draw with markers. A curve with one or two points always has
+        markers.
     """
 
     def paint(axes):

@@ -13,7 +13,7 @@ PHOTOGRAPH = 640  # Longest side on the page, in pixels.
 
 
 class View(NamedTuple):
-    """A kind of map that users can choose; `index` is its index in `colours`, None: attention."""
+    """A kind of map that users can choose: attention if `index` is None, else `colours[index]`."""
 
     value: str
     caption: str

@@ -59,7 +59,7 @@ def attend(
       bias: `[batch or 1, heads or 1, queries, keys]`, added to the scores.
       dropout: dropout rate of the attention weights, applied only with `rngs`.
       attended: number of keys to attend to; later keys are padding and are masked. None: all keys.
-        With a number, bias and dropout are ignored.
+        If a number is given, bias and dropout are ignored.
     """
     if attended is not None:
         return _attend_to_first(query, key, value, attended)
@@ -215,7 +215,10 @@ _attend_on_tpu.defvjp(_forward, _backward)
 
 
 def _tokens_in_lanes(x):
-    """Stores the tokens along the TPU's 128 lanes, which 64-wide heads would half fill."""
+    """Sets a memory layout in which the tokens are along the TPU's 128 lanes.
+
+    If the 64 features of a head were along the lanes, they would fill only half of them.
+    """
     layout = Layout(major_to_minor=(0, 1, 3, 2))
     return jax.lax.platform_dependent(
         x, tpu=lambda x: with_layout_constraint(x, layout), default=lambda x: x

@@ -270,8 +270,8 @@ class ConvNeXt(ImageModel):
         """Returns the features of each stage, the finest first.
 
         Args:
-          keep: indices of the kept patches, as in `features_of`. The returned features are those of
-            the kept patches only, stacked vertically. None: all patches.
+          keep: indices of the kept patches, as in `features_of`. Only the features of these patches
+            are returned, stacked vertically (see `KeptPatches`). None: all patches.
         """
         options = self.options
         _check_size(jnp.shape(images)[1:3], len(options.blocks))
@@ -296,7 +296,7 @@ class ConvNeXt(ImageModel):
         return stages
 
     def block_rate(self, block: int) -> float:
-        """Returns the stochastic depth rate of a block, counted from 0 across all stages."""
+        """Returns the stochastic depth rate of a block; `block` is its index across all stages."""
         return rising(self.options.stochastic_depth, block, sum(self.options.blocks))
 
 
@@ -314,7 +314,11 @@ def _stem(
 
 
 def _divisible(channels: int) -> int:
-    """Returns the nearest multiple of 8, at least 90 % of `channels` (as in timm)."""
+    """Rounds a number of channels to a multiple of 8, as in timm.
+
+    The result is the nearest multiple, or the next multiple if the nearest one is less than 90 % of
+    `channels`.
+    """
     near = max(8, (channels + 4) // 8 * 8)
     return near + 8 if near < 0.9 * channels else near
 

@@ -102,10 +102,10 @@ def add_for_subset(
 
 
 def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
-    """Draws the images of each group that get the branch, int32 `[groups, kept]`, all distinct.
+    """Draws the images of each group for which the branch is computed, int32 `[groups, kept]`.
 
-    The indices count the images within their group (see `subset_sizes`). They are the same on any
-    mesh.
+    The result contains distinct indices of images within their group (see `subset_sizes`). The
+    indices are the same on any mesh.
     """
     groups, size, kept = subset_sizes(images, rate)
     numbers = part() * groups + jnp.arange(groups)

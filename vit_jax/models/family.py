@@ -74,8 +74,9 @@ class Adaptation:
       new_norms: path prefixes of norms. A norm that the checkpoint lacks starts as the identity.
       copied: maps a regular expression to the path of a parameter. If the checkpoint has this
         parameter, it is copied to all paths that match the expression.
-      computed: returns arrays that the given model computes but that are parameters of other models
-        of the family, by path. For example, fixed position embeddings can initialize learned ones.
+      computed: called with the checkpoint's model; returns arrays that this model computes, by
+        path. If the adapted model has a parameter with this path, the array initializes it. For
+        example, fixed position embeddings initialize learned position embeddings.
       implied: called with the checkpoint's arguments and the changed arguments; returns further
         arguments that must change as a consequence.
     """
@@ -114,8 +115,8 @@ class Family:
       names: the model names of this family in `vit_jax.models.MODELS`.
       parse: returns the model arguments that a name such as "ViT-B/16" implies; None if the name
         belongs to another family.
-      spell: inverts `parse`: returns the name of the model with these arguments, which must be
-        complete. If the model has no name, returns a description of its size.
+      spell: inverts `parse`: called with all arguments of a model; returns the model's name. If the
+        model has no name, returns a description of its size.
       source: returns the publication of a named model.
       smallest: called with the arguments of a model; returns changes of these arguments (including
         `image_size`) that make the model small but still run all of its code. Used by `:smoke` and
@@ -171,7 +172,8 @@ def parse_axes(text: str) -> Axes:
 def match_axes(table: Iterable[tuple[str, str]], path: str, rank: int) -> Axes | None:
     """Returns the axes of a parameter from a table like `Family.axes`; None: no entry matches.
 
-    The first entry is used that matches the parameter's path and its number of axes, `rank`.
+    If several entries match the parameter's path and its number of axes, `rank`, the first of them
+    is used.
     """
     for end, text in table:
         axes = parse_axes(text)

@@ -76,7 +76,7 @@ class About:
         return other
 
     def lines(self, model: "ImageModel") -> dict[str, str]:
-        """Returns additional lines for the model's card: the first word and the text of each."""
+        """Returns more lines of the model card, such as `{"from": "fresh parameters, ..."}`."""
         return {"from": "fresh parameters, not trained"}
 
     def predict(
@@ -412,7 +412,7 @@ class TokenModel(ImageModel):
 
     The forward pass has five steps: `patches`, `assemble`, `encode`, the layer norm `norm` (which
     may be None) and a head. A training objective may change the tokens between these steps.
-    `__call__` has the additional argument `whole`, which computes all tokens of the last layer.
+    `__call__` has the additional argument `whole`: True computes all tokens of the last layer.
 
     Attributes:
       prefix_tokens: names of the tokens before the patches, such as `cls`. The tokens' parameters
@@ -543,8 +543,8 @@ class TokenModel(ImageModel):
 
         Args:
           count: number of layers.
-          first: index of the first new layer, counted from 0, in a model that would also contain
-            the new layers. Initialization and stochastic depth rate depend on this index.
+          first: index of the first new layer, from 0. As in the model, initialization and
+            stochastic depth rate of a layer depend on its index.
           scheme: initialization scheme; None: the model's own.
 
         Raises:

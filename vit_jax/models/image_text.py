@@ -133,8 +133,8 @@ def class_embeddings(
 ) -> np.ndarray:
     """Returns the embedding of each class, float32 `[classes, dim]`.
 
-    Each template and a class name give a text. A class's embedding is the mean of the embeddings of
-    its texts, scaled to length 1.
+    A class has one text for each template: the template with the class name in place of `{}`. The
+    class's embedding is the mean of the embeddings of its texts, scaled to length 1.
 
     Args:
       encode: returns the embeddings of texts, of length 1, `[texts, dim]`.

@@ -184,11 +184,11 @@ class Scheme(NamedTuple):
 
 
 def _of_beit(std: float) -> "Scheme":
-    """Returns BEiT's initializers: truncated normals; `std` is divided only in `Scheme.out`."""
+    """Returns BEiT's initializers: truncated normals; the std in `Scheme.out` falls by layer."""
     drawn, zeros = cut_normal(std), jax.nn.initializers.zeros
 
     def own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-        """Divides the std of the last layer of attention and MLP by sqrt(2 (layer + 1))."""
+        """Returns `Scheme.out` with the std divided by sqrt(2 (layer + 1))."""
         return {"out": cut_normal(std / math.sqrt(2 * (layer + 1)))}
 
     return Scheme(drawn, lambda inputs: zeros, drawn, zeros, *[drawn] * 3, own, drawn, drawn)

@@ -12,9 +12,10 @@ from flax import nnx
 from vit_jax.models import initializers
 
 FIXED = ("sincos2d", "sincos2d_mae")
-# The kinds of interpolation of a table, `POSITION_RESIZES`, are linear with aligned corners (the
-# paper's code) and three that resize like PyTorch's images: bicubic (Transformers), bicubic with a
-# scale of (new side + 0.1) / old side (DINO, DINOv2), and bicubic with antialiasing (timm).
+# A position table is resized by one of the interpolations `POSITION_RESIZES`. One is linear with
+# aligned corners (the paper's code). The other three are those of images in PyTorch: bicubic
+# (Transformers), bicubic with a scale of (new side + 0.1) / old side (DINO, DINOv2), and bicubic
+# with antialiasing (timm).
 
 
 class PositionEmbedding(nnx.Module):
@@ -22,7 +23,7 @@ class PositionEmbedding(nnx.Module):
 
     Args:
       kind: `1d`: a learned vector for each patch. `2d`: a learned vector for each column is
-        concatenated to a learned vector for each row. Otherwise one of `FIXED`.
+        concatenated to a learned vector for each row. A name in `FIXED`: fixed sines and cosines.
       grid: rows and columns of patches.
       prefix: number of tokens before the patches. With `1d` and `2d` these tokens have learned
         vectors; in fixed embeddings their vectors are zeros.
@@ -178,9 +179,10 @@ class RelativeLayout(NamedTuple):
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
         """Returns the table for another grid, resized bicubically like Swin's bias tables.
 
-        Two different offsets can have the same difference of patch numbers. For example, on a grid
-        with C columns these are the offsets (0 rows, C - 1 columns) and (1 row, -1 column). The new
-        vector of a difference is the mean over all pairs of patches with this difference.
+        Two different offsets can have the same difference of patch numbers. On a grid with C
+        columns, for example, the offsets (0 rows, C - 1 columns) and (1 row, -1 column) both have
+        the difference C - 1. Therefore a row of the new table is the mean over all pairs of patches
+        with the row's difference.
         """
         old, new = math.prod(self.grid), math.prod(grid)
         among = table[difference(self.grid) + old - 1]  # [row offset, column offset, head_dim]
@@ -213,7 +215,7 @@ def spread_offsets(table: jax.Array) -> jax.Array:
     """
 
     def spread(x):
-        """Expands offsets `[2 side - 1, ...]` to queries and keys `[side, side, ...]`."""
+        """Expands values by offset, `[2 side - 1, ...]`, to all pairs `[query, key, ...]`."""
         side = (len(x) + 1) // 2
         # A row of 2 * side numbers is repeated. Reshaping the copies to rows of 2 * side - 1
         # numbers shifts row i by i places.
@@ -291,8 +293,8 @@ def spline(old: int, new: int) -> np.ndarray:
     from scipy.interpolate import InterpolatedUnivariateSpline
 
     places, offsets = spline_places(old, new), np.arange(new) - new // 2
-    # A spline is linear in its values. Therefore the splines through unit vectors give the weights.
-    # Beyond the ends of the table a spline is constant.
+    # A spline is a linear function of the values that it interpolates. Therefore splines through
+    # unit vectors give the weights. Beyond the ends of the table a spline is constant.
     units = np.eye(old)
     values = [
         InterpolatedUnivariateSpline(places, unit, k=min(3, old - 1), ext=3)(offsets)

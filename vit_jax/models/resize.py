@@ -68,9 +68,9 @@ def resize_bias_table(table: np.ndarray, rows: int, columns: int) -> np.ndarray:
 def resize_patches(kernel: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """Resizes the kernel of a patch embedding to another patch size (FlexiViT; Beyer et al., 2023).
 
-    With a larger kernel, a bilinearly enlarged patch has exactly the embedding that the original
-    patch has with the old kernel. For smaller patches the new kernel is the least-squares
-    approximation over white-noise patches.
+    If the new patch size is larger, the new kernel maps a bilinearly enlarged patch to exactly the
+    embedding that the old kernel computes from the original patch. If the new patch size is
+    smaller, the new kernel is the least-squares approximation over white-noise patches.
 
     Args:
       kernel: `[old rows, old columns, channels, dim]`.
@@ -93,12 +93,12 @@ def _bilinear(old: int, new: int) -> np.ndarray:
 
 
 def grid_of(model, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the grid of patches; it is `Resize.size` of rules for position tables."""
+    """Implements `Resize.size` for position tables: returns the grid of patches."""
     return model.grid
 
 
 def _resize_table(table: np.ndarray, change: Change) -> np.ndarray:
-    """Resizes position embeddings to the new grid, without tokens that the new model lacks."""
+    """Resizes a position table to the new grid; removes rows of tokens that the new model lacks."""
     before, after = change.before, change.after
     if missing := [token for token in after.prefix_tokens if token not in before.prefix_tokens]:
         token = missing[0].removesuffix("_token")

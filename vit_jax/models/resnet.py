@@ -108,9 +108,9 @@ class AxialAttention(nnx.Module):
     """Attention within columns, then within rows, in place of a 3x3 convolution (appendix D.6).
 
     As in Axial-DeepLab (Wang et al., 2020), there are 8 heads, queries and keys have half the width
-    of values, and queries, keys and values have learned relative positions. Axial-DeepLab's batch
-    norms are replaced: by group norms after the projection and at the end, and by the scale 1 /
-    sqrt(width) for the logits.
+    of values, and queries, keys and values have learned relative positions. Unlike Axial-DeepLab,
+    there are no batch norms. Group norms after the projection and at the end replace them, and the
+    logits are scaled by 1 / sqrt(width) instead.
 
     Args:
       span: height and width of the input.
@@ -185,7 +185,7 @@ class _AxisAttention(nnx.Module):
 
 
 class PreActivationUnit(nnx.Module):
-    """BiT's residual unit: three times norm, ReLU, convolution; no activation after the sum."""
+    """BiT's residual unit: norm, ReLU, convolution, three times; no activation after the sum."""
 
     def __init__(self, inputs: int, middle: int, stride: int, span, rules: Rules, dtype, rngs):
         def conv(*sizes, stride=1):
@@ -214,7 +214,7 @@ class PreActivationUnit(nnx.Module):
 
 
 class PostActivationUnit(nnx.Module):
-    """The hybrids' residual unit: three times convolution, norm, ReLU.
+    """The hybrids' residual unit: convolution, norm, ReLU, three times.
 
     The last ReLU comes after the sum. The scale of the last norm is initialized with zero.
     """
@@ -469,7 +469,7 @@ def group_norm(channels, rules, dtype, rngs, scale=1.0):
     """Returns a group norm with 32 groups, or fewer groups of two channels each.
 
     BiT uses 32 groups at every width. Here, fewer than 64 channels are split into groups of two
-    channels, the size of the groups in R50x1's first stage. Statistics are in float32.
+    channels. Groups in R50x1's first stage have this size, too. Statistics are in float32.
 
     Raises:
       UserError: the groups do not divide the channels.

@@ -23,7 +23,7 @@ class Paired(NamedTuple):
 
     @property
     def counts(self) -> np.ndarray:
-        """Number of images of each text, int `[texts]`."""
+        """Number of correct images of each text, int `[texts]`."""
         return np.bincount(self.pairs[:, 1], minlength=len(self.texts))
 
     def ranks_of_texts(self) -> np.ndarray:
@@ -48,9 +48,8 @@ def distinct(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def ranks(queries: np.ndarray, keys: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """Returns the rank of each query's best correct key: the number of wrong keys before it.
 
-    A wrong key counts as before the best correct key if it is more similar to the query, if both
-    are equally similar, or if its similarity is NaN. Therefore a model with constant embeddings
-    retrieves nothing.
+    A wrong key is before the best correct key if it is at least as similar to the query, or if its
+    similarity is NaN. Therefore a model with constant embeddings retrieves nothing.
 
     Args:
       queries, keys: embeddings of length 1, float32 `[count, dim]`.

@@ -44,7 +44,7 @@ SIZES = {
     "L": dict(dim=192, blocks=(2, 2, 18, 2), stage_heads=(6, 12, 24, 48)),
 }
 
-# Sizes that Chen et al. found by architecture search, with the windows of each stage (2111.14725).
+# Sizes from an architecture search, with the windows of each stage (Chen et al., 2111.14725).
 SEARCHED = {
     "T": SIZES["T"] | dict(window=(7, 7, 14, 7)),
     "S": SIZES["S"] | dict(window=(14, 14, 14, 7)),
@@ -54,7 +54,8 @@ SEARCHED = {
 PATCH, WINDOW = 4, 7  # Default patch size in pixels, and default side of a window in places.
 RATIO = 4  # Width of the MLP's hidden layer, relative to the block's width.
 EPSILON = 1e-5  # Epsilon of the layer norms.
-MASKED = -100.0  # Masks the scores of two places that are in one window only by the cyclic shift.
+# Added to the score of two places that are in one window only because of the cyclic shift.
+MASKED = -100.0
 # Initial and maximum logarithm of V2's factor on cosines.
 FIRST_SCALE, MOST_SCALE = math.log(10), math.log(100)
 UNITS = 512  # Width of the hidden layer of V2's MLP for position biases.
@@ -371,9 +372,8 @@ class Swin(ImageModel):
 
     In addition to `features`, a call can capture, for each block:
 
-    - `attention`, float32 `[batch, windows, heads, tokens, tokens]`. The windows are in raster
-      order, and so are the tokens of a window. In a shifted block it is the raster order of the
-      shifted map.
+    - `attention`, float32 `[batch, windows, heads, tokens, tokens]`. The windows and the tokens of
+      a window are in raster order. In a shifted block this is the raster order of the shifted map.
     - `attended`, float32 `[batch, rows, columns, heads]`: the sum of the attention weights that a
       place receives from all places of its window. With uniform attention the sum is 1.
 
@@ -489,7 +489,7 @@ class Swin(ImageModel):
         return stages
 
     def block_rate(self, block: int) -> float:
-        """Returns the stochastic depth rate of a block, counted from 0 across all stages."""
+        """Returns the stochastic depth rate of a block; `block` is its index across all stages."""
         return rising(self.options.stochastic_depth, block, sum(self.options.blocks))
 
     def resized(self, image_size: int | tuple[int, int]) -> "Swin":
@@ -534,7 +534,7 @@ def _stacks(stack: Stack, heads: tuple[int, ...]) -> list[Stack]:
 def windows(
     grid: tuple[int, int], window: int | tuple[int, ...], stages: int
 ) -> list[tuple[int, int]]:
-    """Returns height and width of each stage's windows; a window is not larger than the map.
+    """Returns height and width of each stage's windows, at most those of the stage's feature map.
 
     Args:
       grid: rows and columns of patches in the first stage. Each further stage has half as many rows
@@ -632,7 +632,7 @@ def _spell(values: dict) -> str:
 
 
 def _spell_size(size: dict) -> str:
-    """Returns the authors' letter for the size, such as T; for other sizes the numbers."""
+    """Returns the letter of an official size, such as T, or the numbers of another size."""
     for name, known in SIZES.items():
         if known == size:
             return name

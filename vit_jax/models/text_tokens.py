@@ -43,8 +43,9 @@ class Tokenizer:
     """Converts texts to a fixed number of tokens; warns once if a text is truncated.
 
     Args:
-      encode: called with a list of texts; returns a pair for each text: at most `length` tokens,
-        including special tokens, and whether the text was truncated.
+      encode: called with a list of texts; returns a pair for each text. The first element is the
+        text's tokens, at most `length` including special tokens. The second is True if the text
+        was truncated.
       length: number of tokens of a text, including padding.
       padding: id of the token that fills up short texts.
       vocabulary: number of token ids.
@@ -376,7 +377,7 @@ def _open_clip_cleaning(text: dict[str, Any], default: str) -> Clean:
     return clean
 
 
-# open_clip's cleaning functions. Before them, wrong encodings, HTML entities and spaces are fixed.
+# open_clip's cleaning functions. Wrong encodings, HTML entities and spaces have been fixed before.
 _OPEN_CLIP_CLEANINGS: dict[str, Clean] = {
     "lower": str.lower,
     "whitespace": str,

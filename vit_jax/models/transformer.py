@@ -80,9 +80,8 @@ class Attention(nnx.Module):
 
     The queries and keys of each head can be normalized (QK norm; Dehghani et al., 2023). The
     concatenated output of the heads can be normalized, too (sub-LN; Wang et al., 2022). There are
-    two kinds of relative positions: an embedding for each offset, which all heads share and which
-    is added to the keys (appendix D.4), or a bias for each offset and head, which is added to the
-    scores.
+    two kinds of relative positions. Either an embedding of each offset is added to the keys, the
+    same for all heads (appendix D.4). Or a bias for each offset and head is added to the scores.
     """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
@@ -147,8 +146,8 @@ class Attention(nnx.Module):
             learned frequencies.
           read: number of leading tokens that are queries; None: all.
           attended: number of leading tokens to attend to; None: all.
-          mask: bool `[batch, queries, tokens]`, for the last `queries` tokens: they attend only to
-            tokens where it is True. All other tokens attend to all tokens. A mask cannot be
+          mask: bool `[batch, queries, tokens]`. The last `queries` tokens attend only to tokens for
+            which the mask is True, and all other tokens attend to all tokens. A mask cannot be
             combined with positions that are added to the scores. None: no mask.
           sizes: `[batch, tokens, 1]`, the number of equal tokens for which each token stands
             (ToMe's proportional attention). None: one each.
@@ -233,7 +232,7 @@ class Attention(nnx.Module):
 
 
 def _flat_product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Multiplies `[..., channels]` by `[channels, heads, head_dim]` to `[..., heads, head_dim]`."""
+    """Computes `x` times `kernel`, plus `bias`, as one matrix product: `[..., heads, head_dim]`."""
     product = x @ kernel.reshape(kernel.shape[0], -1)
     product = product if bias is None else product + bias.reshape(-1)
     return product.reshape(*product.shape[:-1], *kernel.shape[1:])

@@ -168,7 +168,7 @@ class ViT(TokenModel):
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
 
     def _attends_globally(self, layer: int) -> bool:
-        """Returns True for layers with global attention among layers with windows.
+        """Returns True if a layer has global attention; other layers have attention within windows.
 
         The layers with global attention are evenly spaced.
         """
@@ -237,9 +237,9 @@ class ViT(TokenModel):
             logits and a dictionary of a list for each name. The list `tokens` contains `[batch,
             tokens, dim]` before the first layer and after each layer. The list `attention` contains
             the attention weights of each layer, float32 `[batch, heads, tokens, tokens]`. For axial
-            attention the weights are `[batch * lines, heads, line, line]`, those of rows before
-            those of columns. In training with `depth_by="subset"` only the images that a layer
-            keeps have weights.
+            attention the weights are `[batch * lines, heads, line, line]`: first the weights within
+            rows, then the weights within columns. In training with `depth_by="subset"`, a layer's
+            weights contain only the images for which the layer is computed.
 
         Raises:
           UserError: the images have another shape or type, or a name cannot be captured.
@@ -523,7 +523,7 @@ class ViT(TokenModel):
     def _tokens_to_even(
         self, x: jax.Array, positions: dict[str, Any], rngs: nnx.Rngs | None
     ) -> int:
-        """Returns 1 if a token must be added to make their number even for cuDNN, else 0.
+        """Returns 1 if cuDNN is used and the number of tokens is odd, so a token must be added.
 
         Without this padding, each layer would have to copy its queries, keys and values to pad
         them.
@@ -631,7 +631,7 @@ def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
 
     Args:
       options: the model's options.
-      offsets, biases: fields of `Stack` that are not options.
+      offsets, biases: numbers of rows of the position tables, as in `Stack`.
     """
     names = {field.name for field in dataclasses.fields(Stack)} & options_of(ViTOptions).keys()
     values = {name: getattr(options, name) for name in names} | dict(

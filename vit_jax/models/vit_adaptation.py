@@ -24,7 +24,7 @@ def _resize_offsets(table: np.ndarray, change: Change) -> np.ndarray:
 
 
 def _computed(model) -> dict[str, np.ndarray]:
-    """Returns the fixed position embeddings of a model; they can initialize learned embeddings."""
+    """Implements `Adaptation.computed`: returns the fixed position embeddings of a model."""
     embedding = model.position_embedding
     if not isinstance(embedding, PositionEmbedding) or embedding.kind not in FIXED:
         return {}
@@ -34,7 +34,7 @@ def _computed(model) -> dict[str, np.ndarray]:
 def _implied(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns `distillation="token"` if the changes remove the two heads of a distilled model.
 
-    The adapted model then still has the distillation token, as the checkpoint has.
+    Then the adapted model still has the checkpoint's distillation token.
     """
     if not changes.get("num_classes", known["num_classes"]) and known["distillation"] == "heads":
         return {"distillation": "token"}

@@ -32,9 +32,9 @@ SIZES = {
 # with 2 heads.
 HEAD_WIDTH = 32
 
-# The ResNet of a hybrid, by the ResNet's name and the number after the slash. For R50+ViT-B/16
-# these are ("R50", 16). The number is the total stride in pixels. Only R+ViT-Ti/16 has another
-# stride, 32, because its patches are 8 places of the ResNet's feature map wide. Hybrids with the
+# The ResNet of a hybrid. The key is the ResNet's name and the number after the slash, such as
+# ("R50", 16) for R50+ViT-B/16. The number is the total stride in pixels. Only R+ViT-Ti/16 has a
+# different stride, 32: a patch is 8 places of the ResNet's feature map wide. Hybrids with the
 # numbers 4 and 8 are for images of about 32 pixels. R50 with 16, R14 with 4 and R26 with 4 have no
 # stage 4; they have its residual units in stage 3.
 HYBRIDS = {
@@ -251,7 +251,7 @@ def _following(values: dict) -> str | None:
     trunk = _trunk(values)
     size = {name: values[name] for name in (*_SIZE, "patch_size")}
     for name, (own, _) in _FOLLOWING.items():
-        # SigLIP's models differ from the ViT paper's only in pooling, so it is compared here.
+        # SigLIP's models differ from the ViT paper's only in pooling, so pooling is compared here.
         pooled = trunk != _PAPERS_TRUNK or values.get("pooling", "cls") == own.get("pooling")
         if size.items() <= own.items() and trunk == _trunk(own) and pooled:
             return name

@@ -25,15 +25,15 @@ def start(
     """Yields the run's `Peers`, with JAX's collectives ready.
 
     Args:
-      coordinator: `host:port` of process 0. `auto`: all three values are read from the Cloud TPU,
-        GKE or SLURM environment. None: the run has one process.
+      coordinator: `host:port` of process 0. `auto`: this address and the next two arguments are
+        read from the Cloud TPU, GKE or SLURM environment. None: the run has one process.
       processes: number of processes.
       process: index of this process.
       connect_seconds: timeout for connecting to the other processes.
 
     Raises:
-      UserError: other processes cannot be reached in time, or `auto` finds no values in the
-        environment.
+      UserError: other processes cannot be reached in time, or the environment does not contain the
+        values for `auto`.
     """
     if coordinator is None:
         if processes is not None or process is not None:
@@ -50,7 +50,7 @@ def start(
     with join(coordinator, processes, process, connect_seconds) as peers:
         if peers.count > 1:
             _hold_aborts()
-            # JAX gets another port, because the connections of `peers` use the given port.
+            # JAX listens on a different port, because `peers` uses the port of `coordinator`.
             address = (
                 f"{coordinator.rpartition(':')[0]}:{peers.share('port for JAX', _free_port())}"
             )
@@ -77,7 +77,7 @@ def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
 
     Returns:
       Address of process 0, number of processes, index of this process, and indices of this
-      process's devices; None: all devices of the host.
+      process's devices. The last element is None if the process has all devices of the host.
 
     Raises:
       UserError: there is no Cloud TPU, GKE or SLURM environment, or it does not respond.

@@ -86,7 +86,7 @@ def split_batch(mesh: Mesh) -> NamedSharding:
 
 
 def batch_parts(mesh: Mesh | AbstractMesh) -> int:
-    """Returns the number of parts into which a batch is split: the sizes of `data` times `fsdp`."""
+    """Returns the number of parts of a batch: the size of `data` times the size of `fsdp`."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 

@@ -53,7 +53,7 @@ class Peers:
         self.hosts[index] = socket.gethostname()
 
     def share(self, name: str, value: Any = None, seconds: float = BARRIER_SECONDS) -> Any:
-        """Waits for all processes, and returns the leader's `value` to all of them.
+        """Waits for all processes, and returns the leader's `value` in every process.
 
         Args:
           name: name of this barrier, the same in all processes.

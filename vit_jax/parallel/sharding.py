@@ -39,8 +39,8 @@ def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSh
     """Returns the sharding of the parameter with this path.
 
     Raises:
-      UserError: the size of an axis that `mesh.tensor` splits is not divisible by it, or no axis of
-        a large array is divisible by `mesh.fsdp`.
+      UserError: `tensor` splits an axis whose size is not divisible by `mesh.tensor`, or the array
+        is large and none of its axes is divisible by `mesh.fsdp`.
     """
     tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
     axes = _tensor_axes(tensor, path, shape)
@@ -63,7 +63,7 @@ def _tensor_axes(tensor: int, path: str, shape: tuple[int, ...]) -> list[tuple[s
     """Returns mesh axes for each axis of a parameter: `("tensor",)` if `tensor` splits it, else ().
 
     Raises:
-      UserError: the size of such an axis is not divisible by `tensor`.
+      UserError: `tensor` splits an axis whose size is not divisible by `tensor`.
     """
     axes: list[tuple[str, ...]] = [()] * len(shape)
     if tensor == 1:

@@ -112,7 +112,7 @@ def topology_devices(where: Slice) -> list[jax.Device]:
 
 
 def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int) -> Compiled:
-    """Compiles a config's training step. If the program is in the cache, returns that result.
+    """Compiles a config's training step, or returns the result of an earlier call from the cache.
 
     Raises:
       UserError: the config is incompatible with the devices.
@@ -140,7 +140,7 @@ def compile_lowered(
     optimizer_state,
     options: Mapping[str, str] = {},
 ) -> Compiled:
-    """Compiles a lowered training step. If the program is in the cache, returns that result.
+    """Compiles a lowered training step, or returns the result of an earlier call from the cache.
 
     Args:
       lowered: the lowered step.

@@ -69,7 +69,7 @@ def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
       images: number of training images; None: the number in the data set.
 
     Raises:
-      UserError: a number is unknown, and no flag sets it.
+      UserError: one of the two numbers is unknown, and the user has not set it by a flag.
     """
     options = run_options(config)
     values, objective = options.data, objective_of(options.objective.name)

@@ -134,7 +134,7 @@ class _Module:
         self._of = {id(x): c for c in self.computations.values() for x in c.instructions.values()}
 
     def walk(self, name: str, times: int = 1) -> Iterator[tuple[int, _Instruction]]:
-        """Yields (number of executions, operation) for a computation and all that it calls."""
+        """Yields (number of executions, operation) for a computation and the ones that it calls."""
         for instruction in self.computations[name].instructions.values():
             yield times, instruction
             if instruction.opcode == "while":
@@ -180,7 +180,7 @@ class _Module:
         return math.ceil(limits[1] / next((step for step in steps if step is not None), 1))
 
     def collectives(self, instruction: _Instruction) -> Iterator[tuple[str, _Instruction]]:
-        """Yields the collectives that an operation is or contains: (kind, instruction)."""
+        """Yields (kind, instruction) of each collective in an operation, or of the operation."""
         for kind in COLLECTIVES:
             if instruction.opcode in (kind, f"{kind}-start"):
                 yield kind, instruction

@@ -34,7 +34,7 @@ VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "stop_gradient
 
 
 def find_machine(name: str, devices: int | None) -> Slice:
-    """Returns a machine with GPUs, or this machine's CPU, whose speed is measured.
+    """Returns a machine with GPUs, or this machine's CPU; the CPU's speed is measured.
 
     Raises:
       UserError: no known chip has this name.

@@ -77,7 +77,7 @@ def objective_weights(weights: Weights) -> dict:
 
 
 def with_frozen(own: dict, frozen: dict) -> dict:
-    """Returns an objective's own parameters, with the frozen model's parameters as `frozen`."""
+    """Adds the item `frozen`, the frozen model's parameters, to an objective's own parameters."""
     return own | ({"frozen": frozen} if frozen else {})
 
 

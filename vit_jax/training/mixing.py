@@ -77,7 +77,7 @@ def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _mirrored(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """Draws the images that `random_flip` mirrors: True for these, bool `[..., 1, 1, 1]`."""
+    """Draws which images `random_flip` mirrors, bool `[..., 1, 1, 1]`: True for mirrored images."""
     return jax.random.bernoulli(key, shape=(*shape[:-3], 1, 1, 1))
 
 
@@ -152,9 +152,10 @@ def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
 def mixing_weights(
     key: jax.Array, size: tuple[int, int], mixup: float, cutmix: float, cutmix_share: float
 ) -> jax.Array:
-    """Draws the weight of the image's own value at each pixel, `[height, width]`, for a batch.
+    """Draws the weight of each pixel of the image in `mix`, `[height, width]`, for a batch.
 
-    The partner's value has 1 - weight. Mixup has one weight for all pixels, CutMix has 0 or 1.
+    The partner's pixel has the weight 1 - weight. In mixup all pixels have the same weight. In
+    CutMix a pixel's weight is 0 or 1.
     """
     if not cutmix:
         return mixup_weights(_fold(key, "mixup"), size, mixup)

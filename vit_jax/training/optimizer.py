@@ -49,8 +49,8 @@ def make_optimizer(
       weight_decay: a constant, or a function of update t.
       trained: function from the weights to a mask, True for trained weights. None: all weights are
         trained. Weights that are not trained have no optimizer state.
-      layer: the model family's function for `layer_decay`.
-      embedding: the model family's parameters for `embedding_rate`.
+      layer: function from a parameter's path to its layer (`Family.layer`), for `layer_decay`.
+      embedding: path prefixes of the patch embedding (`Family.embedding`), for `embedding_rate`.
       frozen_prefixes: `Objective.frozen_prefixes`.
       stem: as in `scale_by_layer`.
       frozen_steps: number of initial updates that train only the heads and the objective's own
@@ -160,7 +160,7 @@ def check_first(
 ) -> None:
     """Raises UserError if LAMB would train an array of zeros.
 
-    LAMB multiplies an array's update by the array's norm, which is 0 for such an array.
+    LAMB scales an array's update to the norm of the array. An array of zeros has the norm 0.
 
     Args:
       config: the section `optimizer`.
@@ -202,8 +202,8 @@ def tables(params: dict) -> dict:
 def matrices(params: dict) -> dict:
     """Returns a mask: False for biases, scales, and the logits' scale and bias, else True.
 
-    True are thus kernels, tokens, position embeddings and tables: the arrays that have more than
-    one axis in PyTorch.
+    Kernels, tokens, position embeddings and tables are thus True. In PyTorch these arrays have more
+    than one axis.
     """
     return _named(params, lambda name: name not in UNDECAYED)
 
@@ -213,7 +213,7 @@ def _named(params: dict, decays: Callable[[str], bool]) -> dict:
 
     Args:
       params: parameters. Parameters that the model family excludes from weight decay are False.
-      decays: function from the last name of a path, such as `bias`, to True for weight decay.
+      decays: called with the last name of a path, such as `bias`; returns True for weight decay.
     """
 
     def both(path, _):

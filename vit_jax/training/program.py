@@ -67,7 +67,8 @@ class Program(NamedTuple):
     check_first: Callable[[Weights], None]
     schedule: Callable[[jax.Array], jax.Array]
     mesh: Mesh
-    state: State  # `jax.ShapeDtypeStruct`s with shardings; so are the metrics.
+    # State and metrics contain `jax.ShapeDtypeStruct`s with shardings in place of arrays.
+    state: State
     metrics: Metrics
     train_step: Callable[[State, Metrics, dict], tuple[State, Metrics]]
     one_image: dict[str, jax.ShapeDtypeStruct]  # A batch of one image.
@@ -86,9 +87,9 @@ class Program(NamedTuple):
           seed: random seed for parameters that are initialized at random.
           params: the model's parameters, on the host; None: random initialization.
           frozen: the frozen model's parameters, on the host; None: there is no frozen model.
-          objective: some of the objective's own parameters, on the host, by their first name. All
-            others are initialized at random.
-          objective_state: items that replace those of the objective's initial state, on the host.
+          objective: some of the objective's own parameters, on the host, by the first name of their
+            paths. All other parameters are initialized at random.
+          objective_state: items on the host that replace items of the objective's initial state.
 
         Raises:
           UserError: the optimizer cannot start from these parameters.
@@ -129,7 +130,7 @@ class Program(NamedTuple):
         )
 
     def evaluated_places(self) -> Evaluated:
-        """Returns the shardings of the parameters for evaluation (of `evaluated`)."""
+        """Returns the shardings of the result of `evaluated`."""
         own = with_frozen(objective_weights(self.state), self.state["frozen"])
         evaluated = Evaluated(
             self.state["params"], own, self.state["objective_state"], self.state["step"]
@@ -195,7 +196,8 @@ def make_program(
       config: config of the run.
       num_classes: outputs of the model's head.
       steps: length of the run.
-      mesh: mesh of devices. They may be absent, as in ahead-of-time compilation for a TPU.
+      mesh: mesh of devices. The devices need not exist on this machine, as in ahead-of-time
+        compilation for a TPU.
       build: function that creates the model, called with `rngs=`; None: the config's model.
       frozen: the model that the objective requires by `teacher_spec`, with shapes in place of
         arrays.
@@ -277,7 +279,7 @@ def make_program(
 
 
 def _backbone_schedule(config: RunOptions, steps: int) -> Callable[[jax.Array], jax.Array] | None:
-    """Returns the backbone's learning rate if it starts after the head's; else None."""
+    """Returns the backbone's own schedule; None: `finetune.warmup_steps` is 0."""
     frozen, warmup = config.finetune.frozen_steps, config.finetune.warmup_steps
     return make_backbone_schedule(config.optimizer, steps, frozen, warmup) if warmup else None
 

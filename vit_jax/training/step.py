@@ -66,8 +66,8 @@ class Evaluated(NamedTuple):
 def init_metrics(names: Sequence[str]) -> Metrics:
     """Returns metrics of zeros, as at the start of a run and after each log line.
 
-    The metrics are sums over the steps since the last log line whose loss and gradient are finite,
-    and the number of skipped steps.
+    The metrics are sums over the steps since the last log line. The sums exclude steps with a loss
+    or gradient that is not finite. The item `skipped` is a copy of this item of the train state.
 
     Args:
       names: names of the objective's own metrics.
@@ -79,7 +79,8 @@ def init_metrics(names: Sequence[str]) -> Metrics:
 def init_state(weights: Weights, objective_state: dict, frozen: dict, optimizer_state) -> State:
     """Returns the state before the first step.
 
-    `skipped` counts skipped updates: `total`, and `in_a_row`, the current consecutive ones.
+    The item `skipped` counts skipped updates: `total` is the number since the start of the run, and
+    `in_a_row` is the number of consecutive skipped updates up to now.
     """
     counts = {"step": np.int32(0), "skipped": _no_skips()}
     return (
@@ -104,7 +105,7 @@ def make_gradients(
     """Returns a function that computes a batch's mean loss, mean metrics and mean gradient.
 
     The function is `(weights, frozen, objective_state, update, batch, key) -> ((means, gradient),
-    aux)`. `aux` contains auxiliary outputs of each image, in the order of the batch. With
+    aux)`. `aux` contains the auxiliary outputs (`Loss.aux`) of each image, in batch order. With
     `config.micro_batches` above 1 the batch is split into micro-batches, and each micro-batch has
     its own dropout key.
 

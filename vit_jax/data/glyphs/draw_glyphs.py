@@ -63,12 +63,12 @@ def draw(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray | None:
 
 
 def differ(one: np.ndarray, others: np.ndarray, share: float) -> bool:
-    """Returns True if a drawing differs from each of `others` in more than `share` of the ink."""
+    """Returns True if `one` differs from each of `others` in more than `share` of the ink."""
     return bool((np.abs(others - one).sum(1) > share * np.minimum(others.sum(1), one.sum())).all())
 
 
 def distinct(drawn: list[np.ndarray | None]) -> list[np.ndarray | None]:
-    """Replaces a character's drawing in a font by None if it resembles that in an earlier font."""
+    """Replaces drawings of a character by None if they resemble its drawing in an earlier font."""
     kept = np.zeros((0, CELL * CELL))
     result = []
     for one in drawn:

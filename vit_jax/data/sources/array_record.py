@@ -131,7 +131,7 @@ class Records(Source):
         return tuple(label for label, is_set in enumerate(row) if is_set)
 
     def checked(self, samples: int = 16) -> "Records":
-        """Checks a few examples, and returns the source with `one_hot` as in these examples.
+        """Checks a few examples; returns the source with the `one_hot` that they require.
 
         Raises:
           UserError: an example lacks the image, a required label or a caption, or has a label of an
@@ -275,7 +275,7 @@ def array_records(
 
 
 def _caption_feature(source: Records, caption_key: str) -> str:
-    """Returns the name of the feature with the captions, which the first example determines."""
+    """Returns the name of the feature with the captions, found in the first example."""
     features = source._features(0)
     names = [name for key in caption_keys(caption_key) for name in (key, f"{key}/text")]
     return next((name for name in names if name in features), caption_key)

@@ -55,7 +55,7 @@ class Source:
 
     @property
     def empty_classes(self) -> tuple[str, ...]:
-        """Names of classes without images; empty if only reading the images would tell."""
+        """Names of classes without images; () if labels are unknown without reading images."""
         table = self.known_labels()
         if table is None:
             return ()
@@ -71,7 +71,7 @@ class Source:
         raise NotImplementedError
 
     def fair_order(self) -> Sequence[int] | np.ndarray:
-        """Returns all indices in an order of which every slice is a representative sample."""
+        """Returns all indices in a mixed order: every slice of it is a representative sample."""
         return range(len(self))
 
     def groups(self, key: str) -> Sequence:
@@ -96,8 +96,8 @@ class Source:
     def stored_files(self, indices: Sequence[int] | None = None) -> Iterable[tuple[str, int]]:
         """Returns the names and sizes of the stored files, without reading the files.
 
-        The result is the same on every host. Sizes are in bytes; for files with many examples they
-        are the number of examples.
+        The result is the same on every host. Sizes are in bytes. The size of a file with many
+        examples is its number of examples.
 
         Args:
           indices: indices of the examples whose files are returned; None: all.
@@ -111,7 +111,7 @@ class Source:
     def known_fields(self, indices: Sequence[int] | None = None) -> Iterable[bytes]:
         """Returns the fields of examples as bytes if they are known without reading images.
 
-        Otherwise the result is empty.
+        The result is empty if they are not known.
 
         Args:
           indices: indices of the examples; None: all.
@@ -166,10 +166,11 @@ def spread(images: int, most: int) -> list[int]:
 
 
 def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
-    """Returns a fingerprint of the data, to detect hosts or starts that read different data.
+    """Returns a fingerprint of the data, to detect that a host or a resumed run reads other data.
 
-    It contains counts, class names, hashes of some examples, of the names and sizes of all files,
-    and of all labels and fields that are known without reading images.
+    The fingerprint contains the numbers of images and classes, and hashes: of the class names, of
+    some examples, of the names and sizes of all files, and of the labels and fields if they are
+    known without reading images.
     """
 
     def digest(*parts: bytes) -> str:
@@ -272,7 +273,7 @@ class Renumbered(Source):
 
     source: Source
     class_names: tuple[str, ...]
-    number: dict[int, int]  # New class index by old one; labels of other classes are removed.
+    number: dict[int, int]  # Maps old to new class indices; labels of other classes are removed.
     empty_classes: tuple[str, ...] = ()
 
     @property
@@ -378,7 +379,7 @@ def check_labelled(source: Source, name: str) -> None:
         )
 
 
-# For each field, ways to provide it: the end of the error message if the data lack the field.
+# For each field, the end of the error message if the data lack the field: ways to provide it.
 REMEDIES = {
     TEXT: "captions: give a CSV or JSON lines with a column of captions (data.source=csv), "
     "prepared pairs (data.source=tfds), or pass pairs of images and captions",

@@ -97,7 +97,7 @@ class Coco(Source):
         return Boxes(corners[part], labels[part], None, crowd[part], (height, width), areas[part])
 
     def check_sizes(self) -> None:
-        """Raises UserError if a few sampled images differ in size from the COCO file."""
+        """Raises UserError if a sampled image's size differs from its size in the COCO file."""
         for index in spread(len(self), SAMPLES):
             try:
                 image = open_image(self[index].image)
@@ -199,8 +199,8 @@ def _stem(file: str) -> str:
 def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
     """Returns a COCO file with the folders that may contain its images.
 
-    They are the file's own folder, and folders in `root`: `stem`, `images/stem`, the given folders,
-    `images`, and `root` itself.
+    These folders are: the folder of the COCO file; `stem`, `images/stem`, the folders in `folders`
+    and `images`, all within `root`; and `root` itself.
     """
     inner = (stem, f"images/{stem}", *folders, "images", "")
     return Listed(
@@ -346,7 +346,9 @@ def _classes(
 
 
 def _check_within(file: str, corners: np.ndarray, most: np.ndarray, images: list[str]) -> None:
-    """Raises UserError if a box exceeds its image by more than one pixel, which rounding explains.
+    """Raises UserError if a box exceeds its image by more than one pixel.
+
+    A smaller excess can be due to rounding.
 
     Args:
       file: the COCO file, for errors.

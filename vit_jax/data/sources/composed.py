@@ -11,7 +11,8 @@ each object.
 
 Image k of a split depends only on k. For example, the first 1,000 images are part of the first
 1,000,000. The image size is only the resolution of the drawing; it does not change the scene.
-Images are cached in the user's cache folder; reading them from there is a hundred times faster.
+Images are cached in the user's cache folder. Reading a cached image is a hundred times faster than
+composing it.
 """
 
 import dataclasses
@@ -293,7 +294,7 @@ def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns characters drawn in several fonts, uint8 `[drawings, 32, 32]`, and their classes.
 
     The drawings of a character are divided between the splits: a quarter is in test, one drawing is
-    in dev, and all others are in train. Which fonts are in test and dev varies between characters.
+    in dev, and all others are in train. The fonts in test and dev vary from character to character.
     """
     sheet = np.asarray(Image.open(GLYPHS / "glyphs.png")).astype(np.uint8)
     sheet = sheet.reshape(sheet.shape[0] // CELL, CELL, -1, CELL).swapaxes(1, 2) * 85

@@ -109,7 +109,7 @@ class _Columns(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """The labels and captions of a file, as keys of dictionaries: each once, in order."""
+    """The distinct labels and captions of a file, in order, as the keys of two dictionaries."""
 
     labels: dict[str, None]
     captions: dict[str, None]
@@ -294,7 +294,8 @@ def _read_json_lines(path: str, content: bytes, texts: Sequence[str]) -> list[li
     """Converts JSON lines to a header and rows of texts; a line with lists becomes several rows.
 
     Raises:
-      UserError: a line is not a JSON object, or a key in `texts` has a value of another type.
+      UserError: a line is not a JSON object, or the value of a key in `texts` is neither a text nor
+        a list of texts.
     """
     lines = content.decode("utf-8-sig", "surrogateescape").split("\n")
     examples = [
@@ -322,7 +323,8 @@ def _json_object(line: str, place: str, texts: Sequence[str]) -> dict[str, Any]:
     """Parses a line as a JSON object.
 
     Raises:
-      UserError: the line is not a JSON object, or a key in `texts` has a value of another type.
+      UserError: the line is not a JSON object, or the value of a key in `texts` is neither a text
+        nor a list of texts.
     """
     try:
         content = json.loads(line)
@@ -343,11 +345,11 @@ def _caption_column(
     """Returns the index of the caption column; None if captions are not required.
 
     The caption column has the name `options.caption_key`. If this option has its default, the
-    column may also be named `captions` or `text`. If no column has such a name, it is the only
-    column besides the columns of files and splits.
+    column may also be named `captions` or `text`. If no column has such a name, the caption column
+    is the only column besides the columns of files and splits.
 
     Raises:
-      UserError: the column does not exist, or the only further column has a name for labels.
+      UserError: there is no such column, or the only further column has a name in `LABEL_COLUMNS`.
     """
     if TEXT not in options.fields:
         return None
@@ -457,7 +459,7 @@ def _check_first_row(path: str, row: list[str]) -> None:
 def _group_columns(
     path: str, rows: list[list[str]], columns: _Columns, listed: Collection[str], groups: Any
 ) -> dict[str, dict[str, str]]:
-    """Returns the column that `data.groups` names, as cell by file and by column name.
+    """Returns the column that `data.groups` names: `{column name: {file: cell}}`.
 
     The result is empty if `data.groups` does not name a column.
     """
@@ -523,7 +525,7 @@ def _table(
 
 
 def _check_there(path: str, source: CsvList) -> None:
-    """Raises UserError if none of the first files exists.
+    """Raises UserError if none of the first listed files exists.
 
     If the CSV contains captions, all files must exist.
     """
@@ -600,7 +602,7 @@ def split_files(path: str) -> dict[str, str]:
 
 
 def _split_files_in(folder: str) -> dict[str, str]:
-    """Returns the CSVs in a folder that have the name of a split, by split."""
+    """Returns the CSVs in a folder with the name of a split, such as train.csv, by split."""
     files = {}
     for name in sorted(os.listdir(folder)):
         stem, suffix = os.path.splitext(name)

@@ -32,8 +32,8 @@ class Folder(Source):
     """Image files in `<root>/<split>/<class>/`, or in `<root>/<class>/` for the split `all`.
 
     If labels are not required, images may be in any subfolder. `folder_rules` defines which folders
-    and files are skipped. Files are sorted by path. Each class, or each folder, has the same share
-    of its images in a slice.
+    and files are skipped. Files are sorted by path. A slice such as `[:90%]` contains this share of
+    the images of each class, or of each folder if labels are not required.
     """
 
     root: str  # Prefix of the paths in `files`. It may differ between copies of the folder.
@@ -164,12 +164,12 @@ def read_file(file: str) -> bytes:
 def walk(where: str, above: str | None = None) -> Iterator[str]:
     """Yields paths of all files below a folder; links to folders are followed.
 
-    Each folder is visited once, even if there are links to it. Its own path is used rather than the
-    path of a link.
+    Each folder is visited once, even if there are links to it. The folder's own path is preferred
+    to the path of a link.
 
     Args:
       where: the folder.
-      above: a folder above it, which links must not lead to.
+      above: a folder above `where`; links must not lead to it.
 
     Raises:
       UserError: a folder cannot be read.
@@ -225,7 +225,7 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _list(where: str) -> tuple[list[str], set[str]]:
-    """Returns relative paths of all files below a folder, and the names of its folders."""
+    """Returns relative paths of all files below a folder, and the names of its subfolders."""
     return _list_remote(where) if "://" in where else _list_local(where)
 
 
@@ -244,7 +244,7 @@ def _list_local(where: str) -> tuple[list[str], set[str]]:
 
 
 def _check_link(entry: os.DirEntry) -> None:
-    """Raises UserError for a broken link that may be a class: it is not named like an image."""
+    """Raises UserError for a broken link that may be a class: its name is not that of an image."""
     is_class_name = not entry.name.startswith(".") and why_left_out(entry.name)
     if is_class_name and not os.path.exists(entry.path):
         raise UserError(f"{entry.path} is a broken link: fix it or remove it")

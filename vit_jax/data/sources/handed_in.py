@@ -92,11 +92,12 @@ class HandedIn(Captioned):
         return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
     def _checked(self, index: int, label: Any) -> tuple[int, ...]:
-        """Returns the class indices of an example; raises UserError if `label` has others.
+        """Returns the class indices of an example; raises UserError if `label` has different ones.
 
         Args:
           index: index of the example.
-          label: the label that the example's item contains.
+          label: the label in the example's item, which was read again. It differs from the label at
+            the first reading if the data set is not deterministic.
         """
         if self.labels is None:
             return ()
@@ -117,7 +118,7 @@ class LabelReader(NamedTuple):
       names: class index by class name, for labels that are text.
       width: length of one-hot or multi-hot labels. None: a label is a class index or a list of
         class indices.
-      numbers: class index by the data set's own class index; None: both are equal.
+      numbers: maps the data set's own class indices to class indices; None: both are equal.
     """
 
     names: dict[str, int]
@@ -306,7 +307,7 @@ def _whole_numbers(values: np.ndarray) -> list[int]:
 
 
 def is_pair_of_columns(data: Any) -> bool:
-    """Returns True for a pair of images and labels or captions, which may be in a tuple."""
+    """Returns True for a pair of columns: images, and labels or captions (these may be a tuple)."""
     if not isinstance(data, tuple) or len(data) != 2 or not _is_column(data[0]):
         return False
     return _is_column(data[1]) or isinstance(data[1], tuple)
@@ -314,7 +315,7 @@ def is_pair_of_columns(data: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Keys:
-    """A function that splits an item that is a mapping into image and label."""
+    """A function that returns the image and the label in an item; the item is a mapping."""
 
     image: str
     label: str | None
@@ -422,9 +423,10 @@ def _of_kind(kinds: dict[str, str], kind: str) -> list[str]:
 
 
 def _undecoded(data: Any, image_key: str) -> Any:
-    """Makes a Hugging Face data set return encoded images, of which rectangles can be decoded.
+    """Makes a Hugging Face data set return encoded images instead of decoded images.
 
-    A data set with a format, such as "torch", is returned unchanged.
+    The pipeline then decodes only the rectangles that it needs. A data set with a format, such as
+    "torch", is returned unchanged.
     """
     has_format = (getattr(data, "format", None) or {}).get("type") is not None
     if has_format or not hasattr(data, "cast_column"):

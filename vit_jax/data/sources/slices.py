@@ -15,7 +15,7 @@ from vit_jax.data.order import permute
 from vit_jax.data.sources.base import Source, Subset
 from vit_jax.errors import UserError, as_text
 
-# The golden ratio: its multiples, modulo 1, are spread more evenly than those of any other number.
+# The golden ratio: its multiples, modulo 1, are more evenly spread than other numbers' multiples.
 GOLDEN = 0.6180339887498949
 BRACKET = r"\[(-?\d+%?)?:(-?\d+%?)?\]"
 
@@ -194,10 +194,11 @@ def shuffled(images: int) -> np.ndarray:
 def stratified(strata: Sequence[int] | Sequence[str], names: Sequence[str]) -> np.ndarray:
     """Returns an order of images in which every slice has a proportional share of each stratum.
 
-    If all strata have the same size, the share is exact up to less than one image. The n images of
-    a stratum are shuffled, and image j gets the relative position (j + offset) / n in the order.
-    The offsets of the strata are spread evenly over [0, 1). To shuffle, images are sorted by hashes
-    of their names. Therefore the order is the same on any machine, file system and library version.
+    If all strata have the same size, a slice has less than one image too many or too few of each
+    stratum. The n images of a stratum are shuffled, and image j gets the relative position
+    (j + offset) / n in the order. The offsets of the strata are spread evenly over [0, 1). To
+    shuffle, images are sorted by hashes of their names. Therefore the order is the same on any
+    machine, file system and library version.
 
     Args:
       strata: the stratum of each image: its class, or its folder.

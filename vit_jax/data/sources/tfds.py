@@ -104,10 +104,10 @@ def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
 
 
 def _captions_digest(builder, split: str) -> str:
-    """Returns a hash of the captions of all splits in `split`, such as `train+test`.
+    """Returns hashes of the captions of all splits in `split`, such as `train+test`.
 
     Returns:
-      The hashes of the splits, joined to one text; empty if `vit_jax.prepare` has not stored them.
+      The hashes, joined to one text; empty if `vit_jax.prepare` has not stored them.
     """
     from etils import epath
 
@@ -216,7 +216,7 @@ def tfds_feature(builder, key: str):
     """Returns a feature of a TFDS data set.
 
     Raises:
-      UserError: the data set does not have this feature, or it has no feature `image`.
+      UserError: the data set has no feature with this name, or no feature `image`.
     """
     features = builder.info.features
     for needed in ("image", key):

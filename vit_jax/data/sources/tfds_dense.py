@@ -72,7 +72,7 @@ def dense_reader(builder, options: SourceOptions) -> tuple[str, tuple[str, ...],
 
 
 def _only(builder, kind: str, is_one: Callable[[Any], bool]) -> tuple[str, Any]:
-    """Returns the name and the feature of a kind.
+    """Returns the only TFDS feature of a kind, such as a mask, as a pair (name, feature).
 
     Raises:
       UserError: the data set does not have exactly one feature for which `is_one` returns True.

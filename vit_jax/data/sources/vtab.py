@@ -84,7 +84,7 @@ def clevr_distance(features: Mapping) -> int:
 
 
 def kitti_distance(features: Mapping) -> int:
-    """Returns the distance class of the nearest car, van or truck; the last class without any."""
+    """Returns the distance class of the nearest car, van or truck; if none, the last class."""
     kinds = features["objects/type"].int64_list.value
     distances = features["objects/location"].float_list.value[2::3]
     distances = [distance for kind, distance in zip(kinds, distances, strict=True) if kind < 3]

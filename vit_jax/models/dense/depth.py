@@ -131,7 +131,7 @@ class DepthHead(nnx.Module):
         rngs: nnx.Rngs | None = None,
         state: Moments | None = None,
     ) -> dict[str, Any]:
-        """Returns the dictionary key `depth`: float32 `[batch, rows, columns]`, in metres.
+        """Returns a dictionary with the key `depth`: float32 `[batch, rows, columns]`, in metres.
 
         In training the dictionary also contains `moments`, the statistics of the batch norms.
 
@@ -157,7 +157,8 @@ class DepthHead(nnx.Module):
     def decode(self, layers: Sequence[Layer]) -> jax.Array:
         """Returns the score of each bin, `[batch, rows, columns, bins]`.
 
-        A head that predicts the depth directly returns one score: the depth minus the nearest one.
+        A head that predicts the depth directly returns one score: the depth minus the minimum
+        depth.
         """
         raise NotImplementedError
 

@@ -47,7 +47,7 @@ def least_score(threshold: float | None) -> float:
 
 
 class Best(NamedTuple):
-    """The predictions with the highest scores of a batch, the best first.
+    """The predictions with the highest scores for each image of a batch, the best first.
 
     Attributes:
       scores: `[batch, objects]`.

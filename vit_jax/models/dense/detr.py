@@ -126,7 +126,7 @@ def detection_head(
 
 
 class Predictor(nnx.Module):
-    """Predicts class logits and boxes; each box is an offset to a reference box."""
+    """Predicts class logits and boxes; a box is predicted as an offset to a reference box."""
 
     def __init__(self, dim: int, num_classes: int, *, rngs: nnx.Rngs):
         prior = nnx.initializers.constant(jnp.log(PRIOR / (1 - PRIOR)))
@@ -208,7 +208,7 @@ class MaskBranch(nnx.Module):
 
 
 class PlacedAttention(nnx.Module):
-    """Multi-head attention; the caller adds position embeddings to queries and keys only."""
+    """Multi-head attention; the caller adds positions to queries and keys, but not to values."""
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
         heads = max(1, dim // HEAD_DIM), min(HEAD_DIM, dim)

@@ -53,7 +53,7 @@ class EoMT(nnx.Module):
 
     During training the attention of a query is restricted to its own predicted mask. The
     probability of this restriction falls to 0, layer by layer, so a trained model needs no masks.
-    The queries have no positions.
+    The queries have no position embeddings.
 
     Args:
       model: a ViT.

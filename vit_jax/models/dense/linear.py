@@ -49,7 +49,7 @@ class LinearHead(nnx.Module):
         rngs: nnx.Rngs | None = None,
         state: Moments | None = None,
     ) -> dict[str, Any]:
-        """Returns the dictionary key `scores`: float32 `[batch, rows, columns, classes]`.
+        """Returns a dictionary with the key `scores`: float32 `[batch, rows, columns, classes]`.
 
         In training the dictionary also contains `moments`, the statistics of the batch norm.
 

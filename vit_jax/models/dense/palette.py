@@ -16,8 +16,8 @@ OPACITY = 0.6  # Opacity of class colours on an image.
 def voc_palette() -> np.ndarray:
     """Returns the colours of VOC's masks, uint8 `[256, 3]`: class 0 is black, 255 nearly white.
 
-    The bits of a class are spread over the highest bits of red, green and blue (the VOC development
-    kit's `VOClabelcolormap.m`).
+    Bits 0, 1 and 2 of a class index become the highest bits of red, green and blue, bits 3, 4 and 5
+    the second-highest bits, and so on (the VOC development kit's `VOClabelcolormap.m`).
     """
     classes = np.arange(COLOURS)
     palette = np.zeros((COLOURS, 3), np.uint8)

@@ -112,7 +112,7 @@ class UPerNet(nnx.Module):
         rngs: nnx.Rngs | None = None,
         state: Moments | None = None,
     ) -> dict[str, Any]:
-        """Returns the dictionary key `scores`: float32 `[batch, rows, columns, classes]`.
+        """Returns a dictionary with the key `scores`: float32 `[batch, rows, columns, classes]`.
 
         In training the dictionary also contains `auxiliary`, the scores of the auxiliary head, and
         `moments`, the statistics of the batch norms.

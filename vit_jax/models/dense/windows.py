@@ -167,9 +167,9 @@ def _used(weights: np.ndarray) -> tuple[np.ndarray, slice]:
 def sliding(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
     """Returns overlapping windows that cover an image, with a stride of two thirds of a window.
 
-    Before it is cut, the image is resized to the smallest size that covers one window. For square
-    windows its short side then equals the window's side. The stride is DINOv3's (341 of 512
-    pixels). The last window ends at the end of the image.
+    Before windows are cut, the image is resized to the smallest size that covers one window. For
+    square windows the image's short side then equals the window's side. The stride is DINOv3's (341
+    of 512 pixels). The last window ends at the end of the image.
 
     Args:
       sides: height and width of the original image in pixels.

@@ -78,7 +78,7 @@ def make_objective(
     steps: int = ENDLESS,
     frozen: nnx.Module | None = None,
 ) -> Objective:
-    """Creates the config's objective. The calling code sets its attribute `frozen`.
+    """Creates the config's objective. The calling code sets the objective's attribute `frozen`.
 
     Args:
       config: config of the run.

@@ -138,8 +138,8 @@ class BEiT(BlockMasked):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the images with masked patches in grey, and with predicted patches, in [0, 255].
 
-        A code has no pixels of its own. The prediction for a masked patch is shown as an unmasked
-        patch of the batch whose code the model finds most likely.
+        A code has no pixels of its own. Therefore a masked patch is shown as an unmasked patch of
+        the batch: the patch whose code has the highest predicted probability.
         """
         return self.filled(batch, self.predict(model, batch)[..., self.tokens(batch).reshape(-1)])
 

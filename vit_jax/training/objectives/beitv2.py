@@ -73,7 +73,7 @@ class BEiTv2(BEiT):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Metrics: the accuracy of the codes; with patch aggregation, also its loss."""
+        """Metrics: the accuracy of the codes and, if it is used, the loss of patch aggregation."""
         more = {"aggregated_loss": "number"} if self.layers is not None else {}
         return {"accuracy": "share"} | more
 
@@ -146,7 +146,7 @@ class BEiTv2(BEiT):
     def predict_each(
         self, model: TokenModel, batch: Batch, rngs: nnx.Rngs | None = None
     ) -> tuple[jax.Array, ...]:
-        """Returns one or two predictions, logits of masked patches' codes.
+        """Returns one or two predictions: the logits of the masked patches' codes.
 
         The first prediction is from the last layer. With patch aggregation, the second prediction
         is from the aggregation layers. Each is float32 `[batch, masked, codes]`.

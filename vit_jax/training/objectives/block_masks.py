@@ -19,9 +19,9 @@ def block_masks(
 ) -> jax.Array:
     """Draws masks, bool `[images, patches]`, each with the requested number of True.
 
-    Blocks are drawn until none of `ATTEMPTS` candidates fits, for example because all have too many
-    patches. A block's area is uniform between `smallest` and the number of patches that are left to
-    mask. Its aspect ratio is log-uniform, and its position is uniform. The remaining patches are
+    Blocks are drawn until none of `ATTEMPTS` candidates fits, for example because all of them are
+    too large. A block's area is uniform between `smallest` and the number of patches that are left
+    to mask. Its aspect ratio is log-uniform, and its position is uniform. The remaining patches are
     then drawn one by one, as in DINOv3.
 
     Args:

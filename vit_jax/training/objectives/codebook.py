@@ -1,6 +1,6 @@
 """Codebook of unit vectors: nearest codes, and updates of the codes.
 
-A function processes the global batch with a part of the codes at a time. The similarities of all
+The functions compare the global batch with a part of the codes at a time. The similarities of all
 patches with all codes would take gigabytes.
 """
 
@@ -48,9 +48,9 @@ def sums_by_code(x: jax.Array, given: jax.Array, count: int) -> tuple[jax.Array,
 
 
 def means_of_codes(x: jax.Array, given: jax.Array, codes: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns new codes, the normalized means of their vectors, and the number of vectors.
+    """Returns the new codes, `[codes, dim]`, and the number of vectors of each code, `[codes]`.
 
-    A code without vectors stays unchanged.
+    A new code is the normalized mean of its vectors. A code without vectors stays unchanged.
 
     Args:
       x: vectors, `[vectors, dim]`.
@@ -77,5 +77,5 @@ def k_means(x: jax.Array, count: int, key: jax.Array) -> jax.Array:
 
 
 def codes_after(codes: jax.Array, means: jax.Array, momentum: float) -> jax.Array:
-    """Returns the codes' exponential moving average with `means`, scaled to length 1."""
+    """Returns `momentum * codes + (1 - momentum) * means`, scaled to length 1."""
     return unit(momentum * codes + (1 - momentum) * means)

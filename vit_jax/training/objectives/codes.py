@@ -63,7 +63,7 @@ def usage_metrics(usage: jax.Array, images: int) -> dict[str, jax.Array]:
 
 
 def dead_codes(means: dict[str, float], update: int, remedy: str, early: int = EARLY) -> str | None:
-    """Returns a warning if most codes have died, with a remedy; else None.
+    """Returns a warning with a remedy if most codes are unused, else None.
 
     Args:
       means: metrics, averaged over the updates since the last log line.

@@ -321,8 +321,7 @@ class Contrastive(Objective):
         )
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        # Before the start of self-distillation its metrics are 0. Means that include such steps
-        # are too small.
+        # Before self-distillation starts, its metrics are 0. Means over such steps are too small.
         if self.distillation is None or update - self.log_every < self.distilled_from:
             return None
         return self.distillation.warning(means, update - self.distilled_from)

@@ -1,7 +1,7 @@
 """Object detection: a set of boxes with classes, matched one to one with the true objects.
 
-Matching costs and loss weights are those of Deformable DETR (Zhu et al., 2010.04159); for masks,
-those of Mask DINO (Li et al., 2206.02777).
+Matching costs and loss weights of boxes are from Deformable DETR (Zhu et al., 2010.04159), and
+those of masks are from Mask DINO (Li et al., 2206.02777).
 """
 
 from collections.abc import Sequence

@@ -402,13 +402,13 @@ class DINO(Objective):
         batch: Batch,
         rngs: nnx.Rngs | None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Adds the local crops' cross-entropy to that of the large views.
+        """Adds the cross-entropy of the local crops to the cross-entropy of the large views.
 
         Args:
           model: the student.
           targets: the teacher's distributions for large views, `[batch, views, prototypes]`.
-          of_pairs: mean cross-entropy over pairs of large views, `[batch]`; ignored with one large
-            view.
+          of_pairs: mean cross-entropy over pairs of large views, `[batch]`. If there is only one
+            large view, this argument is ignored.
           batch: batch of images.
           rngs: RNGs for dropout.
 
@@ -641,7 +641,9 @@ def _check_schedules(options: DINOOptions, steps: int) -> None:
 
 
 def _check_patches(options: DINOOptions, model: nnx.Module) -> None:
-    """Raises UserError if the model's patches cannot be masked, or if heads cannot read them.
+    """Raises UserError if patches cannot be masked, or cannot share a head with the features.
+
+    If features and patches share a head, both must have the same width.
 
     Args:
       options: the section `dino` of the config.

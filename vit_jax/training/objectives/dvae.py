@@ -34,7 +34,7 @@ from vit_jax.training.objectives.objective import (
     check_self_supervised,
 )
 
-# Keys in the state: the average of the encoder's parameters, and that of the decoder's parameters.
+# Keys in the state: the averages of the encoder's parameters and of the decoder's parameters.
 AVERAGE, OWN_AVERAGE = (
     "average",
     "own_average",
@@ -160,7 +160,7 @@ class DVAE(Objective):
         )
 
     def decode_scores(self, scores: jax.Array, context: StepContext) -> jax.Array:
-        """Decodes codes, drawn from their logits, to the parameters of `logit_laplace`.
+        """Draws codes from their logits, and decodes them to the parameters of `logit_laplace`.
 
         The result is `[batch, height, width, 2 channels]`.
 

@@ -27,7 +27,8 @@ class EVA(BlockMasked):
       model: the ViT to train.
       features: number of the teacher's features for each patch.
       ratio: share of masked patches, rounded to whole patches.
-      of_head: True: the features are outputs of the teacher's head. False: the last tokens.
+      of_head: True: the features are outputs of the teacher's head. False: they are the teacher's
+        patch tokens (`features` with `dense=True`).
       gradient: factor of the gradient that is passed to the patch embedding; 1: the full gradient.
       head_init: initializer of the head's kernel.
       rngs: the key for initialization.
@@ -81,7 +82,7 @@ class EVA(BlockMasked):
         )
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns the loss of each image, the mean over its masked patches.
+        """Returns the loss of each image: the mean over its masked patches.
 
         Args:
           model: the ViT.

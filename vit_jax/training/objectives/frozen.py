@@ -66,7 +66,7 @@ def teacher_of(config: RunOptions, **changes: Any) -> TeacherSpec:
 
 
 def teacher_patch(config: RunOptions, image_size: int) -> int:
-    """Returns the patch size in pixels with which a teacher has the run's grid of patches.
+    """Returns the patch size, in pixels, that gives a teacher the same patch grid as the model.
 
     Args:
       config: config of the run.

@@ -44,7 +44,7 @@ class HiddenPixels(Objective):
         return batch | {"order": shuffled(keys, self.patches).astype(jnp.int32)}
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns the loss of each image, the mean squared error of its hidden patches' pixels.
+        """Returns the loss of each image: the mean squared error of its hidden patches' pixels.
 
         Args:
           model: the encoder.

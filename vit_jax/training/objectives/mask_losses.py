@@ -192,7 +192,7 @@ def most_uncertain(logits: jax.Array, count: int) -> jax.Array:
 
 
 class Sums(NamedTuple):
-    """Unweighted loss sums of an image: mask losses over its masks, class losses over queries."""
+    """Unweighted losses of an image: mask losses summed over masks, class losses over queries."""
 
     mask: jax.Array
     dice: jax.Array

@@ -126,7 +126,7 @@ class MaskedPatch(Objective):
         }
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns the loss of each image, the mean over its corrupted patches.
+        """Returns the loss of each image: the mean over its corrupted patches.
 
         The targets `color` and `cells` are classes. For these, the accuracy is also returned.
 

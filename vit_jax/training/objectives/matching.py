@@ -9,7 +9,7 @@ EXCLUDED = 1e8  # Cost of a pair that must not be matched.
 
 
 def match(costs: jax.Array, valid: jax.Array) -> jax.Array:
-    """Matches each target with a different prediction; the sum of the costs is the minimum.
+    """Matches each target with a different prediction and minimizes the sum of the costs.
 
     No gradient flows through the result.
 

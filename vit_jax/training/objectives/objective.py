@@ -161,8 +161,9 @@ class Objective(nnx.Module):
     def make(cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Objective":
         """Creates the config's objective.
 
-        Objectives with a `teacher_spec` have another argument, `frozen=`, the abstract frozen
-        model. The calling code sets the attribute `frozen` afterwards.
+        If an objective has a `teacher_spec`, its `make` has an additional argument `frozen`: the
+        frozen model with shapes in place of arrays. The calling code sets the attribute `frozen`
+        afterwards.
 
         Args:
           config: config of the run.
@@ -235,8 +236,8 @@ class Objective(nnx.Module):
     def own_eval_params(config: RunOptions) -> str | None:
         """Returns the name of the state item with the objective's own parameters for evaluation.
 
-        For example, the item is a moving average of them. None: the trained parameters are
-        evaluated.
+        For example, the item is a moving average of these parameters. None: the trained parameters
+        are evaluated.
         """
         return None
 
@@ -249,11 +250,11 @@ class Objective(nnx.Module):
         return True
 
     def frozen_prefixes(self) -> Mapping[str, int]:
-        """Returns for how many initial updates parameters of the objective are frozen.
+        """Returns numbers of initial updates in which parameters are frozen, by path prefix.
 
-        For example, `{"head/prototypes": 100}` freezes all parameters whose path starts with
-        `head/prototypes` for 100 updates. Skipped updates are counted. While parameters are frozen,
-        the optimizer's moments are updated, but weight decay is not applied.
+        For example, `{"head/prototypes": 100}` freezes the objective's parameters whose path starts
+        with `head/prototypes` for 100 updates. Skipped updates are counted. While parameters are
+        frozen, the optimizer's moments are updated, but weight decay is not applied.
         """
         return {}
 
@@ -310,7 +311,7 @@ class Objective(nnx.Module):
 
     @staticmethod
     def summary(config: RunOptions) -> str:
-        """Returns a description of the objective that a run logs at its start; empty: none."""
+        """Returns a line about the objective to log at the start of a run; empty: no line."""
         return ""
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
@@ -323,7 +324,7 @@ class Objective(nnx.Module):
         return None
 
     def own_weights(self) -> dict:
-        """Returns the objective's own parameters, without those of its frozen model."""
+        """Returns the objective's own parameters, without its frozen model's parameters."""
         return {
             name: x
             for name, x in nnx.to_pure_dict(nnx.state(self, nnx.Param)).items()

@@ -48,7 +48,7 @@ def sigmoid_losses(
 
     The loss is the binary cross-entropy, summed over all texts of the batch (Zhai et al., 2023,
     equation 1). Blocks of texts are passed around the devices. At a time, each device computes the
-    logits of its own images and one block of texts (section 3.3).
+    logits of its own images with one block of texts (section 3.3).
 
     Args:
       pairs: batch of image-text pairs.
@@ -84,7 +84,7 @@ def _most_similar(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _about(most: jax.Array) -> jax.Array:
-    """Returns a bound: larger logits equal the largest one, up to rounding errors."""
+    """Returns the bound above which a logit counts as equal to the largest logit, `most`."""
     return most - 1e-5 * jnp.abs(most)
 
 
@@ -98,10 +98,11 @@ def _own_similarities(pairs: Pairs) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _all_as_negatives(mesh, images, texts, scale, keep, bias):
-    """Returns the sum of softplus(logit) over all texts, the largest logit, and its count.
+    """Returns three values of each image's logits with all texts, each `[images]`.
 
-    Each result is `[images]`. The sum is the loss of an image if all texts were negatives. The
-    backward pass recomputes the logits, because the matrix of all logits would not fit in memory.
+    They are the sum of softplus(logit), the largest logit, and the number of texts with the largest
+    logit. The sum would be the loss of the image if all texts were negatives. The backward pass
+    recomputes the logits, because the matrix of all logits would not fit in memory.
     """
 
     def on_device(images, texts, scale, keep, bias):

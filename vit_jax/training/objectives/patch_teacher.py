@@ -15,11 +15,11 @@ from vit_jax.training.objectives.prototypes import unit
 
 
 def features_of_teacher(config: RunOptions, model: TokenModel, teacher: nnx.Module) -> int:
-    """Returns the number of features that a teacher, possibly abstract, has for each patch.
+    """Returns the teacher's number of features for each patch; the teacher may be abstract.
 
     Raises:
-      UserError: the teacher has no patch features, or its patches differ from the model's patches,
-        or its head cannot be applied to single patches.
+      UserError: the teacher has no patch features, its patches differ from the model's patches, or
+        its head cannot be applied to single patches.
     """
     values = config.objective
     named = f"config.objective.teacher={values.teacher!r}"
@@ -45,7 +45,8 @@ def said_of_patches(teacher: ImageModel, batch: Batch, of_head: bool) -> jax.Arr
     Args:
       teacher: the frozen model.
       batch: batch of images.
-      of_head: True: return the outputs of the teacher's head. False: return the last tokens.
+      of_head: True: return the outputs of the teacher's head, applied to each patch token. False:
+        return the patch tokens (`features` with `dense=True`).
     """
     x = teacher.features(batch.get("taught", batch["image"]), dense=True)
     x = teacher.head(x) if of_head else x

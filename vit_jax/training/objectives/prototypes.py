@@ -136,11 +136,11 @@ def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None)
 
 
 def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
-    """Returns whether a search with an image's first view finds the same image's second view.
+    """Returns 1 for an image if its own second view is nearest to its first view, else 0.
 
-    The search is among the second views of the batch or micro-batch. The result is 1 for an image
-    if its own second view is nearest to its first view, else 0. The accuracy by chance is 1 /
-    (number of images). The metric resembles k-NN accuracy, but needs no labels.
+    The first view is compared with the second views of all images of the batch or micro-batch. The
+    accuracy by chance is 1 / (number of images). The metric resembles k-NN accuracy, but needs no
+    labels.
 
     Args:
       x: features of two views with length 1, `[batch, 2, features]`.

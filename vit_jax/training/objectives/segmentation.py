@@ -47,8 +47,8 @@ class Segmentation(Objective):
     - Linear head and UPerNet: the scores are resized to the image, and the loss is the pixels'
       cross-entropy. Ignored pixels have the loss 0. The sum is divided by the number of all pixels,
       as in mmsegmentation and DINOv3. In training, UPerNet adds the loss of its auxiliary head.
-    - EoMT: the loss of a set of masks (`mask_losses.py`). EoMT predicts masks before and after each
-      of its last layers, and the losses of all these predictions are added.
+    - EoMT: the loss of a set of masks (`mask_losses.py`). In training, EoMT predicts masks before
+      each layer with queries and after the last layer. The losses of these predictions are added.
 
     Args:
       options: the section `segmentation` of the config.
@@ -201,7 +201,7 @@ class Segmentation(Objective):
         """Returns EoMT's loss of each image, `[batch]`, summed over its predictions.
 
         Args:
-          outputs: the head's `masks` and `classes` before and after each of the last layers.
+          outputs: the outputs of `EoMT`: `masks` and `classes` of each prediction.
           batch: batch with masks.
           training: True: divide mask losses by the batch's mean number of masks per image. False:
             divide them by the image's own number of masks.

@@ -165,14 +165,15 @@ class VQKD(Objective):
     and true features, plus the squared distance between vectors and their codes.
 
     Codes are state, not parameters. Each code is a moving average of its vectors in the global
-    batch. In the first update the loss is computed with random codes. At its end, k-means on the
-    batch initializes the codes, which are then updated for the first time.
+    batch. In the first update the loss is computed with random codes. At the end of this update,
+    k-means on the batch initializes the codes, and they are updated for the first time.
 
     Args:
       options: the section `vqkd` of the config.
       model: the ViT to train, the encoder.
       features: number of the teacher's features for each patch.
-      of_head: True: the features are outputs of the teacher's head. False: the last tokens.
+      of_head: True: the features are outputs of the teacher's head. False: they are the teacher's
+        patch tokens (`features` with `dense=True`).
       seed: random seed of k-means, and of the new values of dead codes.
       rngs: the key for initialization.
 
@@ -289,7 +290,7 @@ class VQKD(Objective):
         return dead_codes(means, update, REMEDY)
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns the loss of each image, the mean over its patches.
+        """Returns the loss of each image: the mean over its patches.
 
         The metric `cosine` is the cosine similarity of predicted and true features. `code_distance`
         is the mean squared difference between vectors and their codes. The other metrics describe
@@ -334,7 +335,7 @@ class VQKD(Objective):
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the images, and reconstructions from patches of the batch, in [0, 255].
+        """Returns the images, and their reconstructions from other patches, in [0, 255].
 
         The decoder predicts features, not pixels. Each patch is therefore replaced by the patch of
         the batch whose teacher features are nearest to the features decoded from its code.

@@ -13,9 +13,9 @@ def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Adafactor's update of "Scaling Vision Transformers" (Zhai et al., 2022, section 3.5).
 
     As in big_vision, the second moment is factored into sums over rows and columns, with a decay of
-    at most beta2. It has momentum, but updates are not scaled by the parameters' RMS. `clip_update`
-    is an upper bound of the updates' RMS. In the original Adafactor (Shazeer and Stern, 2018) the
-    bound is 1.
+    at most beta2. Unlike the original Adafactor (Shazeer and Stern, 2018), this version has
+    momentum, and updates are not scaled by the parameters' RMS. `clip_update` is an upper bound of
+    the updates' RMS. In the original Adafactor the bound is 1.
     """
     return optax.chain(
         # The two largest axes are factored if their sizes are at least 32. The axis that stacks q,
@@ -34,9 +34,9 @@ def clip_by_rms(limit: float, of: str) -> optax.GradientTransformation:
 
     Args:
       limit: maximum; 0: no limit.
-      of: `array`: one RMS for each array. `projection`: separate RMS for query, key and value
-        kernels that are stored in one array. Published code stores them as separate arrays, so
-        `projection` gives the same result.
+      of: `array`: one RMS for each array. `projection`: if query, key and value kernels are stacked
+        in one array, each of them has its own RMS. Published code stores the three kernels as
+        separate arrays, so `projection` gives the same result as published code.
     """
 
     def clip(path, x):
