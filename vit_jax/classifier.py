@@ -41,6 +41,7 @@ def open_classifier(
     *,
     image_size: int | tuple[int, int] | None = None,
     resize: int | None = None,
+    merge_tokens: int = 0,
     decode: str | None = None,
     classes: str | None = None,
     names: str | None = None,
@@ -53,6 +54,7 @@ def open_classifier(
       source: the checkpoint, as in `vit_jax.load_model`.
       image_size: image size of the model; None: the checkpoint's.
       resize: short side of the image before the central crop, in pixels; None: the checkpoint's.
+      merge_tokens: number of patches that each layer of a ViT merges (`ViTOptions.merge_tokens`).
       decode: `fast` or `exact`; None: the mode of the checkpoint's run, or `fast` if the checkpoint
         is not from a run.
       classes: a file with a class name in each line; None: the checkpoint's names.
@@ -66,13 +68,16 @@ def open_classifier(
       UserError: the checkpoint does not exist, its images are neither RGB nor grey, or sizes or
         names do not match the model.
     """
-    changes: dict[str, Any] = {"image_size": image_size} if image_size else {}
+    changes: dict[str, Any] = {"image_size": image_size, "merge_tokens": merge_tokens}
+    changes = {name: value for name, value in changes.items() if value}
     place = source if names is None else towers_place(source)
     checkpoint = open_checkpoint(place, image_size)
     if names is None:
         if templates:
             raise UserError("--template is for zero-shot classification: give --names, too")
         model, image_text = build_model(checkpoint, log=log, **changes), None
+    elif merge_tokens:
+        raise UserError("--merge_tokens is for models with a head: give it without --names")
     else:
         model, image_text = _zero_shot(place, names, templates, classes, log, image_size)
     if model.channels not in (1, 3):

@@ -123,6 +123,7 @@ class ModelConfig(Section):
     initialization: str | None
     norm_epsilon: float | None
     scan: bool | None
+    merge_tokens: int | None
     axial: bool | None
     blocks: tuple[Any, ...] | None
     widths: tuple[Any, ...] | None

@@ -89,6 +89,12 @@ RESIZE = flags.DEFINE_integer(
     None,
     "Short side before the central crop; by default the checkpoint's, or 8/7 of the crop.",
 )
+MERGE_TOKENS = flags.DEFINE_integer(
+    "merge_tokens",
+    0,
+    "Patches that each layer of a ViT merges with similar ones (ToMe): faster, less accurate.",
+    lower_bound=0,
+)
 DECODE = flags.DEFINE_enum(
     "decode",
     None,
@@ -122,6 +128,7 @@ def main(arguments: list[str]) -> None:
         CHECKPOINT.value,
         image_size=command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None,
         resize=RESIZE.value,
+        merge_tokens=MERGE_TOKENS.value,
         decode=DECODE.value,
         classes=CLASSES.value,
         names=NAMES.value,
@@ -153,7 +160,7 @@ def dense(objective: str, arguments: list[str]) -> None:
         read.
     """
     name, what = DENSE[objective]
-    unsupported = (TOP, JSON, CSV, CLASSES, NAMES, TEMPLATE, RESIZE)
+    unsupported = (TOP, JSON, CSV, CLASSES, NAMES, TEMPLATE, RESIZE, MERGE_TOKENS)
     for flag in unsupported if objective == "detection" else (*unsupported, THRESHOLD):
         if flag.present:
             raise UserError(

@@ -248,9 +248,9 @@ def angles_of(kind, row, column, rows, columns, unit, first, width):
 # The Vision Transformer.
 
 
-def self_attention(x, p, *, epsilon=1e-6, relative=None, bias=None, turn=None):
+def self_attention(x, p, *, epsilon=1e-6, relative=None, bias=None, turn=None, sizes=None):
     """`relative(query, key)` and `bias` are rows of the tables; `turn(token, head, vector)`
-    turns.
+    turns; each query sees token j `sizes[j]` times.
     """
     biases = p["qkv"].get("bias")
     if biases is None:
@@ -276,11 +276,37 @@ def self_attention(x, p, *, epsilon=1e-6, relative=None, bias=None, turn=None):
                 scores[i, j] /= np.sqrt(query.shape[-1])
                 if bias:
                     scores[i, j] += p["bias_table"][bias(i, j)][head]
-        heads.append(softmax(scores) @ value)
+        seen = np.repeat(np.arange(len(x)), 1 if sizes is None else sizes)
+        heads.append(softmax(scores[:, seen]) @ value[seen])
     attended = np.concatenate(heads, axis=-1)
     if "norm" in p:
         attended = layer_norm(attended, p["norm"], epsilon)
     return attended @ p["out"]["kernel"].reshape(attended.shape[-1], -1) + p["out"].get("bias", 0)
+
+
+def merge_patches(x, sizes, inputs, p, patches: range, count: int, epsilon: float):
+    """Token merging of one image: the tokens and their sizes after `count` patches are merged.
+
+    `inputs` are those of the attention, whose keys are compared.
+    """
+    keys = []
+    for head in range(len(p["out"]["kernel"])):
+        bias = p["qkv"]["bias"][1, head] if "bias" in p["qkv"] else 0
+        key = inputs @ p["qkv"]["kernel"][:, 1, head] + bias
+        keys.append(layer_norm(key, p["key_norm"], epsilon) if "key_norm" in p else key)
+    keys = np.mean(keys, axis=0)
+    keys = keys / np.linalg.norm(keys, axis=1, keepdims=True)
+    even, odd = ([t for t in patches if t % 2 == rest] for rest in (0, 1))
+    most_similar = {t: max(odd, key=lambda other: keys[t] @ keys[other]) for t in even}
+    even.sort(key=lambda t: -keys[t] @ keys[most_similar[t]])
+    sums, sizes = x * sizes[:, None], sizes.copy()
+    for token in even[: min(count, len(patches) // 2)]:
+        sums[most_similar[token]] += sums[token]
+        sizes[most_similar[token]] += sizes[token]
+    kept = even[min(count, len(patches) // 2) :]
+    kept = sorted(kept) if patches.start else kept
+    order = [*range(patches.start), *kept, *odd, *range(patches.stop, len(x))]
+    return sums[order] / sizes[order, None], sizes[order]
 
 
 def attention_pooling(x, p, gelu, epsilon):
@@ -324,6 +350,7 @@ def vit(
     layer_scale=None,
     pre_logits=False,
     norm_epsilon=1e-6,
+    merge_tokens=0,
     **_,
 ) -> np.ndarray:
     """Logits of one image; the arguments are the model's."""
@@ -340,7 +367,7 @@ def vit(
         x = np.concatenate([params["distillation_token"][0], x])
     if pooling in ("cls", "cls_gap") or cls_token:
         x = np.concatenate([params["cls"][0], x])
-    placed = len(x)  # Tokens with a position.
+    placed = len(x)  # Tokens with a position; later those before the registers.
     special = placed - rows * columns
 
     def table(p):
@@ -367,7 +394,7 @@ def vit(
             angles = angles_of(rope, row, column, rows, columns, unit, first, len(vector))
             return turned(vector, angles, halves=rope == "dinov3")
 
-        ways = dict(epsilon=norm_epsilon, turn=None if rope == "none" else turn)
+        ways = dict(epsilon=norm_epsilon, turn=None if rope == "none" else turn, sizes=sizes)
         if position == "relative":
             ways["relative"] = lambda query, key: relative_row(query, key, special, rows * columns)
         if position == "bias":
@@ -375,7 +402,21 @@ def vit(
             p = p | {name: params[name] for name in ("bias_table",) if position_at == "shared"}
         return self_attention(x, p, **ways)
 
+    sizes = np.ones(len(x), int) if merge_tokens else None
+
+    def merged(before, after, p):
+        """Merges patches of the tokens after attention, by the keys of those before."""
+        nonlocal sizes, placed
+        inputs = before if norm_at == "after" else layer_norm(before, p["norm1"], norm_epsilon)
+        x, sizes = merge_patches(
+            *(after, sizes, inputs, p["attention"]),
+            *(range(special, placed), merge_tokens, norm_epsilon),
+        )
+        placed -= len(after) - len(x)
+        return x
+
     def block(x, p):
+        before = x
         for number, branch in (
             ("1", lambda x: attend(x, p["attention"])),
             ("2", lambda x: feed_forward(x, p["mlp"], mlp, gelu, norm_epsilon)),
@@ -386,6 +427,7 @@ def vit(
             else:
                 scale = 1 if layer_scale is None else p["scale" + number]
                 x = x + branch(layer_norm(x, norm, norm_epsilon)) * scale
+            x = merged(before, x, p) if merge_tokens and number == "1" else x
         return x
 
     for layer, p in sorted(params["blocks"].items()):
