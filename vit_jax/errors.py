@@ -46,7 +46,7 @@ class UserError(ValueError):
 def mistake(error: BaseException) -> str | None:
     """Returns the message for the user; None: the error is a bug.
 
-    Errors with a message are UserErrors, errors of the file system, and a lack of memory.
+    UserErrors, file system errors and out-of-memory errors have such a message.
     """
     if isinstance(error, UserError):
         message = str(error)

@@ -32,7 +32,7 @@ def pretraining(model: str) -> ConfigDict:
     config.batch_size = 4096
     config.data.source = "tfds"
     config.data.image_size, config.data.test_resize = 224, 256
-    # TensorFlow's default bounds of the aspect ratio (1.33, not 4/3).
+    # TensorFlow's default bounds of a crop's aspect ratio (1.33, not 4/3).
     config.data.crop_aspect = (0.75, 1.33)
     # As in big_vision.
     config.data.interpolation, config.data.test_interpolation = "bilinear", "area"
@@ -175,7 +175,7 @@ def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
 
 
 def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
-    """Returns the config of BEiT's pre-training on ImageNet-21k or 1k, without a tokenizer."""
+    """Returns the config of BEiT's pre-training on ImageNet-21k or 1k. The tokenizer is not set."""
     config = _like_eva(
         model,
         row.epochs,

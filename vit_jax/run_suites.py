@@ -187,9 +187,9 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
 
 
 def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
-    """Returns the digests (hashes) of a measurement's data, by the name of the row.
+    """Returns the digests (hashes) of a measurement's data by row, and reasons for missing ones.
 
-    For rows whose data cannot be opened, the second result contains the reasons.
+    If the data of a row cannot be opened, its digest is missing.
     """
     digests, failures = {}, {}
     for name in measurement.names:

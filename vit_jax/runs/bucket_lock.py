@@ -5,9 +5,9 @@ owner of the workdir. If this object is empty, the workdir has no owner. A numbe
 twice. The bucket creates an object only if it does not exist yet (`ifGenerationMatch=0` of Google
 Cloud Storage, `If-None-Match: *` of S3).
 
-The owner rewrites its object every few seconds as a heartbeat. Some stores ignore the condition.
-With such a store, two runs that start within the same second may both get the lock. The first run
-detects this at its next heartbeat.
+The owner rewrites its object every few seconds as a heartbeat. Some stores ignore the condition
+that the object must not exist. With such a store, two runs that start within the same second may
+both get the lock. The first run detects this at its next heartbeat.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class BucketLock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock. If another host's process may be alive, waits for its heartbeat.
+        """Takes the lock. If another host's process holds it, first waits for its next heartbeat.
 
         Raises:
           UserError: another run holds the lock, or the bucket cannot be used.

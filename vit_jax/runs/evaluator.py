@@ -236,7 +236,7 @@ class Evaluator:
         return np.unique(np.linspace(0, len(self._splits[split]) - 1, most).astype(int))
 
     def _read(self, split: str, chosen: np.ndarray, of: int, **views) -> dict[str, np.ndarray]:
-        """Reads some images of a split as one batch. Its entry `numbers` contains their indices.
+        """Reads some images of a split as one batch, in which `numbers` contains their indices.
 
         Args:
           split: name of the split.

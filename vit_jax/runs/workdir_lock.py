@@ -69,7 +69,7 @@ class Lock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock. If another host's process may be alive, waits for its heartbeat.
+        """Takes the lock. If another host's process holds it, first waits for its next heartbeat.
 
         Raises:
           UserError: another run holds the lock.
