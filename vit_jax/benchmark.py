@@ -1,28 +1,34 @@
 """Measures this machine: python -m vit_jax.benchmark overhead.
 
-overhead: time of a training step of --config on the host, outside the compiled program. load: time
-and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, compared with reading the file.
+overhead: time of a training step of --config on the host, outside the compiled program.
+load: time and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, compared with reading
+  the file.
 input: number of training crops that a CPU core makes per second, compared with tf.data, Pillow and
-a plain decode. resume: seconds to the first batch at example 10 and at example 100 million. saving:
-training with a checkpoint every 20 steps, compared with training without checkpoints. fewshot:
-seconds of the least squares of few-shot evaluation for 1,000 classes and 1,024 features, compared
-with plain NumPy. memory: memory of the input pipeline over 100,000 batches, drawn to
-input_memory.png. inference: images/s of --models at --image_sizes in wall-clock time, compared with
-other libraries (--against=onnxruntime,timm). --largest finds the largest batch that fits into
-memory, and --out=FILE.png draws a plot. predict: images/s of the command predict with --models on a
-folder of 2,000 JPEGs, compared with the model alone. serve: images/s and latency of a server of
---models under 1, 4 and 16 clients, each for --seconds. train: wall-clock time of training steps of
---models, compared with other projects (--against), whose checkouts are in the folder --checkouts.
+  a plain decode.
+resume: seconds to the first batch at example 10 and at example 100 million.
+saving: training with a checkpoint every 20 steps, compared with training without checkpoints.
+fewshot: seconds of the least squares of few-shot evaluation for 1,000 classes and 1,024 features,
+  compared with plain NumPy.
+memory: memory of the input pipeline over 100,000 batches, drawn to input_memory.png.
+inference: images/s of --models at --image_sizes in wall-clock time, compared with other libraries
+  (--against=onnxruntime,timm). --largest finds the largest batch that fits into memory, and
+  --out=FILE.png draws a plot.
+predict: images/s of the command predict with --models on a folder of 2,000 JPEGs, compared with the
+  model alone.
+serve: images/s and latency of a server of --models under 1, 4 and 16 clients, each for --seconds.
+train: wall-clock time of training steps of --models, compared with other projects (--against),
+  whose checkouts are in the folder --checkouts.
 objectives: wall-clock time and compiled FLOPs of training steps of --models: supervised, masked
-patch prediction, masked autoencoder. depth: wall-clock time and FLOPs of training steps with two
-kinds of stochastic depth. Either each branch drops images independently, or each branch is computed
-for a random subset of fixed size. crops: the TPU compiler's estimates for --models. DINO's step is
-compared with the supervised step, and separate passes for crops of each size are compared with one
-packed pass. gpu: benchmarks of a GPU, the most important first, within --minutes: training steps
-compared with timm's in PyTorch, attention, agreement with float32 on the CPU. Each result is
-written to gpu.jsonl in the folder --out. tpu: the TPU compiler's estimates for the training step of
---models on --slices, compiled on this machine's CPU, compared with the compiler's estimates for
-other projects.
+  patch prediction, masked autoencoder.
+depth: wall-clock time and FLOPs of training steps with two kinds of stochastic depth. Either each
+  branch drops images independently, or each branch is computed for a random subset of fixed size.
+crops: the TPU compiler's estimates for --models. DINO's step is compared with the supervised step,
+  and separate passes for crops of each size are compared with one packed pass.
+gpu: benchmarks of a GPU, the most important first, within --minutes: training steps compared with
+  timm's in PyTorch, attention, agreement with float32 on the CPU. Each result is written to
+  gpu.jsonl in the folder --out.
+tpu: the TPU compiler's estimates for the training step of --models on --slices, compiled on this
+  machine's CPU, compared with the compiler's estimates for other projects.
 """
 
 import importlib

@@ -13,11 +13,12 @@ of its encoders is exported. The program returns embeddings of length 1, float32
 text encoder's input is tokens, int32 `[batch, length]`. The metadata contain the scale and the bias
 of the similarities.
 
-For runs of these objectives (config.objective.name), the program returns: segmentation `scores`
-`[batch, rows, columns, classes]`, at the resolution of the head depth `depth`
-`[batch, rows, columns, 1]` in metres detection `objects` `[batch, objects, 6]`: left, top, right
-and bottom as fractions of the image's sides, score and class. A head for masks also returns `masks`
-`[batch, objects, rows, columns]`: logits of the whole image, above 0 at the object's pixels
+For runs of these objectives (config.objective.name), the program returns:
+  segmentation  `scores` `[batch, rows, columns, classes]`, at the resolution of the head
+  depth         `depth` `[batch, rows, columns, 1]` in metres
+  detection     `objects` `[batch, objects, 6]`: left, top, right and bottom as fractions of the
+                image's sides, score and class. A head for masks also returns `masks` `[batch,
+                objects, rows, columns]`: logits of the whole image, above 0 at the object's pixels
 
     program = jax.export.deserialize(open("model.stablehlo", "rb").read())
     logits = program.call(images)       # Needs JAX alone; on a CPU, a GPU or a TPU.

@@ -51,7 +51,7 @@ def measure(
     against: Sequence[str],
     checkouts: str | None,
 ) -> None:
-    """Prints two tables about training steps: estimated cycles, memory and collectives; and parts.
+    """Prints two tables of training steps: their cycles, memory and collectives, and their parts.
 
     Args:
       models: names of models.

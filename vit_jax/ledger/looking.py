@@ -83,8 +83,9 @@ class Seen(NamedTuple):
 def seen_in(study: Study) -> dict[str, Seen]:
     """Returns the attention of each model on some images, by the model's name.
 
-    At laptop scale these are the finished runs of `trained` and their test images. At the paper's
-    scale they are the checkpoints of `--checkpoint` (by file name) and the images of `--images`.
+    At laptop scale the models are from finished runs of `trained`, and the images are test images
+    of these runs. At the paper's scale the models are the checkpoints of `--checkpoint` (with their
+    file names as names), and the images are those in the folder `--images`.
 
     Raises:
       UserError: the checkpoints or the folder are missing; a model has no full attention.

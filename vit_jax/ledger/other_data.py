@@ -27,7 +27,8 @@ class OtherData(NamedTuple):
 
     Attributes:
       kind, path: values of `data.source` and `data.path`.
-      splits: names of its training and its test split; None: the names of the replaced data set.
+      splits: names of its training and its test split; None: they have the names of the replaced
+        data set's splits.
       label_key, num_classes: as in the config.
     """
 

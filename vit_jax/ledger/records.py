@@ -1,6 +1,6 @@
 """Records of experiments, one JSON file each: results, command, commit, versions and machine.
 
-They are committed in experiments/records. A record may be made before all runs are finished, and
+Records are committed in experiments/records. A record may be made before all runs are finished, and
 from runs of several machines. The person who makes a record writes the verdict: whether the results
 support the paper's claim, and what differs from the paper.
 """

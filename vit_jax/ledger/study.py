@@ -66,7 +66,8 @@ class Study:
         the experiment defines.
 
     Attributes:
-      left: estimated seconds until the current stage is finished; None before its first run is.
+      left: estimated seconds until the current stage is finished; None until its first run is
+        finished.
     """
 
     def __init__(
@@ -254,7 +255,8 @@ class Experiment:
         results next to those of `published`.
       draw: function that returns pictures by name, without file extension.
       finding: function that returns a sentence about the results.
-      published: name of a table in `vit_jax.published` whose rows and columns the results have.
+      published: name of the table in `vit_jax.published` to compare with. The results have the same
+        rows and columns as this table.
       compared: function that returns pairs of a published value and our value, by row and column;
         None: the pairs of the table `published`.
       options: the experiment's own flags, by name, with the arguments of `add_argument`.

@@ -141,7 +141,7 @@ def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accu
 
 
 def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns a table of the paper's values and ours, with a line for each model in ours.
+    """Returns a table of the paper's values and ours, with a line for each of our models.
 
     Args:
       table: the published table.
@@ -294,7 +294,7 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
 
 
 def slopes(points: Points, x: str, y: str, by: str) -> str:
-    """Returns a text with the points of y that a doubling of x gains, for each group.
+    """Returns a text with the gain in y, in points, by which each group profits if x doubles.
 
     The gain is the slope of a line that is fitted by least squares.
 

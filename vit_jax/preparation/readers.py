@@ -411,7 +411,7 @@ def _count_left_out(folders_of_classes: Collection[Path], others: Collection[Pat
 
     Args:
       folders_of_classes: folders that contain a folder for each class.
-      others: other folders, in the same folder as those of the splits.
+      others: other folders, which are next to the folders of the splits.
     """
     loose = [file.name for folder in folders_of_classes for file in _files_in(folder)]
     images, left_out = sort_out(loose)
@@ -475,7 +475,7 @@ def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
 
 
 def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
-    """Opens the CSV or CSVs at a path, by split. All have the classes of the training split."""
+    """Opens the CSV or CSVs at a path, by split. All use the training split's class indices."""
     splits = [*split_files(str(root))]
     options = _options_of_lists(root, keys)
     first = "train" if "train" in splits else splits[0]
@@ -771,7 +771,7 @@ def _prefixes(stem: str) -> Iterator[str]:
 def _captions_of_tar(path: str, end: int) -> str | None:
     """Returns where the captions of a tar are stored: `txt` (text files) or a JSON key.
 
-    The first sample with captions determines it.
+    The first sample with captions determines the result.
 
     Returns:
       None if none of the first `LOOKED_AT` samples with images has captions.
@@ -946,7 +946,7 @@ def _check_same_columns(columns: Mapping[str, _Columns], first: _Columns) -> Non
 
 
 def _leading_names(units: list[Unit], names_of: Mapping[str, list[str]]) -> list[str]:
-    """Returns the class names of the training files. Without training files, those of all files."""
+    """Returns the class names of the training files, or of all files if there are none."""
     leading = [names_of[unit.path] for unit in units if unit.split == "train"]
     return list(dict.fromkeys(itertools.chain(*(leading or names_of.values()))))
 

@@ -231,7 +231,7 @@ def try_usages(
       picture: the image, uint8 `[height, width, 3]`.
       expected: expected output for the image.
       folder: the future content of `name` on the Hub.
-      log: called with a message for each library that has no such example.
+      log: callback that receives a message for each library without a successful example.
     """
     found = []
     with tempfile.TemporaryDirectory() as place:
@@ -251,7 +251,7 @@ def try_usages(
 
 
 def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a random image, and the model's output for it: probabilities, or else features.
+    """Returns a random image, and the model's probabilities for it (features without a head).
 
     The image has a size at which it is cropped without a resize.
     """
