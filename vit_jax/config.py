@@ -158,7 +158,7 @@ def given_keys(config: ConfigDict) -> set[str]:
 
 
 def as_made(config: ConfigDict) -> None:
-    """Marks all values as not set by the user. It is called when a config's file returns it."""
+    """Marks all values as not set by the user. Called when a config's file returns the config."""
     config.__dict__.pop(_GIVEN, None)
     for value in config.values():
         if isinstance(value, ConfigDict):
@@ -272,7 +272,7 @@ def unknown_key(key: str) -> str:
 
 
 def _similar_keys(key: str) -> str:
-    """Returns the end of the message for an unknown key: similar keys, in its section first."""
+    """Returns similar keys for the message about an unknown key, from the same section first."""
     section, _, name = key.rpartition(".")
     if section:
         inside = [key.rpartition(".")[2] for key in VALUES if key.startswith(f"{section}.")]

@@ -69,7 +69,7 @@ def mistake(error: BaseException) -> str | None:
 def readers_may_leave():
     """Context that exits without a traceback if the reader of the output has closed it (`| head`).
 
-    The exit code is that of a process that SIGPIPE has ended.
+    The exit code is 141, as for a process that SIGPIPE has ended.
     """
     try:
         try:

@@ -191,7 +191,7 @@ class MultichannelImages:
       channels: the model's number of channels.
 
     Raises:
-      UserError: an image has another type or shape.
+      UserError: an image is not a uint8 array with this number of channels.
     """
 
     def __init__(self, images: Any, channels: int):

@@ -205,7 +205,7 @@ def write_towers(source: str, name: str, licence: str, folder: Path) -> None:
 def read_origin(
     source: str, checkpoint: "Checkpoint", licence: str
 ) -> "tuple[RunFacts | None, str | None]":
-    """Returns facts about a checkpoint's run, and the name of its base model on the Hub.
+    """Returns facts about a checkpoint's run, and the name of the run's base model on the Hub.
 
     A result is None if it is unknown. If the base model has another licence, a note is printed.
     """

@@ -1,6 +1,6 @@
 """Recipes of the config files: the paper's (tables 3, 4), masked autoencoders, BiT, DeiT and later.
 
-Learning rates are those of the papers, but schedules may be shifted by one update. By default,
+Learning rates are as in the papers, but schedules may be shifted by one update. By default,
 schedules in vit_jax count updates from 1. Schedules in vision_transformer, big_vision and PyTorch
 count from 0 (optimizer.count_from=0). Two kinds of recipes follow the authors' code line by line
 and count from 0: masked autoencoders, and the better plain baselines.
@@ -520,7 +520,7 @@ def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
     config.batch_size, config.steps = 16, steps
     config.data.update(dict(source="depth", test_split="val", image_size=size))
     # Predicted depth depends on the apparent size of objects. All images are therefore resized to
-    # the same height, that of the crop.
+    # the same height, the height of the crop.
     config.data.update(dict(test_crop="short_side", test_resize=size))
     config.data.update(dict(crop="scale_jitter", crop_scale=(1.0, 1.0)))
     config.augment.color_jitter = (0.25, 0.0, 0.0)

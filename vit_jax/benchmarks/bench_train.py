@@ -1,4 +1,4 @@
-"""Measures the time of our training steps and of those of other projects."""
+"""Measures the time of our training steps and of training steps of other projects."""
 
 import importlib.util
 import statistics

@@ -28,7 +28,7 @@ CLASSES = 1000
 
 
 class Peer(NamedTuple):
-    """A project with a model in Flax Linen, and the variants of it to compare."""
+    """A project with a model in Flax Linen, and the variants of this model to compare."""
 
     repository: str
     make: Callable[..., Any]  # (checkout, name of the model, dtype, **option) -> flax.linen.Module

@@ -37,8 +37,8 @@ def of_models(
 ) -> Experiment:
     """Returns an experiment that inspects a ViT and a hybrid.
 
-    At laptop scale the models are those of figure 7's runs, at the paper's scale any checkpoints.
-    Arguments are fields of `Experiment`.
+    At laptop scale the models are from the runs of figure 7. At the paper's scale they are any
+    checkpoints of the user. The arguments are fields of `Experiment`.
     """
     shared = dict(read=read, table=table, draw=draw, finding=finding)
     own = {} if runs_of else dict(stages=(TRAINED,), options=FLAGS, minutes=35)

@@ -100,7 +100,7 @@ def first_that_fits(
 
     Returns:
       The change in words, and the plan with this change. The words are empty if no change is
-      needed, or if none is found; in the second case the plan does not fit.
+      needed. They are also empty if no change makes the run fit; then the plan does not fit.
     """
     job = make_workload(config, None)
     plan = estimate(config, job, where, prices)

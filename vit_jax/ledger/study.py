@@ -116,7 +116,7 @@ class Study:
         return job_of(job.workdir, config, changed | others)
 
     def outcome(self, trial: Trial) -> Outcome:
-        """Returns the metrics of a run, or the reason why there are none.
+        """Returns the metrics of a run, or the reason why the run has no metrics.
 
         Metrics of finished runs are cached.
         """
@@ -252,7 +252,7 @@ class Experiment:
         stages before it.
       paper: the experiment at the paper's scale; None: it has no such scale.
       table: function that formats the results as a Markdown table; None: a table that shows our
-        results next to those of `published`.
+        results next to the values of the table `published`.
       draw: function that returns pictures by name, without file extension.
       finding: function that returns a sentence about the results.
       published: name of the table in `vit_jax.published` to compare with. The results have the same
@@ -458,13 +458,13 @@ def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> l
 
 
 def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
-    """Returns the runs of the finished stages and of the first unfinished one.
+    """Returns the runs of the finished stages and of the first unfinished stage.
 
-    It does not start them.
+    No run is started.
 
     Args:
       experiment: the experiment at the study's scale.
-      study: the study, to which the runs are added.
+      study: the study. The runs are added to it.
     """
     for stage in experiment.stages:
         trials = stage(study)

@@ -100,8 +100,8 @@ def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("a
 
     Args:
       points: results of runs.
-      factors: the first columns: factors, or metrics, of which the mean is shown.
-      figures: the other columns: metrics, of which mean and std are shown in per cent.
+      factors: the first columns: factors, or metrics. For a metric, its mean is shown.
+      figures: metrics in the other columns. Their mean and std are shown in per cent.
     """
     lines = [
         [
@@ -240,7 +240,8 @@ def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
     """Returns pairs (published value, our value) for the numbers in `agreement`.
 
-    If the paper contains several values, the pair has the one that equals ours, or else the first.
+    If the paper contains several values, the pair contains the value that equals ours. If none
+    equals ours, the pair contains the first value.
     """
     return {
         recipe: {

@@ -55,7 +55,7 @@ class Pool:
 
     Args:
       files: files with the embeddings of the images, for `read_embeddings`.
-      excluded: True for images that are always removed, bool `[images]`.
+      excluded: True for images that must not be in the pool, bool `[images]`.
       similarity: minimum cosine similarity of near-duplicates.
       work: folder for intermediate results.
       run: function that runs tasks in this process.

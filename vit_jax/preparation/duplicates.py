@@ -271,7 +271,7 @@ def write_report(
 class Thumbnail(NamedTuple):
     """The data URL of an image, and how it is drawn.
 
-    Small images are drawn with sharp pixels, and all others are smoothed.
+    Small images are drawn with sharp pixels, and large images are smoothed.
     """
 
     source: str

@@ -295,7 +295,7 @@ def _recognise_file(file: Path) -> str:
 
 
 def _recognise_images(root: Path) -> str:
-    """Recognizes a folder: `folder` if it has class folders, `images` for images without labels."""
+    """Returns the kind of a data set: `folder` with class folders, `images` without labels."""
     inside = sorted(root.iterdir())
     _refuse_compressed(inside)
     folders = [child.name for child in inside if child.is_dir() and not is_ignored(child.name)]
@@ -456,8 +456,8 @@ def _find_images(root: Path, _: Keys) -> RawDataSet:
 def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
     """Returns the options for opening the CSV or CSVs at a path.
 
-    The header of the first CSV determines whether there are captions. If there are, labels are
-    optional.
+    The header of the first CSV determines whether the images have captions. If they have, labels
+    are optional.
     """
     names, label = value_columns(next(iter(split_files(str(root)).values()))), keys.label
     captions = keys.caption
@@ -490,7 +490,7 @@ def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
 def _find_lists(root: Path, keys: Keys) -> RawDataSet:
     """Finds CSVs with a file column and columns of labels, captions or both.
 
-    The format is that of the source `csv`. Paths of images are relative to the CSV's folder.
+    The files have the format of the source `csv`. Paths of images are relative to the CSV's folder.
     """
     files, opened = split_files(str(root)), _open_lists(root, keys)
     left_out = sum((Counter(split.left_out) for split in opened.values()), Counter())

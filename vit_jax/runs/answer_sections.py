@@ -23,7 +23,7 @@ from vit_jax.runs.predictions import (
 
 MOST_PAIRS = 10
 MOST_IN_MATRIX = 100  # Maximum number of classes in the confusion matrix.
-MOST_LISTED = 40  # Number of classes that are shown at first; a click shows all others.
+MOST_LISTED = 40  # Number of classes that are shown at first; a click shows all classes.
 MOST_NAME = 22  # Maximum length of a class name in the matrix, in characters.
 CELL = 26  # Side of a matrix cell, in units of the SVG.
 

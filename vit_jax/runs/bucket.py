@@ -1,8 +1,9 @@
 """Workdirs in buckets: `gs://BUCKET/RUN` and `s3://BUCKET/RUN`.
 
 Orbax writes checkpoints directly to the bucket. All other files of a run are small. A run appends
-to some of them, which buckets do not support. The run therefore writes these files into a local
-folder. Changed files are copied to the bucket every few seconds, and before each checkpoint.
+lines to some of these files, but objects in a bucket cannot be appended to. The run therefore
+writes all these files into a local folder. Changed files are copied to the bucket every few
+seconds, and before each checkpoint.
 """
 
 import contextlib

@@ -135,7 +135,7 @@ class BucketLock:
         """Waits until the lock is free.
 
         Returns:
-          The process that ended without releasing the lock; None: the lock was released.
+          The previous holder, if it ended without releasing the lock; None if it released the lock.
 
         Raises:
           UserError: another run holds the lock.
@@ -174,6 +174,6 @@ class BucketLock:
 
 
 def _number(name: str) -> int:
-    """Returns N of the name `.lock-N`; 0 for other names."""
+    """Returns the number N in a name `.lock-N`; 0 for other names."""
     found = re.fullmatch(rf"{re.escape(PREFIX)}-(\d+)", name)
     return int(found[1]) if found else 0

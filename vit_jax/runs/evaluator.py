@@ -253,7 +253,7 @@ class Evaluator:
         return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Copies a batch's views and indices to the devices. Every process has the whole batch."""
+        """Copies a batch's views and indices to the devices. All processes pass the whole batch."""
         rows = local_rows(self._mesh, len(batch["image"]))
         return to_devices({name: batch[name][rows] for name in self._entries}, self._mesh)
 

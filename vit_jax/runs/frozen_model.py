@@ -33,8 +33,8 @@ class FrozenModel(NamedTuple):
     """Frozen model whose parameters have not been read yet.
 
     Attributes:
-      model: an `ImageModel` or a `WithHeads`, with shapes in place of arrays. The dtypes are the
-        ones in which the parameters are kept in device memory.
+      model: an `ImageModel` or a `WithHeads`, with shapes in place of arrays. Their dtypes are the
+        dtypes of the parameters in device memory.
       sources: functions that read the parameters, by path.
       found: lines that describe the model.
     """

@@ -1,4 +1,4 @@
-"""Image retrieval in a report: captions of the evaluation, and the images most similar to them."""
+"""Image retrieval in a report: captions of an evaluation, each with its most similar images."""
 
 import secrets
 import zipfile

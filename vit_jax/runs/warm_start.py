@@ -154,7 +154,7 @@ def _checkpoint_origin(
     arguments: dict[str, Any],
     class_names: Sequence[str],
 ) -> Origin:
-    """Returns the warm start from a checkpoint, whose model is adapted to the run.
+    """Returns the warm start from a checkpoint. The checkpoint's model is adapted to the run.
 
     Args:
       config: config of the run.
@@ -243,7 +243,7 @@ def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict
 def _with_kept_objective(
     origin: Origin, config: RunOptions, stored: ObjectiveParams, params: dict, state: dict
 ) -> Origin:
-    """Returns the initialization source, to which the checkpoint's objective is added.
+    """Adds the parameters and the state of the checkpoint's objective to the initialization source.
 
     Args:
       origin: the initialization source.
@@ -504,7 +504,8 @@ def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
 def _interpolation(config: RunOptions, checkpoint: Checkpoint) -> str:
     """Returns the interpolation with which images are resized.
 
-    It is the config's, else the checkpoint's, else the paper's interpolation.
+    If the config does not set it, the checkpoint's interpolation is used. If the checkpoint does
+    not contain it either, the paper's interpolation is used.
 
     Raises:
       UserError: the checkpoint's interpolation is not supported.

@@ -128,7 +128,7 @@ class Lock:
         """Waits until the lock is free.
 
         Returns:
-          The process that ended without releasing the lock; None: the lock was released.
+          The previous holder, if it ended without releasing the lock; None if it released the lock.
 
         Raises:
           UserError: another run holds the lock.

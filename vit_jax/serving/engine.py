@@ -150,8 +150,8 @@ class ClassifierEngine(Engine):
       batch_size: maximum number of images in a batch.
       top: maximum number of returned classes per image.
       threshold: minimum probability of the returned classes.
-      names: handles class names in requests to an image-text model; None: the classes are those of
-        the model's head.
+      names: handles class names in requests to an image-text model; None: the model's head predicts
+        its own classes.
 
     Attributes:
       no_heat: reason why attention rollout is undefined; None if it is defined.
