@@ -113,7 +113,7 @@ def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -
 
 
 def shorter(steps: int) -> Mapping[str, Any]:
-    """Returns overrides for shorter runs that compare choices; they evaluate `dev`, not `test`."""
+    """Returns overrides for short runs that compare values on `dev`, such as learning rates."""
     return {
         "data__test_split": "dev[:5000]",
         "steps": steps,

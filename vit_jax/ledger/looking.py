@@ -1,6 +1,6 @@
 """Computes attention and position similarity of trained models, for figures 6, 7, 11 and 14.
 
-The models are from our runs, or are any checkpoints, which are applied to a folder of images.
+The models are from our runs, or they are checkpoints that the user passes with a folder of images.
 """
 
 import functools
@@ -168,7 +168,7 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
 
 
 def images_of_folder(folder: str, crop) -> tuple[np.ndarray, None]:
-    """Reads the first images of a folder; the second result, for masks, is None."""
+    """Reads the first images of a folder. The second result is None, in place of masks."""
     from vit_jax.data.image_files import find_images, read_images
 
     return read_images(find_images([folder]), crop, IMAGES)[1], None
@@ -256,7 +256,8 @@ def on_objects(seen: Seen) -> dict[str, list[float]] | None:
     Both are from 0 to 1. The rollout of a patch is distributed evenly over its pixels.
 
     Returns:
-      `weight` and `share`, each with a value for each image; None if masks are unknown.
+      Two lists with a value for each image: `weight`, the share of rollout, and `share`, the
+      object's share of the image's area. None if masks are unknown.
     """
     if seen.masks is None:
         return None

@@ -753,7 +753,8 @@ def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _
 def _reasons(sample: _Sample, notes: Sequence[str]) -> list[str]:
     """Returns the reasons for skipping a sample without an image.
 
-    If the sample has a label or a caption, there is one reason, else a reason for each member.
+    For a sample with a label or a caption, the result is one reason. For other samples, it is a
+    reason for each member.
     """
     reasons = [why_left_out(member.name) for member in sample.parts.values()]
     if not sample.has_note(notes):

@@ -1,4 +1,4 @@
-"""Code examples of a model card, which load the model in each library; they are tested first.
+"""Code examples of a model card that load the model in each library, and their tests.
 
 Before the model is uploaded, each example runs unchanged in a separate process without network
 access. The Hub cache of this process contains the folder under the name that it will have on the
@@ -212,7 +212,7 @@ def usages_of_towers(name: str, length: int, probabilities: str) -> list[list[Us
 
 
 def _ranked(code: str) -> Usage:
-    """Returns an example for vit_jax from code that predicts classes."""
+    """Returns the example for the library vit_jax, given code that predicts classes."""
     return Usage("vit_jax", ("vit_jax",), code, "prediction.probabilities", ranked=True)
 
 

@@ -239,7 +239,7 @@ class Upload:
                 raise
 
     def flush(self) -> None:
-        """Copies the changed files. The report is the last one, because it marks a finished run.
+        """Copies the changed files. The report is copied last, because it marks a finished run.
 
         Raises:
           UserError: a file cannot be copied.

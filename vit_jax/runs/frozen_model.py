@@ -163,8 +163,7 @@ def frozen_shapes(config: RunOptions) -> nnx.Module | None:
 def _halved(model: nnx.Module) -> nnx.Module:
     """Returns the abstract model with some kernels in bfloat16, to halve their memory.
 
-    These are the kernels that the model rounds to bfloat16 in each use, so its outputs stay the
-    same.
+    The model rounds these kernels to bfloat16 in each use, so its outputs do not change.
     """
     graphdef, params = nnx.split(model)
 
