@@ -412,8 +412,8 @@ def deit_like(
 class Segmented(NamedTuple):
     """A recipe of semantic segmentation.
 
-    Before cropping, the short side of the image is resized by a random factor in the recipes of
-    DINOv3 and Swin, and the long side in EoMT's recipe.
+    Before cropping, one side of the image is resized to a random length: the short side in the
+    recipes of DINOv3 and Swin, the long side in EoMT's recipe.
 
     Attributes:
       backbone: the default backbone.

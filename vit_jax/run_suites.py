@@ -57,8 +57,8 @@ def run_suites(
 ) -> Results:
     """Evaluates a checkpoint with suites.
 
-    If `out` already contains results for the same step and content of the checkpoint and for the
-    same data, they are reused, and this is logged.
+    Results in `out` are reused if the checkpoint (its step and its content) and the data have not
+    changed. The log names reused results.
 
     Args:
       checkpoint: a source as in `load_model`.

@@ -200,8 +200,8 @@ def positions_of(workdir: Path) -> np.ndarray:
 def distances(study: Study) -> dict[str, Any]:
     """Returns mean attention distances in pixels, by model.
 
-    For each model they are the distances of the heads, `[layers][heads]`, and the distance that
-    uniform attention would have.
+    The result for a model contains the distances of its heads, `[layers][heads]`, and the distance
+    that uniform attention would have.
     """
     seen = seen_in(study)
     return {

@@ -91,7 +91,7 @@ def _sets(config: ConfigDict) -> list[DataSet]:
 
 
 def open_all(config: ConfigDict, given: Sequence[str] = ()) -> None:
-    """Opens all data that a run with this config reads, to check that they exist.
+    """Opens all data sets that a run with this config reads, to check that they exist.
 
     Args:
       config: config of the run.

@@ -41,7 +41,7 @@ class Trial(NamedTuple):
       stage: name of the run's stage, such as `pretrained`.
       factors: properties that vary between the runs, by name, such as
         `{"model": "ViT-32x4/4", "seed": 0}`.
-      job: the command that trains it, with its workdir.
+      job: the command for the training run, with the run's workdir.
     """
 
     stage: str

@@ -303,7 +303,8 @@ def _differing_parts(
     """Compares an objective's optional modules, such as a caption decoder.
 
     Returns:
-      Names of the modules that only the run has, and of those that only the checkpoint has.
+      Names of the modules that only the run has, and names of the modules that only the checkpoint
+      has.
 
     Raises:
       UserError: only the checkpoint has a module that must not be dropped.
@@ -493,7 +494,7 @@ def _checkpoint_of(model: ImageModel) -> Checkpoint:
 
 
 def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
-    """Returns a checksum of parameters and their paths; it depends on their order."""
+    """Returns a checksum of parameters and their paths, which depends on the parameters' order."""
     total = 0
     for path, x in params:
         values = np.ascontiguousarray(x).view(np.uint8)  # zlib cannot read bfloat16 arrays.
