@@ -5,8 +5,8 @@ several folders are given, each folder is a split. A CSV with the columns file, 
 a folder with train.csv and test.csv, can be given in place of FOLDER. The command finds copies that
 were resized, compressed, mirrored, brightened or slightly cropped. It writes two files into the
 folder --out: duplicates.html shows near-duplicates, and duplicates.csv has a row for each of these
-images with its most similar image. No image is deleted. Exit codes: 0, all images were read; 2, a user error; 3,
-some images could not be read.
+images with its most similar image. No image is deleted. Exit codes: 0, all images were read; 2, a
+user error; 3, some images could not be read.
 """
 
 import sys

@@ -205,9 +205,7 @@ class Evaluator:
         return np.concatenate(drawn, axis=1).swapaxes(0, 1)
 
     def images(self, most: int = 6) -> np.ndarray:
-        """Returns `most` test images, spread evenly over the split, uint8
-        `[images, height, width, 3]`.
-        """
+        """Returns test images, spread evenly over the split: uint8 `[images, height, width, 3]`."""
         batch = self._read("test", self._spread("test", most), whole_batch(self._mesh, 1))
         return batch["image"][batch["valid"]]
 
