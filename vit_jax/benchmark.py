@@ -20,8 +20,8 @@ train: wall-clock time of training steps of --models, compared with other projec
   whose checkouts are in the folder --checkouts.
 objectives: wall-clock time and compiled FLOPs of training steps of --models: supervised, masked
   patch prediction, masked autoencoder.
-depth: the same for two kinds of stochastic depth. Either each branch drops images independently, or
-  each branch is computed for a random subset of fixed size.
+depth: wall-clock time and FLOPs of training steps with two kinds of stochastic depth. Either each
+  branch drops images independently, or each branch is computed for a random subset of fixed size.
 crops: the TPU compiler's estimates for --models. DINO's step is compared with the supervised step,
   and separate passes for crops of each size are compared with one packed pass.
 gpu: benchmarks of a GPU, the most important first, within --minutes: training steps compared with

@@ -69,7 +69,7 @@ def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> No
 def _print_any_name() -> None:
     """Makes `print` accept file names that are not UTF-8.
 
-    If the output is UTF-8, the original bytes are written, else they are escaped.
+    If the output is UTF-8, the original bytes are written. Otherwise the bytes are escaped.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -78,10 +78,11 @@ def _print_any_name() -> None:
 
 
 def _help_asked() -> str | None:
-    """Parses the help flag: '' for `--help`, `full` for `--helpfull`, SECTION of `--help=SECTION`.
+    """Parses the help flag of the command line.
 
     Returns:
-      None if the command line contains no help flag.
+      '' for `--help`, `full` for `--helpfull`, and SECTION for `--help=SECTION`; None if the
+      command line contains no help flag.
     """
     for argument in sys.argv[1:]:
         if asked := re.fullmatch(r"-h|--?help(?:=(.*)|(full))?", argument):
@@ -207,8 +208,8 @@ def as_in_file(config: ConfigDict) -> ConfigDict | None:
 def config_file(name: str) -> str:
     """Returns the path of a config file: `name` if this file exists, else the package's config.
 
-    `configs/quickstart.py`, `quickstart.py` and `quickstart` are names of the package's config,
-    whatever the current folder is.
+    The package's config `quickstart` has the names `configs/quickstart.py`, `quickstart.py` and
+    `quickstart`, in every current folder.
     """
     stem = name.removeprefix("configs/").removesuffix(".py")
     if os.path.isfile(name) or "/" in stem:

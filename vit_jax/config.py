@@ -158,7 +158,7 @@ def given_keys(config: ConfigDict) -> set[str]:
 
 
 def as_made(config: ConfigDict) -> None:
-    """Marks all values as not set by the user. It is called when a config's file returns it."""
+    """Marks all values as not set by the user. Called when a config's file returns the config."""
     config.__dict__.pop(_GIVEN, None)
     for value in config.values():
         if isinstance(value, ConfigDict):
@@ -218,7 +218,7 @@ def chosen_teacher(named: str, argument: str | None, default: str | None = None)
 
 
 def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
-    """Returns the config. For the argument `smoke`, changes it to two steps on synthetic images."""
+    """Returns the config. The argument `smoke` changes it to two steps on synthetic images."""
     if not argument:
         return config
     if argument != "smoke":
@@ -272,7 +272,7 @@ def unknown_key(key: str) -> str:
 
 
 def _similar_keys(key: str) -> str:
-    """Returns the end of the message for an unknown key: similar keys, the same section's first."""
+    """Returns similar keys for the message about an unknown key, from the same section first."""
     section, _, name = key.rpartition(".")
     if section:
         inside = [key.rpartition(".")[2] for key in VALUES if key.startswith(f"{section}.")]
@@ -321,8 +321,8 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
     Args:
       config: the config.
       handed_in: the objective was passed by a program. It may use the options of all objectives.
-      file: the config before the user changed values. A change may leave values of the file without
-        effect; these are allowed.
+      file: the config before the user changed values. A change may leave values of this file
+        without effect. Such values of the file are no error.
     """
     check_values(dict(leaves(config)))
     for key in VALUES:
@@ -344,7 +344,11 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
 
 
 def unread(config: ConfigDict) -> dict[str, str]:
-    """Returns changed values that have no effect: the condition for an effect, by dotted key."""
+    """Returns the changed values that have no effect, by dotted key.
+
+    Returns:
+      For each key, the condition under which the value would have an effect.
+    """
     changed = [key for key, value in leaves(config) if _plain(value) != _plain(VALUES[key].default)]
     needed = {key: needs(config) for key in changed if (needs := VALUES[key].requires)}
     return {key: words for key, words in needed.items() if words}

@@ -215,7 +215,7 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
 
 
 def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) -> Checkpoint:
-    """Returns a backbone's checkpoint, to which a depth head of DINOv2's authors is added.
+    """Adds a depth head of DINOv2's authors to the checkpoint of a backbone.
 
     Args:
       checkpoint: checkpoint of the backbone.

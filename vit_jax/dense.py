@@ -146,7 +146,7 @@ def _load(
 
 
 class Predictor:
-    """Function that predicts images of any size with a model and its head.
+    """Callable that applies a model with its head to images of any size.
 
     Args:
       crop: the run's evaluation transform.
@@ -172,7 +172,7 @@ class Predictor:
 
 
 class SegmentationPredictor(Predictor):
-    """Function that predicts the class of each pixel, with sliding windows."""
+    """Callable that predicts the class of each pixel, with sliding windows."""
 
     merge = staticmethod(Windows.class_map)
 
@@ -195,13 +195,13 @@ class SegmentationPredictor(Predictor):
 
 
 class DepthPredictor(SegmentationPredictor):
-    """Function that predicts the depth of each pixel, with sliding windows."""
+    """Callable that predicts the depth of each pixel, with sliding windows."""
 
     merge = staticmethod(Windows.value_map)
 
 
 class DetectionPredictor(Predictor):
-    """Function that predicts objects. Their boxes are in pixels of the original image."""
+    """Callable that predicts objects. Their boxes are in pixels of the original image."""
 
     def __init__(self, crop: TestCrop):
         super().__init__(crop)

@@ -46,7 +46,7 @@ class UserError(ValueError):
 def mistake(error: BaseException) -> str | None:
     """Returns the message for the user; None: the error is a bug.
 
-    Errors with a message are UserErrors, errors of the file system, and a lack of memory.
+    UserErrors, file system errors and out-of-memory errors have such a message.
     """
     if isinstance(error, UserError):
         message = str(error)
@@ -69,7 +69,7 @@ def mistake(error: BaseException) -> str | None:
 def readers_may_leave():
     """Context that exits without a traceback if the reader of the output has closed it (`| head`).
 
-    The exit code is that of a process that SIGPIPE has ended.
+    The exit code is 141, as for a process that SIGPIPE has ended.
     """
     try:
         try:

@@ -13,7 +13,7 @@ of its encoders is exported. The program returns embeddings of length 1, float32
 text encoder's input is tokens, int32 `[batch, length]`. The metadata contain the scale and the bias
 of the similarities.
 
-For other runs, the program returns:
+For runs of these objectives (config.objective.name), the program returns:
   segmentation  `scores` `[batch, rows, columns, classes]`, at the resolution of the head
   depth         `depth` `[batch, rows, columns, 1]` in metres
   detection     `objects` `[batch, objects, 6]`: left, top, right and bottom as fractions of the

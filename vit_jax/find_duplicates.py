@@ -4,9 +4,9 @@ FOLDER contains images, folders of classes, or folders of splits that contain fo
 several folders are given, each folder is a split. A CSV with the columns file, label and split, or
 a folder with train.csv and test.csv, can be given in place of FOLDER. The command finds copies that
 were resized, compressed, mirrored, brightened or slightly cropped. It writes two files into the
-folder --out: duplicates.html shows the images, and duplicates.csv has a row with each image and its
-most similar image. No image is deleted. Exit codes: 0, all images were read; 2, a user error; 3,
-some images could not be read.
+folder --out: duplicates.html shows near-duplicates, and duplicates.csv has a row for each of these
+images with its most similar image. No image is deleted. Exit codes: 0, all images were read; 2, a
+user error; 3, some images could not be read.
 """
 
 import sys

@@ -22,10 +22,11 @@ def has_accelerator() -> bool:
 def restart_with_huge_pages() -> None:
     """Replaces this process by one with the same arguments whose `malloc` requests huge pages.
 
-    Returns without effect if JAX will compute on an accelerator, if the system gives huge pages to
-    all programs or to none, if glibc is older than 2.35, or after the restart; also in a process
-    that another one forked, because its arguments are unknown. Child processes do not inherit the
-    setting. Call it before other imports, which would be repeated.
+    The process is not replaced if JAX will compute on an accelerator, if the system gives huge
+    pages to all programs or to none, or if glibc is older than 2.35. It is not replaced a second
+    time. A process that was forked is not replaced either, because its arguments are unknown. Child
+    processes do not inherit the setting. Call this function before other imports, because the
+    restarted process repeats all imports.
     """
     tunables = os.environ.get(_VARIABLE, "")
     if tunables.endswith(_SETTING):
@@ -39,7 +40,7 @@ def restart_with_huge_pages() -> None:
 
 
 def _on_request() -> bool:
-    """Returns True if huge pages are for programs that request them, and glibc can."""
+    """Returns True if programs get huge pages only on request, and glibc can request them."""
     try:
         library, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
         major, minor = map(int, version.split(".")[:2])

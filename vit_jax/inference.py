@@ -27,7 +27,7 @@ TOP = 3  # Default number of classes for each image.
 
 
 class Predictor:
-    """Function that predicts the classes of images, with a checkpoint's preprocessing.
+    """Callable that predicts the classes of images, with a checkpoint's preprocessing.
 
     The model is compiled once for each batch size. It is not compiled again if its parameters
     change.
@@ -183,7 +183,7 @@ def _is_one_image(array: Any, is_tensor: bool) -> bool:
 
 
 class MultichannelImages:
-    """Images whose number of channels image files do not support, such as satellite images.
+    """Images whose number of channels is not supported by image files, such as satellite images.
 
     Args:
       images: one uint8 array `[height, width, channels]`, a list of arrays, or an array `[images,
@@ -191,7 +191,7 @@ class MultichannelImages:
       channels: the model's number of channels.
 
     Raises:
-      UserError: an image has another type or shape.
+      UserError: an image is not a uint8 array with this number of channels.
     """
 
     def __init__(self, images: Any, channels: int):

@@ -92,7 +92,7 @@ def annotations(found: Detections, image: int, first: int) -> list[dict[str, Any
     Args:
       found: the objects.
       image: id of the image.
-      first: id of the first annotation. The ids of all others follow.
+      first: id of the first annotation. Later annotations have the following numbers as ids.
     """
     rows = []
     for place, (corners, label, score) in enumerate(zip(*found[:3], strict=True)):

@@ -2,11 +2,11 @@
 
 --licence=LICENCE is required. CHECKPOINT is a source as in load_model: a workdir, WORKDIR@best, a
 file, or hf://owner/name. The command uploads a folder in timm's format, or in Transformers' format
-if timm does not have the model. vit_jax reads both. The folder contains parameters, preprocessing,
-class names, and a model card, README.md, with data, recipe and metrics of the run. The card's code
-examples for each installed library are run on this machine before they are published. A run of
-configs/siglip.py is uploaded for Transformers, with image encoder, text encoder and tokenizer. The
-same is done for another CLIP or SigLIP with --tower=both.
+if timm does not have the model. vit_jax reads both formats. The folder contains parameters,
+preprocessing, class names, and a model card, README.md, with data, recipe and metrics of the run.
+The card's code examples for each installed library are run on this machine before they are
+published. A run of configs/siglip.py is uploaded for Transformers, with image encoder, text encoder
+and tokenizer. The same is done for another CLIP or SigLIP with --tower=both.
 
     python -m vit_jax.push WORKDIR owner/name --licence=mit --dry_run=/tmp/model # look at it first
 """
@@ -205,9 +205,9 @@ def write_towers(source: str, name: str, licence: str, folder: Path) -> None:
 def read_origin(
     source: str, checkpoint: "Checkpoint", licence: str
 ) -> "tuple[RunFacts | None, str | None]":
-    """Returns facts about a checkpoint's run, and the name of its base model on the Hub.
+    """Returns facts about a checkpoint's run, and the name of the run's base model on the Hub.
 
-    Each is None if it is unknown. If the base model has another licence, a note is printed.
+    A result is None if it is unknown. If the base model has another licence, a note is printed.
     """
     from vit_jax.publishing.run_facts import read_facts, repository
     from vit_jax.runs.workdir import place_of

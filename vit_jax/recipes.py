@@ -1,6 +1,6 @@
 """Recipes of the config files: the paper's (tables 3, 4), masked autoencoders, BiT, DeiT and later.
 
-Learning rates are those of the papers, but schedules may be shifted by one update. By default,
+Learning rates are as in the papers, but schedules may be shifted by one update. By default,
 schedules in vit_jax count updates from 1. Schedules in vision_transformer, big_vision and PyTorch
 count from 0 (optimizer.count_from=0). Two kinds of recipes follow the authors' code line by line
 and count from 0: masked autoencoders, and the better plain baselines.
@@ -32,7 +32,7 @@ def pretraining(model: str) -> ConfigDict:
     config.batch_size = 4096
     config.data.source = "tfds"
     config.data.image_size, config.data.test_resize = 224, 256
-    # TensorFlow's default bounds of the aspect ratio (1.33, not 4/3).
+    # TensorFlow's default bounds of a crop's aspect ratio (1.33, not 4/3).
     config.data.crop_aspect = (0.75, 1.33)
     # As in big_vision.
     config.data.interpolation, config.data.test_interpolation = "bilinear", "area"
@@ -175,7 +175,7 @@ def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
 
 
 def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
-    """Returns the config of BEiT's pre-training on ImageNet-21k or 1k, without a tokenizer."""
+    """Returns the config of BEiT's pre-training on ImageNet-21k or 1k. The tokenizer is not set."""
     config = _like_eva(
         model,
         row.epochs,
@@ -412,8 +412,8 @@ def deit_like(
 class Segmented(NamedTuple):
     """A recipe of semantic segmentation.
 
-    Before cropping, the short side of the image is resized by a random factor in the recipes of
-    DINOv3 and Swin, and the long side in EoMT's recipe.
+    Before cropping, one side of the image is resized to a random length: the short side in the
+    recipes of DINOv3 and Swin, the long side in EoMT's recipe.
 
     Attributes:
       backbone: the default backbone.
@@ -520,7 +520,7 @@ def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
     config.batch_size, config.steps = 16, steps
     config.data.update(dict(source="depth", test_split="val", image_size=size))
     # Predicted depth depends on the apparent size of objects. All images are therefore resized to
-    # the same height, that of the crop.
+    # the same height, the height of the crop.
     config.data.update(dict(test_crop="short_side", test_resize=size))
     config.data.update(dict(crop="scale_jitter", crop_scale=(1.0, 1.0)))
     config.augment.color_jitter = (0.25, 0.0, 0.0)

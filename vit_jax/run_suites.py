@@ -57,8 +57,8 @@ def run_suites(
 ) -> Results:
     """Evaluates a checkpoint with suites.
 
-    If `out` already contains results for the same step and content of the checkpoint and for the
-    same data, they are reused, and this is logged.
+    Results in `out` are reused if the checkpoint (its step and its content) and the data have not
+    changed. The log names reused results.
 
     Args:
       checkpoint: a source as in `load_model`.
@@ -187,9 +187,9 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
 
 
 def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
-    """Returns the digests (hashes) of a measurement's data, by the name of the row.
+    """Returns the digests (hashes) of a measurement's data by row, and reasons for missing ones.
 
-    For rows whose data cannot be opened, the second result contains the reasons.
+    If the data of a row cannot be opened, its digest is missing.
     """
     digests, failures = {}, {}
     for name in measurement.names:

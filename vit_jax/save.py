@@ -206,7 +206,7 @@ def library_of(destination: Path, options: ImageOptions) -> str:
 
 
 def check_destination(destination: Path, library: str) -> None:
-    """Raises UserError if the library is unknown, or if it needs another suffix of the path."""
+    """Raises UserError if the library is unknown, or if the path has a wrong suffix for it."""
     if library not in WRITTEN:
         raise UserError(f"Unsupported: library={library!r}. Supported: {', '.join(WRITTEN)}.")
     if destination.suffix != LIBRARIES[library].suffix:

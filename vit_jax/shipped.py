@@ -19,7 +19,7 @@ def config_names() -> list[str]:
 
 
 def demand_checkout(what: str) -> None:
-    """Raises UserError if the package is not in a checkout, whose files a command can write.
+    """Raises UserError unless the package is in a checkout. The calling command writes files there.
 
     Args:
       what: start of the message, such as "record writes into experiments/records".

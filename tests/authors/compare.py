@@ -21,23 +21,24 @@ KINDS = dict(
     losses="DINO, iBOT, Gram anchoring, KoLeo, Sinkhorn-Knopp and MAE, of the same numbers",
 )
 HEAD = """
-Compares recipes, schedules, parameter groups, first values and losses with those of the authors' code:
+Compare recipes, schedules, parameter groups, initial values and losses with those of the authors' code:
 
 ```text needs=network
 git clone https://github.com/facebookresearch/dinov2 CHECKOUTS/dinov2   # and the others below
 python -m tests.authors --checkouts=CHECKOUTS --write
 ```
 
-It is run before each release, and wrote this page and `tests/authors/golden.json`: the authors' numbers, with
-which CI compares ours. It also looks for each of the {citations:,} lines that `tests/recipes.toml` cites, a
-table of the recipes' values from these repositories; a test compares every config with it.
+This command is run before each release. It wrote this section and `tests/authors/golden.json`, which contains
+the authors' numbers; CI compares ours with them. `tests/recipes.toml` is a table of the recipes' values. For each
+value it cites a line in one of these repositories. The command checks that the {citations:,} cited lines exist, and a test
+compares every config with the table.
 
 ### The last result
 """
 TAIL = """
 A difference is relative to the largest number of its row. The warm-ups of DINO, DINOv2, DINOv3 and BEiT
-reach the learning rate one update earlier than ours: 1/199 of it here, where a warm-up has 200 updates, and
-less in a real run.
+reach the learning rate one update earlier than our warm-ups. In this comparison a warm-up has 200 updates, so
+learning rates differ by 1/199 of the largest one. In a real run the difference is smaller.
 
 ### The commits
 """

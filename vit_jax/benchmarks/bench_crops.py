@@ -33,8 +33,8 @@ def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: in
 
     The programs are a supervised step, DINO's step, and the backbone's forward and backward pass in
     two variants. The first variant has a pass for large crops and a pass for small crops. The
-    second has a single pass for all tokens, packed into one sequence as in DINOv2's code, in which
-    each crop attends only to itself.
+    second variant has a single pass: the tokens of all crops are packed into one sequence, as in
+    DINOv2's code, and each crop attends only to itself.
 
     Args:
       configs: DINO configs, by the name of the plain ViT.

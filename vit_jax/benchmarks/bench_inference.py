@@ -1,6 +1,6 @@
 """Measures inference of our models and of other libraries, and the largest batch that fits.
 
-The paper's figure 12 shows the same quantities.
+The paper's figure 12 also shows inference speed and largest batch size.
 """
 
 import importlib.util
@@ -179,7 +179,7 @@ def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
 
 
 def make_timm(model: str, batch: int, image_size: int) -> Runner:
-    """Returns inference of timm's model in PyTorch; on a GPU it is compiled and in bfloat16."""
+    """Returns inference of timm's model in PyTorch. On a GPU the model is compiled, in bfloat16."""
     torch, name, module = timm_model(model, image_size)
     gpu = torch.cuda.is_available() and jax.default_backend() == "gpu"
     device = torch.device("cuda" if gpu else "cpu")

@@ -34,13 +34,13 @@ PHOTOGRAPHS = (  # Colour photographs in scikit-image's package.
 
 
 def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) -> None:
-    """Prints images/s of each pipeline on one core, and how `fast` crops differ from `exact` ones.
+    """Prints images/s of each pipeline on one core, and the difference of `fast` and `exact` crops.
 
     Each pipeline runs in a separate process, which is bound to one core, and reads the same files.
-    After a warm-up they take turns of `IMAGES` images. The speed is measured by CPU time, summed
-    over threads, because other processes disturb it less than wall-clock time. Only the comparison
-    of one and two workers is by wall-clock time. If a pipeline's library is missing, its name is
-    printed.
+    After a warm-up the pipelines take turns of `IMAGES` images. The speed is measured by CPU time,
+    summed over threads, because other processes disturb wall-clock time more than CPU time. Only
+    the comparison of one and two workers is by wall-clock time. If a pipeline's library is missing,
+    its name is printed.
 
     Args:
       rounds: number of turns of each pipeline.
@@ -323,7 +323,8 @@ def draws(count: int = 10_000, rounds: int = 5) -> str:
 def quality(files: list[Path]) -> str:
     """Returns a line with mean absolute differences of pixel values (0 to 255) between crops.
 
-    Crops of the modes `fast` and `exact` are compared, and `exact` with Pillow's smoothed resize.
+    It compares crops of the mode `fast` with crops of the mode `exact`. It also compares crops of
+    the mode `exact` with crops after Pillow's antialiased resize.
     """
 
     def crop(data: bytes, i: int, mode: str, size: int) -> np.ndarray:

@@ -44,7 +44,7 @@ def measure(runs: int = 5) -> None:
 
 
 def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Measures reading a checkpoint's arrays, and `load_model`: (seconds, peak bytes) of each."""
+    """Returns (seconds, peak bytes) of reading a checkpoint's arrays, and of `load_model`."""
     file = path if path.is_file() else path / "model.safetensors"
     if is_cold:
         _forget(file)
@@ -55,7 +55,7 @@ def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, 
 
 
 def _summary(turns: list[tuple[tuple[float, float], tuple[float, float]]], size: int) -> str:
-    """Returns medians over repetitions, as a line of text.
+    """Returns a line of text with the median times and memory over all repetitions.
 
     Args:
       turns: the results of `_turn` for each repetition.

@@ -51,7 +51,7 @@ def measure(
     against: Sequence[str],
     checkouts: str | None,
 ) -> None:
-    """Prints two tables about training steps: estimated cycles, memory and collectives; and parts.
+    """Prints two tables of training steps: their cycles, memory and collectives, and their parts.
 
     Args:
       models: names of models.
@@ -116,7 +116,7 @@ def row(
       compiled: the program.
       where: the slice.
       least: minimum FLOPs of a step on all devices, for the MFU.
-      ours: our program, with which the row's program is compared; None: the row is our program.
+      ours: our program. The row compares `compiled` with it. None: `compiled` is our program.
     """
     memory = compiled.memory.temporaries / GIB
     if compiled.fits:

@@ -1,4 +1,4 @@
-"""Measures the time of our training steps and of those of other projects."""
+"""Measures the time of our training steps and of training steps of other projects."""
 
 import importlib.util
 import statistics
@@ -175,7 +175,7 @@ def race(
 
 
 def take_turns(runners: Sequence[Runner], turns: int, seconds: float) -> dict[str, list[float]]:
-    """Returns for each program, by name, its seconds per step in each turn."""
+    """Returns the seconds per step of each program in each turn, by the program's name."""
     times: dict[str, list[float]] = {runner.name: [] for runner in runners}
     for runner in runners:
         runner.step()  # The first step is slower.

@@ -1,8 +1,8 @@
 """Training steps with the ViTs of other projects, which are loaded from the user's checkouts.
 
 Only the ViT is from the other project. Loss, optimizer and sharding are equivalent to ours. From a
-checkout only the file of the model is loaded; modules that it imports but does not need are
-replaced by empty ones.
+checkout only the file of the model is loaded. Modules that this file imports but does not need are
+replaced by empty modules.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ CLASSES = 1000
 
 
 class Peer(NamedTuple):
-    """A project with a model in Flax Linen, and the variants of it to compare."""
+    """A project with a model in Flax Linen, and the variants of this model to compare."""
 
     repository: str
     make: Callable[..., Any]  # (checkout, name of the model, dtype, **option) -> flax.linen.Module
@@ -103,7 +103,7 @@ class Step(NamedTuple):
 def our_config(model: str, image_size: int, dtype: str) -> ConfigDict:
     """Returns a config for our step with the same settings as the steps of other projects.
 
-    They are AdamW, gradient clipping at norm 1, 1,000 classes and no dropout.
+    The settings are AdamW, gradient clipping at norm 1, 1,000 classes and no dropout.
     """
     config = base_config()
     config.model.name, config.model.dtype, config.data.image_size = model, dtype, image_size

@@ -17,7 +17,8 @@ def lines(
 
     Args:
       points: results of runs from `Study.points`. Values of `y` are from 0 to 1.
-      x: name of a factor, or of a metric such as exaflops, of which the mean is used.
+      x: name of a factor, or of a metric such as exaflops. For a metric, its mean over seeds is
+        drawn.
       y: name of the metric.
       by: factors; there is a line for each combination of their values.
       log: True: the x-axis is logarithmic, unless the values of `x` are text.

@@ -42,7 +42,7 @@ def config_name(
     Args:
       model: name of the model.
       collection: collection of the objects, such as `letters`.
-      images: number of training images; they are the first ones of the training split.
+      images: number of training images: the first images of the training split.
       steps: number of steps of the run.
       size: size of the images, in pixels.
       source: `centred` or `scattered` objects.
@@ -94,7 +94,7 @@ def fewshot(
 
 
 def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -> int:
-    """Returns how many steps of a changed config have the same compute as `steps` original steps.
+    """Returns the number of steps with which a changed config has the compute of the original.
 
     Args:
       config: name of the original config, with its argument after a colon.
@@ -113,7 +113,7 @@ def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -
 
 
 def shorter(steps: int) -> Mapping[str, Any]:
-    """Returns overrides for shorter runs that compare choices; they evaluate `dev`, not `test`."""
+    """Returns overrides for short runs that compare values on `dev`, such as learning rates."""
     return {
         "data__test_split": "dev[:5000]",
         "steps": steps,

@@ -136,7 +136,10 @@ def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
 
 
 def against_published(scaled: Experiment, record: Mapping[str, Any]) -> str:
-    """Returns a text that compares a record's results with published values, or why it cannot."""
+    """Returns a text that compares a record's results with published values.
+
+    If there are no published values, the text contains the reason.
+    """
     if not record["difference"]:
         return f"Published: {record['published']}."
     apart = [abs(number) for cells in record["difference"].values() for number in cells.values()]

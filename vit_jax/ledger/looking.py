@@ -1,6 +1,6 @@
 """Computes attention and position similarity of trained models, for figures 6, 7, 11 and 14.
 
-The models are from our runs, or are any checkpoints, which are applied to a folder of images.
+The models are from our runs, or they are checkpoints that the user passes with a folder of images.
 """
 
 import functools
@@ -37,8 +37,8 @@ def of_models(
 ) -> Experiment:
     """Returns an experiment that inspects a ViT and a hybrid.
 
-    At laptop scale the models are those of figure 7's runs, at the paper's scale any checkpoints.
-    Arguments are fields of `Experiment`.
+    At laptop scale the models are from the runs of figure 7. At the paper's scale they are any
+    checkpoints of the user. The arguments are fields of `Experiment`.
     """
     shared = dict(read=read, table=table, draw=draw, finding=finding)
     own = {} if runs_of else dict(stages=(TRAINED,), options=FLAGS, minutes=35)
@@ -83,8 +83,9 @@ class Seen(NamedTuple):
 def seen_in(study: Study) -> dict[str, Seen]:
     """Returns the attention of each model on some images, by the model's name.
 
-    At laptop scale these are the finished runs of `trained` and their test images. At the paper's
-    scale they are the checkpoints of `--checkpoint` (by file name) and the images of `--images`.
+    At laptop scale the models are from finished runs of `trained`, and the images are test images
+    of these runs. At the paper's scale the models are the checkpoints of `--checkpoint` (with their
+    file names as names), and the images are those in the folder `--images`.
 
     Raises:
       UserError: the checkpoints or the folder are missing; a model has no full attention.
@@ -167,7 +168,7 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
 
 
 def images_of_folder(folder: str, crop) -> tuple[np.ndarray, None]:
-    """Reads the first images of a folder; the second result, for masks, is None."""
+    """Reads the first images of a folder. The second result is None, in place of masks."""
     from vit_jax.data.image_files import find_images, read_images
 
     return read_images(find_images([folder]), crop, IMAGES)[1], None
@@ -199,8 +200,8 @@ def positions_of(workdir: Path) -> np.ndarray:
 def distances(study: Study) -> dict[str, Any]:
     """Returns mean attention distances in pixels, by model.
 
-    For each model they are the distances of the heads, `[layers][heads]`, and the distance that
-    uniform attention would have.
+    The result for a model contains the distances of its heads, `[layers][heads]`, and the distance
+    that uniform attention would have.
     """
     seen = seen_in(study)
     return {
@@ -255,7 +256,8 @@ def on_objects(seen: Seen) -> dict[str, list[float]] | None:
     Both are from 0 to 1. The rollout of a patch is distributed evenly over its pixels.
 
     Returns:
-      `weight` and `share`, each with a value for each image; None if masks are unknown.
+      Two lists with a value for each image: `weight`, the share of rollout, and `share`, the
+      object's share of the image's area. None if masks are unknown.
     """
     if seen.masks is None:
         return None

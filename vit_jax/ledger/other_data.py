@@ -27,7 +27,8 @@ class OtherData(NamedTuple):
 
     Attributes:
       kind, path: values of `data.source` and `data.path`.
-      splits: names of its training and its test split; None: the names of the replaced data set.
+      splits: names of its training and its test split; None: they have the names of the replaced
+        data set's splits.
       label_key, num_classes: as in the config.
     """
 
@@ -90,7 +91,7 @@ def _sets(config: ConfigDict) -> list[DataSet]:
 
 
 def open_all(config: ConfigDict, given: Sequence[str] = ()) -> None:
-    """Opens all data that a run with this config reads, to check that they exist.
+    """Opens all data sets that a run with this config reads, to check that they exist.
 
     Args:
       config: config of the run.
@@ -171,7 +172,7 @@ def check_names(data: Mapping[str, OtherData], used: Sequence[str]) -> None:
 
 
 def in_words(names: Sequence[str]) -> str:
-    """Formats names of data sets in one line; VTAB's data sets are only counted."""
+    """Formats names of data sets in one line. VTAB's data sets are replaced by their number."""
     tasks = [name for name in names if name.startswith("vtab/")]
     rest = [name for name in names if name not in tasks]
     return ", ".join([*rest, *([f"vtab/TASK ({len(tasks)} tasks)"] if tasks else [])])

@@ -96,11 +96,11 @@ def step_of(config: ConfigDict) -> str:
 def first_that_fits(
     config: ConfigDict, where: Slice, prices: dict[str, dict]
 ) -> tuple[str, Estimate]:
-    """Plans a run on a slice; if it does not fit, plans the nearest change with which it does.
+    """Plans a run on a slice. If it does not fit, plans it with a config change that makes it fit.
 
     Returns:
       The change in words, and the plan with this change. The words are empty if no change is
-      needed, or if none is found; in the second case the plan does not fit.
+      needed. They are also empty if no change makes the run fit; then the plan does not fit.
     """
     job = make_workload(config, None)
     plan = estimate(config, job, where, prices)

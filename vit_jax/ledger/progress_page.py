@@ -44,7 +44,7 @@ def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[st
 
 
 def state_of(study: "Study", trial: "Trial") -> str:
-    """Returns the accuracy or loss of a finished run, or the state of an unfinished one."""
+    """Returns the accuracy or loss of a finished run, or the state of an unfinished run."""
     found = study.outcome(trial)
     if found.figures is None:
         return f"failed: {found.failure}" if found.failure else "to come"

@@ -1,6 +1,6 @@
 """Records of experiments, one JSON file each: results, command, commit, versions and machine.
 
-They are committed in experiments/records. A record may be made before all runs are finished, and
+Records are committed in experiments/records. A record may be made before all runs are finished, and
 from runs of several machines. The person who makes a record writes the verdict: whether the results
 support the paper's claim, and what differs from the paper.
 """
@@ -250,7 +250,8 @@ def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
 def keep_pictures(record: Mapping[str, Any], study: Path, folder: Path = PICTURES) -> list[Path]:
     """Copies the pictures of a finished experiment to the docs, and returns the new paths.
 
-    The pictures are NAME.png and NAME-OTHER.png. Those of runs at the paper's scale are not copied.
+    The pictures are NAME.png and NAME-OTHER.png. Pictures of runs at the paper's scale are not
+    copied.
     """
     name, kept = record["experiment"], []
     if record["scale"] != "laptop":

@@ -73,8 +73,9 @@ def at_best(
         another argument of `make`.
       held_out: overrides for the search that set other splits, without test images.
       seeds: random seeds of the runs; the search uses only the first one.
-      alike: returns for a combination of factors the combination whose search it uses. For
-        example, large models can use the values that were chosen for the smallest model.
+      alike: function from a combination of factors to another combination. The values that were
+        chosen for the second combination are used for the first one. For example, large models can
+        use the values that were chosen for the smallest model.
     """
     comparison = f"{name}-choices"
 

@@ -41,7 +41,7 @@ class Trial(NamedTuple):
       stage: name of the run's stage, such as `pretrained`.
       factors: properties that vary between the runs, by name, such as
         `{"model": "ViT-32x4/4", "seed": 0}`.
-      job: the command that trains it, with its workdir.
+      job: the command for the training run, with the run's workdir.
     """
 
     stage: str
@@ -66,7 +66,8 @@ class Study:
         the experiment defines.
 
     Attributes:
-      left: estimated seconds until the current stage is finished; None before its first run is.
+      left: estimated seconds until the current stage is finished; None until its first run is
+        finished.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Study:
         return job_of(job.workdir, config, changed | others)
 
     def outcome(self, trial: Trial) -> Outcome:
-        """Returns the metrics of a run, or the reason why there are none.
+        """Returns the metrics of a run, or the reason why the run has no metrics.
 
         Metrics of finished runs are cached.
         """
@@ -251,10 +252,11 @@ class Experiment:
         stages before it.
       paper: the experiment at the paper's scale; None: it has no such scale.
       table: function that formats the results as a Markdown table; None: a table that shows our
-        results next to those of `published`.
+        results next to the values of the table `published`.
       draw: function that returns pictures by name, without file extension.
       finding: function that returns a sentence about the results.
-      published: name of a table in `vit_jax.published` whose rows and columns the results have.
+      published: name of the table in `vit_jax.published` to compare with. The results have the same
+        rows and columns as this table.
       compared: function that returns pairs of a published value and our value, by row and column;
         None: the pairs of the table `published`.
       options: the experiment's own flags, by name, with the arguments of `add_argument`.
@@ -456,13 +458,13 @@ def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> l
 
 
 def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
-    """Returns the runs of the finished stages and of the first unfinished one.
+    """Returns the runs of the finished stages and of the first unfinished stage.
 
-    It does not start them.
+    No run is started.
 
     Args:
       experiment: the experiment at the study's scale.
-      study: the study, to which the runs are added.
+      study: the study. The runs are added to it.
     """
     for stage in experiment.stages:
         trials = stage(study)

@@ -100,8 +100,8 @@ def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("a
 
     Args:
       points: results of runs.
-      factors: the first columns: factors, or metrics, of which the mean is shown.
-      figures: the other columns: metrics, of which mean and std are shown in per cent.
+      factors: the first columns: factors, or metrics. For a metric, its mean is shown.
+      figures: metrics in the other columns. Their mean and std are shown in per cent.
     """
     lines = [
         [
@@ -141,7 +141,7 @@ def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accu
 
 
 def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns a table of the paper's values and ours, with a line for each model in ours.
+    """Returns a table of the paper's values and ours, with a line for each of our models.
 
     Args:
       table: the published table.
@@ -240,7 +240,8 @@ def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
     """Returns pairs (published value, our value) for the numbers in `agreement`.
 
-    If the paper contains several values, the pair has the one that equals ours, or else the first.
+    If the paper contains several values, the pair contains the value that equals ours. If none
+    equals ours, the pair contains the first value.
     """
     return {
         recipe: {
@@ -294,7 +295,7 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
 
 
 def slopes(points: Points, x: str, y: str, by: str) -> str:
-    """Returns a text with the points of y that a doubling of x gains, for each group.
+    """Returns a text with the gain in y, in points, by which each group profits if x doubles.
 
     The gain is the slope of a line that is fitted by least squares.
 

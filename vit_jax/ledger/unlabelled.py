@@ -9,8 +9,9 @@ from vit_jax.ledger.stages import Stage, at_best, grid
 MODEL, COLLECTION, IMAGES, LABELLED = "ViT-32x4/4", "digits", 20_000, 2000
 RATES = (1e-3, 3e-3)
 # Overrides for models of other families. They have the same number of patches and the same width as
-# the ViT, and similar compute: 0.87 and 0.86 million multiply-adds per image, the ViT 0.93. They
-# have 2.7 times the ViT's 53,000 parameters, because half of their blocks are twice as wide.
+# the ViT, and similar compute: 0.87 and 0.86 million multiply-adds per image (the ViT has 0.93
+# million). They have 2.7 times the ViT's 53,000 parameters, because half of their blocks are twice
+# as wide.
 OTHERS = {
     "ConvNeXt": {"model__name": "ConvNeXt-T", "model__blocks": (3, 3), "model__widths": (32, 64)},
     "Swin": {

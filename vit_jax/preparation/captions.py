@@ -44,7 +44,7 @@ def captions_in(value: object, where: str) -> tuple[str, ...]:
       where: description of the image, for error messages.
 
     Raises:
-      UserError: the value has another type.
+      UserError: the value is neither a text, nor a list of texts, nor None.
     """
     values = value if isinstance(value, list) else [value]
     captions = tuple(one for one in values if one is not None)

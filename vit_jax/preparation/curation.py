@@ -1,9 +1,9 @@
 """Data curation by similarity to the images of curated sets (DINOv2, section 3).
 
 For each image of a curated set, the most similar images of an uncurated training split are selected
-(retrieved). Near-duplicates within the split are removed first. Otherwise the neighbours of an
-image could be copies of each other. The work is divided into parts, and the result of each part is
-saved. An interrupted run can therefore be resumed.
+(retrieved). Near-duplicates within the split are removed first, because the neighbours of an image
+could be copies of each other. The work is divided into parts, and the result of each part is saved.
+An interrupted run can therefore be resumed.
 """
 
 import os
@@ -55,7 +55,7 @@ class Pool:
 
     Args:
       files: files with the embeddings of the images, for `read_embeddings`.
-      excluded: True for images that are always removed, bool `[images]`.
+      excluded: True for images that must not be in the pool, bool `[images]`.
       similarity: minimum cosine similarity of near-duplicates.
       work: folder for intermediate results.
       run: function that runs tasks in this process.

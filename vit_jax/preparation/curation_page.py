@@ -15,13 +15,14 @@ from vit_jax.preparation.duplicates import Thumbnail, thumbnail
 from vit_jax.spreadsheet import write_csv
 
 SHOWN = 24  # Number of curated images on the page that are shown with their neighbours.
-# Number of curated images with the least similar neighbours, and number of pairs of each kind.
+# Number of curated images with the least similar neighbours on the page, and number of image pairs
+# of each kind on the page.
 FEWER = 12
 SIDE = 200  # Longer side of an image, in pixels.
 
 
 class Figure(NamedTuple):
-    """An image with a text and the end of its name below it.
+    """An image on the page, with a text and the last part of the image's name below it.
 
     The attribute `image` is None if the image is unreadable.
     """
@@ -116,8 +117,8 @@ def _row(source: Source, train: Source, found: np.ndarray) -> list[Figure]:
 def _pairs(curated: Curated, train: Source) -> list[list[tuple[Figure, Figure]]]:
     """Returns two lists of image pairs.
 
-    The similarity of the first pairs is above the threshold, so one image is removed. The
-    similarity of the second pairs is below, so both images are kept.
+    In the first list the similarities are above the threshold, so one image of each pair is
+    removed. In the second list they are below the threshold, so both images of a pair are kept.
     """
     compared = curated.compared[np.argsort(curated.compared["similarity"], kind="stable")]
     left_out = compared[~compared["kept"]]

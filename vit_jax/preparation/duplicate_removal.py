@@ -1,8 +1,8 @@
 """Removes near-duplicates of test images from the training split (paper, section 4.1).
 
-They are removed before the order of the split is drawn. Each training and test image is decoded
-once to compute its fingerprint or embedding. Results are saved in chunks, so an interrupted run can
-be resumed.
+The near-duplicates are removed before the order of the split is drawn. Each training and test image
+is decoded once to compute its fingerprint or embedding. Results are saved in chunks, so an
+interrupted run can be resumed.
 """
 
 import re

@@ -27,8 +27,8 @@ SIMILARITY = 0.98  # Minimum similarity of near-duplicates, as in `find_pairs`.
 PAIR = np.dtype([("first", "i8"), ("second", "i8"), ("similarity", "f4")])
 
 _SIDE = 16  # Side of a thumbnail, in pixels.
-# Widths of a border that is cut off, in 64ths of a side. With these, slightly cropped copies are
-# found.
+# Thumbnails are computed without borders of these widths, in 64ths of a side, to find slightly
+# cropped copies.
 _BORDERS = (0, 1, 2)
 _TYPICAL = 100  # With at least this number of images, the mean image is subtracted.
 # Pairs with at least this correlation are copies, even if all images are similar (fixed camera).
@@ -119,7 +119,8 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
     no two different photographs are found as a pair. Among 1,797 digits of 8 x 8 pixels, 3,326
     pairs have similar fingerprints, and 1 of them is found as a pair.
 
-    Identical files have the similarity 1. Each of them is paired with the first one.
+    Identical files have the similarity 1. Of several identical files, each is paired with the
+    first.
 
     Args:
       looks: result of `look`.

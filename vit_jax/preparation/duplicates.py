@@ -232,8 +232,8 @@ def write_report(
 ) -> Path:
     """Writes `removed.csv` with all rows, and the page `removed.html` with rows that have images.
 
-    Both start with the nearest pairs. The page needs no other files. It also shows the number of
-    removed images for each distance or similarity.
+    Both files start with the nearest pairs. The page needs no other files. It also shows the number
+    of removed images for each distance or similarity.
 
     Args:
       folder: an existing folder.
@@ -271,7 +271,7 @@ def write_report(
 class Thumbnail(NamedTuple):
     """The data URL of an image, and how it is drawn.
 
-    Small images are drawn with sharp pixels, and all others are smoothed.
+    Small images are drawn with sharp pixels, and large images are smoothed.
     """
 
     source: str

@@ -94,7 +94,7 @@ def each_file(
 
 
 def part_file(number: int, name: str, folder: Path) -> Path:
-    """Returns the path of new file `number` of `each_file`."""
+    """Returns the path of the new file that `each_file` writes for file number `number`."""
     return folder / f"{name.replace(' ', '-')}-{number:06d}.npy"
 
 
@@ -172,10 +172,10 @@ class Index(NamedTuple):
         return self.names[start : start + int(entry["captions"])].tobytes()
 
     def describe(self, entry: np.void) -> str:
-        """Returns the location of an example for messages: its file, or file and name in it."""
+        """Returns the location of an example for messages: its file, or file and name inside it."""
         path = self.paths[entry["unit"]]
         name = self.name(entry)
-        if self.kind == "parquet":  # The path would be that of a temporary copy.
+        if self.kind == "parquet":  # The path belongs to a temporary copy.
             return as_text(name)
         return as_text(
             str(Path(path).parent / name) if self.kind in readers.OF_FILES else f"{path}: {name}"

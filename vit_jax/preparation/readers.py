@@ -295,7 +295,7 @@ def _recognise_file(file: Path) -> str:
 
 
 def _recognise_images(root: Path) -> str:
-    """Recognizes a folder: `folder` if it has class folders, `images` for images without labels."""
+    """Returns the kind of a data set: `folder` with class folders, `images` without labels."""
     inside = sorted(root.iterdir())
     _refuse_compressed(inside)
     folders = [child.name for child in inside if child.is_dir() and not is_ignored(child.name)]
@@ -411,7 +411,7 @@ def _count_left_out(folders_of_classes: Collection[Path], others: Collection[Pat
 
     Args:
       folders_of_classes: folders that contain a folder for each class.
-      others: other folders, in the same folder as those of the splits.
+      others: other folders, which are next to the folders of the splits.
     """
     loose = [file.name for folder in folders_of_classes for file in _files_in(folder)]
     images, left_out = sort_out(loose)
@@ -456,8 +456,8 @@ def _find_images(root: Path, _: Keys) -> RawDataSet:
 def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
     """Returns the options for opening the CSV or CSVs at a path.
 
-    The header of the first CSV determines whether there are captions. If there are, labels are
-    optional.
+    The header of the first CSV determines whether the images have captions. If they have, labels
+    are optional.
     """
     names, label = value_columns(next(iter(split_files(str(root)).values()))), keys.label
     captions = keys.caption
@@ -475,7 +475,7 @@ def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
 
 
 def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
-    """Opens the CSV or CSVs at a path, by split. All have the classes of the training split."""
+    """Opens the CSV or CSVs at a path, by split. All use the training split's class indices."""
     splits = [*split_files(str(root))]
     options = _options_of_lists(root, keys)
     first = "train" if "train" in splits else splits[0]
@@ -490,7 +490,7 @@ def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
 def _find_lists(root: Path, keys: Keys) -> RawDataSet:
     """Finds CSVs with a file column and columns of labels, captions or both.
 
-    The format is that of the source `csv`. Paths of images are relative to the CSV's folder.
+    The files have the format of the source `csv`. Paths of images are relative to the CSV's folder.
     """
     files, opened = split_files(str(root)), _open_lists(root, keys)
     left_out = sum((Counter(split.left_out) for split in opened.values()), Counter())
@@ -753,7 +753,8 @@ def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _
 def _reasons(sample: _Sample, notes: Sequence[str]) -> list[str]:
     """Returns the reasons for skipping a sample without an image.
 
-    If the sample has a label or a caption, there is one reason, else a reason for each member.
+    For a sample with a label or a caption, the result is one reason. For other samples, it is a
+    reason for each member.
     """
     reasons = [why_left_out(member.name) for member in sample.parts.values()]
     if not sample.has_note(notes):
@@ -771,7 +772,7 @@ def _prefixes(stem: str) -> Iterator[str]:
 def _captions_of_tar(path: str, end: int) -> str | None:
     """Returns where the captions of a tar are stored: `txt` (text files) or a JSON key.
 
-    The first sample with captions determines it.
+    The first sample with captions determines the result.
 
     Returns:
       None if none of the first `LOOKED_AT` samples with images has captions.
@@ -946,7 +947,7 @@ def _check_same_columns(columns: Mapping[str, _Columns], first: _Columns) -> Non
 
 
 def _leading_names(units: list[Unit], names_of: Mapping[str, list[str]]) -> list[str]:
-    """Returns the class names of the training files. Without training files, those of all files."""
+    """Returns the class names of the training files, or of all files if there are none."""
     leading = [names_of[unit.path] for unit in units if unit.split == "train"]
     return list(dict.fromkeys(itertools.chain(*(leading or names_of.values()))))
 

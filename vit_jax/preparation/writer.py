@@ -296,7 +296,7 @@ def _choose(
 
 
 def _identity(source: readers.RawDataSet, name: str | None) -> tuple[str, ...]:
-    """Returns the data set's name, its config (if it has a config), and its version."""
+    """Returns the data set's name, its TFDS config (if it has one), and its version."""
     rest = ("1.0.0",)
     if source.kind == "tfds":
         tfds_name, *rest = _tfds_info(source).full_name.split("/")

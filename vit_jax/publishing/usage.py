@@ -1,4 +1,4 @@
-"""Code examples of a model card, which load the model in each library; they are tested first.
+"""Code examples of a model card that load the model in each library, and their tests.
 
 Before the model is uploaded, each example runs unchanged in a separate process without network
 access. The Hub cache of this process contains the folder under the name that it will have on the
@@ -212,7 +212,7 @@ def usages_of_towers(name: str, length: int, probabilities: str) -> list[list[Us
 
 
 def _ranked(code: str) -> Usage:
-    """Returns an example for vit_jax from code that predicts classes."""
+    """Returns the example for the library vit_jax, given code that predicts classes."""
     return Usage("vit_jax", ("vit_jax",), code, "prediction.probabilities", ranked=True)
 
 
@@ -231,7 +231,7 @@ def try_usages(
       picture: the image, uint8 `[height, width, 3]`.
       expected: expected output for the image.
       folder: the future content of `name` on the Hub.
-      log: called with a message for each library that has no such example.
+      log: callback that receives a message for each library without a successful example.
     """
     found = []
     with tempfile.TemporaryDirectory() as place:
@@ -251,7 +251,7 @@ def try_usages(
 
 
 def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a random image, and the model's output for it: probabilities, or else features.
+    """Returns a random image, and the model's probabilities for it (features without a head).
 
     The image has a size at which it is cropped without a resize.
     """

@@ -23,7 +23,7 @@ from vit_jax.runs.predictions import (
 
 MOST_PAIRS = 10
 MOST_IN_MATRIX = 100  # Maximum number of classes in the confusion matrix.
-MOST_LISTED = 40  # Number of classes that are shown at first; a click shows all others.
+MOST_LISTED = 40  # Number of classes that are shown at first; a click shows all classes.
 MOST_NAME = 22  # Maximum length of a class name in the matrix, in characters.
 CELL = 26  # Side of a matrix cell, in units of the SVG.
 
@@ -92,7 +92,7 @@ def answer_figures(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _cards(found: Predictions, names: Sequence[str], rows: Sequence[int]) -> list[Card]:
-    """Returns a card for each of `rows` whose image is stored.
+    """Returns a card for each row in `rows`. Rows whose image is not stored are skipped.
 
     Args:
       found: the predictions.
@@ -137,7 +137,7 @@ def _confusion(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Returns sizes, class names and cells with which the template draws the confusion matrix."""
+    """Returns sizes, class names and cells of the confusion matrix, for the HTML template."""
     short = [_shortened(name) for name in names]
     margin = 12 + 6.4 * max(map(len, short))
     cells = []

@@ -44,7 +44,7 @@ class Parts(NamedTuple):
     Nothing is allocated on the devices yet.
 
     Attributes:
-      config: the run's config. Preprocessing options of None have the checkpoint's values.
+      config: the run's config. Preprocessing options that were None have the checkpoint's values.
       splits: the opened splits of the data set.
       data: fingerprints of the splits, and of the data of evaluation suites, by name.
       suites: evaluation suites, such as k-NN, with their data opened.
@@ -249,10 +249,10 @@ def learned_classes(config: RunOptions, source: Source) -> tuple[str, ...]:
 
 
 def step_count(config: RunOptions, images: int) -> int:
-    """Returns the run's number of steps: the config's steps, or the whole batches of its epochs.
+    """Returns the run's number of steps: `config.steps`, or the whole batches of `config.epochs`.
 
     Raises:
-      UserError: the images of all epochs are less than one batch.
+      UserError: all epochs together have fewer images than one batch.
     """
     steps = config.steps or int(config.epochs * images / config.batch_size)
     if steps < 1:
@@ -264,7 +264,7 @@ def step_count(config: RunOptions, images: int) -> int:
 
 
 def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
-    """Returns the config with the checkpoint's preprocessing, where the config's value is None."""
+    """Returns the config with the checkpoint's values in place of preprocessing values of None."""
     mean = origin.options.mean
     return dataclasses.replace(
         config,
@@ -303,9 +303,10 @@ def training_views(config: RunOptions) -> tuple[ViewSpec, ...]:
 def evaluation_views(config: RunOptions) -> tuple[ViewSpec, ...]:
     """Returns the objective's views of a test image, with sizes and transforms.
 
-    If all views show the same rectangle of an image, each view is the test crop, resized to the
-    view's size. Otherwise the views are drawn at random as in training, with random numbers that
-    depend on the image's index. An empty result means a single view, the test crop.
+    If the objective uses one rectangle of an image for all its views, each view is the test crop,
+    resized to the view's size. If it uses several rectangles, they are drawn at random as in
+    training, with random numbers that depend on the image's index. An empty result means a single
+    view, the test crop.
     """
     views = objective_of(config.objective.name).views(config)
     first, *others = (view for view in views if not view.training_only)

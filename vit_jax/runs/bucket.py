@@ -1,8 +1,9 @@
 """Workdirs in buckets: `gs://BUCKET/RUN` and `s3://BUCKET/RUN`.
 
 Orbax writes checkpoints directly to the bucket. All other files of a run are small. A run appends
-to some of them, which buckets do not support. The run therefore writes these files into a local
-folder. Changed files are copied to the bucket every few seconds, and before each checkpoint.
+lines to some of these files, but objects in a bucket cannot be appended to. The run therefore
+writes all these files into a local folder. Changed files are copied to the bucket every few
+seconds, and before each checkpoint.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ for protocol in ("gs", "gcs", "s3"):
 
 
 class Bucket:
-    """The objects whose names start with a URL. Methods take the part of the name after the URL.
+    """The objects of a bucket whose names start with a URL. Methods take names without this URL.
 
     Raises:
       UserError: (all methods) the bucket does not exist, access is denied, or the bucket cannot be
@@ -88,7 +89,7 @@ class Bucket:
         return {name[len(self._root) + 1 :]: found[name] for name in found.keys() - gone}
 
     def top(self) -> list[str]:
-        """Returns the names of the files and folders in the folder at the URL."""
+        """Returns the names of the files and folders that are directly in the folder at the URL."""
         with self._named_errors():
             try:
                 found = self._files.ls(self._root, detail=False)
@@ -180,7 +181,7 @@ def checkpoints_of(workdir: Path) -> Path | epath.Path:
 
 
 def read_through(url: str) -> None:
-    """Reads every object whose name starts with a URL.
+    """Reads every object whose name starts with a URL, to find objects that cannot be read.
 
     Raises:
       UserError: an object cannot be read.
@@ -205,7 +206,9 @@ def move(source: str, target: str) -> None:
 
 
 class Upload:
-    """Context manager that copies a folder's changed files to its bucket, also when it ends.
+    """Context manager that copies changed files of a workdir to its bucket at intervals.
+
+    The files are also copied when the context ends.
 
     Args:
       workdir: folder returned by `fetched`.
@@ -236,7 +239,7 @@ class Upload:
                 raise
 
     def flush(self) -> None:
-        """Copies the changed files. The report is copied last because it marks a finished run.
+        """Copies the changed files. The report is copied last, because it marks a finished run.
 
         Raises:
           UserError: a file cannot be copied.

@@ -5,9 +5,9 @@ owner of the workdir. If this object is empty, the workdir has no owner. A numbe
 twice. The bucket creates an object only if it does not exist yet (`ifGenerationMatch=0` of Google
 Cloud Storage, `If-None-Match: *` of S3).
 
-The owner rewrites its object every few seconds as a heartbeat. Some stores ignore the condition.
-With such a store, two runs that start within the same second may both get the lock. The first run
-detects this at its next heartbeat.
+The owner rewrites its object every few seconds as a heartbeat. Some stores ignore the condition
+that the object must not exist. With such a store, two runs that start within the same second may
+both get the lock. The first run detects this at its next heartbeat.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class BucketLock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock. If another host's process may be alive, waits for its heartbeat.
+        """Takes the lock. If another host's process holds it, first waits for its next heartbeat.
 
         Raises:
           UserError: another run holds the lock, or the bucket cannot be used.
@@ -135,7 +135,7 @@ class BucketLock:
         """Waits until the lock is free.
 
         Returns:
-          The process that ended without releasing the lock; None: the lock was released.
+          The previous holder, if it ended without releasing the lock; None if it released the lock.
 
         Raises:
           UserError: another run holds the lock.
@@ -174,6 +174,6 @@ class BucketLock:
 
 
 def _number(name: str) -> int:
-    """Returns N of the name `.lock-N`; 0 for other names."""
+    """Returns the number N in a name `.lock-N`; 0 for other names."""
     found = re.fullmatch(rf"{re.escape(PREFIX)}-(\d+)", name)
     return int(found[1]) if found else 0

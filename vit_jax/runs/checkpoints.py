@@ -43,7 +43,8 @@ from vit_jax.training.step import Metrics, State
 
 DAMAGED = "damaged"  # Folder next to the checkpoints; damaged checkpoints are moved into it.
 
-# Parts of error messages of TensorStore and of the system. They do not mean that a file is damaged.
+# Parts of error messages of TensorStore and of the system. An error with such a message does not
+# mean that a file is damaged.
 _PASSING = (
     *(
         "PERMISSION_DENIED",
@@ -68,7 +69,8 @@ class Checkpoints:
       folder: the folder, or its URL in a bucket.
       keep_last: number of newest checkpoints to keep. None: the checkpoints are only read, which is
         possible while a run writes them.
-      keep_every: checkpoints at multiples of this number of steps are also kept. None: no others.
+      keep_every: checkpoints at multiples of this number of steps are also kept. None: no
+        additional checkpoints are kept.
       keep_best: number of best checkpoints that are also kept. The best ones have the highest test
         accuracy, or, without accuracy, the lowest test loss.
       log: callback for messages about damaged checkpoints.
@@ -192,9 +194,12 @@ class Checkpoints:
     def restore_newest(self, like: dict) -> tuple[int, dict] | None:
         """Restores the newest undamaged checkpoint with the shardings of `like`.
 
-        If an older checkpoint was restored, newer damaged checkpoints are moved aside. If none can
-        be restored, all stay in place, because the cause may be something else. All processes must
-        call this, and get the same result.
+        If an older checkpoint was restored, newer damaged checkpoints are moved to the folder
+        `DAMAGED`. If no checkpoint can be restored, none is moved, because the cause may be
+        something else than damage. All processes must call this method, and get the same result.
+
+        Args:
+          like: items with the arrays or shapes that the result must have.
 
         Returns:
           The step and the items; None if there is no checkpoint.
@@ -308,7 +313,7 @@ class Checkpoints:
     def _sweep(self) -> None:
         """Cleans up after killed runs.
 
-        Removes incomplete checkpoints, and moves checkpoints with damaged metrics aside.
+        Removes incomplete checkpoints, and moves checkpoints with damaged metrics to `DAMAGED`.
         """
         if not self._remote:  # In buckets Orbax itself removes incomplete checkpoints.
             for rest in self.folder.glob("*.orbax-checkpoint-tmp*"):

@@ -59,7 +59,7 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Returns a short name for each path: the shortest end that no other path has."""
+    """Returns a short name for each path: its last folders, as many as make the name unique."""
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-parts:]) for path in paths]
         if len({*names}) == len(paths):
@@ -205,7 +205,7 @@ def _normal_tail(one: int, other: int) -> float:
 
 
 def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
-    """Returns a table of accuracies of the classes in which the runs differ most.
+    """Returns a table with each run's accuracy on the classes in which the runs differ most.
 
     Returns:
       None if fewer than two runs have predictions, or if their classes differ.
@@ -239,7 +239,7 @@ def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
 
 
 def _most_different(accuracies: np.ndarray) -> np.ndarray:
-    """Returns the classes with the largest accuracy differences among the classes of all runs.
+    """Returns the indices of the classes whose accuracies differ most between the runs.
 
     Args:
       accuracies: `[runs, classes]`, NaN for classes without images.

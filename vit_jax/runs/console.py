@@ -41,7 +41,7 @@ class Console:
 
     @property
     def late(self) -> bool:
-        """True if the last status line is too old."""
+        """True if no status line was printed for longer than `LATE` seconds."""
         return self._log is not None and self._screen.due(LATE)
 
     def status(self, text: str, last: bool = False) -> None:
@@ -50,7 +50,9 @@ class Console:
         self._show(text, "", last)
 
     def still(self, text: str) -> None:
-        """Prints the last status line again with `text` appended, if that line is too old.
+        """Prints the last status line again with `text` appended, if that line is overdue.
+
+        A line is overdue if nothing was printed for `LATE` seconds.
 
         With an empty `text` nothing is printed.
         """

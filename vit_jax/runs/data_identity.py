@@ -90,7 +90,8 @@ def _class_differences(before, now) -> Iterator[str]:
 def fits_head(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     """Returns True if a run's head can be used for other data.
 
-    The numbers of classes must be equal, and classes of both data sets must have the same index.
+    The numbers of classes must be equal. A class that both data sets contain must have the same
+    index in both.
     """
     classes = saved.get("num_classes")
     if classes != given.get("num_classes"):

@@ -58,7 +58,7 @@ class Feed:
         return item
 
     def close(self) -> None:
-        """Ends the thread, and the processes that decode images."""
+        """Ends the copying thread, and the processes that decode images."""
         self._closed.set()
         while self._thread.is_alive():
             try:

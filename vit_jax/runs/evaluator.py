@@ -205,7 +205,7 @@ class Evaluator:
         return np.concatenate(drawn, axis=1).swapaxes(0, 1)
 
     def images(self, most: int = 6) -> np.ndarray:
-        """Returns test images spread evenly over the split, uint8 `[images, height, width, 3]`."""
+        """Returns test images, spread evenly over the split: uint8 `[images, height, width, 3]`."""
         batch = self._read("test", self._spread("test", most), whole_batch(self._mesh, 1))
         return batch["image"][batch["valid"]]
 
@@ -236,7 +236,7 @@ class Evaluator:
         return np.unique(np.linspace(0, len(self._splits[split]) - 1, most).astype(int))
 
     def _read(self, split: str, chosen: np.ndarray, of: int, **views) -> dict[str, np.ndarray]:
-        """Reads some images of a split as one batch. Its entry `numbers` contains their indices.
+        """Reads some images of a split as one batch, in which `numbers` contains their indices.
 
         Args:
           split: name of the split.
@@ -253,7 +253,7 @@ class Evaluator:
         return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Copies a batch's views and indices to the devices. Every process has the whole batch."""
+        """Copies a batch's views and indices to the devices. All processes pass the whole batch."""
         rows = local_rows(self._mesh, len(batch["image"]))
         return to_devices({name: batch[name][rows] for name in self._entries}, self._mesh)
 

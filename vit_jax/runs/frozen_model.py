@@ -33,8 +33,8 @@ class FrozenModel(NamedTuple):
     """Frozen model whose parameters have not been read yet.
 
     Attributes:
-      model: an `ImageModel` or a `WithHeads`, with shapes in place of arrays. The dtypes are the
-        ones in which the parameters are kept in device memory.
+      model: an `ImageModel` or a `WithHeads`, with shapes in place of arrays. Their dtypes are the
+        dtypes of the parameters in device memory.
       sources: functions that read the parameters, by path.
       found: lines that describe the model.
     """
@@ -163,8 +163,7 @@ def frozen_shapes(config: RunOptions) -> nnx.Module | None:
 def _halved(model: nnx.Module) -> nnx.Module:
     """Returns the abstract model with some kernels in bfloat16, to halve their memory.
 
-    These are the kernels that the model rounds to bfloat16 in each use, so its outputs stay the
-    same.
+    The model rounds these kernels to bfloat16 in each use, so its outputs do not change.
     """
     graphdef, params = nnx.split(model)
 

@@ -34,7 +34,7 @@ class Job(NamedTuple):
 
     @property
     def failed(self) -> Path:
-        """File next to the workdir with the reason of the job's failure, if it has failed."""
+        """Path of the file next to the workdir that contains the reason if the job has failed."""
         return self.workdir.with_name(f"{self.name}.failed")
 
 

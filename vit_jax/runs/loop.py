@@ -63,8 +63,8 @@ def train(
         the latter case the run is continued.
       peers: the run's processes, if there are several (`vit_jax.parallel.distributed.start`).
       started: `time.time()` when the command began, for the log.
-      overrides: API overrides of the calling program. With None, the process only runs this
-        training, so the watchdog ends the process if it hangs.
+      overrides: API overrides of the calling program. None: a command calls this function, and the
+        process has no other work. So the watchdog ends the process if it hangs.
 
     Returns:
       Metrics on the test images from the last evaluation; empty if the run was stopped before its
@@ -499,7 +499,7 @@ class Run:
 
 @contextlib.contextmanager
 def _lost_workdir_in_words(lock: Lock | BucketLock | None):
-    """If the run has lost its workdir, replaces other exceptions by the lock's UserError."""
+    """Context that replaces exceptions by the lock's UserError if the run lost its workdir."""
     try:
         yield
     except UserError:

@@ -94,7 +94,7 @@ class PeriodicEvaluation:
             and the result is None.
           splits: splits to evaluate. Empty: the split for model selection, and in the run's last
             evaluation also the test images.
-          last: whether this is the run's last evaluation. None: it is if `step` is the last step.
+          last: True if this is the run's last evaluation. None: True if `step` is the last step.
           kept: the step of the evaluated parameters, if it differs from `step`.
         """
         last = step == self._parts.steps if last is None else last
@@ -131,7 +131,7 @@ class PeriodicEvaluation:
         return figures
 
     def _write(self, step: int, figures: Figures, row: dict[str, float], kept: int | None) -> None:
-        """Writes a row of metrics, and the predictions for the last of the evaluated splits.
+        """Writes a row of metrics, and the predictions for the split that was evaluated last.
 
         Args:
           step: number of training steps of the run so far.
@@ -214,7 +214,7 @@ class PeriodicEvaluation:
         return figures[self._chosen_by] | by_name(others, "/")
 
     def restored(self, saved: dict[str, float] | None) -> Figures | None:
-        """Returns metrics by split from those of a checkpoint; the inverse of `saved`."""
+        """Converts metrics saved with a checkpoint to metrics by split; the inverse of `saved`."""
         figures = {}
         for name, value in (saved or {}).items():
             split, _, figure = name.rpartition("/")
@@ -222,7 +222,7 @@ class PeriodicEvaluation:
         return figures or None
 
     def _draw(self, step: int, evaluated: Evaluated) -> None:
-        """Writes the objective's picture of this step; before the last step, also a report."""
+        """Writes the objective's picture of this step and, before the last step, a report."""
         images = self._evaluate.pictures(self._chosen_by, evaluated)
         if jax.process_index() != 0:
             return

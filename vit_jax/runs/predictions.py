@@ -29,7 +29,7 @@ class Predictions(NamedTuple):
       answer: the most probable class of each image, `[images]`.
       probability: probability of the most probable class, `[images]`.
       shown: indices of the images that the report shows, `[shown]`.
-      images: pixels of these images, uint8 `[shown, height, width, channels]`.
+      images: pixels of the images in `shown`, uint8 `[shown, height, width, channels]`.
     """
 
     split: str
@@ -103,7 +103,7 @@ def to_show(predictions: Predictions) -> np.ndarray:
 
 
 def keep(workdir: Path, predictions: Predictions) -> None:
-    """Writes predictions into the workdir atomically. They replace earlier predictions."""
+    """Writes predictions into the workdir atomically, in place of earlier predictions."""
     temporary = workdir / f"{PREDICTIONS}.{secrets.token_hex(4)}.tmp"
     with temporary.open("wb") as file:
         np.savez_compressed(file, **predictions._asdict())
@@ -111,7 +111,7 @@ def keep(workdir: Path, predictions: Predictions) -> None:
 
 
 def kept(workdir: Path) -> Predictions | None:
-    """Reads the predictions in a workdir; None if the file does not exist or is damaged."""
+    """Reads the predictions that `keep` wrote to a workdir; None if they are missing or damaged."""
     try:
         with np.load(workdir / PREDICTIONS) as file:
             found = Predictions(**{name: file[name] for name in Predictions._fields})
@@ -137,7 +137,7 @@ def confused(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_class(predictions: Predictions, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts the images of each class, and the correctly predicted ones, int `[classes]` each."""
+    """Returns two counts, int `[classes]`: images and correctly predicted images of each class."""
     of_images = np.where(predictions.right, 1, 0)[:, None] * np.ones_like(predictions.labels)
     known = predictions.labels >= 0
     images = np.bincount(predictions.labels[known], minlength=classes)

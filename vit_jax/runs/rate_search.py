@@ -88,7 +88,7 @@ def seed_jobs(
 
 
 def held_out_splits(config: ConfigDict) -> tuple[str, str]:
-    """Returns the names of two splits: one for training, one to compare learning rates on.
+    """Returns the names of the split for training and of the split for comparing learning rates.
 
     They may be slices of the same split, such as `train[:90%]` and `train[90%:]`.
 
@@ -153,7 +153,7 @@ def open_held_out(config: ConfigDict) -> None:
 
 
 def check_begun(jobs: Collection[Job]) -> None:
-    """Raises UserError if a run failed before training, because all others would fail as well."""
+    """Raises UserError if a run failed before training, because all runs would fail in this way."""
     for job in jobs:
         if (failure := outcome(job).failure) and not (job.workdir / MANIFEST).exists():
             raise UserError(f"{failure} ({job.name}; no other run is started)")

@@ -1,4 +1,4 @@
-"""Image retrieval in a report: captions of the evaluation, and the images most similar to them."""
+"""Image retrieval in a report: captions of an evaluation, each with its most similar images."""
 
 import secrets
 import zipfile
@@ -12,14 +12,15 @@ from vit_jax.inspection.page_images import SMALL, image_address
 from vit_jax.models.retrieval import Paired
 
 RETRIEVALS = "retrievals.npz"
-MOST_MISTAKES, MOST_SAMPLES = 12, 6  # Maximum numbers of captions with and without mistakes.
+MOST_MISTAKES, MOST_SAMPLES = 12, 6  # Maximum numbers of mistakes, and of captions in the sample.
 MOST_FOUND = 5  # Maximum number of images shown for a caption.
 
 
 class Retrievals(NamedTuple):
     """Some captions of a split and the images that were retrieved for them.
 
-    The captions with mistakes come first, in order of decreasing rank, followed by a sample.
+    The captions with mistakes come first, in order of decreasing rank. A sample of all captions of
+    the split follows.
 
     Attributes:
       total: number of distinct captions of the split.
@@ -32,8 +33,8 @@ class Retrievals(NamedTuple):
       found: indices of each caption's most similar images, `[captions, most]`, the most similar
         first.
       found_right: True if the image in `found` is correct, `[captions, most]`.
-      similarities: cosine similarity of each caption to the image in `right`, followed by those to
-        the images in `found`, `[captions, 1 + most]`.
+      similarities: cosine similarity of each caption to the image in `right`, followed by its
+        similarities to the images in `found`, `[captions, 1 + most]`.
       shown: indices of the stored images, `[shown]`.
       images: pixels of the stored images, uint8 `[shown, height, width, 3]`.
     """
@@ -104,7 +105,7 @@ def retrievals_of(
 
 
 def keep_retrievals(workdir: Path, retrievals: Retrievals) -> None:
-    """Writes captions and images into the workdir atomically. They replace earlier ones."""
+    """Writes `retrievals` into the workdir atomically, in place of an earlier evaluation's."""
     temporary = workdir / f"{RETRIEVALS}.{secrets.token_hex(4)}.tmp"
     with temporary.open("wb") as file:
         np.savez_compressed(file, **retrievals._asdict())
@@ -112,7 +113,7 @@ def keep_retrievals(workdir: Path, retrievals: Retrievals) -> None:
 
 
 def kept_retrievals(workdir: Path) -> Retrievals | None:
-    """Reads captions and images from a workdir; None if the file does not exist or is damaged."""
+    """Reads the retrievals that an evaluation saved in a workdir; None if missing or damaged."""
     try:
         with np.load(workdir / RETRIEVALS, allow_pickle=False) as file:
             values = {name: file[name] for name in Retrievals._fields}

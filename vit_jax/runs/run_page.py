@@ -99,7 +99,7 @@ class RunFiles(NamedTuple):
 
     @property
     def kept_step(self) -> int | None:
-        """Step of the best parameters, if the run has kept these; None: it has kept the last."""
+        """Step of the best parameters, if the run ended with them; None: it ended with the last."""
         return next((row["kept/step"] for row in reversed(self.rows) if "kept/step" in row), None)
 
     @property
@@ -317,7 +317,7 @@ def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], i
 
 
 def _why_no_answers(run: RunFiles) -> str:
-    """Returns a sentence why an evaluated run has no predictions; empty before an evaluation."""
+    """Returns the reason why an evaluated run has no predictions; empty before an evaluation."""
     if not run.figures or run.retrievals or run.worst:
         return ""
     return (
@@ -429,7 +429,8 @@ def _options_of(manifest: dict) -> ImageOptions | None:
 def parameter_table(manifest: dict) -> dict | None:
     """Returns the total number of parameters, and a table of parameters.
 
-    A row contains name, shape and numbers. Layers with equal shapes share a row.
+    A row contains the name and shape of a parameter, and the number of its values. The same
+    parameter of several layers has one row.
 
     Returns:
       None if this version does not support the model.

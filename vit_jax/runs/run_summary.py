@@ -58,7 +58,7 @@ def _of_data(parts: Parts, manifest: dict) -> list[str]:
 def unused(splits: Splits) -> list[str]:
     """Returns lines with the numbers of unused files and the reasons.
 
-    Slices of the same folder have one line together.
+    All slices of the same folder share one line.
     """
     names: dict[str, list[str]] = {}
     for name, source in splits.named.items():

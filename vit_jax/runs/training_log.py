@@ -12,7 +12,7 @@ from vit_jax.runs.goodput import Ledger
 from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Program
 
-MANY = 64  # So many images are unlikely to be all predicted correctly by chance.
+MANY = 64  # This number of images is unlikely to be all predicted correctly by chance.
 
 
 class TrainLog:
@@ -191,7 +191,7 @@ class Suspicion:
     def remark(self, means: dict[str, float], images: int) -> str | None:
         """Returns a warning if the loss is 0, or if the accuracy has always been 0 or always 1.
 
-        After the first warning, and without a reason for a warning, the result is None.
+        The result is None if there is no reason for a warning, or if there was a warning before.
 
         Args:
           means: means of the metrics since the last row.

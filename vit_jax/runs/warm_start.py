@@ -154,7 +154,7 @@ def _checkpoint_origin(
     arguments: dict[str, Any],
     class_names: Sequence[str],
 ) -> Origin:
-    """Returns the warm start from a checkpoint, whose model is adapted to the run.
+    """Returns the warm start from a checkpoint. The checkpoint's model is adapted to the run.
 
     Args:
       config: config of the run.
@@ -243,7 +243,7 @@ def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict
 def _with_kept_objective(
     origin: Origin, config: RunOptions, stored: ObjectiveParams, params: dict, state: dict
 ) -> Origin:
-    """Returns the initialization source, to which the checkpoint's objective is added.
+    """Adds the parameters and the state of the checkpoint's objective to the initialization source.
 
     Args:
       origin: the initialization source.
@@ -303,7 +303,8 @@ def _differing_parts(
     """Compares an objective's optional modules, such as a caption decoder.
 
     Returns:
-      Names of the modules that only the run has, and of those that only the checkpoint has.
+      Names of the modules that only the run has, and names of the modules that only the checkpoint
+      has.
 
     Raises:
       UserError: only the checkpoint has a module that must not be dropped.
@@ -493,7 +494,7 @@ def _checkpoint_of(model: ImageModel) -> Checkpoint:
 
 
 def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
-    """Returns a checksum of parameters and their paths; it depends on their order."""
+    """Returns a checksum of parameters and their paths, which depends on the parameters' order."""
     total = 0
     for path, x in params:
         values = np.ascontiguousarray(x).view(np.uint8)  # zlib cannot read bfloat16 arrays.
@@ -504,7 +505,8 @@ def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
 def _interpolation(config: RunOptions, checkpoint: Checkpoint) -> str:
     """Returns the interpolation with which images are resized.
 
-    It is the config's, else the checkpoint's, else the paper's interpolation.
+    If the config does not set it, the checkpoint's interpolation is used. If the checkpoint does
+    not contain it either, the paper's interpolation is used.
 
     Raises:
       UserError: the checkpoint's interpolation is not supported.

@@ -142,7 +142,10 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
 
 
 def _check_empty(workdir: Path) -> None:
-    """Raises UserError if a folder without a run contains files, except those of a killed start."""
+    """Raises UserError if a folder without a run contains files.
+
+    Files that a start of a run wrote before it was killed are allowed.
+    """
     begun = (MANIFEST, CONFIG + ".tmp", PREFIX)  # Files that a killed start leaves.
     url = url_of(workdir)
     names = Bucket(url).top() if url else os.listdir(workdir) if workdir.exists() else ()

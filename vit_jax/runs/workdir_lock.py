@@ -69,7 +69,7 @@ class Lock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock. If another host's process may be alive, waits for its heartbeat.
+        """Takes the lock. If another host's process holds it, first waits for its next heartbeat.
 
         Raises:
           UserError: another run holds the lock.
@@ -128,7 +128,7 @@ class Lock:
         """Waits until the lock is free.
 
         Returns:
-          The process that ended without releasing the lock; None: the lock was released.
+          The previous holder, if it ended without releasing the lock; None if it released the lock.
 
         Raises:
           UserError: another run holds the lock.

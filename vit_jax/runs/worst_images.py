@@ -23,12 +23,13 @@ class WorstImages(NamedTuple):
       split: name of the evaluated split.
       step: step of the evaluation.
       metric: name of the metric by which the images are ordered.
-      highest: True: images with the highest values are the worst. False: those with the lowest.
+      highest: True: images with the highest values are the worst. False: images with the lowest
+        values are the worst.
       names: name of each image.
       values: the metric of each image as text.
       pictures: pictures of each image, uint8 `[images, pictures, height, width, 3]`.
       about: description of the pictures.
-      legend: HTML colour of each label in the pictures, such as a class.
+      legend: HTML colours that the pictures use for labels, such as classes, by label.
     """
 
     split: str

@@ -18,7 +18,7 @@ class ConnectionLimits(NamedTuple):
     Attributes:
       most: maximum number of open connections.
       head: timeout in seconds for receiving the request line and headers.
-      whole: timeout in seconds from the end of `head` until the response is sent.
+      whole: timeout in seconds from the end of the headers until the response is sent.
       refused: function that is called for each connection that is closed because of a limit.
     """
 
@@ -29,7 +29,7 @@ class ConnectionLimits(NamedTuple):
 
 
 def limited(limits: ConnectionLimits) -> type[H11Protocol]:
-    """Returns a subclass of uvicorn's protocol that applies these limits."""
+    """Returns a subclass of uvicorn's protocol that enforces the limits."""
 
     class Limited(H11Protocol):
         _timer: asyncio.TimerHandle | None = None

@@ -187,12 +187,14 @@ class DetectorEngine(Engine):
 
 
 def _on_picture(masks: np.ndarray, placement: Placement, size: tuple[int, ...]) -> np.ndarray:
-    """Transforms masks from the original image to the enlarged picture of the model's input.
+    """Transforms masks of the original image to the returned picture.
+
+    The returned picture is the model's input, enlarged.
 
     Args:
-      masks: masks in the original image, bool `[objects, height, width]`.
+      masks: masks of objects in the original image, bool `[objects, height, width]`.
       placement: position and size of the original image in the model's input.
-      size: height and width of the enlarged picture.
+      size: height and width of the returned picture.
 
     Returns:
       bool `[objects, size[0], size[1]]`.

@@ -21,7 +21,7 @@ def drop_page(
       about: text below the title.
       layer: the picture that is shown over the photograph: `heat` (attention), `overlay` (classes
         or objects), or empty for none.
-      folder: folder in which similar images are searched; empty: none are shown.
+      folder: folder in which similar images are searched; empty: no similar images are shown.
       names: placeholder in the field for class names, such as the server's names; None: the page
         has no such field.
       colours: colour of each class in the overlay, by class name; None: there is no overlay.

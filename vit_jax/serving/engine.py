@@ -36,8 +36,8 @@ class Asked(NamedTuple):
     Attributes:
       images: encoded images, such as the bytes of JPEG files.
       heat: True if the response must contain attention rollout.
-      seen: True if it must contain the crop of the image that the model receives.
-      overlay: True if it must contain the image with its classes or objects drawn on it.
+      seen: True if the response must contain the crop of the image that the model receives.
+      overlay: True if the response must contain the image with its classes or objects drawn on it.
       neighbours: number of similar images in the response.
       names: class names to predict; empty: the server's classes.
     """
@@ -74,7 +74,7 @@ class Engine:
       compute: the compiled function, `(model, images) -> outputs` for a batch.
 
     Attributes:
-      sizes: the compiled batch sizes; a batch is padded to the next larger one.
+      sizes: the compiled batch sizes; a batch is padded to the next larger size.
       parameters: request parameters that the engine supports, such as `overlay`.
       names: handles class names in requests; None: requests can only use the model's own classes.
     """
@@ -150,8 +150,8 @@ class ClassifierEngine(Engine):
       batch_size: maximum number of images in a batch.
       top: maximum number of returned classes per image.
       threshold: minimum probability of the returned classes.
-      names: handles class names in requests to an image-text model; None: the classes are those of
-        the model's head.
+      names: handles class names in requests to an image-text model; None: the model's head predicts
+        its own classes.
 
     Attributes:
       no_heat: reason why attention rollout is undefined; None if it is defined.
@@ -287,8 +287,8 @@ def make_engine(
 
     Args:
       batch_size: maximum number of images in a batch.
-      top: maximum number of returned classes per image. None: `DEFAULT_TOP` without a threshold,
-        and no limit with one.
+      top: maximum number of returned classes per image. None: `DEFAULT_TOP`, or no limit if a
+        threshold is set.
       threshold: minimum probability of the returned classes; None: no minimum.
       templates: prompt templates for class names in requests, with `{}` for the name.
     """

@@ -14,7 +14,7 @@ def is_ours(host: str, names: Collection[str] = ()) -> bool:
     """Returns True if a Host header is allowed, because it cannot contain a foreign domain.
 
     IP addresses, localhost, this machine's name and `names` are allowed. If `names` contains `*`,
-    all are allowed.
+    every Host header is allowed.
     """
     name = re.sub(r":\d*$", "", host).strip("[]").lower().removesuffix(".")
     if "*" in names or name == "localhost" or name.endswith(".localhost"):

@@ -41,7 +41,8 @@ class Neighbours:
     def nearest(self, features: np.ndarray, count: int) -> list[dict[str, Any]]:
         """Returns the `count` images whose features are most similar to `features`.
 
-        Each is a mapping with `path`, `similarity` (cosine) and `picture` (a data URL).
+        The result has a mapping for each image, with `path`, `similarity` (cosine) and `picture` (a
+        data URL).
         """
         similarities = self._features @ unit(features[None])[0]
         nearest = np.argsort(-similarities, kind="stable")[:count].tolist()

@@ -291,7 +291,7 @@ class Service:
 
     @property
     def _classifier_engine(self) -> ClassifierEngine:
-        """The engine, which must be a classifier; parameters such as `heat` need one."""
+        """The engine as a `ClassifierEngine`, for parameters such as `heat`."""
         assert isinstance(self._engine, ClassifierEngine)
         return self._engine
 
