@@ -68,18 +68,15 @@ def open_classifier(
       UserError: the checkpoint does not exist, its images are neither RGB nor grey, or sizes or
         names do not match the model.
     """
-    changes: dict[str, Any] = {"image_size": image_size, "merge_tokens": merge_tokens}
-    changes = {name: value for name, value in changes.items() if value}
+    changes = _changes(image_size=image_size, merge_tokens=merge_tokens)
     place = source if names is None else towers_place(source)
     checkpoint = open_checkpoint(place, image_size)
     if names is None:
         if templates:
             raise UserError("--template is for zero-shot classification: give --names, too")
         model, image_text = build_model(checkpoint, log=log, **changes), None
-    elif merge_tokens:
-        raise UserError("--merge_tokens is for models with a head: give it without --names")
     else:
-        model, image_text = _zero_shot(place, names, templates, classes, log, image_size)
+        model, image_text = _zero_shot(place, names, templates, classes, log, **changes)
     if model.channels not in (1, 3):
         raise UserError(
             f"the model takes images of {model.channels} channels, and files are read as RGB: "
@@ -99,13 +96,20 @@ def open_classifier(
     return Classifier(model, shown, crop, about.probabilities, image_text)
 
 
+def _changes(**arguments: Any) -> dict[str, Any]:
+    """Returns the arguments of the model that are not None or 0."""
+    return {name: value for name, value in arguments.items() if value}
+
+
 def _zero_shot(
     source: str | Path,
     names: str,
     templates: Sequence[str],
     classes: str | None,
     log: Callable[[str], None],
-    image_size: int | tuple[int, int] | None,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    merge_tokens: int = 0,
 ) -> tuple[ImageModel, ImageTextModel]:
     """Loads an image-text model; returns its zero-shot classifier and the model.
 
@@ -113,6 +117,8 @@ def _zero_shot(
     """
     if classes:
         raise UserError("--names and --classes exclude each other: give the names in one of them")
+    if merge_tokens:
+        raise UserError("--merge_tokens is for models with a head: give it without --names")
     model = load_image_text(source, image_size=image_size, log=log)
     return model.classifier(parse_names(names), templates or TEMPLATES), model
 

@@ -161,15 +161,7 @@ class Attention(nnx.Module):
             halves = self.rope == "dinov3"
             query = rotate(query, *(table[:read] for table in rotation), halves=halves)
             key = rotate(key, *rotation, halves=halves)
-        if bias is not None:
-            bias = bias[None, :, :read]
-        if offsets is not None:
-            table = self.relative_embedding[...].astype(query.dtype)[offsets[:read]]
-            bias = jnp.einsum("bqhd,qkd->bhqk", query, table) / math.sqrt(query.shape[-1])
-        if layout is not None:
-            bias = layout.spread(self.bias_table[...].astype(jnp.float32))[None, :, :read]
-        if sizes is not None:
-            bias = jnp.log(sizes)[:, None, None, :, 0]
+        bias = self._scores_bias(query, read, offsets, layout, bias, sizes)
         # Axes between the batch and the tokens are the lines of a grid, such as its rows. Attention
         # is computed within each line.
         lines = [part.reshape(-1, *part.shape[-3:]) for part in (query, key, value)]
@@ -190,6 +182,28 @@ class Attention(nnx.Module):
         if self.norm is not None:
             out = named("heads", self.norm(out.reshape(*out.shape[:-2], -1)).reshape(out.shape))
         return self.out(out)
+
+    def _scores_bias(
+        self,
+        query: jax.Array,
+        read: int | None,
+        offsets: np.ndarray | None,
+        layout: BiasLayout | None,
+        bias: jax.Array | None,
+        sizes: jax.Array | None,
+    ) -> jax.Array | None:
+        """Returns the term that is added to the scores; None if there is none.
+
+        Arguments are as in `__call__`. The term is `[batch or 1, heads or 1, queries or 1, tokens]`.
+        """
+        if sizes is not None:
+            return jnp.log(sizes)[:, None, None, :, 0]
+        if layout is not None:
+            return layout.spread(self.bias_table[...].astype(jnp.float32))[None, :, :read]
+        if offsets is not None:
+            table = self.relative_embedding[...].astype(query.dtype)[offsets[:read]]
+            return jnp.einsum("bqhd,qkd->bhqk", query, table) / math.sqrt(query.shape[-1])
+        return None if bias is None else bias[None, :, :read]
 
     def keys(self, x: jax.Array) -> jax.Array:
         """Returns the keys of tokens, `[batch, tokens, heads, head_dim]`."""

@@ -196,8 +196,7 @@ def make_program(
       config: config of the run.
       num_classes: outputs of the model's head.
       steps: length of the run.
-      mesh: mesh of devices. The devices need not exist on this machine, as in ahead-of-time
-        compilation for a TPU.
+      mesh: mesh of devices; they need not exist on this machine (ahead-of-time compilation).
       build: function that creates the model, called with `rngs=`; None: the config's model.
       frozen: the model that the objective requires by `teacher_spec`, with shapes in place of
         arrays.
