@@ -4,10 +4,12 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from absl import flags
+from ml_collections import ConfigDict
 from PIL import Image
 
 import vit_jax
@@ -282,22 +284,46 @@ def test_a_run_learns_pairs_and_classifies_by_names(loss, tmp_path, capsys):
     )
 
 
-def test_a_saved_run_contains_no_path_of_its_tokenizer(tmp_path, capsys):
+class TokenizerRun(NamedTuple):
+    """A short run with a tokenizer of its own, whose folder was deleted after the run.
+
+    Attributes:
+      workdir: workdir of the run.
+      config: config of the run.
+      tokens: the tokens of "a red square" before the folder was deleted.
+    """
+
+    workdir: Path
+    config: ConfigDict
+    tokens: np.ndarray
+
+
+PAIRS = dict(train=pairs(32, 0), test=pairs(16, 1))
+
+
+@pytest.fixture(scope="module")
+def tokenizer_run(tmp_path_factory) -> TokenizerRun:
+    """A run that the tests copy before they change it."""
+    folder = tmp_path_factory.mktemp("tokenizer_run")
     config = small_config("sigmoid")
     config.steps = config.evaluate_every = 6
-    folder = tmp_path / "tokenizer"
-    write_tokenizer(folder)
-    config.contrastive.tokenizer = str(folder)
-    vit_jax.train(config, tmp_path / "run", train=pairs(32, 0), test=pairs(16, 1))
-    tokens = vit_jax.load_image_text(tmp_path / "run", log=str).tokenizer(["a red square"])
-    shutil.rmtree(folder)
-    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    write_tokenizer(folder / "tokenizer")
+    config.contrastive.tokenizer = str(folder / "tokenizer")
+    vit_jax.train(config, folder / "run", **PAIRS)
+    tokens = vit_jax.load_image_text(folder / "run", log=str).tokenizer(["a red square"])
+    shutil.rmtree(folder / "tokenizer")
+    return TokenizerRun(folder / "run", config, tokens)
+
+
+def test_a_saved_run_contains_no_path_of_its_tokenizer(tokenizer_run, tmp_path, capsys):
+    moved = shutil.copytree(tokenizer_run.workdir, tmp_path / "moved")
     model = vit_jax.load_image_text(moved, log=str)
-    np.testing.assert_array_equal(model.tokenizer(["a red square"]), tokens)
+    np.testing.assert_array_equal(model.tokenizer(["a red square"]), tokenizer_run.tokens)
     write_checkpoint(open_checkpoint(moved), tmp_path / "saved", "timm")
     written = "".join(file.read_text() for file in (tmp_path / "saved").glob("*.json"))
     assert "contrastive" in written
     assert str(tmp_path) not in written
+    assert str(tokenizer_run.workdir.parent) not in written
     shutil.rmtree(moved / "objective")
     with pytest.raises(UserError, match="objective does not exist.*put back the files"):
         vit_jax.load_image_text(moved, log=str)
@@ -322,21 +348,24 @@ def write_tokenizer(folder) -> None:
     (folder / "tokenizer_config.json").write_text('{"pad_token": "<pad>", "eos_token": "<eos>"}')
 
 
-def test_a_run_of_another_objective_has_no_text_tower(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def classes_run(tmp_path_factory) -> Path:
+    """The workdir of a short classification run."""
     config = small_config("sigmoid")
-    config.objective.name = "mae"
-    config.model.update(dict(pooling="gap", position="sincos2d_mae"))
+    config.objective.name, config.steps, config.evaluate_every = "classification", 6, 6
     config.update_from_flattened_dict(
-        {
-            f"contrastive.{name}": getattr(base_config().contrastive, name)
-            for name in base_config().contrastive
-        }
+        {f"contrastive.{name}": value for name, value in base_config().contrastive.items()}
     )
-    config.mae.update(dict(decoder_dim=16, decoder_depth=1, decoder_heads=2))
-    config.steps, config.evaluate_every = 6, 6
-    vit_jax.train(config, tmp_path / "run", train=pairs(16, 0)[0], test=pairs(16, 1)[0])
+    images, texts = PAIRS["train"]
+    labelled = images, [text[0] for text in texts]
+    workdir = tmp_path_factory.mktemp("classes") / "run"
+    vit_jax.train(config, workdir, train=labelled, test=labelled)
+    return workdir
+
+
+def test_a_run_of_another_objective_has_no_text_tower(classes_run):
     with pytest.raises(UserError, match="has no text tower.*objective.name='contrastive'"):
-        vit_jax.load_image_text(tmp_path / "run")
+        vit_jax.load_image_text(classes_run)
 
 
 def test_parts_of_a_batch_are_rejected(tmp_path):
@@ -362,19 +391,14 @@ def test_a_random_text_tower_is_not_frozen(tmp_path):
         vit_jax.train(config, tmp_path / "run", **data)
 
 
-def test_a_run_resumes_with_the_tokenizer_of_its_workdir(tmp_path, capsys):
-    config = small_config("sigmoid")
-    config.steps = config.evaluate_every = 6
-    write_tokenizer(tmp_path / "tokenizer")
-    config.contrastive.tokenizer = str(tmp_path / "tokenizer")
-    data = dict(train=pairs(32, 0), test=pairs(16, 1))
-    vit_jax.train(config, tmp_path / "run", **data)
-    shutil.rmtree(tmp_path / "tokenizer")
+def test_a_run_resumes_with_the_tokenizer_of_its_workdir(tokenizer_run, tmp_path, capsys):
+    shutil.copytree(tokenizer_run.workdir, tmp_path / "run")
+    config = tokenizer_run.config.copy_and_resolve_references()
     copy = f"--config.contrastive.tokenizer={tmp_path}/run/objective"
     with pytest.raises(UserError, match=f"no files any more; the run has a copy of them: {copy}"):
-        vit_jax.train(config, tmp_path / "run", **data)
+        vit_jax.train(config, tmp_path / "run", **PAIRS)
     config.contrastive.tokenizer = str(tmp_path / "run" / "objective")
-    vit_jax.train(config, tmp_path / "run", **data)
+    vit_jax.train(config, tmp_path / "run", **PAIRS)
     vit_jax.load_image_text(tmp_path / "run", log=str)
 
 
@@ -395,18 +419,13 @@ def test_images_for_a_text_tower_are_as_the_checkpoint_sees_them(tmp_path, capsy
     assert get_config(f"image={tmp_path}/none,tune=text").data.image_size == 224
 
 
-def test_a_text_tower_is_trained_for_the_frozen_images_of_a_classifier(tmp_path, capsys):
-    classes = small_config("sigmoid")
-    classes.objective.name, classes.steps, classes.evaluate_every = "classification", 6, 6
-    classes.update_from_flattened_dict(
-        {f"contrastive.{name}": value for name, value in base_config().contrastive.items()}
-    )
-    images, texts = pairs(32, 0)
-    labelled = images, [text[0] for text in texts]
-    vit_jax.train(classes, tmp_path / "classes", train=labelled, test=labelled)
+def test_a_text_tower_is_trained_for_the_frozen_images_of_a_classifier(
+    classes_run, tmp_path, capsys
+):
     config = small_config("sigmoid")
     config.steps, config.evaluate_every, config.model.name = 6, 6, ""
-    config.finetune.checkpoint, config.finetune.train = str(tmp_path / "classes"), "head"
-    vit_jax.train(config, tmp_path / "run", train=pairs(32, 0), test=pairs(16, 1))
-    before, after = (vit_jax.load_model(tmp_path / name) for name in ("classes", "run"))
+    config.finetune.checkpoint, config.finetune.train = str(classes_run), "head"
+    vit_jax.train(config, tmp_path / "run", **PAIRS)
+    before, after = map(vit_jax.load_model, (classes_run, tmp_path / "run"))
+    images, _ = PAIRS["train"]
     np.testing.assert_array_equal(before.features(images), after.features(images))
