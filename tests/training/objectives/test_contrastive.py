@@ -312,7 +312,8 @@ def tokenizer_run(tmp_path_factory) -> TokenizerRun:
     vit_jax.train(config, folder / "run", **PAIRS)
     tokens = vit_jax.load_image_text(folder / "run", log=str).tokenizer(["a red square"])
     shutil.rmtree(folder / "tokenizer")
-    return TokenizerRun(folder / "run", config, tokens)
+    moved = (folder / "run").rename(folder / "moved")  # Nothing is left at the run's paths.
+    return TokenizerRun(moved, config, tokens)
 
 
 def test_a_saved_run_contains_no_path_of_its_tokenizer(tokenizer_run, tmp_path, capsys):
@@ -348,24 +349,21 @@ def write_tokenizer(folder) -> None:
     (folder / "tokenizer_config.json").write_text('{"pad_token": "<pad>", "eos_token": "<eos>"}')
 
 
-@pytest.fixture(scope="module")
-def classes_run(tmp_path_factory) -> Path:
-    """The workdir of a short classification run."""
+def test_a_run_of_another_objective_has_no_text_tower(tmp_path, capsys):
     config = small_config("sigmoid")
-    config.objective.name, config.steps, config.evaluate_every = "classification", 6, 6
+    config.objective.name = "mae"
+    config.model.update(dict(pooling="gap", position="sincos2d_mae"))
     config.update_from_flattened_dict(
-        {f"contrastive.{name}": value for name, value in base_config().contrastive.items()}
+        {
+            f"contrastive.{name}": getattr(base_config().contrastive, name)
+            for name in base_config().contrastive
+        }
     )
-    images, texts = PAIRS["train"]
-    labelled = images, [text[0] for text in texts]
-    workdir = tmp_path_factory.mktemp("classes") / "run"
-    vit_jax.train(config, workdir, train=labelled, test=labelled)
-    return workdir
-
-
-def test_a_run_of_another_objective_has_no_text_tower(classes_run):
+    config.mae.update(dict(decoder_dim=16, decoder_depth=1, decoder_heads=2))
+    config.steps, config.evaluate_every = 6, 6
+    vit_jax.train(config, tmp_path / "run", train=pairs(16, 0)[0], test=pairs(16, 1)[0])
     with pytest.raises(UserError, match="has no text tower.*objective.name='contrastive'"):
-        vit_jax.load_image_text(classes_run)
+        vit_jax.load_image_text(tmp_path / "run")
 
 
 def test_parts_of_a_batch_are_rejected(tmp_path):
@@ -419,13 +417,18 @@ def test_images_for_a_text_tower_are_as_the_checkpoint_sees_them(tmp_path, capsy
     assert get_config(f"image={tmp_path}/none,tune=text").data.image_size == 224
 
 
-def test_a_text_tower_is_trained_for_the_frozen_images_of_a_classifier(
-    classes_run, tmp_path, capsys
-):
+def test_a_text_tower_is_trained_for_the_frozen_images_of_a_classifier(tmp_path, capsys):
+    classes = small_config("sigmoid")
+    classes.objective.name, classes.steps, classes.evaluate_every = "classification", 6, 6
+    classes.update_from_flattened_dict(
+        {f"contrastive.{name}": value for name, value in base_config().contrastive.items()}
+    )
+    images, texts = pairs(32, 0)
+    labelled = images, [text[0] for text in texts]
+    vit_jax.train(classes, tmp_path / "classes", train=labelled, test=labelled)
     config = small_config("sigmoid")
     config.steps, config.evaluate_every, config.model.name = 6, 6, ""
-    config.finetune.checkpoint, config.finetune.train = str(classes_run), "head"
-    vit_jax.train(config, tmp_path / "run", **PAIRS)
-    before, after = map(vit_jax.load_model, (classes_run, tmp_path / "run"))
-    images, _ = PAIRS["train"]
+    config.finetune.checkpoint, config.finetune.train = str(tmp_path / "classes"), "head"
+    vit_jax.train(config, tmp_path / "run", train=pairs(32, 0), test=pairs(16, 1))
+    before, after = (vit_jax.load_model(tmp_path / name) for name in ("classes", "run"))
     np.testing.assert_array_equal(before.features(images), after.features(images))
