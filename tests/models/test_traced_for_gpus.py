@@ -67,7 +67,7 @@ def test_captured_activations_have_the_image_s_tokens_alone(monkeypatch):
     monkeypatch.setattr(vit, "cudnn_takes", lambda *_: True)
     model = create_model("ViT-Ti/16", depth=2, image_size=32, num_classes=0)
     with placing(lambda _, x: x, "gpu"), model.capturing(["attention", "tokens"]) as found:
-        model(jnp.zeros((1, 32, 32, 3), jnp.uint8))
+        jax.eval_shape(model, jnp.zeros((1, 32, 32, 3), jnp.uint8))
     assert (
         {x.shape[-1] for x in found["attention"]}
         == {5}

@@ -154,6 +154,9 @@ def random_model(**overrides) -> ViT:
     return nnx.merge(graphdef, params)
 
 
+forward = jax.jit(lambda model, images: model(images))
+
+
 def reference(params: dict, images: np.ndarray, patch: int, pooling: str, erf: bool) -> np.ndarray:
     """The equations of section 3.1 in float64, one head and one token at a time where that is
     plainest.
@@ -213,7 +216,7 @@ def test_logits_equal_a_plain_forward_pass(pooling, gelu, pre_logits):
     images = np.random.default_rng(1).uniform(-1, 1, (3, 8, 12, 3))
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(nnx.state(model)))
     expected = reference(params, images, patch=4, pooling=pooling, erf=gelu == "erf")
-    np.testing.assert_allclose(model(jnp.asarray(images, jnp.float32)), expected, atol=2e-5)
+    np.testing.assert_allclose(forward(model, np.float32(images)), expected, atol=2e-5)
 
 
 def test_fresh_head_gives_exactly_its_bias():
@@ -225,12 +228,13 @@ def test_fresh_head_gives_exactly_its_bias():
 def test_dropout_is_off_without_a_key():
     images = jnp.ones((2, 8, 12, 3))
     with_rate, without = random_model(dropout=0.5), random_model(dropout=0.0)
-    np.testing.assert_array_equal(with_rate(images), without(images))
+    np.testing.assert_array_equal(forward(with_rate, images), forward(without, images))
 
 
 def test_dropout_follows_its_key():
     model, images = random_model(dropout=0.5), jnp.ones((2, 8, 12, 3))
-    first, again, other = (model(images, nnx.Rngs(dropout=seed)) for seed in (0, 0, 1))
+    with_key = jax.jit(lambda key: model(images, nnx.Rngs(dropout=key)))
+    first, again, other = (with_key(jax.random.key(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert not np.allclose(first, other)
 
@@ -239,7 +243,8 @@ def test_dropout_follows_its_key():
 @pytest.mark.parametrize("values", [{}, {"scan": True}, {"rope": "dinov3", "rope_rescale": 2.0}])
 def test_tokens_after_some_layers_are_those_on_the_way_to_the_last(values):
     model = random_model(depth=4, stochastic_depth=0.5, dropout=0.1, **values)
-    x = model.assemble(model.patches(np.zeros((5, 8, 12, 3), np.uint8)))
+    embed = jax.jit(lambda images: model.assemble(model.patches(images)))
+    x = embed(np.zeros((5, 8, 12, 3), np.uint8))
 
     @functools.partial(jax.jit, static_argnums=(1, 2))
     def encode(x, training, after):
@@ -247,19 +252,25 @@ def test_tokens_after_some_layers_are_those_on_the_way_to_the_last(values):
 
     for training in (False, True):
         np.testing.assert_allclose(encode(x, training, 3)[0], encode(x, training, None), rtol=1e-5)
-    with model.capturing(["tokens"]) as found:
-        _, early = model.encode(x, after=3)
-    assert len(found["tokens"]) == 5
-    np.testing.assert_array_equal(early, found["tokens"][3])
+
+    @jax.jit
+    def capture(x):
+        with model.capturing(["tokens"]) as found:
+            _, early = model.encode(x, after=3)
+        return early, found["tokens"]
+
+    early, tokens = capture(x)
+    assert len(tokens) == 5
+    np.testing.assert_array_equal(early, tokens[3])
 
 
 def test_bfloat16_keeps_float32_parameters_and_logits():
     model = random_model(dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
     images = np.random.default_rng(1).uniform(-1, 1, (3, 8, 12, 3)).astype(np.float32)
-    logits = model(images)
+    logits = forward(model, images)
     assert logits.dtype == jnp.float32
-    full = random_model()(images)
+    full = forward(random_model(), images)
     np.testing.assert_allclose(logits, full, atol=0.05 * np.abs(full).max())
 
 
@@ -270,11 +281,28 @@ def test_same_seed_gives_the_same_parameters():
     assert not np.array_equal(kernels[0], kernels[2])
 
 
+def initialized(name, parts, **values):
+    """Returns some parts of a new model; the compiler removes the random numbers of the others."""
+    build = model_factory(name, num_classes=10, image_size=224, **values)
+    return jax.jit(lambda: parts(build(rngs=nnx.Rngs(0))))()
+
+
+def block_and_patches(model):
+    return model.blocks["05"], model.patch_embedding
+
+
 def test_initial_values_are_those_of_the_authors():
-    model = vit_jax.create_model("ViT-S/16", num_classes=10)
-    assert np.std(model.position_embedding.table[...]) == pytest.approx(0.02, rel=0.02)
-    assert not np.any(model.cls[...])
-    block = model.blocks["05"]
+    positions, cls, block, patches = initialized(
+        "ViT-S/16",
+        lambda model: (
+            model.position_embedding,
+            model.cls,
+            model.blocks["05"],
+            model.patch_embedding,
+        ),
+    )
+    assert np.std(positions.table[...]) == pytest.approx(0.02, rel=0.02)
+    assert not np.any(cls[...])
     for kernel, fan_in, fan_out in (
         (block.attention.qkv.kernel, 384, 384),
         (block.attention.out.kernel, 384, 384),
@@ -285,24 +313,21 @@ def test_initial_values_are_those_of_the_authors():
         assert np.abs(kernel[...]).max() == pytest.approx(limit, rel=1e-3)
         assert np.std(kernel[...]) == pytest.approx(limit / np.sqrt(3), rel=0.01)
     assert np.std(block.mlp.fc1.bias[...]) == pytest.approx(1e-6, rel=0.1)
-    assert np.std(model.patch_embedding.kernel[...]) == pytest.approx(np.sqrt(1 / 768), rel=0.01)
+    assert np.std(patches.kernel[...]) == pytest.approx(np.sqrt(1 / 768), rel=0.01)
     # A normal cut at two deviations, brought back to the variance that it lost.
-    assert np.abs(model.patch_embedding.kernel[...]).max() == pytest.approx(
-        2.2737 / np.sqrt(768), rel=1e-3
-    )
+    assert np.abs(patches.kernel[...]).max() == pytest.approx(2.2737 / np.sqrt(768), rel=1e-3)
     assert abs(np.mean(block.mlp.fc2.kernel[...])) < 5 * limit / np.sqrt(3 * 1536 * 384)
 
 
 def test_initial_values_can_be_those_of_masked_autoencoders():
     # PyTorch's Xavier takes q, k and v as one layer, and the patch embedding as a dense one.
-    model = vit_jax.create_model("ViT-S/16", num_classes=10, initialization="mae")
-    block = model.blocks["05"]
+    block, patches = initialized("ViT-S/16", block_and_patches, initialization="mae")
     for kernel, limit in (
         (block.attention.qkv.kernel, np.sqrt(6 / (384 + 3 * 384))),
         (block.attention.out.kernel, np.sqrt(6 / (384 + 384))),
         (block.mlp.fc1.kernel, np.sqrt(6 / (384 + 1536))),
-        (model.patch_embedding.kernel, np.sqrt(6 / (768 + 384))),
-        (model.patch_embedding.bias, np.sqrt(1 / 768)),
+        (patches.kernel, np.sqrt(6 / (768 + 384))),
+        (patches.bias, np.sqrt(1 / 768)),
     ):
         values = np.asarray(kernel[...])
         assert (
@@ -313,23 +338,21 @@ def test_initial_values_can_be_those_of_masked_autoencoders():
 
 
 def test_initial_values_can_be_those_of_vqkd():
-    model = vit_jax.create_model("ViT-S/16", num_classes=10, initialization="vqkd")
-    block = model.blocks["05"]
+    block, patches = initialized("ViT-S/16", block_and_patches, initialization="vqkd")
     for kernel, divided in (
         (block.attention.qkv, 1),
         (block.attention.out, 12),
         (block.mlp.fc2, 12),
     ):
         assert np.std(kernel.kernel[...]) == pytest.approx(0.02 / np.sqrt(divided), rel=0.01)
-    assert np.std(model.patch_embedding.kernel[...]) == pytest.approx(np.sqrt(1 / 768 / 3), rel=0.1)
+    assert np.std(patches.kernel[...]) == pytest.approx(np.sqrt(1 / 768 / 3), rel=0.1)
 
 
 def test_initial_values_can_be_deits():
-    model = vit_jax.create_model("ViT-S/16", num_classes=10, initialization="deit")
-    block = model.blocks["05"]
+    block, patches = initialized("ViT-S/16", block_and_patches, initialization="deit")
     for kernel in (block.attention.qkv.kernel, block.attention.out.kernel, block.mlp.fc2.kernel):
         assert np.std(kernel[...]) == pytest.approx(0.02, rel=0.01)
-    for values in (model.patch_embedding.kernel[...], model.patch_embedding.bias[...]):
+    for values in (patches.kernel[...], patches.bias[...]):
         assert 0.95 < np.abs(values).max() * np.sqrt(768) <= 1
         assert np.std(values) == pytest.approx(np.sqrt(1 / 768 / 3), rel=0.1)
     assert not np.any(block.mlp.fc1.bias[...])
@@ -337,9 +360,9 @@ def test_initial_values_can_be_deits():
 
 @pytest.mark.parametrize("layer", [0, 11])
 def test_initial_values_can_be_beits(layer):
-    block = vit_jax.create_model("BEiT-B/16", num_classes=10, initialization="beit").blocks[
-        f"{layer:02d}"
-    ]
+    block = initialized(
+        "BEiT-B/16", lambda model: model.blocks[f"{layer:02d}"], initialization="beit"
+    )
     truncated = 0.5396  # Of a normal distribution that is cut at its deviation.
     for kernel in (block.attention.qkv.kernel, block.mlp.fc1.kernel):
         assert np.std(kernel[...]) == pytest.approx(0.02 * truncated, rel=0.01)
@@ -355,8 +378,8 @@ def test_initial_values_can_be_beits(layer):
 )
 def test_initial_values_can_be_those_of_eva02(name, factor):
     """Where branches are normalised within, all but the kernels of queries and keys are larger."""
-    model = vit_jax.create_model(name, num_classes=10, initialization="eva02")
-    block, dim = model.blocks["05"], model.dim
+    block, embedding = initialized(name, block_and_patches, initialization="eva02")
+    dim = embedding.kernel.shape[-1]
     query, key, value = np.moveaxis(np.asarray(block.attention.qkv.kernel[...]), 1, 0)
     # Theirs are one layer in the small models, three in the larger ones.
     outputs = dim if factor > 1 else 3 * dim
@@ -371,7 +394,7 @@ def test_initial_values_can_be_those_of_eva02(name, factor):
         assert np.std(kernel[...]) == pytest.approx(
             factor * np.sqrt(2 / (inputs + outputs)), rel=0.01
         )
-    patches = np.asarray(model.patch_embedding.kernel[...])
+    patches = np.asarray(embedding.kernel[...])
     assert np.abs(patches).max() == pytest.approx(np.sqrt(6 / (588 + dim)), rel=0.01)
 
 

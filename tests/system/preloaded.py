@@ -15,6 +15,8 @@ import threading
 
 # No command among them: a command's flags are its own.
 LIBRARIES = ("vit_jax.runs.loop", "vit_jax.evaluation.imagenet", "vit_jax.planning.estimate")
+# Imported by each run, for its log and its report.
+LIBRARIES += ("tensorboard.summary.writer.record_writer", "vit_jax.inspection.figures")
 
 
 def main() -> None:

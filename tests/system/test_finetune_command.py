@@ -16,9 +16,9 @@ MODULE = "vit_jax.finetune_photos"
 FEW = (
     "--config.data.workers=0",
     "--config.batch_size=32",
-    "--config.steps=24",
-    "--config.evaluate_every=4",
-    "--config.checkpoint.every=4",
+    "--config.steps=12",
+    "--config.evaluate_every=3",
+    "--config.checkpoint.every=3",
 )
 
 
@@ -63,7 +63,7 @@ def test_every_choice_is_said_with_its_flag(tuned):
 def test_what_is_kept_is_the_best_on_the_dev_images_of_the_probe_and_all_later_steps(tuned):
     workdir, printed, _ = tuned
     dev = {row["step"]: row["dev/accuracy"] for row in rows(workdir) if "dev/accuracy" in row}
-    assert [*dev] == [*range(0, max(dev) + 1, 4)] and len(dev) > 2
+    assert [*dev] == [*range(0, max(dev) + 1, 3)] and len(dev) > 2
     (last,) = [row for row in rows(workdir) if "test/accuracy" in row and row["step"] > 0]
     kept = json.loads(
         (workdir / "checkpoints" / str(last["step"]) / "metrics" / "metrics").read_text()
@@ -90,8 +90,8 @@ def test_a_killed_run_ends_with_the_same_bits(run, tuned, tmp_path):
     workdir, _, (photos, start, _, *few) = tuned
     again = tmp_path / "again"
     arguments = (photos, start, f"--workdir={again}", *few)
-    eighth = again / "checkpoints" / "8"
-    run.killed(*arguments, workdir=again, when=eighth.exists, module=MODULE)
+    sixth = again / "checkpoints" / "6"
+    run.killed(*arguments, workdir=again, when=sixth.exists, module=MODULE)
     result = run(*arguments, module=MODULE)
     assert result.returncode == 0, result.stderr
     for one, other in zip(parameters(workdir), parameters(again), strict=True):
@@ -106,7 +106,7 @@ def test_a_run_stops_early_where_nothing_gets_better(run, finished, photos, tmp_
     )
     assert result.returncode == 0, result.stderr
     assert "none was better in 2 evaluations" in result.stdout
-    assert max(row["step"] for row in rows(workdir)) < 24
+    assert max(row["step"] for row in rows(workdir)) < 12
 
 
 def test_main_makes_the_same_run(run, tuned, finished, photos, tmp_path):
@@ -131,9 +131,9 @@ def test_a_program_makes_the_same_run(tuned, finished, photos, tmp_path):
     values = {
         "data.workers": 0,
         "batch_size": 32,
-        "steps": 24,
-        "evaluate_every": 4,
-        "checkpoint.every": 4,
+        "steps": 12,
+        "evaluate_every": 3,
+        "checkpoint.every": 3,
     }
     done = vit_jax.finetune(photos, finished, tmp_path / "run", values=values)
     for one, other in zip(parameters(tuned[0]), parameters(done.workdir), strict=True):
@@ -164,7 +164,9 @@ def test_a_run_that_made_no_step_begins_with_other_values(run, finished, photos,
     if not any(
         (workdir / "checkpoints").glob("[0-9]*")
     ):  # Else it was not killed before its first checkpoint.
-        result = run(*arguments, "--config.optimizer.learning_rate=1e-4", module=MODULE)
+        other = ("--config.optimizer.learning_rate=1e-4", "--config.steps=3")
+        result = run(*arguments, *other, module=MODULE)
         assert result.returncode == 0, result.stderr
         config = json.loads((workdir / "config.json").read_text())
         assert config["optimizer"]["learning_rate"] == 1e-4
+        assert config["steps"] == 3

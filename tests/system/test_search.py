@@ -1,9 +1,7 @@
 """Search by text: the images of the named colour come first, and embeddings are computed once."""
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +10,6 @@ from PIL import Image
 
 import vit_jax
 from tests.training.objectives.test_contrastive import COLOURS, pairs, small_config
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +30,10 @@ def write_photos(folder: Path) -> None:
     (folder / "broken.png").write_bytes(b"no image")
 
 
-def search(workdir, *arguments, cache: Path) -> subprocess.CompletedProcess:
-    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "vit_jax.search", f"--checkpoint={workdir}", *map(str, arguments)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        cwd=cache,
-    )
+def search(run, workdir, *arguments, folder: Path, **options) -> subprocess.CompletedProcess:
+    """Runs the command in a folder."""
+    checkpoint = f"--checkpoint={workdir}"
+    return run(checkpoint, *arguments, module="vit_jax.search", cwd=folder, **options)
 
 
 def lines_of(done) -> list[tuple[float, str]]:
@@ -51,11 +42,12 @@ def lines_of(done) -> list[tuple[float, str]]:
     return [(float(value), Path(path).name) for value, path in found]
 
 
-def test_images_of_the_named_colour_come_first_and_are_embedded_once(workdir, tmp_path):
+def test_images_of_the_named_colour_come_first_and_are_embedded_once(run, workdir, tmp_path):
+    own = dict(folder=tmp_path, XDG_CACHE_HOME=str(tmp_path))  # An empty cache.
     photos, page = tmp_path / "photos", tmp_path / "found.html"
     write_photos(photos)
     places = photos, photos / "green <b>1.png"  # An image that is also in the folder.
-    first = search(workdir, "a green square", *places, "--top=4", f"--page={page}", cache=tmp_path)
+    first = search(run, workdir, "a green square", *places, "--top=4", f"--page={page}", **own)
     found = lines_of(first)
     assert len({name for _, name in found}) == 4
     assert [name.split()[0] for _, name in found[:3]] == ["green"] * 3
@@ -65,20 +57,20 @@ def test_images_of_the_named_colour_come_first_and_are_embedded_once(workdir, tm
     assert "<b>" not in page.read_text()
 
     Image.fromarray(np.full((21, 24, 3), COLOURS["red"], np.uint8)).save(photos / "green <b>0.png")
-    again = search(workdir, "it is red", photos, "--top=5", f"--page={page}", cache=tmp_path)
+    again = search(run, workdir, "it is red", photos, "--top=5", f"--page={page}", **own)
     assert "8 of 10 images are in the cache" in again.stdout  # Not the changed and the broken one.
     assert "green <b>0.png" in [name for _, name in lines_of(again)[:4]]
 
     # The only image that is not in the cache is the broken one.
-    third = search(workdir, "it is red", photos, "--top=5", cache=tmp_path)
+    third = search(run, workdir, "it is red", photos, "--top=5", **own)
     assert "9 of 10 images are in the cache" in third.stdout
     assert lines_of(third) == lines_of(again)
 
 
-def test_files_that_are_no_images_are_one_line(workdir, tmp_path):
+def test_files_that_are_no_images_are_one_line(run, workdir, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "broken.png").write_bytes(b"no image")
-    done = search(workdir, "a cat", tmp_path / "photos", cache=tmp_path)
+    done = search(run, workdir, "a cat", tmp_path / "photos", folder=tmp_path)
     assert done.returncode == 2
     assert "none of the 1 files is an image that can be read" in done.stderr
 
@@ -93,18 +85,19 @@ def test_files_that_are_no_images_are_one_line(workdir, tmp_path):
         (["a cat", "-"], "standard input"),
     ],
 )
-def test_mistakes_are_one_line(workdir, tmp_path, arguments, words):
+def test_mistakes_are_one_line(run, workdir, tmp_path, arguments, words):
     write_photos(tmp_path / "photos")
-    done = search(workdir, *arguments, cache=tmp_path)
+    done = search(run, workdir, *arguments, folder=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_another_file_is_not_replaced_by_the_page(workdir, tmp_path):
+def test_another_file_is_not_replaced_by_the_page(run, workdir, tmp_path):
     write_photos(tmp_path / "photos")
     (tmp_path / "mine.html").write_text("<p>mine")
-    done = search(workdir, "a cat", tmp_path / "photos", "--page=mine.html", cache=tmp_path)
+    photos = tmp_path / "photos"
+    done = search(run, workdir, "a cat", photos, "--page=mine.html", folder=tmp_path)
     assert done.returncode == 2
     assert "not a page of vit_jax" in done.stderr
     assert (tmp_path / "mine.html").read_text() == "<p>mine"

@@ -81,7 +81,7 @@ def with_frozen(config: ConfigDict, model):
 def batch_of(objective, images=None):
     """Square images, three random ones by default, with what the objective draws for them."""
     images = random_images(3, 16, 16) if images is None else images
-    return objective.prepare({"image": images}, keys(len(images)))
+    return prepare(objective, {"image": images}, keys(len(images)))
 
 
 def refused(name: str, model: str = "ViT-Ti/4", image_size=16, options=None, **values) -> None:
@@ -101,6 +101,7 @@ def random_images(images: int = 4, height: int = 16, width: int = 24) -> jax.Arr
 
 
 # Compiled: one by one the operations take five times as long.
+prepare = jax.jit(lambda objective, batch, keys: objective.prepare(batch, keys))
 predict = jax.jit(lambda objective, model, batch: objective.predict(model, batch))
 losses = jax.jit(lambda objective, model, batch: objective(model, batch))
 pictures = jax.jit(lambda objective, model, batch: objective.pictures(model, batch))

@@ -15,7 +15,9 @@ from tests.training.objectives.small import (
     batch_of,
     config_of,
     keys,
+    losses,
     noisy,
+    pictures,
     random_images,
     with_frozen,
 )
@@ -67,7 +69,7 @@ def made(teacher: str, image_size=SIZE, **values):
     return vit, with_frozen(config, vit)
 
 
-losses = jax.jit(lambda objective, model, batch: objective(model, batch))
+tokens_of = jax.jit(lambda objective, batch: objective.tokens(batch))
 
 
 def test_loss_is_the_cross_entropy_of_the_codes_of_masked_patches(teachers):
@@ -76,12 +78,13 @@ def test_loss_is_the_cross_entropy_of_the_codes_of_masked_patches(teachers):
     images, masked = np.asarray(batch["image"]), np.asarray(batch["masked"])
     codes = np.asarray(vit_jax.load_model(teachers["stride 4"], log=str).codes(images))
     assert len(np.unique(codes)) > 2
-    embeddings = np.where(
-        masked[..., None], np.asarray(objective.mask[...]), np.asarray(model.patches(images))
-    )
-    tokens = np.asarray(
-        model.norm(model.encode(model.assemble(jnp.asarray(embeddings)))), np.float64
-    )[:, 1:]
+
+    @jax.jit
+    def encode(images, masked):
+        embeddings = jnp.where(masked[..., None], objective.mask[...], model.patches(images))
+        return model.norm(model.encode(model.assemble(embeddings)))
+
+    tokens = np.asarray(encode(images, masked), np.float64)[:, 1:]
     scores = tokens @ np.asarray(objective.head.kernel[...]) + np.asarray(objective.head.bias[...])
     chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     expected, right = [], []
@@ -111,7 +114,8 @@ def test_of_196_patches_75_are_masked():
 def test_nothing_of_the_tokeniser_is_trained(teachers):
     model, objective = made(teachers["stride 4"])
     batch = batch_of(objective)
-    gradient = nnx.grad(lambda objective: objective(model, batch).each.mean())(objective)
+    loss = nnx.grad(lambda objective, model, batch: objective(model, batch).each.mean())
+    gradient = nnx.jit(loss)(objective, model, batch)
     frozen = [np.abs(np.asarray(x)).max() for x in jax.tree.leaves(gradient["frozen"])]
     assert max(frozen) == 0 and np.abs(np.asarray(gradient["head"]["kernel"][...])).max() > 0
 
@@ -142,7 +146,7 @@ def test_the_tokeniser_sees_the_same_crop_at_its_own_size(teachers):
     seen = random_images(3, 32, 32)
     batch = batch_of(objective) | {taught.name: seen}
     expected = vit_jax.load_model(teachers["stride 8"], log=str).codes(seen)
-    np.testing.assert_array_equal(objective.tokens(batch), expected)
+    np.testing.assert_array_equal(tokens_of(objective, batch), expected)
 
 
 @pytest.mark.parametrize("kind", ["no codes", "a ViT"])
@@ -168,12 +172,12 @@ def test_masks_that_leave_nothing_or_hide_nothing_are_refused(teachers, ratio):
 def test_pictures_show_patches_of_the_code_that_is_predicted(teachers):
     model, objective = made(teachers["stride 4"])
     batch = batch_of(objective)
-    masked, codes = np.asarray(batch["masked"]), np.asarray(objective.tokens(batch))
+    masked, codes = np.asarray(batch["masked"]), np.asarray(tokens_of(objective, batch))
     code = codes[~masked][0]
     # The head finds this code the likeliest everywhere.
     objective.head.kernel[...] = jnp.zeros_like(objective.head.kernel[...])
     objective.head.bias[...] = jnp.zeros(CODES).at[code].set(1.0)
-    visible, predicted = (np.asarray(x) for x in objective.pictures(model, batch))
+    visible, predicted = map(np.asarray, pictures(objective, model, batch))
     image, place = map(int, np.argwhere(~masked & (codes == code))[0])
     row, column = 4 * (place // 4), 4 * (place % 4)
     patch = np.asarray(batch["image"])[image, row : row + 4, column : column + 4]

@@ -11,6 +11,7 @@ from tests.training.objectives.small import (
     SMALL,
     batch_of,
     config_of,
+    losses,
     noisy,
     with_frozen,
 )
@@ -19,7 +20,6 @@ from vit_jax.interop.beside import write_beside
 from vit_jax.models import count_multiply_adds, create_model
 from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.training.objectives import make_objective
-from vit_jax.training.objectives.objective import EVALUATION
 
 SIZE, PATCHES, MASKED, CODES, DIM = 16, 16, 6, 7, 5
 DEPTH = 4
@@ -75,7 +75,7 @@ def pair(tokeniser):
     return made(tokeniser)
 
 
-losses = jax.jit(lambda objective, model, batch: objective(model, batch, EVALUATION))
+tokens_of = jax.jit(lambda objective, batch: objective.tokens(batch))
 
 
 def cross_entropies(objective, model, tokens, codes, masked):
@@ -100,24 +100,29 @@ def test_codes_are_the_nearest_to_the_projected_patches(pair, tokeniser):
         -1
     )
     assert len(np.unique(expected)) > 2
-    np.testing.assert_array_equal(objective.tokens(batch), expected)
+    np.testing.assert_array_equal(tokens_of(objective, batch), expected)
 
 
 def test_loss_is_of_the_last_layer_and_of_the_class_token_with_earlier_patches(pair):
     model, objective = pair
     batch = batch_of(objective)
-    masked, codes = np.asarray(batch["masked"]), np.asarray(objective.tokens(batch))
+    masked, codes = np.asarray(batch["masked"]), np.asarray(tokens_of(objective, batch))
     assert masked.sum(1).tolist() == [MASKED] * 3
-    x = jnp.where(masked[..., None], objective.mask[...], model.patches(batch["image"]))
-    with model.capturing(["tokens"]) as found:
-        last = model.encode(model.assemble(x))
-    early = found["tokens"][
-        1
-    ]  # Before the first layer there is one; the first of 4 is the third from last.
-    mixed = jnp.concatenate([last[:, :1], early[:, 1:]], axis=1)
-    bias = model.layout.spread(model.bias_table[...])
-    for layer in objective.layers.values():
-        mixed = layer(mixed, bias=bias)
+
+    @jax.jit
+    def encode(images, masked):
+        x = jnp.where(masked[..., None], objective.mask[...], model.patches(images))
+        with model.capturing(["tokens"]) as found:
+            last = model.encode(model.assemble(x))
+        # Before the first layer there is one; the first of 4 is the third from last.
+        early = found["tokens"][1]
+        mixed = jnp.concatenate([last[:, :1], early[:, 1:]], axis=1)
+        bias = model.layout.spread(model.bias_table[...])
+        for layer in objective.layers.values():
+            mixed = layer(mixed, bias=bias)
+        return last, mixed
+
+    last, mixed = encode(batch["image"], masked)
     found = losses(objective, model, batch)
     second = cross_entropies(objective, model, mixed, codes, masked)
     expected = cross_entropies(objective, model, last, codes, masked) + second
@@ -129,8 +134,8 @@ def test_without_aggregation_the_loss_is_beits(tokeniser, pair):
     model, objective = made(tokeniser, aggregate_layers=0)
     batch = batch_of(objective)
     found = losses(objective, model, batch)
-    last = model.encode(objective.embed(model, batch))
-    codes, masked = np.asarray(objective.tokens(batch)), np.asarray(batch["masked"])
+    last = jax.jit(lambda batch: model.encode(objective.embed(model, batch)))(batch)
+    codes, masked = np.asarray(tokens_of(objective, batch)), np.asarray(batch["masked"])
     expected = cross_entropies(objective, model, last, codes, masked)
     np.testing.assert_allclose(found.each, expected, rtol=1e-4)
     assert objective.layers is None and "aggregated_loss" not in found.metrics

@@ -4,10 +4,12 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from absl import flags
+from ml_collections import ConfigDict
 from PIL import Image
 
 import vit_jax
@@ -283,22 +285,47 @@ def test_a_run_learns_pairs_and_classifies_by_names(loss, tmp_path, capsys):
     )
 
 
-def test_a_saved_run_contains_no_path_of_its_tokenizer(tmp_path, capsys):
+class TokenizerRun(NamedTuple):
+    """A short run with a tokenizer of its own, whose folder was deleted after the run.
+
+    Attributes:
+      workdir: workdir of the run.
+      config: config of the run.
+      tokens: the tokens of "a red square" before the folder was deleted.
+    """
+
+    workdir: Path
+    config: ConfigDict
+    tokens: np.ndarray
+
+
+PAIRS = dict(train=pairs(32, 0), test=pairs(16, 1))
+
+
+@pytest.fixture(scope="module")
+def tokenizer_run(tmp_path_factory) -> TokenizerRun:
+    """A run that the tests copy before they change it."""
+    folder = tmp_path_factory.mktemp("tokenizer_run")
     config = small_config("sigmoid")
     config.steps = config.evaluate_every = 6
-    folder = tmp_path / "tokenizer"
-    write_tokenizer(folder)
-    config.contrastive.tokenizer = str(folder)
-    vit_jax.train(config, tmp_path / "run", train=pairs(32, 0), test=pairs(16, 1))
-    tokens = vit_jax.load_image_text(tmp_path / "run", log=str).tokenizer(["a red square"])
-    shutil.rmtree(folder)
-    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    write_tokenizer(folder / "tokenizer")
+    config.contrastive.tokenizer = str(folder / "tokenizer")
+    vit_jax.train(config, folder / "run", **PAIRS)
+    tokens = vit_jax.load_image_text(folder / "run", log=str).tokenizer(["a red square"])
+    shutil.rmtree(folder / "tokenizer")
+    moved = (folder / "run").rename(folder / "moved")  # Nothing is left at the run's paths.
+    return TokenizerRun(moved, config, tokens)
+
+
+def test_a_saved_run_contains_no_path_of_its_tokenizer(tokenizer_run, tmp_path, capsys):
+    moved = shutil.copytree(tokenizer_run.workdir, tmp_path / "moved")
     model = vit_jax.load_image_text(moved, log=str)
-    np.testing.assert_array_equal(model.tokenizer(["a red square"]), tokens)
+    np.testing.assert_array_equal(model.tokenizer(["a red square"]), tokenizer_run.tokens)
     write_checkpoint(open_checkpoint(moved), tmp_path / "saved", "timm")
     written = "".join(file.read_text() for file in (tmp_path / "saved").glob("*.json"))
     assert "contrastive" in written
     assert str(tmp_path) not in written
+    assert str(tokenizer_run.workdir.parent) not in written
     shutil.rmtree(moved / "objective")
     with pytest.raises(UserError, match="objective does not exist.*put back the files"):
         vit_jax.load_image_text(moved, log=str)
@@ -363,19 +390,14 @@ def test_a_random_text_tower_is_not_frozen(tmp_path):
         vit_jax.train(config, tmp_path / "run", **data)
 
 
-def test_a_run_resumes_with_the_tokenizer_of_its_workdir(tmp_path, capsys):
-    config = small_config("sigmoid")
-    config.steps = config.evaluate_every = 6
-    write_tokenizer(tmp_path / "tokenizer")
-    config.contrastive.tokenizer = str(tmp_path / "tokenizer")
-    data = dict(train=pairs(32, 0), test=pairs(16, 1))
-    vit_jax.train(config, tmp_path / "run", **data)
-    shutil.rmtree(tmp_path / "tokenizer")
+def test_a_run_resumes_with_the_tokenizer_of_its_workdir(tokenizer_run, tmp_path, capsys):
+    shutil.copytree(tokenizer_run.workdir, tmp_path / "run")
+    config = tokenizer_run.config.copy_and_resolve_references()
     copy = f"--config.contrastive.tokenizer={tmp_path}/run/objective"
     with pytest.raises(UserError, match=f"no files any more; the run has a copy of them: {copy}"):
-        vit_jax.train(config, tmp_path / "run", **data)
+        vit_jax.train(config, tmp_path / "run", **PAIRS)
     config.contrastive.tokenizer = str(tmp_path / "run" / "objective")
-    vit_jax.train(config, tmp_path / "run", **data)
+    vit_jax.train(config, tmp_path / "run", **PAIRS)
     vit_jax.load_image_text(tmp_path / "run", log=str)
 
 

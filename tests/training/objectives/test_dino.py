@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.training.objectives.small import SMALL, config_of
+from tests.training.objectives.small import SMALL, config_of, prepare
 from vit_jax.config import check
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
@@ -48,6 +48,11 @@ def stepped(steps=2, **values):
     for number in range(steps):
         state, sums = program.train_step(state, sums, batch_of(program.mesh, number))
     return jax.device_get((state["params"], state["extra"], state["objective_state"], sums))
+
+
+@jax.jit
+def losses_at(objective, model, batch, state, update):
+    return objective(model, batch, StepContext(None, state, update))
 
 
 def assert_equal(one, other, rtol=1e-5, atol=1e-6):
@@ -212,7 +217,7 @@ def test_one_view_of_each_image_is_masked_and_the_shares_are_even_in_a_batch():
     program, _ = setup(**PATCHES, **{"batch_size": 64, "dino.patch_mask_ratios": (0.25, 0.75)})
     objective = nnx.merge(program.objective, program.evaluated(program.initial_state(0)).own)
     batch = {"image": np.zeros((64, 2, 16, 16, 3), np.uint8)}
-    drawn = objective.prepare(batch, jax.random.split(jax.random.key(0), 64))
+    drawn = prepare(objective, batch, jax.random.split(jax.random.key(0), 64))
     masked, count = np.asarray(drawn["masked"]), np.asarray(drawn["masked"]).sum((1, 2))
     np.testing.assert_array_equal((masked.any(2)).sum(1), 1)
     # Image k of 64 masks from k to k + 1 parts of 64 of what lies between a quarter and three.
@@ -237,21 +242,20 @@ def test_masked_patches_are_learnt_from_what_the_teacher_says_of_them():
         nnx.merge(program.objective, evaluated.own),
     )
     objective.mask[...] += 1.0
-    batch = objective.prepare(batch, jax.random.split(jax.random.key(0), 16))
-    _, tokens = objective.see(model, batch["image"], None, True, batch["masked"])
-    _, whole = objective.see(model, batch["image"], None, True)
+    batch = prepare(objective, batch, jax.random.split(jax.random.key(0), 16))
+    see = jax.jit(lambda *masked: objective.see(model, batch["image"], None, True, *masked)[1])
+    tokens, whole = see(batch["masked"]), see()
     assert np.abs(tokens - whole).max() > 0.1
     said, wanted = (np.asarray(objective.patch_head(x), np.float64) / 0.1 for x in (tokens, whole))
     said -= np.log(np.exp(said).sum(-1, keepdims=True))
     wanted = np.exp(wanted) / np.exp(wanted).sum(-1, keepdims=True)  # The centre is zero yet.
     losses, masked = -(wanted * said).sum(-1), np.asarray(batch["masked"])
-    found = objective(model, batch, StepContext(None, evaluated.objective_state, 1))
+    found = losses_at(objective, model, batch, evaluated.objective_state, 1)
     of_patches = (losses * masked).sum((1, 2)) / masked.sum((1, 2))
     np.testing.assert_allclose(found.metrics["patch_loss"], of_patches, rtol=1e-4)
-    plain = objective(model, batch, StepContext(None, evaluated.objective_state, 1))
     objective.patch_weight = 3.0
-    heavier = objective(model, batch, StepContext(None, evaluated.objective_state, 1))
-    np.testing.assert_allclose(heavier.each - plain.each, of_patches, rtol=1e-3)
+    heavier = losses_at(objective, model, batch, evaluated.objective_state, 1)
+    np.testing.assert_allclose(heavier.each - found.each, of_patches, rtol=1e-3)
 
 
 def test_temperature_rises_in_a_straight_line():
@@ -373,9 +377,15 @@ def test_patches_are_held_to_the_similarities_of_the_kept_teacher():
         nnx.merge(program.objective, evaluated.own),
     )
     batch["gram"] = np.random.default_rng(2).integers(256, size=(16, 2, 32, 32, 3), dtype=np.uint8)
-    batch = objective.prepare(batch, jax.random.split(jax.random.key(0), 16))
-    _, tokens = objective.see(model, batch["image"], None, True, batch["masked"])
-    _, large = objective.see(model.resized(32), batch["gram"], patches=True)
+    batch = prepare(objective, batch, jax.random.split(jax.random.key(0), 16))
+
+    @jax.jit
+    def features(batch):
+        _, tokens = objective.see(model, batch["image"], None, True, batch["masked"])
+        _, large = objective.see(model.resized(32), batch["gram"], patches=True)
+        return tokens, large
+
+    tokens, large = features(batch)
     large = np.asarray(large).reshape(16, 2, 8, 8, -1)
     # Keys's cubic at a half between four places, with a = -0.75; beyond an edge is the edge.
     padded = np.pad(large, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
@@ -390,8 +400,7 @@ def test_patches_are_held_to_the_similarities_of_the_kept_teacher():
     ours, theirs = (x @ x.swapaxes(-1, -2) for x in (ours, theirs))
     wanted = np.square(ours - theirs).mean((1, 2, 3))
     before, after = (
-        objective(model, batch, StepContext(None, evaluated.objective_state, update))
-        for update in (2, 3)
+        losses_at(objective, model, batch, evaluated.objective_state, update) for update in (2, 3)
     )
     np.testing.assert_allclose(after.metrics["gram"], wanted, rtol=1e-3)
     np.testing.assert_allclose(after.each - before.each, 2 * wanted, rtol=1e-3, atol=1e-5)

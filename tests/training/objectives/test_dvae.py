@@ -32,6 +32,10 @@ def made(average=0.0, **values):
 
 
 losses = jax.jit(lambda objective, model, batch, context: objective(model, batch, context))
+pictures = jax.jit(
+    lambda objective, model, batch, context: objective.pictures(model, batch, context)
+)
+code_scores = jax.jit(lambda model, images: model.code_scores(images))
 
 
 def convolve(x, p):
@@ -78,7 +82,7 @@ def expected(objective, scores, shares, images, weight):
 def test_in_evaluation_the_decoder_sees_the_likeliest_codes():
     model, objective = made()
     images = random_images(2, 16, 24)
-    scores = np.asarray(model.code_scores(images), np.float64)
+    scores = np.asarray(code_scores(model, images), np.float64)
     shares = np.eye(CODES)[scores.argmax(-1)]
     found = losses(objective, model, {"image": images}, StepContext(update=5000))
     np.testing.assert_allclose(
@@ -91,7 +95,7 @@ def test_in_evaluation_the_decoder_sees_the_likeliest_codes():
 def test_in_training_codes_are_drawn_and_relaxed():
     model, objective = made(temperature=0.8, temperature_end=0.2, temperature_steps=4)
     images, update = random_images(2, 16, 24), 2
-    scores = np.asarray(model.code_scores(images), np.float64)
+    scores = np.asarray(code_scores(model, images), np.float64)
     noise = jax.random.gumbel(nnx.Rngs(dropout=jax.random.key(3)).dropout(), scores.shape)
     heated = np.exp((scores + np.asarray(noise)) / 0.5)  # Half of the way down.
     shares = heated / heated.sum(-1, keepdims=True)
@@ -99,7 +103,7 @@ def test_in_training_codes_are_drawn_and_relaxed():
     context = StepContext(
         nnx.Rngs(dropout=jax.random.key(3)), objective.initial_state({}), jnp.int32(update)
     )
-    found = objective(model, {"image": images}, context)
+    found = losses(objective, model, {"image": images}, context)
     np.testing.assert_allclose(
         found.each, expected(objective, scores, shares, np.asarray(images), weight), rtol=2e-3
     )
@@ -130,7 +134,7 @@ def test_the_density_of_pixels_sums_to_one():
 def test_pictures_are_decoded_from_the_likeliest_codes():
     model, objective = made()
     images = random_images(2, 16, 24)
-    original, drawn = objective.pictures(model, {"image": images})
+    original, drawn = pictures(objective, model, {"image": images}, EVALUATION)
     p = jax.tree.map(
         lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(nnx.state(objective.decoder))
     )
@@ -197,8 +201,8 @@ def test_averages_of_both_halves_are_what_evaluation_sees():
     )
     np.testing.assert_allclose(found.each, expected.each, rtol=1e-5)
     drawn, expected = (
-        averaged.pictures(model, images, context)[1],
-        objective.pictures(model, images)[1],
+        pictures(averaged, model, images, context)[1],
+        pictures(objective, model, images, EVALUATION)[1],
     )
     np.testing.assert_allclose(drawn, expected, atol=1e-2)
     far = losses(averaged, model, images, EVALUATION).each

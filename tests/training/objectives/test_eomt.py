@@ -10,6 +10,7 @@ from flax import nnx
 from scipy.optimize import linear_sum_assignment
 
 from tests.training.objectives.mask2former import ALLOWED, GOLDEN, Trial, difference, ours
+from tests.training.objectives.small import prepare
 from tests.training.objectives.test_segmentation import CLASSES, floats, masks
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
@@ -155,7 +156,7 @@ def test_losses_are_those_of_plain_numpy():
     """The definition, pair by pair: of costs, and of the losses of a matching."""
     logits, classes, mask = floats(QUERIES, 6, 5), floats(QUERIES, CLASSES + 1), masks(12, 10)
     points = jax.tree.map(lambda x: x[0], drawn())
-    found = targets_of(jnp.asarray(mask), CLASSES, QUERIES)
+    found = jax.jit(targets_of, static_argnums=(1, 2))(mask, CLASSES, QUERIES)
 
     def bilinear(image, place):
         x, y = place[0] * image.shape[1] - 0.5, place[1] * image.shape[0] - 0.5
@@ -174,7 +175,7 @@ def test_losses_are_those_of_plain_numpy():
         return entropy, 1 - (2 * (p * t).sum() + 1) / (p.sum() + t.sum() + 1)
 
     shares = np.exp(classes) / np.exp(classes).sum(-1, keepdims=True)
-    costs = matching_costs(logits, classes, found, points.matched, Weights())
+    costs = jax.jit(matching_costs)(logits, classes, found, points.matched, Weights())
     for target in (0, 2):
         label = int(found.labels[target])
         entropy, dice = losses(3, label, np.asarray(points.matched))
@@ -182,7 +183,7 @@ def test_losses_are_those_of_plain_numpy():
         assert float(costs[target, 3]) == pytest.approx(expected, rel=1e-4)
 
     matched = np.arange(QUERIES)[::-1][: len(found.labels)]
-    sums = image_losses(logits, classes, found, jnp.asarray(matched), points, 0.1)
+    sums = jax.jit(image_losses)(logits, classes, found, matched, points, 0.1)
     expected, labels = np.zeros(2), np.full(QUERIES, CLASSES)
     for query, label in zip(matched, found.labels.tolist(), strict=True):
         labels[query] = label
@@ -317,9 +318,9 @@ def test_micro_batches_have_the_loss_of_the_batch():
     """The numbers of masks and the points do not depend on the parts of a batch."""
     model, objective = made()
     keys = jax.random.split(jax.random.key(0), 4)
-    batch = objective.prepare(batch_of(), keys)
+    batch = batch_of()
     batch["mask"] = batch["mask"].at[0, :12].set(1)
-    batch = objective.prepare(batch, keys)
+    batch = prepare(objective, batch, keys)
 
     @jax.jit
     def losses(batch):
@@ -345,7 +346,7 @@ def test_evaluation_of_an_image_does_not_depend_on_its_batch():
 
 def test_gradients_are_finite_in_bfloat16():
     model, objective = made(options=dict(dtype="bfloat16"))
-    batch = objective.prepare(batch_of(), jax.random.split(jax.random.key(0), 4))
+    batch = prepare(objective, batch_of(), jax.random.split(jax.random.key(0), 4))
     graphdef, weights = nnx.split((model, objective))
 
     def loss(weights):

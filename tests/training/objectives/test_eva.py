@@ -12,7 +12,9 @@ from tests.training.objectives.small import (
     SMALL,
     batch_of,
     config_of,
+    losses,
     noisy,
+    pictures,
     random_images,
     with_frozen,
 )
@@ -24,7 +26,6 @@ from vit_jax.runs.assemble import evaluation_views
 from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.training.objectives import objective_of
-from vit_jax.training.objectives.objective import EVALUATION
 from vit_jax.training.objectives.patch_teacher import cosine
 from vit_jax.training.program import make_program
 
@@ -70,12 +71,13 @@ def test_loss_is_one_less_the_cosine_with_what_the_teacher_says_of_masked_patche
     )
     if features == "head":
         said = said @ np.asarray(teacher.head.kernel[...]) + np.asarray(teacher.head.bias[...])
-    embeddings = np.where(
-        masked[..., None], np.asarray(objective.mask[...]), np.asarray(model.patches(images))
-    )
-    tokens = np.asarray(
-        model.norm(model.encode(model.assemble(jnp.asarray(embeddings)))), np.float64
-    )[:, 1:]
+
+    @jax.jit
+    def encode(images, masked):
+        embeddings = jnp.where(masked[..., None], objective.mask[...], model.patches(images))
+        return model.norm(model.encode(model.assemble(embeddings)))
+
+    tokens = np.asarray(encode(images, masked), np.float64)[:, 1:]
     predicted = tokens @ np.asarray(objective.head.kernel[...]) + np.asarray(
         objective.head.bias[...]
     )
@@ -85,9 +87,7 @@ def test_loss_is_one_less_the_cosine_with_what_the_teacher_says_of_masked_patche
         / np.linalg.norm(said, axis=-1)
     )
     expected = 1 - np.array([row[which].mean() for row, which in zip(cosines, masked, strict=True)])
-    found = jax.jit(lambda objective, model, batch: objective(model, batch, EVALUATION))(
-        objective, model, batch
-    )
+    found = losses(objective, model, batch)
     np.testing.assert_allclose(found.each, expected, rtol=1e-4)
     np.testing.assert_allclose(found.metrics["cosine"], 1 - expected, rtol=1e-4, atol=1e-5)
 
@@ -100,8 +100,8 @@ def test_of_each_image_as_many_patches_are_masked_as_the_share_says(teachers):
 def test_the_patch_embedding_gets_its_share_of_the_gradient(teachers):
     def gradient(share):
         model, objective = made(teachers["plain"], embedding_gradient=share)
-        batch = batch_of(objective)
-        return nnx.grad(lambda model: objective(model, batch).each.mean())(model)
+        loss = nnx.grad(lambda model, objective, batch: objective(model, batch).each.mean())
+        return nnx.jit(loss)(model, objective, batch_of(objective))
 
     whole, tenth = gradient(1.0), gradient(0.1)
     kernels = (np.asarray(x["patch_embedding"]["kernel"][...]) for x in (whole, tenth))
@@ -118,7 +118,8 @@ def test_the_teacher_sees_the_same_crop_at_its_own_size(teachers):
     assert (taught.size, taught.same_rectangle_as) == (32, image.name)
     batch = batch_of(objective) | {taught.name: random_images(3, 32, 32)}
     changed = batch | {taught.name: 255 - batch[taught.name]}
-    assert not np.allclose(objective(model, batch).each, objective(model, changed).each)
+    found, other = (losses(objective, model, one).each for one in (batch, changed))
+    assert not np.allclose(found, other)
 
 
 def test_a_run_draws_pictures_with_what_a_teacher_of_another_size_sees(teachers):
@@ -201,7 +202,7 @@ def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_predicted(t
     # The head says of every patch what the teacher says of this one.
     objective.head.kernel[...] = jnp.zeros_like(objective.head.kernel[...])
     objective.head.bias[...] = jnp.asarray(said[image, place])
-    visible, predicted = objective.pictures(model, batch)
+    visible, predicted = pictures(objective, model, batch)
     row, column = 4 * (place // 4), 4 * (place % 4)
     patch = np.asarray(batch["image"])[image, row : row + 4, column : column + 4]
     first = int(np.flatnonzero(masked[0])[0])

@@ -1,7 +1,6 @@
 """Masked patch prediction against its description (paper, appendix B.1.2) in plain NumPy."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +12,7 @@ from tests.training.objectives.small import (
     make,
     pictures,
     predict,
+    prepare,
     random_images,
     refused,
 )
@@ -24,7 +24,7 @@ def drawn(images: int = 3000, ratio: float = 0.5) -> tuple[np.ndarray, np.ndarra
     image.
     """
     _, objective = make("masked_patch", mask_ratio=ratio)
-    batch = jax.device_get(jax.jit(objective.prepare)({}, keys(images)))
+    batch = jax.device_get(prepare(objective, {}, keys(images)))
     return batch["corrupted"], batch["source"]
 
 
@@ -62,7 +62,7 @@ def test_replacement_is_any_other_patch_of_the_image_as_often():
 
 def test_an_images_mask_is_a_function_of_its_key_alone():
     _, objective = make("masked_patch")
-    many, few = objective.prepare({}, keys(8)), objective.prepare({}, keys(8)[5:])
+    many, few = (prepare(objective, {}, some) for some in (keys(8), keys(8)[5:]))
     for name in many:
         np.testing.assert_array_equal(many[name][5:], few[name])
 
@@ -89,7 +89,7 @@ def test_classes_equal_exact_fractions(target):
     images[3, 4, 0, 1] = 254
     side = {"color": 4, "cells": 1}[target]
     _, objective = make("masked_patch", target=target)
-    got = np.asarray(objective.targets(jnp.asarray(images)))
+    got = np.asarray(targets_of(objective, images))
     for image, patches in zip(images, got, strict=True):
         for number, cells in enumerate(patches):
             row, column = divmod(number, 6)
@@ -113,13 +113,13 @@ def test_cells_of_larger_patches_equal_exact_fractions(patch, seed, low):
     cell = rng.integers(16)
     y, x = np.array(divmod(cell, 4)) * patch // 4
     expected = color_class(image[patch + y : patch + y + patch // 4, x : x + patch // 4])
-    assert int(objective.targets(jnp.asarray(image)[None])[0, 2, cell]) == expected
+    assert int(targets_of(objective, image[None])[0, 2, cell]) == expected
 
 
 def test_pixel_targets_are_the_patches_in_raster_order():
     _, objective = make("masked_patch", target="pixels")
     images = random_images()
-    got = np.asarray(objective.targets(images)).reshape(4, 4, 6, 4, 4, 3)
+    got = np.asarray(targets_of(objective, images)).reshape(4, 4, 6, 4, 4, 3)
     expected = np.asarray(images, np.float32) / 127.5 - 1
     for row in range(4):
         for column in range(6):
@@ -129,16 +129,18 @@ def test_pixel_targets_are_the_patches_in_raster_order():
             )  # A rounding.
 
 
+targets_of = jax.jit(lambda objective, images: objective.targets(images))
+patches_of = jax.jit(lambda model, images: model.patches(images))
+encode = jax.jit(lambda model, x: model.norm(model.encode(model.assemble(x))))
+
+
 def expected_outputs(model, objective, images, batch) -> np.ndarray:
     """The head's outputs for the corrupted patches, with the embeddings corrupted one by one."""
-    embeddings = np.asarray(model.patches(images))
-    spoiled = embeddings.copy()
+    embeddings = np.asarray(patches_of(model, images))
+    spoiled, mask = embeddings.copy(), np.asarray(objective.mask[0, 0])
     for image, sources in enumerate(np.asarray(batch["source"])):
         for position, source in enumerate(sources):
-            spoiled[image, position] = (
-                objective.mask[0, 0] if source < 0 else embeddings[image, source]
-            )
-    encode = jax.jit(lambda model, x: model.norm(model.encode(model.assemble(x))))
+            spoiled[image, position] = mask if source < 0 else embeddings[image, source]
     tokens = np.asarray(encode(model, spoiled))[:, model.prefix :]
     kernel, bias = np.asarray(objective.head.kernel[...]), np.asarray(objective.head.bias[...])
     return np.stack(
@@ -155,7 +157,7 @@ def expected_outputs(model, objective, images, batch) -> np.ndarray:
 def test_prediction_is_of_the_spoiled_embeddings(options):
     model, objective = make("masked_patch", target="pixels", options=options)
     images = random_images()
-    batch = objective.prepare({"image": images}, keys(4))
+    batch = prepare(objective, {"image": images}, keys(4))
     expected = expected_outputs(model, objective, images, batch)
     np.testing.assert_allclose(predict(objective, model, batch), expected, rtol=2e-4, atol=2e-4)
 
@@ -164,10 +166,10 @@ def test_prediction_is_of_the_spoiled_embeddings(options):
 def test_loss_is_the_mean_over_corrupted_patches_alone(target):
     model, objective = make("masked_patch", target=target)
     images = random_images()
-    batch = objective.prepare({"image": images}, keys(4))
+    batch = prepare(objective, {"image": images}, keys(4))
     found, metrics, *_ = losses(objective, model, batch)
     predicted = np.asarray(predict(objective, model, batch), np.float64)
-    targets = np.asarray(objective.targets(images))
+    targets = np.asarray(targets_of(objective, images))
     for image, where in enumerate(np.asarray(batch["corrupted"])):
         wanted = targets[image, where]
         if target == "pixels":
@@ -185,7 +187,7 @@ def test_loss_is_the_mean_over_corrupted_patches_alone(target):
 @pytest.mark.parametrize("target", ["color", "cells", "pixels"])
 def test_pictures_differ_from_the_images_in_corrupted_patches_alone(target):
     model, objective = make("masked_patch", target=target)
-    batch = objective.prepare({"image": random_images()}, keys(4))
+    batch = prepare(objective, {"image": random_images()}, keys(4))
     visible, predicted = (np.asarray(x) for x in pictures(objective, model, batch))
     hidden = np.zeros((4, 24), bool)
     np.put_along_axis(hidden, np.asarray(batch["corrupted"]), True, axis=1)

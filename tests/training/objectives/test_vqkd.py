@@ -154,6 +154,12 @@ def plain(teachers):
     return program, first, result, *trained(program, state)
 
 
+@jax.jit
+def patch_features(model, images):
+    """Returns the features of each patch, `[batch, patches, dim]`."""
+    return model.features(images, dense=True).reshape(len(images), PATCHES, -1)
+
+
 def dense(layer, x):
     return x @ np.asarray(layer.kernel[...], np.float64) + np.asarray(layer.bias[...], np.float64)
 
@@ -169,7 +175,7 @@ def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
     found = _seen(program.graphdef, program.objective, evaluated, batch)
     images, codebook = np.asarray(batch["image"]), np.float64(state["objective_state"]["codebook"])
 
-    tokens = np.float64(model.features(images, dense=True)).reshape(BATCH, PATCHES, -1)
+    tokens = np.float64(patch_features(model, images))
     x = dense(objective.projection.out, np.tanh(dense(objective.projection.hidden, tokens)))
     x = x / np.linalg.norm(x, axis=-1, keepdims=True)
     given = np.linalg.norm(x[:, :, None] - codebook, axis=-1).argmin(-1)
@@ -179,13 +185,18 @@ def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
     decoder = objective.decoder
     read = dense(decoder.embedding, codebook[given])
     cls = np.broadcast_to(np.asarray(decoder.cls[...]), (BATCH, 1, read.shape[-1]))
-    tokens = jnp.float32(np.concatenate([cls, read], axis=1) + np.asarray(decoder.positions()))
-    for block in decoder.blocks.values():
-        tokens = block(tokens)
-    tokens = np.float64(decoder.norm(tokens)[:, 1:])
+    tokens = np.float32(np.concatenate([cls, read], axis=1) + np.asarray(decoder.positions()))
+
+    @jax.jit
+    def through_blocks(tokens):
+        for block in decoder.blocks.values():
+            tokens = block(tokens)
+        return decoder.norm(tokens)[:, 1:]
+
+    tokens = np.float64(through_blocks(tokens))
     decoded = dense(decoder.out.out, np.tanh(dense(decoder.out.hidden, tokens)))
     teacher = vit_jax.load_model(teachers["with a head"], log=str)
-    said = np.float64(teacher.features(images, dense=True)).reshape(BATCH, PATCHES, -1)
+    said = np.float64(patch_features(teacher, images))
     said = dense(teacher.head, said) if features == "head" else said
     cosines = (
         (decoded * said).sum(-1) / np.linalg.norm(decoded, axis=-1) / np.linalg.norm(said, axis=-1)
@@ -205,12 +216,16 @@ def test_gradients_pass_the_codes_as_if_they_were_not_there(plain):
         read = x + jax.lax.stop_gradient(codes - x) if straight else codes
         return objective.decoder(read).sum(), read
 
-    x = objective.project(model, batch["image"])
-    through, read = jax.grad(loss, has_aux=True)(x, True)
-    np.testing.assert_allclose(
-        through, jax.grad(lambda x: objective.decoder(x).sum())(read), atol=1e-5
-    )
-    assert not np.any(jax.grad(loss, has_aux=True)(x, False)[0])
+    @jax.jit
+    def gradients(images):
+        x = objective.project(model, images)
+        through, read = jax.grad(loss, has_aux=True)(x, True)
+        expected = jax.grad(lambda x: objective.decoder(x).sum())(read)
+        return through, expected, jax.grad(loss, has_aux=True)(x, False)[0]
+
+    through, expected, not_straight = gradients(batch["image"])
+    np.testing.assert_allclose(through, expected, atol=1e-5)
+    assert not np.any(not_straight)
 
 
 def updated_in_float64(codes, x, given):
@@ -366,14 +381,15 @@ def test_a_run_is_opened_as_a_tokeniser_with_its_codebook(run, saved, tmp_path, 
     items = load_items(run / "checkpoints", {"codebook": jnp.zeros((CODES, DIM))})
     np.testing.assert_array_equal(tokeniser.heads.codebook[...], items["codebook"])
     images = np.random.default_rng(0).integers(256, size=(3, SIZE, SIZE, 3), dtype=np.uint8)
-    encoder, own = vit_jax.load_model(run, log=str), tokeniser.heads.projection
-    patches = encoder.features(images, dense=True).reshape(3, PATCHES, -1)
-    x = np.float64(own(patches))
+    patches = patch_features(vit_jax.load_model(run, log=str), images)
+    x = np.float64(jax.jit(lambda heads, x: heads.projection(x))(tokeniser.heads, patches))
     np.testing.assert_array_equal(
-        tokeniser.heads(tokeniser.model.features(images, dense=True).reshape(3, PATCHES, -1)),
+        jax.jit(lambda heads, x: heads(x))(
+            tokeniser.heads, patch_features(tokeniser.model, images)
+        ),
         (x @ np.float64(items["codebook"]).T).argmax(-1),
     )
-    assert len(np.unique(np.asarray(own(patches)))) > 1
+    assert len(np.unique(x)) > 1
 
 
 def test_training_goes_on_from_a_run_with_its_codebook(run, teachers, tmp_path, capsys):
