@@ -194,7 +194,7 @@ class Attention(nnx.Module):
     ) -> jax.Array | None:
         """Returns the term that is added to the scores; None if there is none.
 
-        Arguments are as in `__call__`. The term is `[batch or 1, heads or 1, queries or 1, tokens]`.
+        Arguments are as in `__call__`. The term is `[batch or 1, heads or 1, queries, tokens]`.
         """
         if sizes is not None:
             return jnp.log(sizes)[:, None, None, :, 0]
