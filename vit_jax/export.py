@@ -156,17 +156,17 @@ def _export_tower(source: str, file: Path) -> None:
         raise UserError("--uint8 and --image_size are of images: leave them out of --tower=text")
     size = _image_size()
     with phase(f"reading {source}"):
-        checkpoint, part = open_towers(source, size)
-        print_line(part.describe())
+        checkpoint, text_part = open_towers(source, size)
+        print_line(text_part.describe())
     if TOWER.value == "text":
-        options = part.tower.options
+        options = text_part.tower.options
         program = Program(
-            programs.Embedder(part.tower_in(DTYPE.value)),
-            programs.Embedder(part.tower_in("float32")),
+            programs.Embedder(text_part.tower_in(DTYPE.value)),
+            programs.Embedder(text_part.tower_in("float32")),
             ("tokens", "embeddings"),
             (options.length,),
             np.dtype(np.int32),
-            programs.text_metadata_of(part),
+            programs.text_metadata_of(text_part),
             partial(programs.random_tokens, options),
         )
         _write_and_describe(file, program)
@@ -178,7 +178,7 @@ def _export_tower(source: str, file: Path) -> None:
     )
     metadata = programs.metadata_of(model, _pixel_dtype(), checkpoint.preprocessing)
     metadata.pop("class_names", None)
-    program = _of_images(model, exact, metadata | programs.similarity_of(part), "embeddings")
+    program = _of_images(model, exact, metadata | programs.similarity_of(text_part), "embeddings")
     embedders = dict(model=programs.Embedder(model), exact=programs.Embedder(exact))
     _write_and_describe(file, program._replace(**embedders))
     print(f"preprocessing of each image: {wanted(checkpoint, model.image_size)}")

@@ -144,21 +144,21 @@ def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEnco
     Raises:
       UserError: the checkpoint has no text encoder.
     """
-    part = open_text_part(towers_place(source), opened)
+    text_part = open_text_part(towers_place(source), opened)
 
     def load():
-        graphdef, params = nnx.split(part.tower)
+        graphdef, params = nnx.split(text_part.tower)
         params = nnx.to_pure_dict(params)
         shardings = parameter_shardings(mesh, params)
         return graphdef, jax.tree.map(place, params, shardings), shardings
 
     return TextEncoder(
-        part.tokenizer,
-        part.probabilities,
+        text_part.tokenizer,
+        text_part.probabilities,
         mesh,
         load,
         lambda tower: tower,
-        lambda params: (math.exp(part.logit_scale), part.logit_bias),
+        lambda params: (math.exp(text_part.logit_scale), text_part.logit_bias),
     )
 
 

@@ -35,7 +35,7 @@ from orbax.checkpoint._src.path import gcs_utils
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from vit_jax.errors import UserError
-from vit_jax.interop.beside import Shapes
+from vit_jax.interop.objective_files import Shapes
 from vit_jax.parallel.sharding import path_name
 from vit_jax.paths import is_url
 from vit_jax.runs.bucket import move, read_through

@@ -12,8 +12,8 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
-from vit_jax.interop.beside import check_shapes
 from vit_jax.interop.checkpoint import Checkpoint, sketch
+from vit_jax.interop.objective_files import check_shapes
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.models import abstract
 from vit_jax.options.model import ImageOptions

@@ -15,10 +15,10 @@ from vit_jax.config import base_config, check_values, leaves, run_options
 from vit_jax.data.class_names import match_classes
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
-from vit_jax.interop.beside import ObjectiveParams, Shapes
 from vit_jax.interop.checkpoint import Checkpoint, model_name, params_of, sketch
 from vit_jax.interop.image_text import check_tokenizer, text_params
 from vit_jax.interop.library import REGULARISATION
+from vit_jax.interop.objective_files import ObjectiveParams, Shapes
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import family_of, model_options, parse_name

@@ -11,8 +11,8 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.interop.beside import ObjectiveParams, Shapes, check_shapes
 from vit_jax.interop.checkpoint import Checkpoint, all_names, sketch
+from vit_jax.interop.objective_files import ObjectiveParams, Shapes, check_shapes
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import read_options

@@ -274,8 +274,8 @@ def _name(name: str) -> str:
 
 def _eva(architecture: str, heads: int, patch: int, pooled: str) -> dict:
     """Returns the `config.json` for timm's class Eva; the tensors determine all other sizes."""
-    given = {"num_heads": heads, "patch_size": patch}
-    return {"architecture": architecture, "global_pool": pooled, "model_args": given}
+    model_args = {"num_heads": heads, "patch_size": patch}
+    return {"architecture": architecture, "global_pool": pooled, "model_args": model_args}
 
 
 def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -308,8 +308,8 @@ def _angles(rows: int, dim: int) -> np.ndarray:
     return np.cos(np.concatenate([down, across], axis=-1)).reshape(-1, dim)
 
 
-def _check(name: str, found: np.ndarray, wanted: np.ndarray) -> None:
+def _check(name: str, found: np.ndarray, expected: np.ndarray) -> None:
     """Raises UserError if positions in a file differ from the computed ones that replace them."""
     # The tolerance allows for the rounding errors of bfloat16.
-    if found.shape != wanted.shape or np.abs(found - wanted).max() > 0.01 * wanted.max():
+    if found.shape != expected.shape or np.abs(found - expected).max() > 0.01 * expected.max():
         raise UserError(f"its positions ({name}) are not those of the published models")
