@@ -204,8 +204,8 @@ def _calibration(found: Predictions) -> dict[str, Any]:
     """Returns the reliability diagram and the histogram of the predicted probabilities."""
     bins, error = calibration(found)
     sure, right = bins[:, 2] @ bins[:, :2] / bins[:, 2].sum()
-    said, hit = found.probability, found.right
-    by_result = {"right": said[hit].tolist(), "wrong": said[~hit].tolist()}
+    confidence, is_right = found.probability, found.right
+    by_result = {"right": confidence[is_right].tolist(), "wrong": confidence[~is_right].tolist()}
     return {
         "text": (
             f"Expected calibration error {error:.1%} in {BINS} bins: on average the model is "

@@ -632,10 +632,10 @@ def _fingerprint(item: dict) -> int:
     return zlib.crc32(repr(sorted(_arrays(item).items())).encode())
 
 
-def _check_same(path: Path | epath.Path, wanted: dict[str, str], found: dict[str, str]) -> None:
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
+def _check_same(path: Path | epath.Path, expected: dict[str, str], stored: dict[str, str]) -> None:
+    for name in sorted(expected.keys() | stored.keys()):
+        if expected.get(name) != stored.get(name):
             raise UserError(
                 f"checkpoint {path} does not fit this model: {name} is "
-                f"{found.get(name, 'missing')} and should be {wanted.get(name, 'missing')}"
+                f"{stored.get(name, 'missing')} and should be {expected.get(name, 'missing')}"
             )

@@ -43,7 +43,7 @@ class Origin(NamedTuple):
     sources: dict[str, Callable[[], np.ndarray]]
     found: list[str]  # Description of the checkpoint and its changes, in lines.
     interpolation: str  # Interpolation of images.
-    beside: ObjectiveParams | None = None  # Objective parameters in the checkpoint.
+    stored_objective: ObjectiveParams | None = None  # Objective parameters in the checkpoint.
     # Functions that read the objective's parameters and its state, by path.
     objective: dict[str, Callable[[], np.ndarray]] = {}
     objective_state: dict[str, Callable[[], np.ndarray]] = {}
@@ -178,15 +178,15 @@ def _checkpoint_origin(
         sources, notes = matched_head(sources, checkpoint, class_names, "the checkpoint", remedy)
         lines += notes
     interpolation = _interpolation(config, checkpoint)
-    beside = checkpoint.objective
-    if beside is None and config.objective.name == "contrastive":
-        beside = text_params(Path(checkpoint.place))
-        if beside is None and config.contrastive.text_frozen:
+    stored_objective = checkpoint.objective
+    if stored_objective is None and config.objective.name == "contrastive":
+        stored_objective = text_params(Path(checkpoint.place))
+        if stored_objective is None and config.contrastive.text_frozen:
             raise UserError(
                 f"{config.finetune.checkpoint} has no text tower, and a random one would be frozen "
                 "(contrastive.text_frozen): give a checkpoint of both towers"
             )
-    return Origin(options, sources, lines, interpolation, beside)
+    return Origin(options, sources, lines, interpolation, stored_objective)
 
 
 def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[str]:
@@ -231,7 +231,11 @@ def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict
     """
     if not params or not origin.sources:
         return origin
-    name, stored, kept = config.objective.name, origin.beside, config.finetune.objective == "kept"
+    name, stored, kept = (
+        config.objective.name,
+        origin.stored_objective,
+        config.finetune.objective == "kept",
+    )
     if not kept or stored is None or stored.name != name:
         why = ", as the checkpoint gives none" if kept else ""
         return origin._replace(found=[*origin.found, f"new: {name}'s own parameters, random{why}"])

@@ -43,7 +43,7 @@ from vit_jax.runs.bucket_lock import BucketLock
 from vit_jax.runs.workdir_lock import PREFIX, Lock
 from vit_jax.small_files import read_small
 from vit_jax.training.objectives import objective_of
-from vit_jax.training.schedule import sees_length
+from vit_jax.training.schedule import depends_on_steps
 
 METRICS, RECONSTRUCTIONS = "metrics.jsonl", "reconstructions"
 REPORT, SEEN_FOLDER = "report.html", "seen"
@@ -168,7 +168,7 @@ def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int
     if (
         of_length
         and steps >= saved.manifest["steps"]
-        and not _sees_length(configs.run_options(config))
+        and not _depends_on_steps(configs.run_options(config))
     ):
         return
     hint = "; a run can be made longer only if nothing depends on its length" if of_length else ""
@@ -204,14 +204,14 @@ def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, given: dict)
         )
 
 
-def _sees_length(config: RunOptions) -> bool:
+def _depends_on_steps(config: RunOptions) -> bool:
     """Returns True if training depends on the run's length. The run cannot be extended then."""
     # With `best`, the last checkpoint contains the best parameters, but the last step's optimizer
     # state. Training cannot continue from it.
     ends_with_best = config.checkpoint.final == "best"
     return (
         ends_with_best
-        or sees_length(config.optimizer)
+        or depends_on_steps(config.optimizer)
         or objective_of(config.objective.name).sees_length(config)
     )
 

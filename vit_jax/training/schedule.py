@@ -96,7 +96,7 @@ def make_weight_decay(
     return decay
 
 
-def sees_length(config: OptimizerOptions) -> bool:
+def depends_on_steps(config: OptimizerOptions) -> bool:
     """Returns True if the learning rate or the weight decay depends on the length of the run."""
     return config.schedule != "constant" or config.weight_decay_end is not None
 

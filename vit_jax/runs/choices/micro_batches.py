@@ -8,7 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.config import run_options
-from vit_jax.errors import UserError, bytes_asked
+from vit_jax.errors import UserError, requested_bytes
 from vit_jax.models import family_of
 from vit_jax.models.image_model import TokenModel
 from vit_jax.options.run import RunOptions
@@ -153,7 +153,7 @@ def compiled_bytes(program: Program, config: RunOptions, max_labels: int) -> flo
     try:
         compiled = program.train_step.lower(program.state, program.metrics, batch).compile()
     except jax.errors.JaxRuntimeError as error:
-        if bytes_asked(error) is None:
+        if requested_bytes(error) is None:
             raise
         return float("inf")
     return program_memory(compiled)

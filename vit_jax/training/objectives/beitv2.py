@@ -79,7 +79,7 @@ class BEiTv2(BEiT):
 
     @staticmethod
     def teacher_spec(config: RunOptions) -> TeacherSpec:
-        return BEiT.teacher_spec(config)._replace(objective="vqkd", beside=Tokeniser)
+        return BEiT.teacher_spec(config)._replace(objective="vqkd", make_heads=Tokeniser)
 
     @classmethod
     def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> WithHeads:

@@ -154,7 +154,7 @@ class DINO(Objective):
         if config.objective.teacher is None:
             return None
         spec = teacher_of(config, image_size=config.data.image_size)
-        return spec._replace(objective="dino", beside=TeacherHeads)
+        return spec._replace(objective="dino", make_heads=TeacherHeads)
 
     @classmethod
     def make(
