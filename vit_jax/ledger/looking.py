@@ -116,9 +116,10 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
     model = build_model(opened, log=str)
     check_attends(model)
     crop = checkpoint_crop(opened, model.image_size)
-    images, masks = (
-        images_of_folder(folder, crop) if folder else test_images(Path(checkpoint), crop)
-    )
+    if folder:
+        images, masks = folder_images(folder, crop), None
+    else:
+        images, masks = test_images(Path(checkpoint), crop)
     seen = look(model, images, 16)
     return Seen(model, images, masks, seen["rollout"][:, -1], seen["distance"])
 
@@ -166,11 +167,11 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
     return (both.sum((2, 3)) / np.maximum(either.sum((2, 3)), 1)).max(axis=1)
 
 
-def images_of_folder(folder: str, crop) -> tuple[np.ndarray, None]:
-    """Reads the first images of a folder; the second result, for masks, is None."""
+def folder_images(folder: str, crop) -> np.ndarray:
+    """Reads the first images of a folder."""
     from vit_jax.data.image_files import find_images, read_images
 
-    return read_images(find_images([folder]), crop, IMAGES)[1], None
+    return read_images(find_images([folder]), crop, IMAGES)[1]
 
 
 def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:

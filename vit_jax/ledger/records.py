@@ -77,10 +77,10 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
         "seeds": sorted({trial.factors.get("seed", 0) for trial in finished}),
         "figures": figures,
         "finding": scaled.finding(figures) if scaled.finding else "",
-    } | beside_published(experiment, scaled, figures)
+    } | compare_with_published(experiment, scaled, figures)
 
 
-def beside_published(
+def compare_with_published(
     experiment: Experiment, scaled: Experiment, figures: Figures
 ) -> dict[str, Any]:
     """Returns the part of a record that compares our results with published ones.
@@ -201,11 +201,11 @@ def with_verdict(
         verdict = before.get("verdict", "") if before["figures"] == record["figures"] else ""
     word, _, reason = verdict.partition(": ")
     if word not in VERDICTS or not SCALE.match(reason):
-        wanted = (
+        form = (
             f'--verdict="WORD: At 16 pixels, 1,200 steps: ..." with {", ".join(VERDICTS)} as WORD'
         )
         raise UserError(
-            f"state whether these figures support the claim, and the differences: {wanted}"
+            f"state whether these figures support the claim, and the differences: {form}"
         )
     return {**record, "verdict": verdict}
 

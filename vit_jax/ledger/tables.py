@@ -140,7 +140,7 @@ def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accu
     return "; ".join(sentences) + "." if sentences else ""
 
 
-def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> str:
+def comparison_table(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> str:
     """Returns a table of the paper's values and ours, with a line for each model in ours.
 
     Args:
@@ -168,7 +168,7 @@ def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) 
 
     Args:
       table: the published table.
-      figures: as in `beside`.
+      figures: as in `comparison_table`.
     """
     printed = table.by_model()
     return {
