@@ -31,7 +31,7 @@ class Opened(NamedTuple):
 
     train: Source
     test: Source
-    wanted: list[str]
+    choices: list[str]
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
@@ -45,13 +45,13 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
         compute, choices = choices_of(subject.model)
-        requested = [choice for choice in opened.wanted if choice in (BEST, *choices)]
+        requested = [choice for choice in opened.choices if choice in (BEST, *choices)]
         why = (
             "the model has no class token"
             if POOLED in choices
             else f"it has fewer than {LAYERS} layers"
         )
-        lacking = [choice for choice in opened.wanted if choice not in requested]
+        lacking = [choice for choice in opened.choices if choice not in requested]
         notes = [Row(SUITE.name, name_of(described, choice), note=why) for choice in lacking]
         if not requested:
             return notes

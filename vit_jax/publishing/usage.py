@@ -217,7 +217,7 @@ def _ranked(code: str) -> Usage:
 
 
 def try_usages(
-    wanted: list[list[Usage]],
+    usages_by_library: list[list[Usage]],
     picture: np.ndarray,
     expected: np.ndarray,
     folder: Path,
@@ -227,7 +227,7 @@ def try_usages(
     """Returns the first example of each library that runs and computes the expected output.
 
     Args:
-      wanted: possible examples of each library, from `usages`.
+      usages_by_library: possible examples of each library, from `usages`.
       picture: the image, uint8 `[height, width, 3]`.
       expected: expected output for the image.
       folder: the future content of `name` on the Hub.
@@ -237,7 +237,7 @@ def try_usages(
     with tempfile.TemporaryDirectory() as place:
         Image.fromarray(picture).save(Path(place, PICTURE), "PNG")  # PNG is lossless.
         _put_into_cache(Path(place, "hub"), folder, name)
-        for candidates in wanted:
+        for candidates in usages_by_library:
             why = []
             for usage in candidates:
                 outcome = _try(usage, Path(place), expected)

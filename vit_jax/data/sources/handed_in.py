@@ -50,7 +50,7 @@ class HandedIn(Captioned):
     def __getitem__(self, index):
         try:
             image, label = self.split(self.data[index])
-            return Example(as_image(image), self._checked(index, label))
+            return Example(as_image(image), self._class_indices(index, label))
         except OSError:
             raise
         except UserError as error:
@@ -91,7 +91,7 @@ class HandedIn(Captioned):
             return shuffled(len(self))
         return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
-    def _checked(self, index: int, label: Any) -> tuple[int, ...]:
+    def _class_indices(self, index: int, label: Any) -> tuple[int, ...]:
         """Returns the class indices of an example; raises UserError if `label` has others.
 
         Args:
