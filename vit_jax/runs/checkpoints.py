@@ -96,11 +96,11 @@ class Checkpoints:
             multihost_utils.sync_global_devices("swept")
         logging.get_absl_logger().addFilter(_not_of_orbax)
         policies = ocp.training.preservation_policies
-        kept = [policies.LatestN(keep_last)]  # With None all checkpoints are kept.
+        preservation = [policies.LatestN(keep_last)]  # With None all checkpoints are kept.
         if keep_every:
-            kept.append(policies.EveryNSteps(keep_every))
+            preservation.append(policies.EveryNSteps(keep_every))
         if keep_best:
-            kept.append(
+            preservation.append(
                 policies.BestN(
                     get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False
                 )
@@ -114,7 +114,7 @@ class Checkpoints:
             self.folder,
             context=context,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=policies.AnyPreservationPolicy(kept),
+            preservation_policy=policies.AnyPreservationPolicy(preservation),
             cleanup_tmp_directories=self._remote and keep_last is not None,
         )
         self._saving = None

@@ -36,12 +36,12 @@ class FrozenModel(NamedTuple):
       model: an `ImageModel` or a `WithHeads`, with shapes in place of arrays. The dtypes are the
         ones in which the parameters are kept in device memory.
       sources: functions that read the parameters, by path.
-      found: lines that describe the model.
+      notes: lines that describe the model.
     """
 
     model: nnx.Module
     sources: dict[str, Callable[[], Any]]
-    found: list[str]
+    notes: list[str]
 
     def read(self) -> dict:
         """Reads the parameters and returns them, on the host."""

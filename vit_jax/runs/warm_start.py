@@ -41,7 +41,7 @@ class Origin(NamedTuple):
     options: ImageOptions  # Options of the model.
     # Functions that read the model's parameters, by path. Empty: random initialization.
     sources: dict[str, Callable[[], np.ndarray]]
-    found: list[str]  # Description of the checkpoint and its changes, in lines.
+    notes: list[str]  # Description of the checkpoint and its changes, in lines.
     interpolation: str  # Interpolation of images.
     stored_objective: ObjectiveParams | None = None  # Objective parameters in the checkpoint.
     # Functions that read the objective's parameters and its state, by path.
@@ -217,7 +217,7 @@ def _training_defaults(options: ImageOptions) -> dict[str, Any]:
 def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict) -> Origin:
     """Adds the objective's parameters in the checkpoint to the initialization source.
 
-    A line in `Origin.found` describes whether they are read from the checkpoint or random.
+    A line in `Origin.notes` describes whether they are read from the checkpoint or random.
 
     Args:
       origin: the initialization source.
@@ -238,7 +238,7 @@ def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict
     )
     if not kept or stored is None or stored.name != name:
         why = ", as the checkpoint gives none" if kept else ""
-        return origin._replace(found=[*origin.found, f"new: {name}'s own parameters, random{why}"])
+        return origin._replace(notes=[*origin.notes, f"new: {name}'s own parameters, random{why}"])
     if name == "contrastive":
         check_tokenizer(str(config.finetune.checkpoint), stored, config.contrastive)
     return _with_kept_objective(origin, config, stored, params, state)
@@ -276,7 +276,7 @@ def _with_kept_objective(
     lines += [f"new: {name}'s {part}, which the checkpoint lacks" for part in new]
     lines += [f"dropped: {name}'s {part}, which the run lacks" for part in dropped]
     read = {key: tensor.read for key, tensor in tensors.items()}
-    return origin._replace(found=[*origin.found, *lines], objective=sources, objective_state=read)
+    return origin._replace(notes=[*origin.notes, *lines], objective=sources, objective_state=read)
 
 
 def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, Any]:
@@ -345,25 +345,25 @@ def _top(path: str) -> str:
     return path.split("/")[0]
 
 
-def objective_shapes(found: ObjectiveParams, options: ImageOptions) -> Shapes:
+def objective_shapes(objective: ObjectiveParams, options: ImageOptions) -> Shapes:
     """Returns the shapes of an objective's parameters in a checkpoint, by path.
 
     Args:
-      found: the objective's parameters and options in the checkpoint.
+      objective: the objective's parameters and options in the checkpoint.
       options: options of the checkpoint's model.
 
     Raises:
       UserError: the objective's options are invalid or incompatible with the model.
     """
-    if found.shapes:
-        return found.shapes()
-    config, kind = base_config(), OBJECTIVES[found.name]
-    made_by = {f"{kind.section}.{key}": found.values[key] for key in kind.made_by}
-    made_by["objective.name"] = found.name
+    if objective.shapes:
+        return objective.shapes()
+    config, kind = base_config(), OBJECTIVES[objective.name]
+    made_by = {f"{kind.section}.{key}": objective.values[key] for key in kind.made_by}
+    made_by["objective.name"] = objective.name
     check_values(dict(leaves(config)) | made_by)
     config.update_from_flattened_dict(made_by)
-    own = nnx.state(abstract_objective(run_options(config), sketch(options)))
-    return _shapes(nnx.to_pure_dict(own))
+    objective_params = nnx.state(abstract_objective(run_options(config), sketch(options)))
+    return _shapes(nnx.to_pure_dict(objective_params))
 
 
 def _shapes(params: dict) -> Shapes:

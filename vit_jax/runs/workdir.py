@@ -134,10 +134,10 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
         return None
     if not steps_made(workdir):
         return None  # Without a checkpoint, the run may start again with any config.
-    given = _as_saved(manifest)
+    current = _as_saved(manifest)
     _check_config(workdir, saved, config, manifest["steps"])
-    _check_data(workdir, saved, config, given)
-    _check_same(workdir, _identity(saved.manifest), _identity(given))
+    _check_data(workdir, saved, config, current)
+    _check_same(workdir, _identity(saved.manifest), _identity(current))
     return saved
 
 
@@ -179,20 +179,20 @@ def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int
     )
 
 
-def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, given: dict) -> None:
+def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, manifest: dict) -> None:
     """Raises UserError if the data have changed and the run cannot continue with the new data.
 
     Args:
       workdir: the run's workdir.
       saved: the saved run.
       config: config of the run, which may accept changed data.
-      given: the manifest with the new data.
+      manifest: the manifest with the new data.
     """
-    changed = data_identity.differences(saved.manifest, given)
+    changed = data_identity.differences(saved.manifest, manifest)
     if not changed:
         return
     known = f"{shown(workdir)} belongs to a run of other data ({'; '.join(changed)}); "
-    if not data_identity.fits_head(saved.manifest, given):
+    if not data_identity.fits_head(saved.manifest, manifest):
         raise UserError(
             f"{known}give the data that it began with, or another --workdir, where "
             f"config.finetune.checkpoint={shown(workdir)} starts from this run"
@@ -224,10 +224,10 @@ def _identity(manifest: dict) -> dict[str, dict]:
     model = {
         key: x for key, x in manifest["model"].items() if f"model.{key}" not in configs.OPERATIONAL
     }
-    given = {"model": {key: manifest[key] for key in ("parameters",) if key in manifest} | model}
+    identity = {"model": {key: manifest[key] for key in ("parameters",) if key in manifest} | model}
     if "frozen" in manifest:
-        given["frozen model"] = manifest["frozen"]
-    return given
+        identity["frozen model"] = manifest["frozen"]
+    return identity
 
 
 def _as_saved(manifest: dict) -> dict:
@@ -264,11 +264,11 @@ def ends_run(row: dict[str, float], steps: int) -> bool:
     return "test/loss" in row and (row["step"] >= steps or "kept/step" in row)
 
 
-def _check_same(workdir: Path, saved: dict, given: dict) -> None:
+def _check_same(workdir: Path, saved: dict, current: dict) -> None:
     """Raises UserError if values that identify the model differ from those of the saved run."""
     for name, known in saved.items():
         if differing := [
-            key for key, value in known.items() if given.get(name, {}).get(key) != value
+            key for key, value in known.items() if current.get(name, {}).get(key) != value
         ]:
             raise UserError(
                 f"{shown(workdir)} belongs to a run with other {name} (other "

@@ -71,8 +71,10 @@ def make_backbone_schedule(
             f"finetune.frozen_steps = {frozen_steps} and finetune.warmup_steps = {warmup_steps} "
             f"are not below the run's {steps} steps; use fewer, or train longer"
         )
-    own = dataclasses.replace(config, warmup_steps=warmup_steps, warmup_learning_rate=0.0)
-    later = make_schedule(own, steps - frozen_steps)
+    backbone_config = dataclasses.replace(
+        config, warmup_steps=warmup_steps, warmup_learning_rate=0.0
+    )
+    later = make_schedule(backbone_config, steps - frozen_steps)
     return lambda t: jnp.where(t > frozen_steps, later(jnp.maximum(t - frozen_steps, 1)), 0)
 
 

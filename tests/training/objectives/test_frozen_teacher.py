@@ -76,7 +76,7 @@ def setup(teacher, **values):
 def modules(program, state):
     evaluated = program.evaluated(state)
     return nnx.merge(program.graphdef, evaluated.params), nnx.merge(
-        program.objective, evaluated.own
+        program.objective, evaluated.objective_params
     )
 
 

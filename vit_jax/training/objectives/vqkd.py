@@ -86,8 +86,8 @@ class Decoder(nnx.Module):
         self.positions = PositionEmbedding("1d", grid, 1, dim, rngs)
         blocks = {}
         for layer in range(depth):
-            own = dataclasses.replace(stack, scheme=scheme.of_layer(layer, depth, False))
-            blocks[f"{layer:02d}"] = EncoderBlock(own, rngs=rngs)
+            layer_stack = dataclasses.replace(stack, scheme=scheme.of_layer(layer, depth, False))
+            blocks[f"{layer:02d}"] = EncoderBlock(layer_stack, rngs=rngs)
         self.blocks = nnx.Dict(blocks)
         self.norm = make_norm(dim, stack, rngs)
         self.out = TanhMlp(dim, features, rngs=rngs)
@@ -271,8 +271,8 @@ class VQKD(Objective):
         def later():
             return state["codebook"], aux["given"].reshape(-1)
 
-        codes, given = jax.lax.cond(state["usage"].sum() > 0, later, first)
-        means, hits = means_of_codes(x, given, codes)
+        codes, indices = jax.lax.cond(state["usage"].sum() > 0, later, first)
+        means, hits = means_of_codes(x, indices, codes)
         codes = codes_after(codes, means, self.momentum)
         usage = usage_after(state["usage"], hits[None] / len(x), update)
         if self.revive_below:
