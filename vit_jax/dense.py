@@ -262,14 +262,16 @@ def detections(best: Best, placement: Placement, threshold: float = 0.0) -> Dete
       placement: placement of the crop in the original image.
       threshold: minimum score of an object.
     """
-    kept = best.scores >= threshold
+    selected = best.scores >= threshold
     masks = None
     if best.masks is not None:
-        masks = np.zeros((kept.sum(), *placement.image), bool)
-        for mask, logits in zip(masks, best.masks[kept], strict=True):
+        masks = np.zeros((selected.sum(), *placement.image), bool)
+        for mask, logits in zip(masks, best.masks[selected], strict=True):
             mask[:] = original_mask(logits, placement)
-    corners = original_corners(best.boxes[kept], placement)
-    return Detections(corners, best.classes[kept].astype(np.int32), best.scores[kept], masks)
+    corners = original_corners(best.boxes[selected], placement)
+    return Detections(
+        corners, best.classes[selected].astype(np.int32), best.scores[selected], masks
+    )
 
 
 def original_corners(boxes: np.ndarray, placement: Placement) -> np.ndarray:

@@ -177,10 +177,17 @@ def chosen_suites(names: list[str]) -> list[Suite]:
 def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
     """Returns the version of a checkpoint: its step, and a hash of its parameters and its model."""
     arrays = {path: functools.partial(opened.read, path) for path in opened.shapes}
-    own = opened.objective
+    objective = opened.objective
     # The fingerprint includes the objective's own head, which predicts classes, depths or objects.
-    if own is not None and own.shapes is not None and (own.class_names or own.name in TASKS):
-        arrays |= {f"objective/{path}": read for path, read in own.sources(own.shapes()).items()}
+    if (
+        objective is not None
+        and objective.shapes is not None
+        and (objective.class_names or objective.name in TASKS)
+    ):
+        arrays |= {
+            f"objective/{path}": read
+            for path, read in objective.sources(objective.shapes()).items()
+        }
     params = fingerprint_of((path, arrays[path]()) for path in sorted(arrays))
     model = zlib.crc32(repr(opened.options).encode())
     return {"step": opened.step, "content": f"{params}{model:08x}"}
@@ -280,9 +287,12 @@ def frozen_crop(opened, image_size: int | None) -> TestCrop:
     preprocessing, it is the transform of the few-shot protocol, as in evaluations during training.
     """
     size = square_size(opened, image_size)
-    own = checkpoint_crop(opened, size)
+    crop = checkpoint_crop(opened, size)
     if opened.mapped and opened.preprocessing:
-        return own
+        return crop
     return transfer_crop(
-        size, mode=own.mode, interpolation=own.interpolation, background=own.background
+        size,
+        mode=crop.mode,
+        interpolation=crop.interpolation,
+        background=crop.background,
     )

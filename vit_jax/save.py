@@ -168,9 +168,9 @@ def _say_lost(
         log(f"note: not written: {line}")
 
 
-def left_out(own: ObjectiveParams) -> str:
+def left_out(objective: ObjectiveParams) -> str:
     """Returns a log line about objective parameters that the format cannot store."""
-    return f"not saved, as the format cannot store them: {own.words}"
+    return f"not saved, as the format cannot store them: {objective.words}"
 
 
 def objective_to_save(
@@ -189,12 +189,12 @@ def objective_to_save(
     Raises:
       UserError: the parameters do not match the model.
     """
-    if (own := checkpoint.objective) is None:
+    if (objective := checkpoint.objective) is None:
         return None, {}
     from vit_jax.runs.warm_start import objective_shapes  # Imports the training code, so not above.
 
-    shapes = objective_shapes(own, options)
-    return (None, {}) if LIBRARIES[library].suffix else (own, shapes)
+    shapes = objective_shapes(objective, options)
+    return (None, {}) if LIBRARIES[library].suffix else (objective, shapes)
 
 
 def library_of(destination: Path, options: ImageOptions) -> str:

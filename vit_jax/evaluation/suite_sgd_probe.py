@@ -82,7 +82,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def row(
-    described: DataSet, choice: str, found: Mapping[str, Fitted], images: int, split: str
+    described: DataSet, choice: str, results: Mapping[str, Fitted], images: int, split: str
 ) -> Row:
     """Returns the row of a feature set.
 
@@ -90,12 +90,13 @@ def row(
     """
 
     def on_held_out(name: str) -> float:
-        return max(found[name].held_out.values())
+        return max(results[name].held_out.values())
 
-    own = max(found, key=on_held_out) if choice == BEST else choice
-    which = f"{own}, " if choice == BEST else ""
-    note = f"{which}rate {found[own].rate:g}, {on_held_out(own):.2%} of a held-out tenth{split}"
-    return Row(SUITE.name, name_of(described, choice), found[own].accuracy, None, images, note)
+    chosen = max(results, key=on_held_out) if choice == BEST else choice
+    which = f"{chosen}, " if choice == BEST else ""
+    fitted = results[chosen]
+    note = f"{which}rate {fitted.rate:g}, {on_held_out(chosen):.2%} of a held-out tenth{split}"
+    return Row(SUITE.name, name_of(described, choice), fitted.accuracy, None, images, note)
 
 
 def name_of(described: DataSet, choice: str) -> str:

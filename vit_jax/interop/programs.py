@@ -281,13 +281,13 @@ def difference(model, run: Callable, inputs: np.ndarray) -> float:
     with the most similar object that the program detects, because objects with equal scores may be
     in any order.
     """
-    expected, found = (
+    expected, actual = (
         jax.tree.map(np.asarray, call(inputs)) for call in (jax.jit(function_of(model)), run)
     )
     if isinstance(model, Objects):
-        images = ([*zip(*outputs_of(x), strict=True)] for x in (found, expected))
+        images = ([*zip(*outputs_of(x), strict=True)] for x in (actual, expected))
         return max(map(_objects_difference, *images))
-    return _relative(found, expected)
+    return _relative(actual, expected)
 
 
 def outputs_of(result: Any) -> tuple:
@@ -295,9 +295,9 @@ def outputs_of(result: Any) -> tuple:
     return result if isinstance(result, tuple | list) else (result,)
 
 
-def _relative(found: np.ndarray, expected: np.ndarray) -> float:
+def _relative(actual: np.ndarray, expected: np.ndarray) -> float:
     """Returns the largest difference of two arrays divided by the largest value of `expected`."""
-    return float(np.abs(found - expected).max() / (np.abs(expected).max() or 1))
+    return float(np.abs(actual - expected).max() / (np.abs(expected).max() or 1))
 
 
 def _objects_difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> float:

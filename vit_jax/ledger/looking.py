@@ -158,12 +158,12 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
     before = np.cumsum(np.take_along_axis(flat, order, -1), -1) - np.take_along_axis(
         flat, order, -1
     )
-    kept = np.zeros(flat.shape, bool)
-    np.put_along_axis(kept, order, before < share, -1)
-    kept = kept.reshape(heads.shape)
+    selected = np.zeros(flat.shape, bool)
+    np.put_along_axis(selected, order, before < share, -1)
+    selected = selected.reshape(heads.shape)
     for axis, side in ((2, masks.shape[1]), (3, masks.shape[2])):
-        kept = kept.repeat(side // kept.shape[axis], axis=axis)
-    both, either = kept & masks[:, None], kept | masks[:, None]
+        selected = selected.repeat(side // selected.shape[axis], axis=axis)
+    both, either = selected & masks[:, None], selected | masks[:, None]
     return (both.sum((2, 3)) / np.maximum(either.sum((2, 3)), 1)).max(axis=1)
 
 

@@ -252,13 +252,13 @@ def keep_pictures(record: Mapping[str, Any], study: Path, folder: Path = PICTURE
 
     The pictures are NAME.png and NAME-OTHER.png. Those of runs at the paper's scale are not copied.
     """
-    name, kept = record["experiment"], []
+    name, copies = record["experiment"], []
     if record["scale"] != "laptop":
-        return kept
+        return copies
     for picture in sorted([*study.glob(f"{name}.png"), *study.glob(f"{name}-*.png")]):
         folder.mkdir(parents=True, exist_ok=True)
-        kept.append(Path(shutil.copyfile(picture, folder / picture.name)))
-    return kept
+        copies.append(Path(shutil.copyfile(picture, folder / picture.name)))
+    return copies
 
 
 def records(folder: Path = RECORDS) -> dict[str, dict[str, Any]]:

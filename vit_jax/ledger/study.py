@@ -354,7 +354,7 @@ def check_data(trials: Sequence[Trial], study: Study) -> None:
     """
     pending = [trial for trial in trials if study.outcome(trial).figures is None]
     for trial in {_of_data(trial.job): trial for trial in pending}.values():
-        open_all(config_of(trial.job), given=[other.name for other in study.data.values()])
+        open_all(config_of(trial.job), replaced=[other.name for other in study.data.values()])
 
 
 def rehearsed(

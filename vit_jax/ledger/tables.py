@@ -285,11 +285,11 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
     sentences = []
     for figure in figures:
         means = [(point[factor], 100 * statistics.mean(point[figure])) for point in points]
-        own = [mean for value, mean in means if value == one]
+        own_means = [mean for value, mean in means if value == one]
         others = [mean for value, mean in means if value != one]
-        if own and others:
+        if own_means and others:
             span = f"{min(others):.1f} to {max(others):.1f} %"
-            sentences.append(f"{figure}: {one} has {own[0]:.1f} %, the others {span}")
+            sentences.append(f"{figure}: {one} has {own_means[0]:.1f} %, the others {span}")
     return "; ".join(sentences) + "." if sentences else ""
 
 

@@ -110,7 +110,9 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     if flags not in _POSITIONS.values():
         together = " and ".join(name for name in _POSITION_FLAGS if config[name])
         raise UserError(f"{_TITLE} with {together} together is unsupported")
-    position, position_at = next(ours for ours, theirs in _POSITIONS.items() if theirs == flags)
+    position, position_at = next(
+        ours for ours, position_flags in _POSITIONS.items() if position_flags == flags
+    )
     mean, scale = config["use_mean_pooling"], config["layer_scale_init_value"]
     values = read_sizes(config) | dict(
         num_classes=classes,
