@@ -707,8 +707,8 @@ def test_every_value_is_read(tmp_path, monkeypatch):
         typed = configs.run_options(load(name, argument))
         classes = OBJECTIVES[typed.objective.name].outputs(typed)
         make_program(typed, num_classes=classes, steps=2, mesh=make_mesh(typed.mesh))
-    rate_search.rate_jobs(config, tmp_path / "sweep", given=())
-    rate_search.seed_jobs(config, tmp_path / "sweep", given=(), rate=0.1)
+    rate_search.rate_jobs(config, tmp_path / "sweep", flags=())
+    rate_search.seed_jobs(config, tmp_path / "sweep", flags=(), rate=0.1)
     monkeypatch.undo()
     unread = set()
     for key in configs.VALUES:

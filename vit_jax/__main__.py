@@ -28,9 +28,9 @@ def main() -> None:
         from vit_jax.command import mistakes
 
         with mistakes():
-            said = f"there is no command {name!r}; {nearest(name, COMMANDS)}"
+            message = f"there is no command {name!r}; {nearest(name, COMMANDS)}"
             raise UserError(
-                said if name else "give a command, such as vit-jax train; --help lists them"
+                message if name else "give a command, such as vit-jax train; --help lists them"
             )
 
 

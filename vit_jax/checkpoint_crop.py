@@ -3,7 +3,7 @@
 from vit_jax.data.preprocess import TestCrop, sides
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint
-from vit_jax.interop.preprocessing import UNSAID, Preprocessing
+from vit_jax.interop.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from vit_jax.options.data import INTERPOLATIONS, TEST_CROPS
 
 
@@ -11,7 +11,7 @@ def checkpoint_crop(
     checkpoint: Checkpoint,
     size: int | tuple[int, int],
     mode: str | None = None,
-    default: Preprocessing = UNSAID,
+    default: Preprocessing = DEFAULT_PREPROCESSING,
 ) -> TestCrop:
     """Returns a checkpoint's evaluation crop, adapted to another image size.
 

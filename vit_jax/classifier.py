@@ -84,15 +84,15 @@ def open_classifier(
         )
     count = model.num_classes
     about = checkpoint if names is None or model.about is None else model.about
-    given = _names(classes, count) if classes else about.class_names
-    if count and not given:
+    known_names = _names(classes, count) if classes else about.class_names
+    if count and not known_names:
         log(
             "the checkpoint has no class names: classes are shown as indices from 0; "
             "--classes=FILE gives their names"
         )
     crop = _crop(checkpoint, model.image_size, resize, decode)
     log(f"of each image: {crop}")
-    shown = [*(given or map(str, range(count)))]
+    shown = [*(known_names or map(str, range(count)))]
     return Classifier(model, shown, crop, about.probabilities, image_text)
 
 

@@ -125,9 +125,9 @@ def _flags_of_command() -> str:
     """Returns help on the command's own flags, with their defaults, in the format of `listing`."""
     lines = ["Flags:"]
     for flag in flags.FLAGS.get_key_flags_for_module(sys.modules["__main__"].__name__):
-        given = "" if flag.default in (None, []) else flag.default_as_str.strip("'")
+        default = "" if flag.default in (None, []) else flag.default_as_str.strip("'")
         lines.append(
-            f"  --[no]{flag.name}" if flag.boolean else f"  --{flag.name}={given or '...'}"
+            f"  --[no]{flag.name}" if flag.boolean else f"  --{flag.name}={default or '...'}"
         )
         about, again, _ = flag.help.partition(";\n    repeat this option")
         kinds = (
@@ -276,9 +276,9 @@ def parse_flags() -> list[str]:
     """
     if "config" in flags.FLAGS:
         _check_keys(sys.argv[1:])
-    given, unset = _without_unset(sys.argv)
+    arguments, unset = _without_unset(sys.argv)
     try:
-        rest = flags.FLAGS(given)[1:]
+        rest = flags.FLAGS(arguments)[1:]
         _check_written()
         if unset and (config := flags.FLAGS["config"].value) is not None:
             config.update_from_flattened_dict(dict.fromkeys(unset))
@@ -313,14 +313,14 @@ def _without_unset(arguments: list[str]) -> tuple[list[str], set[str]]:
     Returns:
       All other arguments, and the keys that are set to None.
     """
-    given, unset = [], set()
+    set_arguments, unset = [], set()
     for argument in arguments:
         if key := _unset_key(argument):
             unset.add(key)
         else:
-            given.append(argument)
+            set_arguments.append(argument)
             unset.discard(argument.lstrip("-").removeprefix("config.").partition("=")[0])
-    return given, unset
+    return set_arguments, unset
 
 
 def _check_written() -> None:

@@ -296,23 +296,23 @@ def _new_names(key: str) -> list[str]:
     return [new for new in moved if new in VALUES]
 
 
-def check_values(given: Mapping[str, Any]) -> None:
+def check_values(values: Mapping[str, Any]) -> None:
     """Raises UserError if keys are unknown or missing, or if a value is out of bounds.
 
     Args:
-      given: values by dotted key.
+      values: values by dotted key.
     """
-    for key in given.keys() - VALUES.keys():
+    for key in values.keys() - VALUES.keys():
         raise UserError(unknown_key(key))
-    for key in VALUES.keys() - given.keys():
+    for key in VALUES.keys() - values.keys():
         raise UserError(
             f"config key {key!r} is missing: start the config from vit_jax.config.base_config()"
         )
     for key, value in VALUES.items():
-        if given[key] is None:
+        if values[key] is None:
             _require(value.default is None or value.optional, key, None, value.rule.words)
         else:
-            _require(value.rule.holds(given[key]), key, given[key], value.rule.words)
+            _require(value.rule.holds(values[key]), key, values[key], value.rule.words)
 
 
 def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None = None) -> None:

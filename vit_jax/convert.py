@@ -47,7 +47,7 @@ from vit_jax.interop.torch_files import (
 from vit_jax.interop.writing import save
 from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.progress import phase
-from vit_jax.save import check_destination, left_out, library_of, objective_beside
+from vit_jax.save import check_destination, left_out, library_of, objective_to_save
 
 flags.DEFINE_enum(
     "to",
@@ -151,14 +151,14 @@ def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> N
     if others := changes.keys() - {"image_size"}:
         raise UserError(f"--{min(others)} does not apply with --tower=both: leave it out")
     with phase(f"reading {source}"):
-        checkpoint, part = open_towers(source, changes.get("image_size"))
+        checkpoint, text_part = open_towers(source, changes.get("image_size"))
     print(checkpoint.describe())
-    print(part.describe())
+    print(text_part.describe())
     options, sources, done = fit(checkpoint, changes)
     for line in done.describe():
         print(line)
     with phase(f"writing {destination}"):
-        towers = Towers(options, lambda path: sources[path](), checkpoint.preprocessing, part)
+        towers = Towers(options, lambda path: sources[path](), checkpoint.preprocessing, text_part)
         notes = save_towers(destination, library, towers)
     for line in notes:
         print(f"note: {line}")
@@ -186,7 +186,7 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
     library = flags.FLAGS.to or library_of(destination, options)
     check_destination(destination, library)
     same_head = options.num_classes == checkpoint.options.num_classes
-    objective, shapes = objective_beside(checkpoint, options, library)
+    objective, shapes = objective_to_save(checkpoint, options, library)
     with phase(f"writing {destination}"):
         written = save(
             destination,

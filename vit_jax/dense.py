@@ -18,9 +18,9 @@ from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.window_inference import WindowInference
 from vit_jax.inference import image_source
-from vit_jax.interop.beside import open_beside
 from vit_jax.interop.checkpoint import check_finite
 from vit_jax.interop.dense import DEPTH, DETECTION, SEGMENTATION, Kind, Task, with_head
+from vit_jax.interop.objective_files import open_objective_files
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.load import build_model
 from vit_jax.models.dense.depth_model import DepthModel
@@ -45,8 +45,8 @@ def objective_at(source: str) -> str | None:
     if not is_workdir(str(path)):
         # Heads for segmentation and detection predict classes. Only workdirs contain their names,
         # so such heads are only read from workdirs.
-        beside = open_beside(path, check_finite) if path.is_dir() else None
-        return DEPTH.objective if beside and beside.name == DEPTH.objective else None
+        objective = open_objective_files(path, check_finite) if path.is_dir() else None
+        return DEPTH.objective if objective and objective.name == DEPTH.objective else None
     from vit_jax.runs.workdir import place_of, saved_run
 
     saved = saved_run(place_of(source)[0])
@@ -262,14 +262,16 @@ def detections(best: Best, placement: Placement, threshold: float = 0.0) -> Dete
       placement: placement of the crop in the original image.
       threshold: minimum score of an object.
     """
-    kept = best.scores >= threshold
+    selected = best.scores >= threshold
     masks = None
     if best.masks is not None:
-        masks = np.zeros((kept.sum(), *placement.image), bool)
-        for mask, logits in zip(masks, best.masks[kept], strict=True):
+        masks = np.zeros((selected.sum(), *placement.image), bool)
+        for mask, logits in zip(masks, best.masks[selected], strict=True):
             mask[:] = original_mask(logits, placement)
-    corners = original_corners(best.boxes[kept], placement)
-    return Detections(corners, best.classes[kept].astype(np.int32), best.scores[kept], masks)
+    corners = original_corners(best.boxes[selected], placement)
+    return Detections(
+        corners, best.classes[selected].astype(np.int32), best.scores[selected], masks
+    )
 
 
 def original_corners(boxes: np.ndarray, placement: Placement) -> np.ndarray:

@@ -57,7 +57,7 @@ def mistake(error: BaseException) -> str | None:
             f"{error.strerror}: {error.filename or 'a file of the run'}; earlier checkpoints "
             "are complete"
         )
-    elif (asked := bytes_asked(error)) is not None:
+    elif (asked := requested_bytes(error)) is not None:
         message = "out of memory" + (f": {asked / 2**30:,.1f} GiB were requested" if asked else "")
         message += "; a smaller batch needs less (--batch_size, in training --config.batch_size)"
     else:
@@ -91,7 +91,7 @@ def _unread(descriptor: int) -> bool:
     return bool(poll.poll(0))
 
 
-def bytes_asked(error: BaseException) -> int | None:
+def requested_bytes(error: BaseException) -> int | None:
     """Returns the size of a failed allocation in bytes; None: `error` is not about memory.
 
     The size is 0 if the error message does not contain it.
@@ -102,12 +102,12 @@ def bytes_asked(error: BaseException) -> int | None:
     if not (isinstance(error, MemoryError) or of_device or of_system):
         return None
     if not (
-        said := re.search(
+        match := re.search(
             r"allocat\w+ ([\d.]+) ?(bytes|[kKMGTP]i?B)|Used ([\d.]+)([KMGT]) of", text
         )
     ):
         return 0
-    amount, unit = (said[1], said[2]) if said[1] else (said[3], said[4])
+    amount, unit = (match[1], match[2]) if match[1] else (match[3], match[4])
     return int(float(amount) * 1024 ** " KMGTP".index(unit[0].upper().replace("B", " ")))
 
 

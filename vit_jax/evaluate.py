@@ -92,25 +92,25 @@ def main(arguments: list[str]) -> None:
     print(f"\n{text}\n{results.folder}: {', '.join(files)}")
 
 
-def parsed(name: str, option: SuiteOption, given):
+def parsed(name: str, option: SuiteOption, value):
     """Returns the parsed value of a suite's flag.
 
     Args:
       name: name of the flag.
       option: the suite's option.
-      given: value of the flag as text; for a repeated flag, a list of texts.
+      value: value of the flag as text; for a repeated flag, a list of texts.
 
     Raises:
       UserError: the value is invalid.
     """
     try:
-        return option.parse(given)
+        return option.parse(value)
     except UserError as error:
-        shown = f"--{name}" if option.repeated else f"--{name}={given}"
+        shown = f"--{name}" if option.repeated else f"--{name}={value}"
         text = str(error)
         raise UserError(text if text.startswith(f"--{name}") else f"{shown}: {text}") from error
     except ValueError as error:
-        raise UserError(f"--{name}={given}: {error}") from error
+        raise UserError(f"--{name}={value}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -107,13 +107,13 @@ def run_experiment(name: str, arguments: list[str]) -> None:
       arguments: the arguments of the command, including the name.
     """
     experiment = load(name)
-    given = parse(name, experiment, [argument for argument in arguments if argument != name])
-    out, plan, scale, shortened = (given.pop(key) for key in ("out", "plan", "scale", "steps"))
-    data = given.pop("data")
-    options = given | ({"data": sorted(data)} if data else {})
+    parsed = parse(name, experiment, [argument for argument in arguments if argument != name])
+    out, plan, scale, shortened = (parsed.pop(key) for key in ("out", "plan", "scale", "steps"))
+    data = parsed.pop("data")
+    options = parsed | ({"data": sorted(data)} if data else {})
     study = Study(out, options, lambda line: print(line, flush=True), scale, steps=shortened)
     if data:
-        check_names(study.data, data_sets_of(rehearsed(experiment.at(scale), out, given, scale)))
+        check_names(study.data, data_sets_of(rehearsed(experiment.at(scale), out, parsed, scale)))
     if plan:
         show_plan(known_trials(experiment.at(scale), study))
     else:

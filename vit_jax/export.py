@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> None:
         model, exact, metadata_of(model, _pixel_dtype(), checkpoint.preprocessing), "logits"
     )
     _write_and_describe(file, program)
-    print(f"preprocessing of each image: {wanted(checkpoint, model.image_size)}")
+    print(f"preprocessing of each image: {preprocessing_text(checkpoint, model.image_size)}")
     if model.num_classes:
         print(f"probabilities of the classes: the logits' {model.about.probabilities}")
         if not checkpoint.class_names:
@@ -141,7 +141,7 @@ def _export_dense(source: str, file: Path, task: str) -> None:
             metadata["masks"] = "logits of each object in the whole image, above 0 where it is"
             program = program._replace(names=(*program.names, "masks"))
     _write_and_describe(file, program)
-    print(f"preprocessing of each image: {wanted(checkpoint, model.image_size)}")
+    print(f"preprocessing of each image: {preprocessing_text(checkpoint, model.image_size)}")
 
 
 def _export_tower(source: str, file: Path) -> None:
@@ -156,17 +156,17 @@ def _export_tower(source: str, file: Path) -> None:
         raise UserError("--uint8 and --image_size are of images: leave them out of --tower=text")
     size = _image_size()
     with phase(f"reading {source}"):
-        checkpoint, part = open_towers(source, size)
-        print_line(part.describe())
+        checkpoint, text_part = open_towers(source, size)
+        print_line(text_part.describe())
     if TOWER.value == "text":
-        options = part.tower.options
+        options = text_part.tower.options
         program = Program(
-            programs.Embedder(part.tower_in(DTYPE.value)),
-            programs.Embedder(part.tower_in("float32")),
+            programs.Embedder(text_part.tower_in(DTYPE.value)),
+            programs.Embedder(text_part.tower_in("float32")),
             ("tokens", "embeddings"),
             (options.length,),
             np.dtype(np.int32),
-            programs.text_metadata_of(part),
+            programs.text_metadata_of(text_part),
             partial(programs.random_tokens, options),
         )
         _write_and_describe(file, program)
@@ -178,10 +178,10 @@ def _export_tower(source: str, file: Path) -> None:
     )
     metadata = programs.metadata_of(model, _pixel_dtype(), checkpoint.preprocessing)
     metadata.pop("class_names", None)
-    program = _of_images(model, exact, metadata | programs.similarity_of(part), "embeddings")
+    program = _of_images(model, exact, metadata | programs.similarity_of(text_part), "embeddings")
     embedders = dict(model=programs.Embedder(model), exact=programs.Embedder(exact))
     _write_and_describe(file, program._replace(**embedders))
-    print(f"preprocessing of each image: {wanted(checkpoint, model.image_size)}")
+    print(f"preprocessing of each image: {preprocessing_text(checkpoint, model.image_size)}")
 
 
 class Program(NamedTuple):
@@ -282,7 +282,7 @@ def write(file: Path, program: Program) -> float:
     return worst
 
 
-def wanted(checkpoint, size: tuple[int, int]) -> str:
+def preprocessing_text(checkpoint, size: tuple[int, int]) -> str:
     """Returns a description of how images must be preprocessed for the exported program."""
     from vit_jax.checkpoint_crop import checkpoint_crop
 

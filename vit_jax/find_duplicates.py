@@ -41,12 +41,14 @@ def main(arguments: list[str]) -> None:
     for file in (out / PAGE, out / TABLE):
         if file.exists() and not OVERWRITE.value:
             raise UserError(f"{file} exists; give --overwrite or another --out")
-    found = find_duplicates(arguments, SIMILARITY.value, lambda line: print(line, file=sys.stderr))
-    write_duplicates(found, out, SIMILARITY.value)
-    print(f"{found}: {out / PAGE} shows them, {out / TABLE} lists them")
-    if found.unreadable:
-        print(f"could not be read: {found.unreadable:,} files", file=sys.stderr)
-    if found.unreadable or any(map(is_unsupported, found.source.left_out)):
+    duplicates = find_duplicates(
+        arguments, SIMILARITY.value, lambda line: print(line, file=sys.stderr)
+    )
+    write_duplicates(duplicates, out, SIMILARITY.value)
+    print(f"{duplicates}: {out / PAGE} shows them, {out / TABLE} lists them")
+    if duplicates.unreadable:
+        print(f"could not be read: {duplicates.unreadable:,} files", file=sys.stderr)
+    if duplicates.unreadable or any(map(is_unsupported, duplicates.source.left_out)):
         sys.exit(3)
 
 

@@ -61,16 +61,16 @@ def load_image_text(
     changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
     if pretrained is not None:
         source = _published(str(source), pretrained, image_size, log)
-    checkpoint, part = open_towers(source, image_size)
+    checkpoint, text_part = open_towers(source, image_size)
     image = build_model(checkpoint, log=log, **changes)
-    log(part.describe())
+    log(text_part.describe())
     return ImageTextModel(
         image,
-        part.tower,
-        part.logit_scale,
-        part.logit_bias,
-        part.probabilities,
-        part.tokenizer,
+        text_part.tower,
+        text_part.logit_scale,
+        text_part.logit_bias,
+        text_part.probabilities,
+        text_part.tokenizer,
     )
 
 
@@ -101,9 +101,9 @@ def open_towers(
     """
     place = towers_place(source)
     checkpoint = open_checkpoint(place, image_size)
-    part = open_text_part(place, checkpoint)
+    text_part = open_text_part(place, checkpoint)
     assumed = re.sub(_ONE_TOWER, "", checkpoint.assumed)
-    return checkpoint._replace(assumed=assumed, objective=None), part
+    return checkpoint._replace(assumed=assumed, objective=None), text_part
 
 
 def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
@@ -118,17 +118,17 @@ def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
     """
     workdir, _ = split_checkpoint(place)
     if is_workdir(workdir):
-        part = open_trained_text(checkpoint, Path(workdir))
+        text_part = open_trained_text(checkpoint, Path(workdir))
     else:
-        part = open_text(Path(place))
+        text_part = open_text(Path(place))
     options: Any = checkpoint.options  # If a model family has no `dim`, the model has a head.
     width = options.num_classes or options.dim
-    if width != part.tower.options.output_dim:
+    if width != text_part.tower.options.output_dim:
         raise UserError(
             f"{place} has image embeddings of {width} values and text embeddings of "
-            f"{part.tower.options.output_dim}: they cannot be compared"
+            f"{text_part.tower.options.output_dim}: they cannot be compared"
         )
-    return part
+    return text_part
 
 
 def towers_place(source: str | Path) -> str | Path:

@@ -78,7 +78,7 @@ def train(
     config = config.copy_and_resolve_references()
     if groups is not None:
         _check_groups(config, train)
-    data = {name: given for name, given in (("train", train), ("test", test)) if given is not None}
+    data = {name: value for name, value in (("train", train), ("test", test)) if value is not None}
     changes = _changes(with_data=bool(data), with_model=model is not None)
     with config.unlocked():
         config.update_from_flattened_dict(changes)

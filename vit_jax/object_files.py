@@ -54,17 +54,17 @@ def write_objects(
     def skip(index: int, error: Unreadable | OSError) -> None:
         log(f"unreadable image skipped: {images.describe(index)} ({why_unreadable(error)})")
 
-    for index, found in detector.stream(images, skip, threshold=threshold):
+    for index, objects in detector.stream(images, skip, threshold=threshold):
         image = decode(images[index].image)
         height, width = image.shape[:2]
         number = len(rows["images"])
         path = as_text(images.path(index))
         rows["images"].append(dict(id=number, file_name=path, height=height, width=width))
         # Ids start at 1, because in ground truth pycocotools interprets the id 0 as "not found".
-        rows["annotations"] += annotations(found, number, len(rows["annotations"]) + 1)
-        drawn = overlay(image, found, detector.class_names)
+        rows["annotations"] += annotations(objects, number, len(rows["annotations"]) + 1)
+        drawn = overlay(image, objects, detector.class_names)
         save_image(drawn, folder / OVERLAYS / f"{names[index]}.jpg")
-        words = in_words(found, detector.class_names)
+        words = in_words(objects, detector.class_names)
         on_objects(images.describe(index), words)
         if len(figures) < MOST_SHOWN:
             pictures = [image_address(np.asarray(drawn))]
@@ -86,46 +86,48 @@ def write_objects(
     return count
 
 
-def annotations(found: Detections, image: int, first: int) -> list[dict[str, Any]]:
+def annotations(objects: Detections, image: int, first: int) -> list[dict[str, Any]]:
     """Converts objects to annotations of a COCO file.
 
     Args:
-      found: the objects.
+      objects: the objects.
       image: id of the image.
       first: id of the first annotation. Later annotations have the following numbers as ids.
     """
     rows = []
-    for place, (corners, label, score) in enumerate(zip(*found[:3], strict=True)):
+    for place, (corners, label, score) in enumerate(zip(*objects[:3], strict=True)):
         left, top, right, bottom = corners.tolist()
         box = [left, top, right - left, bottom - top]
         row = dict(image_id=image, category_id=int(label), bbox=box, iscrowd=0)
         row |= dict(id=first + place, area=box[2] * box[3], score=float(score))
-        if found.masks is not None:
-            mask = found.masks[place]
+        if objects.masks is not None:
+            mask = objects.masks[place]
             row |= dict(area=int(mask.sum()), segmentation=run_lengths(mask))
         rows.append(row)
     return rows
 
 
 def overlay(
-    image: np.ndarray, found: Detections | Boxes, class_names: Sequence[str]
+    image: np.ndarray, objects: Detections | Boxes, class_names: Sequence[str]
 ) -> Image.Image:
     """Draws objects over an image: masks, boxes, classes, and the scores of predictions.
 
     Args:
       image: uint8 `[height, width, 3]`.
-      found: predicted or true objects.
+      objects: predicted or true objects.
       class_names: names of all classes.
     """
-    if found.masks is not None:
-        for mask, label in zip(found.masks[::-1], found.labels[::-1], strict=True):
+    if objects.masks is not None:
+        for mask, label in zip(objects.masks[::-1], objects.labels[::-1], strict=True):
             colour = object_colour(int(label))
             image = np.where(mask[..., None], (image + colour.astype(np.uint16)) // 2, image)
         image = image.astype(np.uint8)
     drawn = Image.fromarray(image)
     pen, width = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 200))
     font = ImageFont.load_default(max(10, min(drawn.size) / 28))
-    for corners, label, more in zip(found.corners, found.labels, _remarks(found), strict=True):
+    for corners, label, more in zip(
+        objects.corners, objects.labels, _remarks(objects), strict=True
+    ):
         colour = tuple(object_colour(int(label)).tolist())
         left, top, right, bottom = corners.tolist()
         pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), None, colour, width)
@@ -135,15 +137,15 @@ def overlay(
     return drawn
 
 
-def _remarks(found: Detections | Boxes) -> list[str]:
+def _remarks(objects: Detections | Boxes) -> list[str]:
     """Returns the text to append to the class of each object: its score, or a note on crowds."""
-    if isinstance(found, Detections):
-        return [f" {score:.0%}" for score in found.scores.tolist()]
-    crowd = [False] * len(found.labels) if found.crowd is None else found.crowd.tolist()
+    if isinstance(objects, Detections):
+        return [f" {score:.0%}" for score in objects.scores.tolist()]
+    crowd = [False] * len(objects.labels) if objects.crowd is None else objects.crowd.tolist()
     return [", crowd" if each else "" for each in crowd]
 
 
-def in_words(found: Detections, class_names: Sequence[str]) -> str:
+def in_words(objects: Detections, class_names: Sequence[str]) -> str:
     """Returns a text with the number of objects of each class, the most frequent class first."""
-    counts = Counter(as_text(str(class_names[label])) for label in found.labels.tolist())
+    counts = Counter(as_text(str(class_names[label])) for label in objects.labels.tolist())
     return "  ".join(f"{count} {name}" for name, count in counts.most_common()) or "no object"

@@ -74,16 +74,16 @@ class Progress:
     def __init__(self, what: str, total: int, unit: str, log: Callable[[str], None] = print):
         self._what, self._total, self._unit, self._log = what, total, unit, log
         self._moves = LINE.possible
-        self._start = self._said = time.monotonic()
+        self._start = self._shown_at = time.monotonic()
 
     def __call__(self, done: int) -> None:
         """Shows the work done so far, if an update is due. Removes the bar when all is done."""
         now = time.monotonic()
         if self._moves and done >= self._total:
             LINE.clear()
-        if now - self._said < (MOVES if self._moves else SECONDS) or done >= self._total:
+        if now - self._shown_at < (MOVES if self._moves else SECONDS) or done >= self._total:
             return
-        self._said = now
+        self._shown_at = now
         rate = done / (now - self._start)
         numbers = (
             f"{done:,} of {self._total:,} {self._unit} | {rate:,.0f} {self._unit}/s | "

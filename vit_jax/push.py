@@ -173,26 +173,26 @@ def write_towers(source: str, name: str, licence: str, folder: Path) -> None:
     from vit_jax.publishing.hub_card import Published, card_text, properties_of_towers
     from vit_jax.publishing.usage import expected_of_towers, usages_of_towers
 
-    checkpoint, part = open_towers(source)
+    checkpoint, text_part = open_towers(source)
     print(checkpoint.describe())
-    print(part.describe())
+    print(text_part.describe())
     check_channels(checkpoint)
     facts, base = read_origin(source, checkpoint, licence)
     options, sources, _ = fit(checkpoint, {})
     try:
-        towers = Towers(options, lambda path: sources[path](), checkpoint.preprocessing, part)
+        towers = Towers(options, lambda path: sources[path](), checkpoint.preprocessing, text_part)
         notes = save_towers(folder, "transformers", towers)
     except UserError as error:
         raise UserError(f"{error}; --tower=image uploads the image tower alone") from error
     for line in notes:
         print(f"note: {line}")
-    examples = usages_of_towers(name, part.tower.options.length, part.probabilities)
-    tried = run_examples(examples, *expected_of_towers(checkpoint, part), folder, name)
+    examples = usages_of_towers(name, text_part.tower.options.length, text_part.probabilities)
+    tried = run_examples(examples, *expected_of_towers(checkpoint, text_part), folder, name)
     differs = [line.removeprefix("not written: ") for line in notes if line.startswith("not")]
     about = Published(
         name,
         "transformers",
-        *properties_of_towers(checkpoint, part),
+        *properties_of_towers(checkpoint, text_part),
         licence,
         base,
         facts,

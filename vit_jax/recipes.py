@@ -507,11 +507,11 @@ def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
       size: height and width of the crops in pixels.
       steps: number of steps; 0: the authors' number. The warm-up is changed in proportion.
     """
-    own = 38_400
-    steps = steps or own
+    recipe_steps = 38_400
+    steps = steps or recipe_steps
 
     def part(count: int) -> int:
-        return max(1, round(count * steps / own))
+        return max(1, round(count * steps / recipe_steps))
 
     config = base_config()
     config.objective.name = "depth"

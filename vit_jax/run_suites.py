@@ -144,21 +144,21 @@ def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEnco
     Raises:
       UserError: the checkpoint has no text encoder.
     """
-    part = open_text_part(towers_place(source), opened)
+    text_part = open_text_part(towers_place(source), opened)
 
     def load():
-        graphdef, params = nnx.split(part.tower)
+        graphdef, params = nnx.split(text_part.tower)
         params = nnx.to_pure_dict(params)
         shardings = parameter_shardings(mesh, params)
         return graphdef, jax.tree.map(place, params, shardings), shardings
 
     return TextEncoder(
-        part.tokenizer,
-        part.probabilities,
+        text_part.tokenizer,
+        text_part.probabilities,
         mesh,
         load,
         lambda tower: tower,
-        lambda params: (math.exp(part.logit_scale), part.logit_bias),
+        lambda params: (math.exp(text_part.logit_scale), text_part.logit_bias),
     )
 
 
@@ -177,10 +177,17 @@ def chosen_suites(names: list[str]) -> list[Suite]:
 def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
     """Returns the version of a checkpoint: its step, and a hash of its parameters and its model."""
     arrays = {path: functools.partial(opened.read, path) for path in opened.shapes}
-    own = opened.objective
+    objective = opened.objective
     # The fingerprint includes the objective's own head, which predicts classes, depths or objects.
-    if own is not None and own.shapes is not None and (own.class_names or own.name in TASKS):
-        arrays |= {f"objective/{path}": read for path, read in own.sources(own.shapes()).items()}
+    if (
+        objective is not None
+        and objective.shapes is not None
+        and (objective.class_names or objective.name in TASKS)
+    ):
+        arrays |= {
+            f"objective/{path}": read
+            for path, read in objective.sources(objective.shapes()).items()
+        }
     params = fingerprint_of((path, arrays[path]()) for path in sorted(arrays))
     model = zlib.crc32(repr(opened.options).encode())
     return {"step": opened.step, "content": f"{params}{model:08x}"}
@@ -280,9 +287,12 @@ def frozen_crop(opened, image_size: int | None) -> TestCrop:
     preprocessing, it is the transform of the few-shot protocol, as in evaluations during training.
     """
     size = square_size(opened, image_size)
-    own = checkpoint_crop(opened, size)
+    crop = checkpoint_crop(opened, size)
     if opened.mapped and opened.preprocessing:
-        return own
+        return crop
     return transfer_crop(
-        size, mode=own.mode, interpolation=own.interpolation, background=own.background
+        size,
+        mode=crop.mode,
+        interpolation=crop.interpolation,
+        background=crop.background,
     )

@@ -9,9 +9,9 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
-from vit_jax.interop.beside import ObjectiveParams, Shapes
 from vit_jax.interop.checkpoint import Checkpoint, params_of
 from vit_jax.interop.libraries import LIBRARIES, WRITTEN
+from vit_jax.interop.objective_files import ObjectiveParams, Shapes
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing, lost
 from vit_jax.interop.writing import save
@@ -120,10 +120,10 @@ def _save_image_text(
         )
     bias = None if model.logit_bias is None else float(model.logit_bias[...])
     scale = float(model.logit_scale[...])
-    part = TextPart(model.text, model.tokenizer, scale, bias, model.probabilities)
+    text_part = TextPart(model.text, model.tokenizer, scale, bias, model.probabilities)
     image, params = model.image, params_of(model.image)
     preprocessing = image.about.preprocessing if image.about else None
-    towers = Towers(image.options, params.__getitem__, preprocessing, part)
+    towers = Towers(image.options, params.__getitem__, preprocessing, text_part)
     for line in save_towers(destination, library, towers):
         log(f"note: {line}")
 
@@ -141,7 +141,7 @@ def write_checkpoint(
     same_head = options.num_classes == checkpoint.options.num_classes
     library = library or library_of(destination, options)
     check_destination(destination, library)
-    objective = objective_beside(checkpoint, options, library)
+    objective = objective_to_save(checkpoint, options, library)
     save(
         destination,
         library,
@@ -168,12 +168,12 @@ def _say_lost(
         log(f"note: not written: {line}")
 
 
-def left_out(own: ObjectiveParams) -> str:
+def left_out(objective: ObjectiveParams) -> str:
     """Returns a log line about objective parameters that the format cannot store."""
-    return f"not saved, as the format cannot store them: {own.words}"
+    return f"not saved, as the format cannot store them: {objective.words}"
 
 
-def objective_beside(
+def objective_to_save(
     checkpoint: Checkpoint, options: ImageOptions, library: str
 ) -> tuple[ObjectiveParams | None, Shapes]:
     """Returns the objective's parameters to save next to the model, and their shapes.
@@ -189,12 +189,12 @@ def objective_beside(
     Raises:
       UserError: the parameters do not match the model.
     """
-    if (own := checkpoint.objective) is None:
+    if (objective := checkpoint.objective) is None:
         return None, {}
     from vit_jax.runs.warm_start import objective_shapes  # Imports the training code, so not above.
 
-    shapes = objective_shapes(own, options)
-    return (None, {}) if LIBRARIES[library].suffix else (own, shapes)
+    shapes = objective_shapes(objective, options)
+    return (None, {}) if LIBRARIES[library].suffix else (objective, shapes)
 
 
 def library_of(destination: Path, options: ImageOptions) -> str:

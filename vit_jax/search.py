@@ -60,11 +60,11 @@ def main(arguments: list[str]) -> None:
     model = load_image_text(place)
     crop = checkpoint_crop(open_checkpoint(place), model.image.image_size)
     paths, embeddings = embed_images(model, images, crop)
-    found = most_similar(model, text, embeddings, TOP.value)
-    for index, similarity in found:
+    results = most_similar(model, text, embeddings, TOP.value)
+    for index, similarity in results:
         print(f"{similarity:6.3f}  {as_text(paths[index])}")
     if page:
-        write_page(page, text, [(paths[index], similarity) for index, similarity in found])
+        write_page(page, text, [(paths[index], similarity) for index, similarity in results])
         print(f"page: {page}")
 
 
@@ -217,13 +217,13 @@ def write_cache(file: Path, embeddings: dict[str, np.ndarray]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_page(file: Path, text: str, found: list[tuple[str, float]]) -> None:
+def write_page(file: Path, text: str, results: list[tuple[str, float]]) -> None:
     """Writes an HTML page with the found images and their similarities to the text."""
     from vit_jax.inspection.html_page import render, write_text
     from vit_jax.inspection.page_images import image_address
 
     shown = {}
-    for path, similarity in found:
+    for path, similarity in results:
         try:
             pixels = decode(Path(path).read_bytes())
         except (OSError, Unreadable):  # The image was removed or replaced during the search.

@@ -55,12 +55,15 @@ def main(arguments: list[str]) -> None:
     config, folder = CONFIG.value, absolute(WORKDIR.value)
     recognise(config, given_keys(config), lambda line: print(line, file=sys.stderr))
     check_sweep(config, file=command.as_in_file(config))
-    given = config_flags_of(sys.argv[1:])
-    rates = rate_jobs(config, folder, given)
+    config_flags = config_flags_of(sys.argv[1:])
+    rates = rate_jobs(config, folder, config_flags)
     rate_names = [job.name for job in rates.values()]
-    names = [*rate_names, *(job.name for job in seed_jobs(config, folder, given, rate=0).values())]
+    names = [
+        *rate_names,
+        *(job.name for job in seed_jobs(config, folder, config_flags, rate=0).values()),
+    ]
     if LIST.value:
-        print_commands(names, given, folder)
+        print_commands(names, config_flags, folder)
         return
     if ONLY.value not in (None, *names):
         raise UserError(f"--only={ONLY.value}: the runs are {', '.join(names)}")
@@ -74,23 +77,23 @@ def main(arguments: list[str]) -> None:
         return
     outcomes = {rate: outcome(job) for rate, job in rates.items()}
     best = best_rate(outcomes)
-    seeds = seed_jobs(config, folder, given, best)
+    seeds = seed_jobs(config, folder, config_flags, best)
     check_seeds(seeds, best)
     check_data(seeds.values(), config)
     run_jobs(selected(seeds))
     write(folder, outcomes, best, {seed: outcome(job) for seed, job in seeds.items()})
 
 
-def print_commands(names: list[str], given: tuple[str, ...], folder: Path) -> None:
+def print_commands(names: list[str], config_flags: tuple[str, ...], folder: Path) -> None:
     """Prints, for each run of the sweep, a command that starts only this run.
 
     Args:
       names: names of the runs.
-      given: flags of the config.
+      config_flags: flags of the config.
       folder: the sweep's workdir.
     """
     for name in names:
-        arguments = (*given, f"--workdir={folder}", f"--only={name}")
+        arguments = (*config_flags, f"--workdir={folder}", f"--only={name}")
         print(shlex.join(("python", "-m", "vit_jax.sweep", *arguments)))
 
 
@@ -104,11 +107,13 @@ def config_flags_of(arguments: list[str]) -> tuple[str, ...]:
 
     The config may be given as `--config=FILE` or `--config FILE`.
     """
-    given = []
+    config_flags = []
     for flag, following in zip(arguments, [*arguments[1:], "-"], strict=True):
         if re.match(r"--?config\b", flag):
-            given += [flag] if "=" in flag or following.startswith("-") else [flag, following]
-    return tuple(given)
+            config_flags += (
+                [flag] if "=" in flag or following.startswith("-") else [flag, following]
+            )
+    return tuple(config_flags)
 
 
 if __name__ == "__main__":

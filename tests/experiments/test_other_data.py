@@ -87,7 +87,7 @@ def test_missing_data_say_what_to_get_and_how_to_take_others(tmp_path):
 
 
 def test_missing_data_of_a_later_stage_are_said_before_the_first(monkeypatch, tmp_path):
-    def open_all(config, given):
+    def open_all(config, replaced):
         if config.data.path == "imagenet2012":
             raise UserError("no ImageNet")
 
@@ -97,7 +97,7 @@ def test_missing_data_of_a_later_stage_are_said_before_the_first(monkeypatch, tm
 
 
 def test_studies_with_other_data_do_not_share_a_folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(study, "open_all", lambda config, given: None)
+    monkeypatch.setattr(study, "open_all", lambda config, replaced: None)
     monkeypatch.setattr(study, "run_jobs", lambda jobs, log, shown: None)
     monkeypatch.setattr(experiment.command, "use_compilation_cache", lambda: None)
     at_scale(tmp_path, "--data=jft=folder:/a", "--data=imagenet2012=folder:/b")

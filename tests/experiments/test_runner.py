@@ -17,7 +17,7 @@ from vit_jax.ledger.progress_page import write_progress
 from vit_jax.ledger.records import keep_pictures, make_record, with_verdict, write_record
 from vit_jax.ledger.stages import at_best
 from vit_jax.ledger.study import Experiment, Study, conduct
-from vit_jax.ledger.tables import beside, gains, pivot
+from vit_jax.ledger.tables import comparison_table, gains, pivot
 from vit_jax.runs.jobs import Job, outcome
 
 FILE = """
@@ -500,7 +500,7 @@ def test_every_experiment_fits_a_screen_or_is_known_to_be_long():
 
 
 def test_figures_stand_beside_the_published():
-    text = beside(
+    text = comparison_table(
         published.table("table6"), {"exaFLOPs": {"ViT-L/16, JFT-300M, 14 epochs": 1570.25}}
     )
     assert text.splitlines() == [

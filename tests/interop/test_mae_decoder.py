@@ -117,7 +117,7 @@ def modules(parts):
     state = program.initial_state(0, origin.read(), objective=origin.read_objective())
     evaluated = program.evaluated(state)
     return nnx.merge(program.graphdef, evaluated.params), nnx.merge(
-        program.objective, evaluated.own
+        program.objective, evaluated.objective_params
     )
 
 
@@ -150,7 +150,7 @@ def test_predictions_and_loss_of_transformers_decoder_are_the_same_here(normaliz
     theirs, folder = drawn(norm_pix_loss=normalized, layer_norm_eps=1e-3)
     parts = started(folder, **{"mae.normalize_targets": normalized})
     count = sum(p.numel() for p in theirs.decoder.parameters() if p.requires_grad)
-    assert parts.origin.found[-1] == f"kept: mae's own parameters, {count:,}"
+    assert parts.origin.notes[-1] == f"kept: mae's own parameters, {count:,}"
     assert_alike(torch, theirs, parts)
 
 
@@ -175,7 +175,7 @@ def test_what_a_library_has_no_place_for_lies_beside_the_model_or_is_named(drawn
     assert "kept: mae's own parameters" in printed
     assert not any("decoder" in name for name in load_file(tmp_path / "ours" / "model.safetensors"))
     first, second = (started(place).origin for place in (folder, tmp_path / "ours"))
-    assert first.found[-1] == second.found[-1]
+    assert first.notes[-1] == second.notes[-1]
     jax.tree.map(np.testing.assert_array_equal, first.read_objective(), second.read_objective())
     lines = []
     vit_jax.save_model(folder, tmp_path / "ours.npz", position="1d", gelu="tanh", log=lines.append)
@@ -186,7 +186,7 @@ def test_a_model_goes_to_transformers_and_back_with_its_decoder(drawn, tmp_path)
     _, folder = drawn(norm_pix_loss=True, mask_ratio=0.6)
     written = vit_jax.save_model(folder, tmp_path / "ours")
     before, after = (started(place).origin for place in (folder, written))
-    assert before.found[1:] == after.found[1:]
+    assert before.notes[1:] == after.notes[1:]
     first, second = (jax.tree.leaves(origin.read_objective()) for origin in (before, after))
     assert len(first) > 20
     for one, other in zip(first, second, strict=True):
@@ -200,13 +200,13 @@ def test_another_decoder_is_refused_with_the_values_to_set_or_drawn_anew(drawn):
     with pytest.raises(UserError, match=words + "config.finetune.objective='new'"):
         started(folder, **other)
     parts = started(folder, **other, **{"finetune.objective": "new"})
-    assert parts.origin.found[-1] == "new: mae's own parameters, random"
+    assert parts.origin.notes[-1] == "new: mae's own parameters, random"
     assert modules(parts)[1].mask.shape == (1, 1, 64)
 
 
 def test_what_a_decoder_was_trained_with_is_said_where_it_differs(drawn):
     _, folder = drawn(norm_pix_loss=False, mask_ratio=0.6)
-    line = started(folder).origin.found[-1]
+    line = started(folder).origin.notes[-1]
     assert line.endswith(", trained with mask_ratio=0.6, normalize_targets=False")
 
 
@@ -214,7 +214,7 @@ def test_an_encoder_alone_starts_with_a_random_decoder_and_that_is_said(drawn):
     theirs, folder = drawn()
     theirs.vit.save_pretrained(folder)
     origin = started(folder).origin
-    assert origin.found[-1] == "new: mae's own parameters, random, as the checkpoint gives none"
+    assert origin.notes[-1] == "new: mae's own parameters, random, as the checkpoint gives none"
     assert origin.read_objective() == {}
 
 

@@ -127,7 +127,7 @@ def test_run_starts_with_the_heads_and_the_centre_of_dinos_full_checkpoint(
     assert f"kept: dino's own parameters, {parameters:,}, with centre" in printed
     lengths = "one" if ones else "learned"
     parts = started(tmp_path / "ours", **{"dino.prototype_lengths": lengths})
-    assert parts.origin.found[-1] == f"kept: dino's own parameters, {parameters:,}, with centre"
+    assert parts.origin.notes[-1] == f"kept: dino's own parameters, {parameters:,}, with centre"
     state = first_state(parts)
     wanted = said(torch, heads[which], features())
     for own in (state["extra"]["objective"], state["objective_state"]["teacher_head"]):
@@ -275,7 +275,7 @@ def test_new_run_starts_with_the_teachers_heads_and_a_run_of_other_masks_says_wh
         "dino.patch_bottleneck",
     )
     without = {key: value for key, value in OF_RUN.items() if key not in of_patches}
-    found = started(workdir, **without).origin.found
+    found = started(workdir, **without).origin.notes
     assert [line for line in found if line.startswith("dropped")] == [
         "dropped: dino's mask, which the run lacks",
         "dropped: dino's patch_head, which the run lacks",
@@ -298,7 +298,7 @@ def test_other_heads_are_refused_or_drawn_anew(values, words, workdir):
     with pytest.raises(UserError, match=re.escape(words) + ".*config.finetune.objective='new'"):
         started(workdir, **OF_RUN | values)
     parts = started(workdir, **OF_RUN | values | {"finetune.objective": "new"})
-    assert parts.origin.found[-1] == "new: dino's own parameters, random"
+    assert parts.origin.notes[-1] == "new: dino's own parameters, random"
     assert parts.origin.read_objective_state() == {}
 
 

@@ -28,7 +28,7 @@ def test_more_rates_may_be_compared_later(tmp_path):
 def test_seeds_of_another_rate_are_not_shown_as_those_of_the_best(tmp_path):
     config = load("quickstart")
     config.optimizer.learning_rate = 0.01
-    jobs = seed_jobs(config, tmp_path, given=(), rate=0.01)
+    jobs = seed_jobs(config, tmp_path, flags=(), rate=0.01)
     jobs[0].workdir.mkdir()
     (jobs[0].workdir / "config.json").write_text(to_json(config))
     check_seeds(jobs, 0.01)
@@ -40,7 +40,7 @@ def test_seeds_of_another_rate_are_not_shown_as_those_of_the_best(tmp_path):
 
 def test_a_mistake_that_all_rates_share_is_said_once(tmp_path, capfd):
     config = load("quickstart")
-    jobs = [*rate_jobs(config, tmp_path, given=("--config=nowhere.py",)).values()]
+    jobs = [*rate_jobs(config, tmp_path, flags=("--config=nowhere.py",)).values()]
     assert len(jobs) > 1
     with pytest.raises(
         UserError, match=r"^there is no config file nowhere.py.* \(rate-0.001; no other run"

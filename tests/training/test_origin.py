@@ -80,7 +80,7 @@ def test_fine_tuning_takes_over_no_regularisation(family, monkeypatch):
     assert {name: getattr(origin.options, name) for name in own} == {
         name: UNREGULARISED[name] for name in own
     }
-    assert not own or any("not as the checkpoint's run was" in line for line in origin.found)
+    assert not own or any("not as the checkpoint's run was" in line for line in origin.notes)
     if own:
         config.model.stochastic_depth = 0.1
         assert find_origin(config, 2).options.stochastic_depth == 0.1
@@ -123,14 +123,14 @@ def test_a_kept_head_follows_the_names_of_the_classes(of_fruit, names):
     path = "blocks/00/mlp/fc1/kernel"
     np.testing.assert_array_equal(origin.sources[path](), checkpoint.read(path))
     assert any(
-        "the data's classes in another order: they are matched by name" in x for x in origin.found
+        "the data's classes in another order: they are matched by name" in x for x in origin.notes
     )
 
 
 def test_a_kept_head_of_other_names_is_noted_and_of_moved_ones_refused(of_fruit):
     config, checkpoint = of_fruit
-    assert not any("note:" in line for line in find_origin(config, 3, class_names=FRUIT).found)
-    *_, last = find_origin(config, 3, class_names=("apple", "berry", "kirsche")).found
+    assert not any("note:" in line for line in find_origin(config, 3, class_names=FRUIT).notes)
+    *_, last = find_origin(config, 3, class_names=("apple", "berry", "kirsche")).notes
     assert last == (
         "note: the checkpoint has other class names; classes are matched by index: "
         "'cherry' is 'kirsche' here"

@@ -81,10 +81,10 @@ def _forget(file: Path) -> None:
 def _alone(task: Callable[[Path], None], path: Path) -> tuple[float, int]:
     """Runs a task in a new process; returns its duration in seconds and peak memory in bytes."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measured, (task, path))
+        return pool.apply(_measure, (task, path))
 
 
-def _measured(task: Callable, path: Path) -> tuple[float, int]:
+def _measure(task: Callable, path: Path) -> tuple[float, int]:
     import jax
 
     import vit_jax.load  # noqa: F401  (So that imports are not measured.)

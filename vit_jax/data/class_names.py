@@ -108,9 +108,9 @@ def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str)
 def _renamings(model: Sequence[str], data: Sequence[str]) -> str:
     """Returns a text with the first pairs of different class names of model and data."""
     pairs = [
-        f"{theirs!r} is {ours!r} here"
-        for theirs, ours in zip(model, data, strict=False)
-        if _key(theirs) != _key(ours)
+        f"{model_name!r} is {data_name!r} here"
+        for model_name, data_name in zip(model, data, strict=False)
+        if _key(model_name) != _key(data_name)
     ]
     more = f" and {len(pairs) - SHOWN:,} more" if len(pairs) > SHOWN else ""
     return ", ".join(pairs[:SHOWN]) + more
@@ -122,12 +122,12 @@ def has_names(class_names: Sequence[str]) -> bool:
 
 
 def numbers_by_name(
-    own: Sequence[str], class_names: Sequence[str], used: Collection[int]
+    data_names: Sequence[str], class_names: Sequence[str], used: Collection[int]
 ) -> dict[int, int] | None:
     """Maps a data set's class indices to the class indices of the training data, by name.
 
     Args:
-      own: class names of the data set.
+      data_names: class names of the data set.
       class_names: class names of the training data.
       used: indices of the data set's classes that have an example.
 
@@ -138,19 +138,19 @@ def numbers_by_name(
     Raises:
       UserError: a class in `used` is not among `class_names`, or a name occurs twice.
     """
-    own, class_names = tuple(own), tuple(class_names)
-    if own == class_names or not (has_names(own) and has_names(class_names)):
+    data_names, class_names = tuple(data_names), tuple(class_names)
+    if data_names == class_names or not (has_names(data_names) and has_names(class_names)):
         return None
-    _check_distinct(own)
+    _check_distinct(data_names)
     _check_distinct(class_names)
     number = {name: label for label, name in enumerate(class_names)}
-    used_names = [own[label] for label in sorted(used) if label < len(own)]
+    used_names = [data_names[label] for label in sorted(used) if label < len(data_names)]
     if unknown := [name for name in used_names if name not in number]:
         raise UserError(
             f"classes that the training data do not have: {shortened(unknown)}; training has: "
             f"{shortened(class_names)}"
         )
-    return {label: number[name] for label, name in enumerate(own) if name in number}
+    return {label: number[name] for label, name in enumerate(data_names) if name in number}
 
 
 def _check_distinct(names: Sequence[str]) -> None:

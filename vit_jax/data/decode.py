@@ -298,7 +298,7 @@ class Jpeg:
         the JPEG is decoded at `DETAIL` times the requested size or more, and then resized.
         """
         if interpolation != "bilinear":
-            if not self._crop_averaged(box, out, interpolation, beside=False):
+            if not self._crop_averaged(box, out, interpolation, reads_outside=False):
                 Pixels(decode(self._data)).crop(box, out, interpolation)
             return
         height, width = out.shape[:2]
@@ -317,17 +317,20 @@ class Jpeg:
     ) -> None:
         """Implements `Pixels.crop_resized`; decodes the JPEG at `DETAIL` times the size or more."""
         box = before_resize(sides, corner, out.shape, self.height, self.width)
-        if not self._crop_averaged(box, out, interpolation, beside=True):
+        if not self._crop_averaged(box, out, interpolation, reads_outside=True):
             Pixels(decode(self._data)).crop_resized(sides, corner, out, interpolation)
 
-    def _crop_averaged(self, box: Box, out: np.ndarray, interpolation: str, beside: bool) -> bool:
+    def _crop_averaged(
+        self, box: Box, out: np.ndarray, interpolation: str, reads_outside: bool
+    ) -> bool:
         """Decodes and resizes a rectangle with averaging; returns False if the JPEG is damaged.
 
         Args:
           box: the rectangle in pixels.
           out: array for the result, `[height, width, 3]`.
           interpolation: a key of `DETAIL`.
-          beside: pixels outside of the rectangle influence the result, as in a resized whole image.
+          reads_outside: pixels outside of the rectangle influence the result, as in a resized whole
+            image.
         """
         turn, (height, width) = self._turn, self._stored
         into = np.empty((*(out.shape[1::-1] if turn.swap else out.shape[:2]), 3), np.uint8)
@@ -340,7 +343,7 @@ class Jpeg:
         outer = _around(
             place,
             into.shape,
-            interpolation if beside else None,
+            interpolation if reads_outside else None,
             -(-height // shrink),
             -(-width // shrink),
         )

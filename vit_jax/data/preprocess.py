@@ -320,11 +320,11 @@ def _jittered(height: int, width: int, size: int, factor: float, draws: list[flo
     spans, shown = [], []
     for side, draw in zip((height, width), draws, strict=True):
         resized = max(1, round(side * factor))
-        kept = min(resized, size)
-        start = int(draw * (resized - kept + 1))
+        cropped = min(resized, size)
+        start = int(draw * (resized - cropped + 1))
         first = round(start * side / resized)
-        spans.append((first, max(first + 1, round((start + kept) * side / resized))))
-        shown.append(kept)
+        spans.append((first, max(first + 1, round((start + cropped) * side / resized))))
+        shown.append(cropped)
     (top, bottom), (left, right) = spans
     box = Box(left, top, right, bottom)
     return Placement(box, (shown[0], shown[1]), (size, size), (height, width))

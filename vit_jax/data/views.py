@@ -99,10 +99,16 @@ def view_specs(
                 "distortions"
             )
         pixels = view.size or size
-        own = augment if view.augment == "config" else view.augment
+        augment_options = augment if view.augment == "config" else view.augment
         stream = made[view.same_rectangle_as].stream if view.same_rectangle_as else next_stream
         spec = ViewSpec(
-            view.name, pixels, crop(pixels, **view.crop), own, view.count, stream, view.distort
+            view.name,
+            pixels,
+            crop(pixels, **view.crop),
+            augment_options,
+            view.count,
+            stream,
+            view.distort,
         )
         made[view.name], next_stream = spec, max(next_stream, spec.streams.stop)
     return tuple(made.values())
@@ -116,6 +122,6 @@ def flips_of(views: Sequence[View]) -> dict[str, str]:
     """
     names = {}
     for view in views:
-        own = f"flip {view.name}" if names else "flip"
-        names[view.name] = names[view.same_rectangle_as] if view.same_rectangle_as else own
+        flip_name = f"flip {view.name}" if names else "flip"
+        names[view.name] = names[view.same_rectangle_as] if view.same_rectangle_as else flip_name
     return names

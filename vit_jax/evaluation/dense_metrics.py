@@ -269,18 +269,18 @@ def _image(number: int, masks: np.ndarray | None) -> dict[str, int]:
 Objects = TypeVar("Objects", Boxes, Detections)
 
 
-def compressed(found: Objects) -> Objects:
+def compressed(objects: Objects) -> Objects:
     """Compresses the masks of objects to pycocotools' run lengths.
 
     A compressed mask takes some hundred bytes.
     """
-    if found.masks is None:
-        return found
+    if objects.masks is None:
+        return objects
     from pycocotools import mask
 
-    masks = np.empty(len(found.masks), object)
-    masks[:] = [mask.encode(np.asfortranarray(one.astype(np.uint8))) for one in found.masks]
-    return found._replace(masks=masks)
+    masks = np.empty(len(objects.masks), object)
+    masks[:] = [mask.encode(np.asfortranarray(one.astype(np.uint8))) for one in objects.masks]
+    return objects._replace(masks=masks)
 
 
 def _annotations(each: Sequence[Boxes] | Sequence[Detections], masks: bool) -> list[dict[str, Any]]:
@@ -294,17 +294,17 @@ def _annotations(each: Sequence[Boxes] | Sequence[Detections], masks: bool) -> l
 
     run_lengths: Any = mask  # pycocotools' functions accept several masks; their types do not.
     rows = []
-    for number, found in enumerate(each):
-        corners = np.asarray(found.corners, np.float64)
+    for number, objects in enumerate(each):
+        corners = np.asarray(objects.corners, np.float64)
         sides = corners[:, 2:] - corners[:, :2]
         areas, codes = sides.prod(axis=1), None
-        if found.masks is not None and (masks or isinstance(found, Boxes)):
-            encoded = found.masks if found.masks.dtype == object else compressed(found).masks
+        if objects.masks is not None and (masks or isinstance(objects, Boxes)):
+            encoded = objects.masks if objects.masks.dtype == object else compressed(objects).masks
             codes = encoded.tolist()
             areas = run_lengths.area(codes)
-        if isinstance(found, Boxes) and found.areas is not None:
-            areas = found.areas
-        for index, label in enumerate(found.labels.tolist()):
+        if isinstance(objects, Boxes) and objects.areas is not None:
+            areas = objects.areas
+        for index, label in enumerate(objects.labels.tolist()):
             row: dict[str, Any] = dict(image_id=number, category_id=label, iscrowd=0)
             row["place"] = index
             row["id"] = len(rows) + 1  # In pycocotools, the id 0 means "not found".
@@ -312,9 +312,9 @@ def _annotations(each: Sequence[Boxes] | Sequence[Detections], masks: bool) -> l
             row["area"] = float(areas[index])
             if codes is not None:
                 row["segmentation"] = codes[index]
-            if isinstance(found, Detections):
-                row["score"] = float(found.scores[index])
-            elif found.crowd is not None:
-                row["iscrowd"] = int(found.crowd[index])
+            if isinstance(objects, Detections):
+                row["score"] = float(objects.scores[index])
+            elif objects.crowd is not None:
+                row["iscrowd"] = int(objects.crowd[index])
             rows.append(row)
     return rows

@@ -192,7 +192,7 @@ class TrainingSuites:
         self._model, self._objective = ((graph, {}, places) for graph, places in (model, objective))
 
     def __call__(
-        self, params: dict, own: dict, step: int, last: bool, go_on: Callable[[], bool]
+        self, params: dict, objective_params: dict, step: int, last: bool, go_on: Callable[[], bool]
     ) -> dict[str, float] | None:
         """Runs the suites that are due after a step, and returns their metrics.
 
@@ -200,7 +200,7 @@ class TrainingSuites:
 
         Args:
           params: the parameters to evaluate.
-          own: the parameters of the objective.
+          objective_params: the parameters of the objective.
           step: number of the step.
           last: True after the run's last step. All suites are then due.
           go_on: function that is called before each batch and each fit. If it returns False, the
@@ -208,7 +208,7 @@ class TrainingSuites:
         """
         self._subject.params, self._subject.go_on, figures = params, go_on, {}
         if self._texts:
-            self._texts.params = own
+            self._texts.params = objective_params
         for suite, measurement, data, every in self._opened:
             if not last and (every == 0 or step % every):
                 continue

@@ -291,8 +291,8 @@ def cross_entropy(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax
     """
     there = labels >= 0
     likely = jax.nn.log_softmax(scores(weights, rows))
-    own = jnp.take_along_axis(likely, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
-    return -jnp.where(there, own, 0).sum() / there.sum()
+    log_likelihood = jnp.take_along_axis(likely, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
+    return -jnp.where(there, log_likelihood, 0).sum() / there.sum()
 
 
 def count_right(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax.Array:

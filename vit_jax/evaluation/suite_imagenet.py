@@ -64,7 +64,7 @@ def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
     return seen._replace(values=np.argsort(head(subject).order)[seen.values])
 
 
-def _checked(
+def _with_check(
     subject: Subject, open_set: Callable[[Sequence[str]], Source]
 ) -> Callable[[Sequence[str]], Source]:
     """Wraps `open_set`: before data are opened, the model's classes must match ImageNet's."""
@@ -125,16 +125,16 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             return rows(names, seen.values, seen.labels, crop)
 
         def identify(name: str) -> dict[str, int | str]:
-            return fingerprint(_checked(subject, open_set)([name]))
+            return fingerprint(_with_check(subject, open_set)([name]))
 
         names = (name, f"{name}, top-5")
         return Measurement(
-            names, _checked(subject, open_set), measure, fingerprint, functools.cache(identify)
+            names, _with_check(subject, open_set), measure, fingerprint, functools.cache(identify)
         )
 
     @functools.cache
     def of_images() -> dict[str, int | str]:
-        return fingerprint(_checked(subject, validation)(OWN))
+        return fingerprint(_with_check(subject, validation)(OWN))
 
     def identify(name: str) -> dict[str, int | str]:
         return of_images() | ({} if name in OWN else {"real": digest_of({"classes": real})})
@@ -147,14 +147,18 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     except UserError as error:
         real = None
         refused = functools.partial(refuse, error)
-        own = [
-            Measurement(OWN, _checked(subject, validation), of_validation, fingerprint, identify),
+        on_validation = [
+            Measurement(
+                OWN, _with_check(subject, validation), of_validation, fingerprint, identify
+            ),
             Measurement(("ReaL",), refused, lambda subject, opened: [], identify=refused),
         ]
     else:
-        relabelled = _checked(subject, functools.partial(validation, real=real))
-        own = [Measurement((*OWN, "ReaL"), relabelled, of_validation, fingerprint, identify)]
-    return [*own, other("ImageNet-v2", v2, crop), other("ObjectNet", objectnet, central)]
+        relabelled = _with_check(subject, functools.partial(validation, real=real))
+        on_validation = [
+            Measurement((*OWN, "ReaL"), relabelled, of_validation, fingerprint, identify)
+        ]
+    return [*on_validation, other("ImageNet-v2", v2, crop), other("ObjectNet", objectnet, central)]
 
 
 OWN = ("ImageNet", "ImageNet, top-5")

@@ -31,7 +31,7 @@ class Opened(NamedTuple):
 
     train: Source
     test: Source
-    wanted: list[str]
+    choices: list[str]
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
@@ -45,13 +45,13 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
         compute, choices = choices_of(subject.model)
-        requested = [choice for choice in opened.wanted if choice in (BEST, *choices)]
+        requested = [choice for choice in opened.choices if choice in (BEST, *choices)]
         why = (
             "the model has no class token"
             if POOLED in choices
             else f"it has fewer than {LAYERS} layers"
         )
-        lacking = [choice for choice in opened.wanted if choice not in requested]
+        lacking = [choice for choice in opened.choices if choice not in requested]
         notes = [Row(SUITE.name, name_of(described, choice), note=why) for choice in lacking]
         if not requested:
             return notes
@@ -82,7 +82,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def row(
-    described: DataSet, choice: str, found: Mapping[str, Fitted], images: int, split: str
+    described: DataSet, choice: str, results: Mapping[str, Fitted], images: int, split: str
 ) -> Row:
     """Returns the row of a feature set.
 
@@ -90,12 +90,13 @@ def row(
     """
 
     def on_held_out(name: str) -> float:
-        return max(found[name].held_out.values())
+        return max(results[name].held_out.values())
 
-    own = max(found, key=on_held_out) if choice == BEST else choice
-    which = f"{own}, " if choice == BEST else ""
-    note = f"{which}rate {found[own].rate:g}, {on_held_out(own):.2%} of a held-out tenth{split}"
-    return Row(SUITE.name, name_of(described, choice), found[own].accuracy, None, images, note)
+    chosen = max(results, key=on_held_out) if choice == BEST else choice
+    which = f"{chosen}, " if choice == BEST else ""
+    fitted = results[chosen]
+    note = f"{which}rate {fitted.rate:g}, {on_held_out(chosen):.2%} of a held-out tenth{split}"
+    return Row(SUITE.name, name_of(described, choice), fitted.accuracy, None, images, note)
 
 
 def name_of(described: DataSet, choice: str) -> str:

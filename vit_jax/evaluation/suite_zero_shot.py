@@ -87,27 +87,27 @@ def tested_sets(options: Options, default: Sequence[DataSet] = ()) -> list[DataS
     return described
 
 
-def class_names_of(source: Source, given: Sequence[str] | str, name: str) -> tuple[list[str], str]:
+def class_names_of(source: Source, names: Sequence[str] | str, name: str) -> tuple[list[str], str]:
     """Returns a name for each class of a data set, and a note about the source of the names.
 
     Args:
       source: images of the data set.
-      given: value of the option `names`; empty: the class names of the data set.
+      names: value of the option `names`; empty: the class names of the data set.
       name: name of the data set, for messages.
 
     Raises:
       UserError: the names do not match the classes, or there are no names.
     """
     classes = source.class_names
-    if given == IMAGENET or (not given and _are_synsets(classes)):
+    if names == IMAGENET or (not names and _are_synsets(classes)):
         return _names_of_synsets(classes, name), CLIP_NAMES
-    if given:
-        if len(given) != len(classes):
+    if names:
+        if len(names) != len(classes):
             raise UserError(
-                f"--names has {len(given):,} class names, and {name} {len(classes):,} classes: "
+                f"--names has {len(names):,} class names, and {name} {len(classes):,} classes: "
                 "give one for each, in the order of the data's classes"
             )
-        return [*given], "class names of --names"
+        return [*names], "class names of --names"
     if source.numbered:
         raise UserError(
             f"the classes of {name} have no names, only numbers: give --names=FILE with a name in "

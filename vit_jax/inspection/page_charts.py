@@ -112,10 +112,12 @@ def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
     def paint(axes):
         axes.plot([0, 100], [0, 100], "--", color=INK, alpha=0.5, linewidth=1)
         if bins:
-            said, right, counts = zip(*bins, strict=True)
-            said, right = ([100 * x for x in values] for values in (said, right))
-            axes.plot(said, right, "-", linewidth=1.5)
-            axes.scatter(said, right, s=[12 + 110 * count / most for count in counts], alpha=0.9)
+            confidences, right, counts = zip(*bins, strict=True)
+            confidences, right = ([100 * x for x in values] for values in (confidences, right))
+            axes.plot(confidences, right, "-", linewidth=1.5)
+            axes.scatter(
+                confidences, right, s=[12 + 110 * count / most for count in counts], alpha=0.9
+            )
         axes.set(xlim=(0, 103), ylim=(0, 105), xlabel="probability, %", ylabel="right, %")
 
     title, about = (

@@ -13,8 +13,8 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.interop.beside import ObjectiveParams
 from vit_jax.interop.layout import Entry
+from vit_jax.interop.objective_files import ObjectiveParams
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.models import abstract, family_of
 from vit_jax.models.image_model import ImageModel, height_and_width

@@ -64,20 +64,20 @@ def with_head(task: Task[Kind], checkpoint: Checkpoint, model: ImageModel) -> Ki
     Raises:
       UserError: the run has no head for this task.
     """
-    found = checkpoint.objective
-    if found is None or found.name != task.objective:
+    objective = checkpoint.objective
+    if objective is None or objective.name != task.objective:
         raise UserError(
             f"{checkpoint.place} has no {task.objective} head: give the workdir of a run with "
             f"config.objective.name={task.objective!r}"
         )
-    options, names = task.options(**found.values), found.class_names
+    options, names = task.options(**objective.values), objective.class_names
     sketched = abstract(partial(task.head, options, model, len(names)))
     shapes = {_HEAD + path: shape for path, shape in parameter_shapes(sketched).items()}
-    sources = found.sources(shapes)
+    sources = objective.sources(shapes)
     head = fill(sketched, {path.removeprefix(_HEAD): read for path, read in sources.items()})
     statistics = {
         tuple(path.removeprefix(_STATISTICS).split("/")): tensor.read()
-        for path, tensor in found.state.items()
+        for path, tensor in objective.state.items()
         if path.startswith(_STATISTICS)
     }
     return task.model(model, head, names, nnx.traversals.unflatten_mapping(statistics))

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.beside import ObjectiveParams, Shapes, check_shapes
 from vit_jax.interop.checkpoint import check_finite, sketch
+from vit_jax.interop.objective_files import ObjectiveParams, Shapes, check_shapes
 from vit_jax.models.dense.depth import depth_head
 from vit_jax.models.dense.pyramid import widths_of
 from vit_jax.models.model_card import abstract, parameter_shapes
@@ -60,24 +60,24 @@ def read_depth_head(
       UserError: the file has unexpected tensors, the head does not fit the backbone, or the data
         set is unknown.
     """
-    own = {f"head/{path}": array for path, array in _renamed(file, tensors).items()}
-    options = _options(file, own, backbone, max_depth)
+    params = {f"head/{path}": array for path, array in _renamed(file, tensors).items()}
+    options = _options(file, params, backbone, max_depth)
     sketched = abstract(partial(depth_head, options, sketch(backbone)))
-    shapes = {path: array.shape for path, array in own.items()}
+    shapes = {path: array.shape for path, array in params.items()}
 
-    def sources(wanted: Shapes) -> dict[str, Any]:
-        check_shapes(file, "depth", shapes, wanted)
-        return {path: partial(check_finite, own[path], f"{file}: {path}") for path in wanted}
+    def sources(expected: Shapes) -> dict[str, Any]:
+        check_shapes(file, "depth", shapes, expected)
+        return {path: partial(check_finite, params[path], f"{file}: {path}") for path in expected}
 
-    wanted = {f"head/{path}": shape for path, shape in parameter_shapes(sketched).items()}
-    sources(wanted)
-    if unknown := sorted(own.keys() - wanted):
+    expected = {f"head/{path}": shape for path, shape in parameter_shapes(sketched).items()}
+    sources(expected)
+    if unknown := sorted(params.keys() - expected):
         raise UserError(f"{file} has parameters of another head: {', '.join(unknown[:3])}")
     return ObjectiveParams("depth", asdict(options), sources, lambda: shapes)
 
 
 def _options(
-    file: str, own: dict[str, np.ndarray], backbone: ImageOptions, max_depth: float | None
+    file: str, params: dict[str, np.ndarray], backbone: ImageOptions, max_depth: float | None
 ) -> DepthOptions:
     """Returns the options of a head.
 
@@ -92,10 +92,10 @@ def _options(
             f"{file} does not name its data, {' or '.join(RANGES)}: give --max_depth, the greatest "
             "depth in metres, which was 10 for NYU Depth v2 and 80 for KITTI"
         )
-    inputs, bins = own["head/classifier/kernel"].shape
+    inputs, bins = params["head/classifier/kernel"].shape
     values = dict(bins=bins, class_token=True, normalize=False, max_depth=max_depth)
-    if "head/fused/kernel" in own:
-        return DepthOptions(head="dpt", dim=own["head/fused/kernel"].shape[-1], **values)
+    if "head/fused/kernel" in params:
+        return DepthOptions(head="dpt", dim=params["head/fused/kernel"].shape[-1], **values)
     width = 2 * widths_of(sketch(backbone))[-1]
     if inputs not in (width, 4 * width):
         raise UserError(

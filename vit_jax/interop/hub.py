@@ -166,8 +166,8 @@ def _mistakes(name: str) -> Iterator[None]:
             f"{_tokens()} that may write there ({_first_line(error)})",
             409: _taken(name),
         }
-        said = known.get(error.response.status_code, f"cannot send {name}: {_first_line(error)}")
-        raise UserError(said) from error
+        message = known.get(error.response.status_code, f"cannot send {name}: {_first_line(error)}")
+        raise UserError(message) from error
     except (HTTPError, ConnectionError) as error:
         raise UserError(f"cannot send {name}: {_unreachable()} ({_first_line(error)})") from error
     except (json.JSONDecodeError, *_OTHERS) as error:

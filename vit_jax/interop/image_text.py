@@ -12,12 +12,12 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.interop.beside import ObjectiveParams, Shapes, check_shapes
 from vit_jax.interop.checkpoint import Checkpoint, check_finite, fill
 from vit_jax.interop.google import google_text
 from vit_jax.interop.hub import download
 from vit_jax.interop.layout import Entry, entries
 from vit_jax.interop.library import Tensors
+from vit_jax.interop.objective_files import ObjectiveParams, Shapes, check_shapes
 from vit_jax.interop.open_clip import open_clip_text
 from vit_jax.interop.reading import MALFORMED, check_tensors, read_files
 from vit_jax.interop.tensor_files import check_float
@@ -149,14 +149,14 @@ def open_trained_text(checkpoint: Checkpoint, workdir: Path) -> TextPart:
     Raises:
       UserError: the run has no text tower, or its tokenizer is missing or damaged.
     """
-    found = checkpoint.objective
-    if found is None or found.name != "contrastive" or found.shapes is None:
+    objective = checkpoint.objective
+    if objective is None or objective.name != "contrastive" or objective.shapes is None:
         raise UserError(
             f"{checkpoint.place} has no text tower: it is a run without "
             "config.objective.name='contrastive'"
         )
-    options = ContrastiveOptions(**found.values)
-    shapes, files = found.shapes(), workdir / OBJECTIVE_FILES
+    options = ContrastiveOptions(**objective.values)
+    shapes, files = objective.shapes(), workdir / OBJECTIVE_FILES
     if files.is_dir():
         options = dataclasses.replace(options, tokenizer=str(files))
     elif (tokens := shapes["text/token_embedding/embedding"][0]) != tokenizer_of(
@@ -166,7 +166,7 @@ def open_trained_text(checkpoint: Checkpoint, workdir: Path) -> TextPart:
             f"{files} does not exist, and the text tower has {tokens:,} tokens: put back the files "
             "of its tokenizer"
         )
-    sources = found.sources(shapes)
+    sources = objective.sources(shapes)
     width = shapes["text/head/kernel"][-1]
     tower = fill(
         abstract(partial(TextTower, text_options(options, width, "float32"))),
@@ -204,14 +204,14 @@ def text_params(place: Path) -> ObjectiveParams | None:
         for ours, name in numbers.items():
             if ours in shapes:
                 found[ours] = partial(np.asarray, _number(place, tensors, name), np.float32)
-        check_shapes(str(place), "contrastive", own, shapes)
+        check_shapes(str(place), "contrastive", text_shapes, shapes)
         return {path: found[path] for path in shapes}
 
-    own: Shapes = _text_shapes(form) | dict.fromkeys(numbers, ())
-    return ObjectiveParams("contrastive", contrastive_values(form), sources, lambda: own)
+    text_shapes: Shapes = _text_shapes(form) | dict.fromkeys(numbers, ())
+    return ObjectiveParams("contrastive", contrastive_values(form), sources, lambda: text_shapes)
 
 
-def check_tokenizer(place: str, found: ObjectiveParams, options: ContrastiveOptions) -> None:
+def check_tokenizer(place: str, objective: ObjectiveParams, options: ContrastiveOptions) -> None:
     """Checks that a run's tokenizer is that of the text tower from which it starts.
 
     Tokens of a few words and the padding are compared: two tokenizers of equal size would otherwise
@@ -219,7 +219,7 @@ def check_tokenizer(place: str, found: ObjectiveParams, options: ContrastiveOpti
 
     Args:
       place: file, folder or workdir of the checkpoint.
-      found: the checkpoint's parameters of the objective.
+      objective: the checkpoint's parameters of the objective.
       options: the run's.
 
     Raises:
@@ -233,7 +233,9 @@ def check_tokenizer(place: str, found: ObjectiveParams, options: ContrastiveOpti
         folder = str(_tokenizer_folder(towers_at(path)))
     else:  # The checkpoint has no tokenizer to compare with.
         return
-    stored = tokenizer_of(dataclasses.replace(ContrastiveOptions(**found.values), tokenizer=folder))
+    stored = tokenizer_of(
+        dataclasses.replace(ContrastiveOptions(**objective.values), tokenizer=folder)
+    )
     ours = tokenizer_of(options)
     for text in _PROBES:
         if (theirs := stored.tokens_of(text)) != (tokens := ours.tokens_of(text)):
@@ -309,12 +311,12 @@ def _values_of_run(source: str, workdir: Path) -> dict[str, Any]:
     from vit_jax.interop.open import open_checkpoint
 
     checkpoint = open_checkpoint(source)
-    part = open_trained_text(checkpoint, workdir)
+    text_part = open_trained_text(checkpoint, workdir)
     assert checkpoint.objective is not None  # `open_trained_text` checks this.
     options, files = ContrastiveOptions(**checkpoint.objective.values), workdir / OBJECTIVE_FILES
     return {name: getattr(options, name) for name in _OF_TOWERS} | dict(
         tokenizer=str(files) if files.is_dir() else options.tokenizer,
-        vocabulary=part.tower.options.vocabulary,
+        vocabulary=text_part.tower.options.vocabulary,
     )
 
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.beside import Shapes
 from vit_jax.interop.layout import Entry, Rule
+from vit_jax.interop.objective_files import Shapes
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models.image_model import ImageModel
@@ -44,26 +44,28 @@ def read_problem_type(config: dict, num_classes: int) -> str:
     Raises:
       UserError: with this `problem_type`, outputs are not probabilities.
     """
-    if (said := config.get("problem_type")) is None:
+    if (type_name := config.get("problem_type")) is None:
         return "sigmoid" if num_classes == 1 else "softmax"
     for kind, name in PROBLEM_TYPES.items():
-        if name == said:
+        if name == type_name:
             return kind
     known = " and ".join(PROBLEM_TYPES.values())
-    raise UserError(f"Unsupported: config.json with problem_type={said!r}. Supported: {known}.")
+    raise UserError(
+        f"Unsupported: config.json with problem_type={type_name!r}. Supported: {known}."
+    )
 
 
 def problem_type(num_classes: int, probabilities: str) -> dict[str, str]:
     """Returns the entry of `config.json` for a kind of probabilities; {} for the default kind."""
-    unsaid = not num_classes or read_problem_type({}, num_classes) == probabilities
-    return {} if unsaid else {"problem_type": PROBLEM_TYPES[probabilities]}
+    is_default = not num_classes or read_problem_type({}, num_classes) == probabilities
+    return {} if is_default else {"problem_type": PROBLEM_TYPES[probabilities]}
 
 
 class ObjectiveFormat(NamedTuple):
     """A library's format for the parameters of a training objective, such as a decoder.
 
     Attributes:
-      name: name of the objective, as in `config.objective.name`, or `beside.MASK`.
+      name: name of the objective, as in `config.objective.name`, or `objective_files.MASK`.
       owns: regular expression for the start of the objective's tensor names.
       values: called with the tensors and the content of `config.json`; returns the values of
         `config.objective`.
@@ -85,7 +87,7 @@ class ObjectiveFormat(NamedTuple):
     rename: Callable[[Tensors, dict], Tensors]
     rules: Callable[[Values], Sequence[Rule]]
     describe: Callable[[Values, Values], dict] | None = None
-    finish: Callable[[Values, Values], Arrays] = lambda values, said: {}
+    finish: Callable[[Values, Values], Arrays] = lambda values, objective_values: {}
     prefix: str = ""
     shapes: Callable[[Values], Shapes] | None = None
 
@@ -171,9 +173,9 @@ class Library(NamedTuple):
         Raises:
           UserError: the model has none of the library's formats.
         """
-        for known in self.formats:
-            if known.claims(config, tensors):
-                return known
+        for form in self.formats:
+            if form.claims(config, tensors):
+                return form
         raise UserError(self.unknown(config, tensors))
 
     def format_of(self, model: type[ImageModel], values: Values) -> Format:
@@ -182,9 +184,9 @@ class Library(NamedTuple):
         Raises:
           UserError: the library has no format for this class of models.
         """
-        for known in self.formats:
-            if known.model is model and known.holds(values):
-                return known
+        for form in self.formats:
+            if form.model is model and form.holds(values):
+                return form
         raise UserError(f"{self.title} has no {model.__name__}")
 
     def has(self, model: type[ImageModel], values: Values) -> bool:
@@ -196,7 +198,7 @@ class Library(NamedTuple):
         return True
 
     def writes_objective(
-        self, model: type[ImageModel], values: Values, name: str, said: Values
+        self, model: type[ImageModel], values: Values, name: str, objective_values: Values
     ) -> bool:
         """Returns True if the library's files can contain an objective's parameters.
 
@@ -204,20 +206,20 @@ class Library(NamedTuple):
           model: class of the model.
           values: arguments of the model.
           name: name of the objective.
-          said: values of `config.objective`.
+          objective_values: values of `config.objective`.
         """
         known = self.format_of(model, values).objective
         if known is None or known.name != name or known.describe is None:
             return False
         try:
-            known.describe(values, said)
+            known.describe(values, objective_values)
         except UserError:
             return False
         return True
 
 
-def refuse_unsaid(
-    title: str, model: type[ImageModel], values: Values, *said: str, **only: Any
+def require_defaults(
+    title: str, model: type[ImageModel], values: Values, *stored: str, **only: Any
 ) -> None:
     """Raises UserError if an argument that a library cannot store differs from the library's value.
 
@@ -225,15 +227,15 @@ def refuse_unsaid(
       title: the library's name for models of this kind, for errors.
       model: class of the model.
       values: all arguments of the model.
-      said: names of the arguments that the library can store, in addition to sizes and to mean and
-        std of pixels.
+      stored: names of the arguments that the library can store, in addition to sizes and to mean
+        and std of pixels.
       only: the library's values of arguments that it cannot store, if they differ from vit_jax's
         defaults.
     """
     for field in dataclasses.fields(model.options_type):
         name, always = field.name, only.get(field.name, field.default)
         free = name in (
-            *said,
+            *stored,
             *TRAINING_ONLY,
             "channels",
             "mean",
@@ -241,8 +243,8 @@ def refuse_unsaid(
             "norm_epsilon",
             "resnet_epsilons",
         )
-        told = name not in only and (free or always is dataclasses.MISSING)
-        if not told and values[name] != always:
+        unchecked = name not in only and (free or always is dataclasses.MISSING)
+        if not unchecked and values[name] != always:
             raise UserError(f"{title} has no {name}={values[name]!r}")
 
 

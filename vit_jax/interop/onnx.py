@@ -446,8 +446,8 @@ class _Graph:
     def _top_k(self, inputs, out, k, axis=-1, **_) -> list[_Value]:
         values = f"TopK_{len(self.nodes)}"
         places = f"{values}_places"
-        given = [self.whole(inputs[0]), self.integers([k])]
-        self.nodes.append(helper.make_node("TopK", given, [values, places], axis=axis))
+        topk_inputs = [self.whole(inputs[0]), self.integers([k])]
+        self.nodes.append(helper.make_node("TopK", topk_inputs, [values, places], axis=axis))
         places = self.cast(places, np.dtype(np.int64), np.dtype(np.int32))
         return [self.full(values, out), _Value(places, out.shape, out.shape, np.dtype(np.int32))]
 

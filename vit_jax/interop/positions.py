@@ -38,7 +38,7 @@ def image_size_of(
     values: dict,
     rows: int | None,
     stated: tuple[int, int] | None,
-    wanted: int | tuple[int, int] | None,
+    image_size: int | tuple[int, int] | None,
 ) -> tuple[int, int]:
     """Returns the image size that a position table is for, as (height, width) in pixels.
 
@@ -49,14 +49,14 @@ def image_size_of(
       values: the other arguments of the `ViT`.
       rows: number of rows of the table; None: there is no table.
       stated: image size in the file; None: the file does not contain it.
-      wanted: image size for which the model is loaded, or None.
+      image_size: image size for which the model is loaded, or None.
 
     Raises:
       UserError: none of the three sizes matches the number of rows.
     """
-    wanted = (wanted, wanted) if isinstance(wanted, int) else wanted
+    image_size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if rows is None:
-        return stated or wanted or (224, 224)
+        return stated or image_size or (224, 224)
     stride = values["patch_size"] * resnet_stride(
         values["resnet_blocks"], values.get("resnet_stem", "large")
     )
@@ -64,7 +64,7 @@ def image_size_of(
     patches = rows - cls - (values.get("distillation", "none") != "none")
     side = math.isqrt(patches)
     square = (side * stride, side * stride)
-    for size in (stated, square, wanted):
+    for size in (stated, square, image_size):
         if size and math.prod(length // stride for length in size) == patches:
             return tuple(length // stride * stride for length in size)
     raise UserError(

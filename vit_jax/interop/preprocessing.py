@@ -96,7 +96,7 @@ class Preprocessing(NamedTuple):
 
 # The default for checkpoints that do not contain the preprocessing. It is that of the paper's
 # pre-training: resize to 256 pixels and crop to 224 pixels.
-UNSAID = Preprocessing("short_side", Fraction(7, 8), "bilinear")
+DEFAULT_PREPROCESSING = Preprocessing("short_side", Fraction(7, 8), "bilinear")
 
 
 def per_channel(value: float | tuple[float, ...], channels: int) -> list[float]:
@@ -112,23 +112,26 @@ def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]
     Raises:
       UserError: a mean, a std or `crop_pct` is invalid.
     """
-    said = config.get("pretrained_cfg", config) or {}
+    pretrained_cfg = config.get("pretrained_cfg", config) or {}
     found = {
-        "mean": said.get("mean") or IMAGENET["mean"],
-        "std": said.get("std") or IMAGENET["std"],
+        "mean": pretrained_cfg.get("mean") or IMAGENET["mean"],
+        "std": pretrained_cfg.get("std") or IMAGENET["std"],
     }
     for name, value in found.items():
         if isinstance(value, list | tuple) and len(value) != channels:
             found[name] = float(np.mean(value))  # timm's loader does the same.
-    interpolation, mode = said.get("interpolation") or "bicubic", said.get("crop_mode") or "center"
+    interpolation, mode = (
+        pretrained_cfg.get("interpolation") or "bicubic",
+        pretrained_cfg.get("crop_mode") or "center",
+    )
     return found, Preprocessing(
         {"center": "short_side", "squash": "square"}.get(mode, f"crop_mode={mode}"),
-        _share(said.get("crop_pct") or 0.875),
+        _share(pretrained_cfg.get("crop_pct") or 0.875),
         _TIMM.get(interpolation, f"interpolation={interpolation}"),
     )
 
 
-def of_transformers(said: dict) -> tuple[dict[str, Any], Preprocessing]:
+def of_transformers(config: dict) -> tuple[dict[str, Any], Preprocessing]:
     """Returns a dict with mean and std, and the preprocessing, from a `preprocessor_config.json`.
 
     The dict also contains `image_size` if images are resized to a known size.
@@ -136,29 +139,29 @@ def of_transformers(said: dict) -> tuple[dict[str, Any], Preprocessing]:
     Raises:
       UserError: a value is invalid; or it is missing, and its default is unknown.
     """
-    said = _with_defaults(said)
-    found = _statistics(said)
+    config = _with_defaults(config)
+    found = _statistics(config)
     size = _sides(
-        said.get("size"), "shortest_edge" if _kind(said).startswith(("Bit", "CLIP")) else None
+        config.get("size"), "shortest_edge" if _kind(config).startswith(("Bit", "CLIP")) else None
     )
-    crop = _sides(said.get("crop_size"))
-    resample = said["resample"]
+    crop = _sides(config.get("crop_size"))
+    resample = config["resample"]
     interpolation = _PILLOW.get(resample, f"resample={_PILLOW_NAMES.get(resample, resample)}")
     kind, share = "square", Fraction(1)
-    if not said.get("do_resize", True):
+    if not config.get("do_resize", True):
         kind = "do_resize=false"
     elif size.keys() not in ({"height", "width"}, {"shortest_edge"}):
-        kind = f"size={said['size']}"
-    elif "shortest_edge" in size and not said.get("do_center_crop"):
-        kind = f"size={said['size']} without a crop"
+        kind = f"size={config['size']}"
+    elif "shortest_edge" in size and not config.get("do_center_crop"):
+        kind = f"size={config['size']} without a crop"
     else:
         whole = min(size.values())
         if "shortest_edge" in size:
             kind = "short_side"
-        if said.get("do_center_crop"):
+        if config.get("do_center_crop"):
             if crop.keys() != {"height", "width"}:
                 raise UserError(
-                    f"crop_size is {said.get('crop_size')!r} and must be a height and a width"
+                    f"crop_size is {config.get('crop_size')!r} and must be a height and a width"
                 )
             share = Fraction(min(crop.values()), whole)
             size = crop
@@ -166,47 +169,49 @@ def of_transformers(said: dict) -> tuple[dict[str, Any], Preprocessing]:
     return found, Preprocessing(kind, share, interpolation, half="down")
 
 
-def _with_defaults(said: dict) -> dict:
+def _with_defaults(config: dict) -> dict:
     """Adds missing entries to a `preprocessor_config.json`: the defaults of its processor class."""
-    kind = _kind(said) or "ViTImageProcessor"
+    kind = _kind(config) or "ViTImageProcessor"
     bare = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", kind)
     if bare in _PROCESSORS:
-        said = _PROCESSORS[bare] | {key: value for key, value in said.items() if value is not None}
-        return _of_convnext(said) if bare == "ConvNext" else said
-    wanted = ("size", "resample", "do_rescale", "do_normalize", "image_mean", "image_std")
-    if missing := [key for key in wanted if said.get(key) is None]:
+        config = _PROCESSORS[bare] | {
+            key: value for key, value in config.items() if value is not None
+        }
+        return _of_convnext(config) if bare == "ConvNext" else config
+    required = ("size", "resample", "do_rescale", "do_normalize", "image_mean", "image_std")
+    if missing := [key for key in required if config.get(key) is None]:
         raise UserError(
             f"preprocessor_config.json is of a {kind}, whose defaults are unknown: it must "
             f"contain {', '.join(missing)}"
         )
-    return said
+    return config
 
 
-def _of_convnext(said: dict) -> dict:
+def _of_convnext(config: dict) -> dict:
     """Converts the settings of ConvNeXt's processor to those of other processors.
 
     For images of 384 pixels or more it resizes to a square. For smaller images it resizes the short
     side and crops the centre.
     """
-    side = min(_sides(said["size"]).values(), default=384)
+    side = min(_sides(config["size"]).values(), default=384)
     square = {"height": side, "width": side}
     if side >= 384:
-        return said | dict(size=square, do_center_crop=False)
-    return said | dict(
-        size={"shortest_edge": int(side / _share(said["crop_pct"]))},
+        return config | dict(size=square, do_center_crop=False)
+    return config | dict(
+        size={"shortest_edge": int(side / _share(config["crop_pct"]))},
         do_center_crop=True,
         crop_size=square,
     )
 
 
-def _statistics(said: dict) -> dict[str, Any]:
+def _statistics(config: dict) -> dict[str, Any]:
     """Returns the mean and std of pixels in [0, 1] that replace rescaling and normalization."""
-    scale = 255 * said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 255.0
+    scale = 255 * config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 255.0
     if not (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0):
-        raise UserError(f"rescale_factor is {said['rescale_factor']!r} and must be above 0")
+        raise UserError(f"rescale_factor is {config['rescale_factor']!r} and must be above 0")
     mean, std = 0.0, 1.0
-    if said.get("do_normalize", True):
-        mean, std = said.get("image_mean", 0.5), said.get("image_std", 0.5)
+    if config.get("do_normalize", True):
+        mean, std = config.get("image_mean", 0.5), config.get("image_std", 0.5)
 
     def scaled(value):
         if abs(scale - 1) < 1e-9:  # Without a division there is no rounding error: 0.5 stays 0.5.
@@ -216,9 +221,9 @@ def _statistics(said: dict) -> dict[str, Any]:
     return {"mean": scaled(mean), "std": scaled(std)}
 
 
-def _kind(said: dict) -> str:
+def _kind(config: dict) -> str:
     """Returns the name of the processor class; empty if the file does not contain it."""
-    return said.get("image_processor_type") or said.get("feature_extractor_type") or ""
+    return config.get("image_processor_type") or config.get("feature_extractor_type") or ""
 
 
 def _sides(size: Any, alone: str | None = None) -> dict[str, int]:
@@ -328,7 +333,7 @@ def lost(
                 "the sigmoid of each class: predictions by this file would be of a softmax"
             )
         return found
-    seen, found = seen or UNSAID, []
+    seen, found = seen or DEFAULT_PREPROCESSING, []
     if seen.interpolation in ("bilinear", "area"):
         found.append(
             f"interpolation {seen.interpolation!r}: bilinear there, antialiased as in Pillow"

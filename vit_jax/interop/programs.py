@@ -12,7 +12,7 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.interop.image_text import TextPart
-from vit_jax.interop.preprocessing import UNSAID, Preprocessing, per_channel
+from vit_jax.interop.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, per_channel
 from vit_jax.models.dense.dense_model import DenseModel
 from vit_jax.models.dense.detector import Detector
 from vit_jax.models.image_text import unit
@@ -99,7 +99,7 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
       dtype: dtype of the program's images.
       preprocessing: the checkpoint's preprocessing; None: unknown.
     """
-    seen, size = preprocessing or UNSAID, model.image_size
+    seen, size = preprocessing or DEFAULT_PREPROCESSING, model.image_size
     smoothed = seen.interpolation not in ("bilinear", "area")
     facts = {
         "input_dtype": str(dtype),
@@ -138,29 +138,29 @@ def dense_metadata_of(
     return facts | {"output": model.output[1], "class_names": [*model.class_names]}
 
 
-def text_metadata_of(part: TextPart) -> dict[str, Any]:
+def text_metadata_of(text_part: TextPart) -> dict[str, Any]:
     """Returns the metadata that a server needs to tokenize texts and to compare embeddings."""
-    options = part.tower.options
+    options = text_part.tower.options
     return {
         "input_dtype": "int32",
         "input_layout": "NL",
         "length": options.length,
         "vocabulary": options.vocabulary,
-        "padding_token": part.tokenizer.padding,
-        "end_token": part.tokenizer.end,
-        "tokenizer_files": [file.name for file in part.tokenizer.files],
-        "text_cleaning": part.tokenizer.cleaning or "none: the tokens are bytes of UTF-8",
-    } | similarity_of(part)
+        "padding_token": text_part.tokenizer.padding,
+        "end_token": text_part.tokenizer.end,
+        "tokenizer_files": [file.name for file in text_part.tokenizer.files],
+        "text_cleaning": text_part.tokenizer.cleaning or "none: the tokens are bytes of UTF-8",
+    } | similarity_of(text_part)
 
 
-def similarity_of(part: TextPart) -> dict[str, Any]:
+def similarity_of(text_part: TextPart) -> dict[str, Any]:
     """Returns the metadata to compute probabilities from image and text embeddings."""
     return {
         "output": "embeddings of length 1",
         "logits": "exp(logit_scale) * images @ texts.T + logit_bias",
-        "logit_scale": part.logit_scale,
-        "logit_bias": part.logit_bias or 0.0,
-        "probabilities": part.probabilities,
+        "logit_scale": text_part.logit_scale,
+        "logit_bias": text_part.logit_bias or 0.0,
+        "probabilities": text_part.probabilities,
     }
 
 
@@ -281,13 +281,13 @@ def difference(model, run: Callable, inputs: np.ndarray) -> float:
     with the most similar object that the program detects, because objects with equal scores may be
     in any order.
     """
-    wanted, found = (
+    expected, actual = (
         jax.tree.map(np.asarray, call(inputs)) for call in (jax.jit(function_of(model)), run)
     )
     if isinstance(model, Objects):
-        images = ([*zip(*outputs_of(x), strict=True)] for x in (found, wanted))
+        images = ([*zip(*outputs_of(x), strict=True)] for x in (actual, expected))
         return max(map(_objects_difference, *images))
-    return _relative(found, wanted)
+    return _relative(actual, expected)
 
 
 def outputs_of(result: Any) -> tuple:
@@ -295,9 +295,9 @@ def outputs_of(result: Any) -> tuple:
     return result if isinstance(result, tuple | list) else (result,)
 
 
-def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Returns the largest difference of two arrays divided by the largest value of `wanted`."""
-    return float(np.abs(found - wanted).max() / (np.abs(wanted).max() or 1))
+def _relative(actual: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the largest difference of two arrays divided by the largest value of `expected`."""
+    return float(np.abs(actual - expected).max() / (np.abs(expected).max() or 1))
 
 
 def _objects_difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> float:

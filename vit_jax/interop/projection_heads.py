@@ -30,13 +30,13 @@ class Heads(NamedTuple):
 
     Attributes:
       values: values of `config.objective` that create such heads.
-      own: parameters of the heads by vit_jax's paths.
+      params: parameters of the heads by vit_jax's paths.
       state: state of the objective, by name.
       notes: lines for the user about the conversion.
     """
 
     values: dict[str, Any]
-    own: Arrays
+    params: Arrays
     state: Arrays
     notes: list[str]
 
@@ -56,14 +56,16 @@ def read_heads(tensors: Arrays) -> Heads | None:
     if patch_head is not None:
         heads["patch_head"] = patch_head
     values = _options(heads)
-    own = {f"{name}/{path}": array for name, head in heads.items() for path, array in head.items()}
+    params = {
+        f"{name}/{path}": array for name, head in heads.items() for path, array in head.items()
+    }
     for name in ("mask_token", "masked_embed"):
         if name in tensors:
-            own["mask"] = tensors[name].reshape(1, 1, -1)
+            params["mask"] = tensors[name].reshape(1, 1, -1)
     state = _centres(tensors)
-    kept = dict.fromkeys([*(path.partition("/")[0] for path in own), *state])
-    notes.append(f"kept, of pre-training: {', '.join(kept)}")
-    return Heads(values, own, state, notes)
+    names = dict.fromkeys([*(path.partition("/")[0] for path in params), *state])
+    notes.append(f"kept, of pre-training: {', '.join(names)}")
+    return Heads(values, params, state, notes)
 
 
 def _patch_head(tensors: Arrays, head: Arrays) -> tuple[Arrays | None, list[str]]:

@@ -36,11 +36,11 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.beside import ObjectiveParams, open_beside
 from vit_jax.interop.checkpoint import Checkpoint, all_names, check_finite, sketch
 from vit_jax.interop.layout import Entry, entries
 from vit_jax.interop.libraries import LIBRARIES
 from vit_jax.interop.library import Format, Library, ObjectiveFormat, Tensors, Values
+from vit_jax.interop.objective_files import ObjectiveParams, open_objective_files
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import (
     TORCH_MODEL,
@@ -107,7 +107,7 @@ def _open(
     objective_tensors = {name: x for name, x in tensors.items() if owned and owned.match(name)}
     tensors = {name: x for name, x in tensors.items() if name not in objective_tensors}
     check_tensors(path, mapped, tensors)
-    objective = open_beside(path, check_finite) if path.is_dir() else None
+    objective = open_objective_files(path, check_finite) if path.is_dir() else None
     if objective is None and form.objective and objective_tensors:
         objective = _objective_params(
             path, library.title, form.objective, objective_tensors, config, values

@@ -183,9 +183,9 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
         start = 8 + int.from_bytes(content[:8].tobytes(), "little")
         header = json.loads(content[8:start].tobytes())
         header.pop("__metadata__", None)
-        for name, said in header.items():
-            kind, shape = names.get(said["dtype"], said["dtype"]), tuple(said["shape"])
-            begin, end = (start + offset for offset in said["data_offsets"])
+        for name, entry in header.items():
+            kind, shape = names.get(entry["dtype"], entry["dtype"]), tuple(entry["shape"])
+            begin, end = (start + offset for offset in entry["data_offsets"])
 
             def read(name=name, kind=kind, shape=shape, part=content[begin:end]):
                 check_float(path, name, kind)

@@ -17,8 +17,8 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop import openai, timm
-from vit_jax.interop.beside import write_beside
 from vit_jax.interop.depth_heads import START as DEPTH_HEAD
+from vit_jax.interop.objective_files import write_objective_files
 from vit_jax.interop.projection_heads import OWNS, read_heads
 from vit_jax.interop.tensor_files import TORCH_MODEL
 from vit_jax.interop.tensor_files import TORCH_SUFFIXES as SUFFIXES
@@ -150,7 +150,9 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
         described = Path(path).with_name(written.config)
         if Path(path).name == name and described.is_file():
             read.unlink()
-            return _with_files_beside(loaded, folder, described, written.weights, pixels), notes
+            return _write_with_config_files(
+                loaded, folder, described, written.weights, pixels
+            ), notes
     if any(name.startswith(DEPTH_HEAD) for name in loaded):
         raise UserError(
             f"{path} is a head of dense prediction, without its backbone: python -m vit_jax.convert "
@@ -209,7 +211,7 @@ def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | N
     tensors, config, assumptions = as_timm(_with_register_positions(tensors), pixels)
     _write_timm(folder, tensors, config)
     if heads:
-        write_beside(folder, "dino", heads.values, heads.own, heads.state)
+        write_objective_files(folder, "dino", heads.values, heads.params, heads.state)
         notes.extend(heads.notes)
     prefixes = sorted({name.split(".")[0] for name in skipped})
     notes.extend(f"skipped, used in pre-training only: {prefix}" for prefix in prefixes)
@@ -308,7 +310,7 @@ def _load(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
     return rounded, [line] if doubles else []
 
 
-def _with_files_beside(
+def _write_with_config_files(
     tensors: dict[str, np.ndarray],
     folder: Path,
     described: Path,

@@ -27,14 +27,14 @@ class Towers(NamedTuple):
     Attributes:
       options: arguments of the image tower.
       read: called with the path of a parameter of the image tower; returns the parameter.
-      preprocessing: preprocessing of images; None: the default, `UNSAID`.
-      part: text tower, tokenizer and similarity.
+      preprocessing: preprocessing of images; None: the default, `DEFAULT_PREPROCESSING`.
+      text_part: text tower, tokenizer and similarity.
     """
 
     options: ImageOptions
     read: Read
     preprocessing: Preprocessing | None
-    part: TextPart
+    text_part: TextPart
 
 
 class TowersFiles(NamedTuple):
@@ -71,43 +71,43 @@ class TowersFormat(NamedTuple):
     tensors: str
 
 
-def text_arrays(rules: Sequence[Rule], part: TextPart, title: str) -> Arrays:
+def text_arrays(rules: Sequence[Rule], text_part: TextPart, title: str) -> Arrays:
     """Returns the text tower's tensors by the names in `rules`."""
-    params = {path: np.asarray(x) for path, x in params_of(part.tower).items()}
+    params = {path: np.asarray(x) for path, x in params_of(text_part.tower).items()}
     arrays: Arrays = {}
     for entry in entries(rules, {path: x.shape for path, x in params.items()}, title):
         arrays |= entry.split(params[entry.path])
     return arrays
 
 
-def similarity_arrays(part: TextPart, shape: tuple[int, ...]) -> Arrays:
+def similarity_arrays(text_part: TextPart, shape: tuple[int, ...]) -> Arrays:
     """Returns the tensors `logit_scale` and, if any, `logit_bias`, each with the given shape."""
-    arrays = {"logit_scale": np.full(shape, part.logit_scale, np.float32)}
-    if part.logit_bias is not None:
-        arrays["logit_bias"] = np.full(shape, part.logit_bias, np.float32)
+    arrays = {"logit_scale": np.full(shape, text_part.logit_scale, np.float32)}
+    if text_part.logit_bias is not None:
+        arrays["logit_bias"] = np.full(shape, text_part.logit_bias, np.float32)
     return arrays
 
 
-def copy_tokenizer(folder: Path, part: TextPart, more: dict[str, Any]) -> None:
+def copy_tokenizer(folder: Path, text_part: TextPart, more: dict[str, Any]) -> None:
     """Copies the tokenizer's files, and stores the length of texts in `tokenizer_config.json`.
 
     Args:
       folder: the folder to which the files are copied.
-      part: the text tower and its tokenizer.
+      text_part: the text tower and its tokenizer.
       more: further entries for `tokenizer_config.json`.
     """
-    for file in part.tokenizer.files:
+    for file in text_part.tokenizer.files:
         if file.name in TOKENIZER_FILES:
             shutil.copyfile(file, folder / file.name)
     described = folder / "tokenizer_config.json"
     if described.is_file():
         config = json.loads(described.read_text(encoding="utf-8"))
-    elif part.tower.options.causal:
+    elif text_part.tower.options.causal:
         config = dict(tokenizer_class="CLIPTokenizer", pad_token="<|endoftext|>")
     else:
         config = dict(tokenizer_class="SiglipTokenizer")
     # Texts are padded to this length, and SigLIP's text tower reads the last token.
-    config |= dict(model_max_length=part.tokenizer.length)
+    config |= dict(model_max_length=text_part.tokenizer.length)
     described.write_text(json.dumps(config | more, indent=2) + "\n")
 
 

@@ -35,7 +35,7 @@ def save_towers(destination: Path, library: str, towers: Towers) -> list[str]:
       UserError: the library has no model with these arguments, or the destination exists.
     """
     form = FORMATS[library]
-    if not towers.part.tokenizer.files:
+    if not towers.text_part.tokenizer.files:
         raise UserError(
             f"{form.title} has no tokenizer of UTF-8 bytes: only runs with a folder in "
             "config.contrastive.tokenizer can be written"
@@ -44,40 +44,42 @@ def save_towers(destination: Path, library: str, towers: Towers) -> list[str]:
     options, read = content.towers.options, content.towers.read
     with whole(destination) as temporary:
         write_folder(temporary, content.arrays, content.files, form.tensors)
-        copy_tokenizer(temporary, towers.part, content.tokenizer)
+        copy_tokenizer(temporary, towers.text_part, content.tokenizer)
         path = towers_at(temporary)
         written = open_files(path, options.image_size)
         compare_arguments(written, form.title, family_of(options).model, asdict(options))
         compare_parameters(written, form.title, read)
-        _compare_text(open_text(path), towers.part, form.title)
+        _compare_text(open_text(path), towers.text_part, form.title)
     return content.notes
 
 
-def _compare_text(written: TextPart, part: TextPart, title: str) -> None:
+def _compare_text(written: TextPart, text_part: TextPart, title: str) -> None:
     """Raises UserError if text tower, similarity or tokens in the files differ from the model's.
 
     Args:
       written: read from the files.
-      part: the model.
+      text_part: the model.
       title: name of the library, for errors.
     """
-    theirs, ours = params_of(written.tower), params_of(part.tower)
-    for path, array in ours.items():
-        if not np.array_equal(theirs[path], array):
+    written_params, params = params_of(written.tower), params_of(text_part.tower)
+    for path, array in params.items():
+        if not np.array_equal(written_params[path], array):
             raise UserError(f"{title} does not store the text tower's {path} exactly")
     for name in ("logit_scale", "logit_bias", "probabilities"):
-        if getattr(written, name) != getattr(part, name):
-            raise UserError(f"{title} cannot store {name}={getattr(part, name)!r}")
-    unread = dict(dtype="float32") | ({} if part.tower.options.pooling == "end" else dict(end=0))
-    if replace(written.tower.options, **unread) != replace(part.tower.options, **unread):
-        raise UserError(f"{title} cannot store {part.tower.options}")
-    if _tokens(written) != _tokens(part):
+        if getattr(written, name) != getattr(text_part, name):
+            raise UserError(f"{title} cannot store {name}={getattr(text_part, name)!r}")
+    unread = dict(dtype="float32") | (
+        {} if text_part.tower.options.pooling == "end" else dict(end=0)
+    )
+    if replace(written.tower.options, **unread) != replace(text_part.tower.options, **unread):
+        raise UserError(f"{title} cannot store {text_part.tower.options}")
+    if _tokens(written) != _tokens(text_part):
         raise UserError(f"{title} reads other tokens from the tokenizer's files")
 
 
-def _tokens(part: TextPart) -> list[list[int]]:
+def _tokens(text_part: TextPart) -> list[list[int]]:
     """Returns the tokens of the texts `_TEXTS`, without padding if the text tower ignores it."""
-    rows = part.tokenizer(_TEXTS).tolist()
-    if not part.tower.options.causal:
+    rows = text_part.tokenizer(_TEXTS).tolist()
+    if not text_part.tower.options.causal:
         return rows
-    return [row[: 1 + row.index(part.tokenizer.end)] for row in rows]
+    return [row[: 1 + row.index(text_part.tokenizer.end)] for row in rows]

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.beside import ObjectiveParams, Shapes, write_beside
 from vit_jax.interop.checkpoint import Checkpoint, sketch
 from vit_jax.interop.layout import Entry, entries
 from vit_jax.interop.libraries import LIBRARIES
 from vit_jax.interop.library import TRAINING_ONLY, Arrays, Format, Values
+from vit_jax.interop.objective_files import ObjectiveParams, Shapes, write_objective_files
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.reading import open_files
 from vit_jax.interop.tensor_files import whole, write_npz, write_safetensors
@@ -64,7 +64,7 @@ def save(
       library: a key of `LIBRARIES`.
       options: the arguments of the model.
       read: called with the path of a parameter; returns the parameter.
-      preprocessing: preprocessing of images; None: the default, `UNSAID`.
+      preprocessing: preprocessing of images; None: the default, `DEFAULT_PREPROCESSING`.
       class_names: names of all classes; empty: unknown.
       objective: parameters of a training objective to write with the model. They are written in the
         library's own format or, if it has none, in additional files. None: no such parameters.
@@ -78,23 +78,33 @@ def save(
     target, model, values = LIBRARIES[library], family_of(options).model, asdict(options)
     form = target.format_of(model, values)
     content = content_of(form, target.title, options, read)
-    own = _read_objective(objective, objective_shapes) if objective else None
-    inside = own is not None and target.writes_objective(model, values, own.name, own.values)
-    if own and inside:
-        content = _with_objective(content, form, target.title, values, own, objective_shapes or {})
+    objective_arrays = _read_objective(objective, objective_shapes) if objective else None
+    inside = objective_arrays is not None and target.writes_objective(
+        model, values, objective_arrays.name, objective_arrays.values
+    )
+    if objective_arrays and inside:
+        content = _with_objective(
+            content, form, target.title, values, objective_arrays, objective_shapes or {}
+        )
     files = target.files(content.described, values, preprocessing, class_names, probabilities)
     with whole(destination) as temporary:
         if files is None:
             write_npz(temporary, content.arrays)
         else:
             write_folder(temporary, content.arrays, files)
-            if own and not inside:
-                write_beside(temporary, own.name, own.values, own.params, own.state)
+            if objective_arrays and not inside:
+                write_objective_files(
+                    temporary,
+                    objective_arrays.name,
+                    objective_arrays.values,
+                    objective_arrays.params,
+                    objective_arrays.state,
+                )
         written = open_files(temporary, values["image_size"])
         compare_arguments(written, target.title, model, values)
         compare_parameters(written, target.title, read)
-        if own:
-            _compare_objective(written.objective, target.title, own)
+        if objective_arrays:
+            _compare_objective(written.objective, target.title, objective_arrays)
     return content.mapped
 
 
@@ -118,7 +128,12 @@ def _read_objective(objective: ObjectiveParams, shapes: Shapes | None) -> _Objec
 
 
 def _with_objective(
-    content: Content, form: Format, title: str, values: Values, own: _Objective, shapes: Shapes
+    content: Content,
+    form: Format,
+    title: str,
+    values: Values,
+    objective: _Objective,
+    shapes: Shapes,
 ) -> Content:
     """Adds the parameters of an objective, in the library's own format, to the files' content."""
     known = form.objective
@@ -130,9 +145,9 @@ def _with_objective(
     ]
     arrays = {known.prefix + name: array for name, array in content.arrays.items()}
     for entry in entries(known.rules(values), shapes, title):
-        arrays |= entry.split(np.asarray(own.params[entry.path]))
-    arrays |= known.finish(values, own.values)
-    return Content(mapped, content.described | known.describe(values, own.values), arrays)
+        arrays |= entry.split(np.asarray(objective.params[entry.path]))
+    arrays |= known.finish(values, objective.values)
+    return Content(mapped, content.described | known.describe(values, objective.values), arrays)
 
 
 def write_folder(
@@ -190,19 +205,21 @@ def compare_parameters(written: Checkpoint, title: str, read: Callable[[str], An
             raise UserError(f"{title} does not store {path} exactly")
 
 
-def _compare_objective(written: ObjectiveParams | None, title: str, own: _Objective) -> None:
-    """Raises UserError if the objective's parameters or state in the files differ from `own`."""
+def _compare_objective(written: ObjectiveParams | None, title: str, objective: _Objective) -> None:
+    """Raises UserError if the objective's parameters or state in the files differ."""
     if written is None:
-        raise UserError(f"{title} cannot store {own.name}'s parameters")
+        raise UserError(f"{title} cannot store {objective.name}'s parameters")
     for name, value in written.values.items():
-        if own.values.get(name, value) != value:
-            raise UserError(f"{title} cannot store config.{own.name}.{name}={own.values[name]!r}")
-    sources = written.sources({path: array.shape for path, array in own.params.items()})
+        if objective.values.get(name, value) != value:
+            raise UserError(
+                f"{title} cannot store config.{objective.name}.{name}={objective.values[name]!r}"
+            )
+    sources = written.sources({path: array.shape for path, array in objective.params.items()})
     read = {path: source() for path, source in sources.items()}
-    read |= {name: written.state[name].read() for name in own.state}
-    for path, array in (own.params | own.state).items():
+    read |= {name: written.state[name].read() for name in objective.state}
+    for path, array in (objective.params | objective.state).items():
         if not np.array_equal(read[path], array):
-            raise UserError(f"{title} does not store {own.name}'s {path} exactly")
+            raise UserError(f"{title} does not store {objective.name}'s {path} exactly")
 
 
 def _flag(value: Any) -> str:

@@ -82,11 +82,11 @@ def write_timm_folder(weights: dict[str, np.ndarray], folder: Path) -> None:
     import torch
     from timm.layers import resample_abs_pos_embed
 
-    said = dict(
+    pretrained_cfg = dict(
         input_size=(3, 224, 224), fixed_input_size=True, crop_pct=1.0, interpolation="bicubic"
     )
     model = timm.create_model(
-        ARCHITECTURE, img_size=224, num_classes=0, pretrained_cfg_overlay=said
+        ARCHITECTURE, img_size=224, num_classes=0, pretrained_cfg_overlay=pretrained_cfg
     )
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in weights.items()}
     tensors["pos_embed"] = resample_abs_pos_embed(tensors["pos_embed"], (16, 16))

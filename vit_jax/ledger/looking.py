@@ -117,9 +117,10 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
     model = build_model(opened, log=str)
     check_attends(model)
     crop = checkpoint_crop(opened, model.image_size)
-    images, masks = (
-        images_of_folder(folder, crop) if folder else test_images(Path(checkpoint), crop)
-    )
+    if folder:
+        images, masks = folder_images(folder, crop), None
+    else:
+        images, masks = test_images(Path(checkpoint), crop)
     seen = look(model, images, 16)
     return Seen(model, images, masks, seen["rollout"][:, -1], seen["distance"])
 
@@ -158,20 +159,20 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
     before = np.cumsum(np.take_along_axis(flat, order, -1), -1) - np.take_along_axis(
         flat, order, -1
     )
-    kept = np.zeros(flat.shape, bool)
-    np.put_along_axis(kept, order, before < share, -1)
-    kept = kept.reshape(heads.shape)
+    selected = np.zeros(flat.shape, bool)
+    np.put_along_axis(selected, order, before < share, -1)
+    selected = selected.reshape(heads.shape)
     for axis, side in ((2, masks.shape[1]), (3, masks.shape[2])):
-        kept = kept.repeat(side // kept.shape[axis], axis=axis)
-    both, either = kept & masks[:, None], kept | masks[:, None]
+        selected = selected.repeat(side // selected.shape[axis], axis=axis)
+    both, either = selected & masks[:, None], selected | masks[:, None]
     return (both.sum((2, 3)) / np.maximum(either.sum((2, 3)), 1)).max(axis=1)
 
 
-def images_of_folder(folder: str, crop) -> tuple[np.ndarray, None]:
-    """Reads the first images of a folder. The second result is None, in place of masks."""
+def folder_images(folder: str, crop) -> np.ndarray:
+    """Reads the first images of a folder."""
     from vit_jax.data.image_files import find_images, read_images
 
-    return read_images(find_images([folder]), crop, IMAGES)[1], None
+    return read_images(find_images([folder]), crop, IMAGES)[1]
 
 
 def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:

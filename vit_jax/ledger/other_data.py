@@ -90,12 +90,12 @@ def _sets(config: ConfigDict) -> list[DataSet]:
     ]
 
 
-def open_all(config: ConfigDict, given: Sequence[str] = ()) -> None:
+def open_all(config: ConfigDict, replaced: Sequence[str] = ()) -> None:
     """Opens all data sets that a run with this config reads, to check that they exist.
 
     Args:
       config: config of the run.
-      given: names of data sets that the user has replaced with `--data`.
+      replaced: names of data sets that the user has replaced with `--data`.
 
     Raises:
       UserError: data cannot be opened; the message describes how to get or replace them.
@@ -108,7 +108,7 @@ def open_all(config: ConfigDict, given: Sequence[str] = ()) -> None:
             for split in (each.train_split, each.test_split):
                 open_source(each.kind, split, path=each.path)
     except UserError as error:
-        if name in given:
+        if name in replaced:
             raise
         words = [str(error), *([TO_GET[name]] if name in TO_GET else [])]
         words.append(f"for other data in its place: --data={name}=KIND:PATH")
@@ -116,8 +116,8 @@ def open_all(config: ConfigDict, given: Sequence[str] = ()) -> None:
 
 
 def _name(kind: str, path: str) -> str:
-    own = SOURCES[kind].name_of(path) or kind
-    return f"{kind}/{own}" if kind == "vtab" else own
+    name = SOURCES[kind].name_of(path) or kind
+    return f"{kind}/{name}" if kind == "vtab" else name
 
 
 def replaced(config: ConfigDict, data: Mapping[str, OtherData]) -> dict[str, Any]:
@@ -156,11 +156,13 @@ def _renamed(split: str, names: Mapping[str, str]) -> str:
 
 def _suite_set(text: str, data: Mapping[str, OtherData]) -> str:
     """Returns a data set of `fewshot.sets` or `knn.sets`, or the user's data set in its place."""
-    given = data_set(text)
-    if (other := data.get(_name(given.kind, given.path))) is None:
+    described = data_set(text)
+    if (other := data.get(_name(described.kind, described.path))) is None:
         return text
-    names = _split_names(other, given.train_split, given.test_split)
-    train, test = (_renamed(split, names) for split in (given.train_split, given.test_split))
+    names = _split_names(other, described.train_split, described.test_split)
+    train, test = (
+        _renamed(split, names) for split in (described.train_split, described.test_split)
+    )
     return f"{other.kind}:{other.path}@{train},{test}"
 
 

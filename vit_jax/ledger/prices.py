@@ -27,10 +27,10 @@ def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
     if experiment.paper is None or not experiment.paper.stages:
         return {}
     study = Study(Path("nowhere"), experiment.defaults, scale="paper")
-    return {said(trial.job): trial.job for trial in known_trials(experiment.paper, study)}
+    return {flags_text(trial.job): trial.job for trial in known_trials(experiment.paper, study)}
 
 
-def said(job: Job, *left_out: str) -> str:
+def flags_text(job: Job, *left_out: str) -> str:
     """Returns the config and the flags of a run as a text, such as `vit_b16_jft model.pooling=gap`.
 
     Flags for folders, seed and few-shot or k-NN evaluation are not included.

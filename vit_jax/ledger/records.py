@@ -77,10 +77,10 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
         "seeds": sorted({trial.factors.get("seed", 0) for trial in finished}),
         "figures": figures,
         "finding": scaled.finding(figures) if scaled.finding else "",
-    } | beside_published(experiment, scaled, figures)
+    } | compare_with_published(experiment, scaled, figures)
 
 
-def beside_published(
+def compare_with_published(
     experiment: Experiment, scaled: Experiment, figures: Figures
 ) -> dict[str, Any]:
     """Returns the part of a record that compares our results with published ones.
@@ -201,11 +201,11 @@ def with_verdict(
         verdict = before.get("verdict", "") if before["figures"] == record["figures"] else ""
     word, _, reason = verdict.partition(": ")
     if word not in VERDICTS or not SCALE.match(reason):
-        wanted = (
+        form = (
             f'--verdict="WORD: At 16 pixels, 1,200 steps: ..." with {", ".join(VERDICTS)} as WORD'
         )
         raise UserError(
-            f"state whether these figures support the claim, and the differences: {wanted}"
+            f"state whether these figures support the claim, and the differences: {form}"
         )
     return {**record, "verdict": verdict}
 
@@ -253,13 +253,13 @@ def keep_pictures(record: Mapping[str, Any], study: Path, folder: Path = PICTURE
     The pictures are NAME.png and NAME-OTHER.png. Pictures of runs at the paper's scale are not
     copied.
     """
-    name, kept = record["experiment"], []
+    name, copies = record["experiment"], []
     if record["scale"] != "laptop":
-        return kept
+        return copies
     for picture in sorted([*study.glob(f"{name}.png"), *study.glob(f"{name}-*.png")]):
         folder.mkdir(parents=True, exist_ok=True)
-        kept.append(Path(shutil.copyfile(picture, folder / picture.name)))
-    return kept
+        copies.append(Path(shutil.copyfile(picture, folder / picture.name)))
+    return copies
 
 
 def records(folder: Path = RECORDS) -> dict[str, dict[str, Any]]:

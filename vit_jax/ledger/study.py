@@ -23,7 +23,7 @@ from vit_jax.command import read_config
 from vit_jax.errors import UserError
 from vit_jax.ledger.other_data import names_of, open_all, read_data, replaced
 from vit_jax.ledger.progress_page import write_progress
-from vit_jax.ledger.tables import Pairs, beside, matched
+from vit_jax.ledger.tables import Pairs, comparison_table, matched
 from vit_jax.options.objective import OBJECTIVE_NAMES
 from vit_jax.runs.jobs import Job, Outcome, job_of, outcome, run_jobs
 from vit_jax.runs.workdir import saved_run
@@ -288,7 +288,9 @@ class Experiment:
     def markdown(self, figures: Figures) -> str:
         """Returns the results as a Markdown table."""
         return (
-            self.table(figures) if self.table else beside(published.table(self.published), figures)
+            self.table(figures)
+            if self.table
+            else comparison_table(published.table(self.published), figures)
         )
 
     def pairs(self, figures: Figures) -> Pairs:
@@ -354,7 +356,7 @@ def check_data(trials: Sequence[Trial], study: Study) -> None:
     """
     pending = [trial for trial in trials if study.outcome(trial).figures is None]
     for trial in {_of_data(trial.job): trial for trial in pending}.values():
-        open_all(config_of(trial.job), given=[other.name for other in study.data.values()])
+        open_all(config_of(trial.job), replaced=[other.name for other in study.data.values()])
 
 
 def rehearsed(

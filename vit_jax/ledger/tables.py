@@ -140,7 +140,7 @@ def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accu
     return "; ".join(sentences) + "." if sentences else ""
 
 
-def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> str:
+def comparison_table(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> str:
     """Returns a table of the paper's values and ours, with a line for each of our models.
 
     Args:
@@ -168,7 +168,7 @@ def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) 
 
     Args:
       table: the published table.
-      figures: as in `beside`.
+      figures: as in `comparison_table`.
     """
     printed = table.by_model()
     return {
@@ -286,11 +286,11 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
     sentences = []
     for figure in figures:
         means = [(point[factor], 100 * statistics.mean(point[figure])) for point in points]
-        own = [mean for value, mean in means if value == one]
+        own_means = [mean for value, mean in means if value == one]
         others = [mean for value, mean in means if value != one]
-        if own and others:
+        if own_means and others:
             span = f"{min(others):.1f} to {max(others):.1f} %"
-            sentences.append(f"{figure}: {one} has {own[0]:.1f} %, the others {span}")
+            sentences.append(f"{figure}: {one} has {own_means[0]:.1f} %, the others {span}")
     return "; ".join(sentences) + "." if sentences else ""
 
 

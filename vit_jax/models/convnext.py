@@ -255,7 +255,7 @@ class ConvNeXt(ImageModel):
         return x
 
     @property
-    def leaves_out(self) -> int | None:
+    def mask_patch_size(self) -> int | None:
         return None if len(self.stem) > 1 else 4 * 2 ** (len(self.options.blocks) - 1)
 
     def features_of(
@@ -278,7 +278,9 @@ class ConvNeXt(ImageModel):
         x = self.normalize(images)
         kept = None
         if keep is not None:
-            kept = KeptPatches(keep, (x.shape[1] // self.leaves_out, x.shape[2] // self.leaves_out))
+            kept = KeptPatches(
+                keep, (x.shape[1] // self.mask_patch_size, x.shape[2] // self.mask_patch_size)
+            )
             x = kept.gather(x)
         for place, conv in self.stem.items():
             x = conv(x)

@@ -265,7 +265,7 @@ class ImageModel(nnx.Module):
         raise NotImplementedError
 
     @property
-    def leaves_out(self) -> int | None:
+    def mask_patch_size(self) -> int | None:
         """Side in pixels of the patches that `features_of` can leave out; None: unsupported.
 
         A patch of this size corresponds to one place of the last stage.
@@ -279,7 +279,7 @@ class ImageModel(nnx.Module):
 
         The features are not normalized. They do not depend on the patches that are left out: layers
         read zeros in place of these patches, and image statistics are computed over the kept
-        patches only. Height and width of the images must be multiples of `leaves_out`.
+        patches only. Height and width of the images must be multiples of `mask_patch_size`.
 
         Args:
           keep: int32 `[batch, kept]`, distinct raster indices of each image's patches.
@@ -369,7 +369,7 @@ class ImageModel(nnx.Module):
         Raises:
           UserError: the images have another shape or type.
         """
-        x = to_floats(self._checked(images))
+        x = to_floats(self._image_array(images))
         shift, factor = affine(self.mean, self.std)
         return x if np.all(shift == 0) and np.all(factor == 1) else (x - shift) / factor
 
@@ -378,7 +378,7 @@ class ImageModel(nnx.Module):
         shift, factor = affine(self.mean, self.std)
         return (x * factor + shift + 1) * 127.5
 
-    def _checked(self, images: ImagesLike) -> jax.Array:
+    def _image_array(self, images: ImagesLike) -> jax.Array:
         array = as_array(images, self.channels)
         try:
             images = jnp.asarray(array)

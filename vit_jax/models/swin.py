@@ -403,11 +403,11 @@ class Swin(ImageModel):
         )
         self._make_stem(stack, rngs)
         self.stages, self.merges = nnx.Dict(), nnx.Dict()
-        for stage, own in enumerate(_stacks(stack, options.stage_heads), start=1):
+        for stage, stage_stack in enumerate(_stacks(stack, options.stage_heads), start=1):
             if stage > 1:  # A patch merging has the number of the stage before it.
-                previous = dataclasses.replace(own, dim=own.dim // 2)
+                previous = dataclasses.replace(stage_stack, dim=stage_stack.dim // 2)
                 self.merges[f"{stage - 1}"] = PatchMerging(previous, options.version, rngs)
-            self._make_stage(stage, own, rngs)
+            self._make_stage(stage, stage_stack, rngs)
         width = options.dim * 2 ** (len(options.blocks) - 1)
         self.norm = make_norm(width, stack, rngs)
         self.head = classifier(width, options, rngs)

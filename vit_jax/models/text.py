@@ -109,12 +109,12 @@ def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> Te
       UserError: the tokenizer does not exist, or the number of heads does not divide the width.
     """
     tokenizer = tokenizer_of(options)
-    own: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if options.text_tower == "clip":
-        own = dict(causal=True, pooling="end", end=tokenizer.end, head_bias=False)
-        own |= dict(gelu="quick", norm_epsilon=1e-5)
+        settings = dict(causal=True, pooling="end", end=tokenizer.end, head_bias=False)
+        settings |= dict(gelu="quick", norm_epsilon=1e-5)
     if options.text_gelu is not None:
-        own["gelu"] = options.text_gelu
+        settings["gelu"] = options.text_gelu
     return TextOptions(
         vocabulary=options.vocabulary or tokenizer.vocabulary,
         length=options.text_length,
@@ -124,5 +124,5 @@ def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> Te
         mlp_dim=options.text_mlp_dim or 4 * options.text_dim,
         output_dim=output_dim,
         dtype=dtype,
-        **own,
+        **settings,
     )

@@ -157,12 +157,12 @@ class ViT(TokenModel):
         def block(layer):
             rate, sub_norm = self.layer_rate(layer), options.sub_norm != "none"
             scheme = stack.scheme.of_layer(layer, self.depth, sub_norm)
-            own = dataclasses.replace(stack, scheme=scheme)
+            layer_stack = dataclasses.replace(stack, scheme=scheme)
             if options.attention == "axial":
-                return AxialBlock(self.grid, own, rate, rngs=rngs)
+                return AxialBlock(self.grid, layer_stack, rate, rngs=rngs)
             if options.attention == "windows" and not self._attends_globally(layer):
-                return WindowBlock(self.grid, options.window, own, rate, rngs=rngs)
-            return EncoderBlock(own, rate, rngs=rngs)
+                return WindowBlock(self.grid, options.window, layer_stack, rate, rngs=rngs)
+            return EncoderBlock(layer_stack, rate, rngs=rngs)
 
         # The keys are zero-padded strings. Therefore the paths in a checkpoint sort by layer.
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
@@ -182,8 +182,8 @@ class ViT(TokenModel):
         self.norm = make_norm(self.dim, stack, rngs) if plain else None
         self.fc_norm = make_norm(self.dim, stack, rngs) if options.fc_norm else None
         if options.pooling == "map":
-            own = dataclasses.replace(stack, heads=options.pool_heads or options.heads)
-            self.attention_pooling = AttentionPooling(own, rngs=rngs)
+            pooling_stack = dataclasses.replace(stack, heads=options.pool_heads or options.heads)
+            self.attention_pooling = AttentionPooling(pooling_stack, rngs=rngs)
         dense = partial(nnx.Linear, kernel_init=initializers.lecun(), dtype=stack.dtype, rngs=rngs)
         self.pre_logits = dense(self.dim, self.dim) if options.pre_logits else None
 
@@ -426,19 +426,26 @@ class ViT(TokenModel):
             if "places" in positions:
                 positions["places"] = np.pad(positions["places"], ((0, more), (0, 0)))
             positions["attended"] = tokens
-        call, own = self._calls(positions, rngs)
+        call, layer_args = self._calls(positions, rngs)
         blocks = list(self.blocks.values())
         x, last = named("tokens", x), len(blocks) if read is None else len(blocks) - 1
         early = after or 0
-        x = run_layers(call, blocks[:early], x, own[:early], remat=options.remat, scan=options.scan)
-        kept = x
         x = run_layers(
-            call, blocks[early:last], x, own[early:last], remat=options.remat, scan=options.scan
+            call, blocks[:early], x, layer_args[:early], remat=options.remat, scan=options.scan
         )
-        x = run_layers(partial(call, read=read), blocks[last:], x, own[last:], remat=options.remat)[
-            :, :tokens
-        ]
-        return x if after is None else (x, kept[:, :tokens])
+        early_tokens = x
+        x = run_layers(
+            call,
+            blocks[early:last],
+            x,
+            layer_args[early:last],
+            remat=options.remat,
+            scan=options.scan,
+        )
+        x = run_layers(
+            partial(call, read=read), blocks[last:], x, layer_args[last:], remat=options.remat
+        )[:, :tokens]
+        return x if after is None else (x, early_tokens[:, :tokens])
 
     def _encode_merged(self, x: jax.Array, read: int | None) -> jax.Array:
         """Returns the last layer's tokens; each layer has merged `merge_tokens` patches.
@@ -458,13 +465,13 @@ class ViT(TokenModel):
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
         options, positions = self.options, self.layer_positions(rngs)
-        call, own = self._calls(positions, rngs)
+        call, layer_args = self._calls(positions, rngs)
         blocks, early = list(self.blocks.values()), self.depth - layers
         x = run_layers(
             call,
             blocks[:early],
             named("tokens", x),
-            own[:early],
+            layer_args[:early],
             remat=options.remat,
             scan=options.scan,
         )
@@ -480,7 +487,7 @@ class ViT(TokenModel):
         for number in range(layers):
             masked = partial(call, mask=mask(number, x))
             layer = slice(early + number, early + number + 1)
-            x = run_layers(masked, blocks[layer], x, own[layer], remat=options.remat)
+            x = run_layers(masked, blocks[layer], x, layer_args[layer], remat=options.remat)
         return x
 
     def _calls(
@@ -546,8 +553,10 @@ class ViT(TokenModel):
             values = (scheme or self.stack.scheme).of_layer(
                 layer, depth, self.stack.sub_norm != "none"
             )
-            own = dataclasses.replace(self.stack, scheme=values)
-            blocks[f"{layer:02d}"] = EncoderBlock(own, self.layer_rate(layer, depth), rngs=rngs)
+            layer_stack = dataclasses.replace(self.stack, scheme=values)
+            blocks[f"{layer:02d}"] = EncoderBlock(
+                layer_stack, self.layer_rate(layer, depth), rngs=rngs
+            )
         return nnx.Dict(blocks)
 
     def _rotation(self, rngs: nnx.Rngs | None) -> Rotation:
@@ -578,8 +587,10 @@ class ViT(TokenModel):
 
     def _read_by_heads(self, x: jax.Array) -> tuple[jax.Array, ...]:
         """Returns the logits of the head and, if any, of the distillation head."""
-        own = self.head(self.pool(x))
-        return (own,) if self.distillation_head is None else (own, self.distillation_head(x[:, 1]))
+        logits = self.head(self.pool(x))
+        if self.distillation_head is None:
+            return (logits,)
+        return logits, self.distillation_head(x[:, 1])
 
     def pool(self, x: jax.Array) -> jax.Array:
         """Pools tokens `[batch, tokens, dim]` to the input of the head, `[batch, dim]`.

@@ -181,9 +181,9 @@ FOLLOWERS = (
 )
 # Arguments and publication of each model of `FOLLOWERS`, by its full name.
 _FOLLOWING = {
-    f"{follower.family}-{name}": (follower.fixed | own, follower.source)
+    f"{follower.family}-{name}": (follower.fixed | args, follower.source)
     for follower in FOLLOWERS
-    for name, own in follower.models.items()
+    for name, args in follower.models.items()
 }
 
 NAMES = (
@@ -250,10 +250,10 @@ def _following(values: dict) -> str | None:
     """Returns the name of the model in `FOLLOWERS` with these arguments, or None."""
     trunk = _trunk(values)
     size = {name: values[name] for name in (*_SIZE, "patch_size")}
-    for name, (own, _) in _FOLLOWING.items():
+    for name, (args, _) in _FOLLOWING.items():
         # SigLIP's models differ from the ViT paper's only in pooling, so pooling is compared here.
-        pooled = trunk != _PAPERS_TRUNK or values.get("pooling", "cls") == own.get("pooling")
-        if size.items() <= own.items() and trunk == _trunk(own) and pooled:
+        pooled = trunk != _PAPERS_TRUNK or values.get("pooling", "cls") == args.get("pooling")
+        if size.items() <= args.items() and trunk == _trunk(args) and pooled:
             return name
     return None
 

@@ -27,12 +27,12 @@ def mesh_shape(options: MeshOptions, devices: int) -> tuple[int, ...]:
     Raises:
       UserError: the product of the sizes is not the number of devices.
     """
-    given = {axis: getattr(options, axis) for axis in AXES}
-    rest = math.prod(size for size in given.values() if size is not None)
-    shape = tuple(devices // rest if size is None else size for size in given.values())
-    if math.prod(shape) != devices or list(given.values()).count(None) > 1:
+    sizes = {axis: getattr(options, axis) for axis in AXES}
+    rest = math.prod(size for size in sizes.values() if size is not None)
+    shape = tuple(devices // rest if size is None else size for size in sizes.values())
+    if math.prod(shape) != devices or list(sizes.values()).count(None) > 1:
         words = " x ".join(
-            f"{axis} {'?' if size is None else size}" for axis, size in given.items()
+            f"{axis} {'?' if size is None else size}" for axis, size in sizes.items()
         )
         raise UserError(
             f"the mesh {words} does not make up {devices} device(s): the sizes' product must "

@@ -109,9 +109,9 @@ def _retrieved(curated: Curated, train: Source) -> tuple[list[list[Figure]], lis
     return sample, least_similar
 
 
-def _row(source: Source, train: Source, found: np.ndarray) -> list[Figure]:
-    first = figure(source, int(found["curated"][0]), "curated")
-    return [first, *(figure(train, image, f"{cosine:.3f}") for _, image, cosine in found.tolist())]
+def _row(source: Source, train: Source, rows: np.ndarray) -> list[Figure]:
+    first = figure(source, int(rows["curated"][0]), "curated")
+    return [first, *(figure(train, image, f"{cosine:.3f}") for _, image, cosine in rows.tolist())]
 
 
 def _pairs(curated: Curated, train: Source) -> list[list[tuple[Figure, Figure]]]:

@@ -199,17 +199,17 @@ def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
     return vectors
 
 
-def _similarity(ours: np.ndarray, theirs: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
+def _similarity(first: np.ndarray, second: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
     """Returns the similarity of each pair of images, `[pairs]`.
 
     Args:
-      ours, theirs: thumbnails of the first and the second images, `[pairs, borders, side, side,
+      first, second: thumbnails of the first and the second images, `[pairs, borders, side, side,
         3]`.
       typical: the mean image.
     """
 
     def most(common: np.ndarray | int) -> np.ndarray:
-        a, b = _directions(ours, common), _directions(theirs, common)
+        a, b = _directions(first, common), _directions(second, common)
         cut = np.einsum("pd,pkd->pk", a[:, 0], b), np.einsum("pkd,pd->pk", a, b[:, 0])
         return np.concatenate(cut, axis=1).max(axis=1)
 
@@ -259,11 +259,11 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
         in time are not compared.
     """
     begun = time.monotonic()
-    theirs = look(other, other.fair_order(), seconds / 2)
-    ours = look(train, train.fair_order(), seconds - (time.monotonic() - begun))
-    both = Looks(*(np.concatenate(column) for column in zip(theirs, ours, strict=True)))
+    other_looks = look(other, other.fair_order(), seconds / 2)
+    train_looks = look(train, train.fair_order(), seconds - (time.monotonic() - begun))
+    both = Looks(*(np.concatenate(column) for column in zip(other_looks, train_looks, strict=True)))
     _, first, again = np.unique(both.contents, return_index=True, return_inverse=True)
-    content, count = first[again], len(theirs.indices)
+    content, count = first[again], len(other_looks.indices)
     in_training = {content[place]: place for place in range(len(content) - 1, count - 1, -1)}
     # For each hash of an image's content, the similarity and the position of the most similar
     # training image.
@@ -278,10 +278,10 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
             best[a] = similarity, in_training[b]
     found = [(*best[content[place]], place) for place in range(count) if content[place] in best]
     pairs = [
-        (int(both.indices[ours]), int(both.indices[theirs]), similarity)
-        for similarity, ours, theirs in sorted(found, key=lambda row: -row[0])
+        (int(both.indices[train_row]), int(both.indices[other_row]), similarity)
+        for similarity, train_row, other_row in sorted(found, key=lambda row: -row[0])
     ]
-    return Leaks(pairs, (len(ours.indices), count))
+    return Leaks(pairs, (len(train_looks.indices), count))
 
 
 def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> str:
@@ -296,8 +296,8 @@ def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> s
     found = leaks(train, other, seconds)
     if not found.pairs:
         return ""
-    ours, theirs, _ = found.pairs[0]
-    names = f"{as_text(other.describe(theirs))} and {as_text(train.describe(ours))}"
+    train_index, other_index, _ = found.pairs[0]
+    names = f"{as_text(other.describe(other_index))} and {as_text(train.describe(train_index))}"
     return (
         f"{len(found.pairs):,} of {found.compared[1]:,} {name} images have near-duplicates among "
         f"the training images, such as {names}: their accuracy is too high; `vit-jax duplicates "

@@ -228,35 +228,35 @@ def _kind(places: Sequence[Place]) -> str:
     return classes if len({place.label for place in places}) > 1 else within
 
 
-def write_duplicates(found: Duplicates, out: Path, similarity: float) -> None:
+def write_duplicates(duplicates: Duplicates, out: Path, similarity: float) -> None:
     """Writes `duplicates.csv` and `duplicates.html` into a folder.
 
     The CSV has a row for each image of each group.
 
     Args:
-      found: result of `find_duplicates`.
+      duplicates: result of `find_duplicates`.
       out: the folder.
       similarity: minimum similarity of near-duplicates.
     """
-    source, places = found.source, found.places
+    source, places = duplicates.source, duplicates.places
     rows = (
         (number, kind, *places[image], _cell(source, image), _cell(source, other), round(value, 4))
-        for number, (kind, *members) in enumerate(found.groups, 1)
+        for number, (kind, *members) in enumerate(duplicates.groups, 1)
         for image, other, value in zip(*members, strict=True)
     )
     header = ("group", "kind", "split", "class", "file", "similar_to", "similarity")
     out.mkdir(parents=True, exist_ok=True)
     write_csv(out / TABLE, header, rows)
-    kinds = Counter(group.kind for group in found.groups)
-    facts = {"images": f"{len(source):,}", "could not be read": f"{found.unreadable:,}"}
+    kinds = Counter(group.kind for group in duplicates.groups)
+    facts = {"images": f"{len(source):,}", "could not be read": f"{duplicates.unreadable:,}"}
     facts |= {f"groups {kind}": f"{kinds[kind]:,}" for kind in KINDS}
     facts["lowest similarity of near-duplicates"] = f"{similarity:g}"
     sections = []
     for kind, heading in KINDS.items():
-        chosen = [group for group in found.groups if group.kind == kind]
+        chosen = [group for group in duplicates.groups if group.kind == kind]
         more = f"{TABLE} has {len(chosen) - SHOWN:,} more." if len(chosen) > SHOWN else ""
-        sections.append((heading, [_group(group, found) for group in chosen[:SHOWN]], more))
-    page = render("duplicates.html", title=str(found), facts=facts, sections=sections)
+        sections.append((heading, [_group(group, duplicates) for group in chosen[:SHOWN]], more))
+    page = render("duplicates.html", title=str(duplicates), facts=facts, sections=sections)
     write_text(out / PAGE, page)
 
 
@@ -264,10 +264,14 @@ def _cell(source: Source, image: int) -> str:
     return file_cell(source.describe(image))
 
 
-def _group(group: Group, found: Duplicates) -> tuple[list[Figure], str]:
+def _group(group: Group, duplicates: Duplicates) -> tuple[list[Figure], str]:
     """Returns figures of a group's first images, and a note about the number of other images."""
     figures = [
-        figure(found.source, image, ", ".join(filter(None, (*found.places[image], f"{value:.3f}"))))
+        figure(
+            duplicates.source,
+            image,
+            ", ".join(filter(None, (*duplicates.places[image], f"{value:.3f}"))),
+        )
         for image, value in zip(group.images, group.similarity, strict=True)
     ][:SIDE_BY_SIDE]
     more = len(group.images) - len(figures)

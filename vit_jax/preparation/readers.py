@@ -416,8 +416,8 @@ def _count_left_out(folders_of_classes: Collection[Path], others: Collection[Pat
     loose = [file.name for folder in folders_of_classes for file in _files_in(folder)]
     images, left_out = sort_out(loose)
     left_out[OUTSIDE] += len(images)
-    beside = [path for folder in others for path in walk(str(folder))]
-    left_out[BESIDE_SPLITS] += len(sort_out(beside)[0])
+    other_files = [path for folder in others for path in walk(str(folder))]
+    left_out[BESIDE_SPLITS] += len(sort_out(other_files)[0])
     return dict(+left_out)
 
 

@@ -343,18 +343,20 @@ def _claim(work: Path, settings: dict) -> None:
     If the settings have changed and no shard has been written, the preparation starts again. If a
     shard has been written, UserError is raised.
     """
-    kept = work / "settings.json"
+    settings_file = work / "settings.json"
     # The setting `shots` may change, because few-shot splits are written last.
     settings = {key: value for key, value in settings.items() if key != "shots"}
-    if kept.exists() and any(work.glob("shards/*.json")):
-        return _same(json.loads(kept.read_text()), settings, work.parent)
-    if not kept.exists() or json.loads(kept.read_text()) != json.loads(json.dumps(settings)):
+    if settings_file.exists() and any(work.glob("shards/*.json")):
+        return _same(json.loads(settings_file.read_text()), settings, work.parent)
+    if not settings_file.exists() or json.loads(settings_file.read_text()) != json.loads(
+        json.dumps(settings)
+    ):
         for path in work.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != "lock":
                 path.unlink()
-        write_json(kept, settings)
+        write_json(settings_file, settings)
 
 
 def _same(before: dict, now: dict, folder: Path) -> None:

@@ -205,8 +205,8 @@ def checkpoint_of(source: str) -> str:
         names = ", ".join(f"hf://{weights.repository}" for weights in found)
         raise UserError(f"{source} has several weights; give one of {names}")
     if found and found[0].arguments:
-        said = " ".join(
+        arguments = " ".join(
             f"--config.model.{name}={value}" for name, value in found[0].arguments.items()
         )
-        raise UserError(f"{source} is hf://{found[0].repository} with {said}: give both")
+        raise UserError(f"{source} is hf://{found[0].repository} with {arguments}: give both")
     return f"hf://{found[0].repository}" if found else source

@@ -110,17 +110,17 @@ def properties_of(checkpoint: Checkpoint) -> tuple[str, dict[str, str]]:
     }
 
 
-def properties_of_towers(checkpoint: Checkpoint, part: TextPart) -> tuple[str, dict[str, str]]:
+def properties_of_towers(checkpoint: Checkpoint, text_part: TextPart) -> tuple[str, dict[str, str]]:
     """Returns the task of an image-text model in the Hub's terms, and its properties for the card.
 
     Args:
       checkpoint: the image tower.
-      part: the text tower and the similarity.
+      text_part: the text tower and the similarity.
     """
-    shapes = [x.shape for x in params_of(part.tower).values()]
+    shapes = [x.shape for x in params_of(text_part.tower).values()]
     return "zero-shot-image-classification", {
         "image tower": model_name(checkpoint.options),
-        "text tower": part.describe().removeprefix("text tower: "),
+        "text tower": text_part.describe().removeprefix("text tower: "),
         "parameters": _millions([*checkpoint.shapes.values(), *shapes]),
         "images": _size(checkpoint),
     }

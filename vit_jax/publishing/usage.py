@@ -164,10 +164,10 @@ def usages(
                 ".last_hidden_state[0].mean(0)",
             )
         ]
-        theirs = _TIMM.format(**fixed, result="features = model(transform(image)[None])[0]")
+        timm_code = _TIMM.format(**fixed, result="features = model(transform(image)[None])[0]")
         embedded = 'next(iter(safetensors.numpy.load_file("features.safetensors").values()))'
         found = [
-            [Usage("timm", ("timm", *torch), theirs, "features")],
+            [Usage("timm", ("timm", *torch), timm_code, "features")],
             [
                 Usage("Transformers", ("transformers", *through_timm, *torch), x, "features")
                 for x in read
@@ -183,11 +183,11 @@ def usages(
             lines["timm"] = (
                 lines["timm"].splitlines()[0] + "\nprint(probabilities.argmax().item())\n"
             )
-        theirs = _TIMM.format(**fixed, result=lines["timm"])
+        timm_code = _TIMM.format(**fixed, result=lines["timm"])
         head = "AutoModelForImageClassification"
         read = _TRANSFORMERS.format(**fixed, model=head, result=lines["transformers"])
         found = [
-            [Usage("timm", ("timm", *torch), theirs, "probabilities")],
+            [Usage("timm", ("timm", *torch), timm_code, "probabilities")],
             [Usage("Transformers", ("transformers", *through_timm, *torch), read, "probabilities")],
             [_ranked(_VIT_JAX.format(**fixed))],
         ]
@@ -203,10 +203,10 @@ def usages_of_towers(name: str, length: int, probabilities: str) -> list[list[Us
       probabilities: a key of `PROBABILITIES`.
     """
     fixed = dict(name=name, picture=PICTURE, texts=json.dumps(_TEXTS))
-    theirs = _TRANSFORMERS_BOTH.format(**fixed, length=length, function=_FUNCTIONS[probabilities])
+    code = _TRANSFORMERS_BOTH.format(**fixed, length=length, function=_FUNCTIONS[probabilities])
     packages = ("transformers", "torch", "torchvision")
     return [
-        [Usage("Transformers", packages, theirs, "probabilities")],
+        [Usage("Transformers", packages, code, "probabilities")],
         [_ranked(_VIT_JAX_BOTH.format(**fixed))],
     ]
 
@@ -217,7 +217,7 @@ def _ranked(code: str) -> Usage:
 
 
 def try_usages(
-    wanted: list[list[Usage]],
+    usages_by_library: list[list[Usage]],
     picture: np.ndarray,
     expected: np.ndarray,
     folder: Path,
@@ -227,7 +227,7 @@ def try_usages(
     """Returns the first example of each library that runs and computes the expected output.
 
     Args:
-      wanted: possible examples of each library, from `usages`.
+      usages_by_library: possible examples of each library, from `usages`.
       picture: the image, uint8 `[height, width, 3]`.
       expected: expected output for the image.
       folder: the future content of `name` on the Hub.
@@ -237,7 +237,7 @@ def try_usages(
     with tempfile.TemporaryDirectory() as place:
         Image.fromarray(picture).save(Path(place, PICTURE), "PNG")  # PNG is lossless.
         _put_into_cache(Path(place, "hub"), folder, name)
-        for candidates in wanted:
+        for candidates in usages_by_library:
             why = []
             for usage in candidates:
                 outcome = _try(usage, Path(place), expected)
@@ -263,27 +263,29 @@ def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
     return picture, numbers
 
 
-def expected_of_towers(checkpoint: Checkpoint, part: TextPart) -> tuple[np.ndarray, np.ndarray]:
+def expected_of_towers(
+    checkpoint: Checkpoint, text_part: TextPart
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns a random image, and the probabilities of the example texts for this image.
 
     The image has a size at which it is cropped without a resize.
 
     Args:
       checkpoint: the image tower.
-      part: the text tower and the similarity.
+      text_part: the text tower and the similarity.
     """
     image = build_model(checkpoint, log=lambda line: None, dtype="float32")
     model = ImageTextModel(
         image,
-        part.tower_in("float32"),
-        part.logit_scale,
-        part.logit_bias,
-        part.probabilities,
-        part.tokenizer,
+        text_part.tower_in("float32"),
+        text_part.logit_scale,
+        text_part.logit_bias,
+        text_part.probabilities,
+        text_part.tokenizer,
     )
     picture, images = _picture(checkpoint, image.image_size)
     logits = model.logits(model.encode_image(images), model.encode_text(_TEXTS))[0]
-    return picture, np.asarray(PROBABILITIES[part.probabilities](np.asarray(logits)))
+    return picture, np.asarray(PROBABILITIES[text_part.probabilities](np.asarray(logits)))
 
 
 def _picture(checkpoint: Checkpoint, image_size: tuple[int, int]) -> tuple[np.ndarray, jax.Array]:

@@ -60,15 +60,15 @@ class Cell(NamedTuple):
     about: str
 
 
-def answer_figures(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
+def answer_figures(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]:
     """Returns the variables of the HTML template `answers.html`.
 
     Args:
-      found: predictions of the last evaluation.
+      predictions: predictions of the last evaluation.
       names: names of all classes.
     """
-    images, mistakes = len(found.numbers), found.mistakes.tolist()
-    among = f"{len(mistakes):,} in {images:,} {found.split} images"
+    images, mistakes = len(predictions.numbers), predictions.mistakes.tolist()
+    among = f"{len(mistakes):,} in {images:,} {predictions.split} images"
     spread = np.linspace(0, images - 1, min(MOST_SAMPLES, images)).astype(int)
     spread = np.unique(spread).tolist()
     if not mistakes:
@@ -77,41 +77,41 @@ def answer_figures(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
         heading = f"Mistakes: {among}"
     else:
         heading = f"Worst mistakes: the surest of {among}"
-    summary = f"{len(spread)} {found.split} images spread over the split, right and wrong"
+    summary = f"{len(spread)} {predictions.split} images spread over the split, right and wrong"
     return {
         "card_width": card_width(names),
         "mistakes": heading,
-        "no_mistakes": "" if mistakes else f"None in {images:,} {found.split} images.",
-        "worst": _cards(found, names, mistakes[:MOST_MISTAKES]),
+        "no_mistakes": "" if mistakes else f"None in {images:,} {predictions.split} images.",
+        "worst": _cards(predictions, names, mistakes[:MOST_MISTAKES]),
         "sample_summary": summary,
-        "sample": _cards(found, names, spread),
-        "confusion": _confusion(found, names),
-        "classes": _accuracies(found, names),
-        "calibration": _calibration(found),
+        "sample": _cards(predictions, names, spread),
+        "confusion": _confusion(predictions, names),
+        "classes": _accuracies(predictions, names),
+        "calibration": _calibration(predictions),
     }
 
 
-def _cards(found: Predictions, names: Sequence[str], rows: Sequence[int]) -> list[Card]:
+def _cards(predictions: Predictions, names: Sequence[str], rows: Sequence[int]) -> list[Card]:
     """Returns a card for each row in `rows`. Rows whose image is not stored are skipped.
 
     Args:
-      found: the predictions.
+      predictions: the predictions.
       names: names of all classes.
       rows: rows of the predictions.
     """
-    kept = dict(zip(found.shown.tolist(), found.images, strict=True))
-    numbers = found.numbers.tolist()
+    kept = dict(zip(predictions.shown.tolist(), predictions.images, strict=True))
+    numbers = predictions.numbers.tolist()
     cards = []
     for row in rows:
         if (pixels := kept.get(numbers[row])) is None:
             continue
-        labels = [names[int(label)] for label in found.labels[row] if label >= 0]
+        labels = [names[int(label)] for label in predictions.labels[row] if label >= 0]
         cards.append(
             Card(
                 label=", ".join(labels) or "without a label",
-                prediction=names[int(found.answer[row])],
-                probability=f"{found.probability[row]:.0%}",
-                right=bool(found.right[row]),
+                prediction=names[int(predictions.answer[row])],
+                probability=f"{predictions.probability[row]:.0%}",
+                right=bool(predictions.right[row]),
                 small=_is_small(pixels),
                 source=_encoded(pixels),
             )
@@ -119,13 +119,13 @@ def _cards(found: Predictions, names: Sequence[str], rows: Sequence[int]) -> lis
     return cards
 
 
-def _confusion(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
+def _confusion(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]:
     """Returns the most frequent confusions, and the confusion matrix if it is small enough."""
     drawn = {"undefined": "", "pairs": [], "matrix": None, "most_in_matrix": MOST_IN_MATRIX}
-    if not found.one_class_each:
+    if not predictions.one_class_each:
         return drawn | {"undefined": "Not defined: some images are of several classes."}
-    pairs, counts = confused(found)
-    images, right = by_class(found, len(names))
+    pairs, counts = confused(predictions)
+    images, right = by_class(predictions, len(names))
     for (truth, answer), count in zip(pairs[:MOST_PAIRS].tolist(), counts.tolist(), strict=False):
         share = f"{count:,} of {images[truth]:,} ({count / images[truth]:.0%})"
         drawn["pairs"].append(Bar(f"{names[truth]} taken for {names[answer]}", share))
@@ -153,15 +153,15 @@ def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dic
     }
 
 
-def _accuracies(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
+def _accuracies(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]:
     """Returns a bar with the recall of each class, the worst class first, and notes.
 
     If each image has one class, precision and F1 score are also given for each class.
     """
-    images, right = by_class(found, len(names))
+    images, right = by_class(predictions, len(names))
     tested = np.flatnonzero(images)
     shares = right / np.maximum(images, 1)
-    counts = class_counts(found.labels, found.answer, len(names))
+    counts = class_counts(predictions.labels, predictions.answer, len(names))
     bars = [
         Bar(
             names[label],
@@ -172,7 +172,7 @@ def _accuracies(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
         for label in map(int, tested[np.argsort(shares[tested], kind="stable")])
     ]
     notes = []
-    if not found.one_class_each:
+    if not predictions.one_class_each:
         notes.append(
             "An image of several classes counts for each; right is an answer that is one of them."
         )
@@ -183,7 +183,7 @@ def _accuracies(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
             f"Balanced accuracy {means['balanced_accuracy']:.2%}, macro F1 {means['macro_f1']:.2%}."
         )
     count = len(images) - len(tested)
-    untested = f"{count:,} class{'es' * (count > 1)} without {found.split} images."
+    untested = f"{count:,} class{'es' * (count > 1)} without {predictions.split} images."
     return {
         "notes": notes,
         "worst": bars[:MOST_LISTED],
@@ -200,12 +200,12 @@ def _predicted(counts: ClassCounts | None, label: int) -> str:
     return f"; precision {counts.precision[label]:.1%}, F1 {counts.f1[label]:.1%}"
 
 
-def _calibration(found: Predictions) -> dict[str, Any]:
+def _calibration(predictions: Predictions) -> dict[str, Any]:
     """Returns the reliability diagram and the histogram of the predicted probabilities."""
-    bins, error = calibration(found)
+    bins, error = calibration(predictions)
     sure, right = bins[:, 2] @ bins[:, :2] / bins[:, 2].sum()
-    said, hit = found.probability, found.right
-    by_result = {"right": said[hit].tolist(), "wrong": said[~hit].tolist()}
+    confidence, is_right = predictions.probability, predictions.right
+    by_result = {"right": confidence[is_right].tolist(), "wrong": confidence[~is_right].tolist()}
     return {
         "text": (
             f"Expected calibration error {error:.1%} in {BINS} bins: on average the model is "

@@ -207,11 +207,11 @@ def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
     """
     if not objective_of(config.objective.name).own_classes:
         return config
-    found, given = len(source.class_names), config.data.num_classes
-    if given is not None and given < found:
-        raise UserError(f"data.num_classes is {given}, but the data set has {found} classes")
+    found, num_classes = len(source.class_names), config.data.num_classes
+    if num_classes is not None and num_classes < found:
+        raise UserError(f"data.num_classes is {num_classes}, but the data set has {found} classes")
     return dataclasses.replace(
-        config, data=dataclasses.replace(config.data, num_classes=given or found)
+        config, data=dataclasses.replace(config.data, num_classes=num_classes or found)
     )
 
 
@@ -315,9 +315,9 @@ def evaluation_views(config: RunOptions) -> tuple[ViewSpec, ...]:
     crop, size = test_crop(config), config.data.image_size
 
     def shown(view: View) -> ViewSpec:
-        own = view.size or size
-        resized = dataclasses.replace(crop, size=own, resize=crop.resize * own / size)
-        return ViewSpec(view.name, own, FixedCrop(resized))
+        view_size = view.size or size
+        resized = dataclasses.replace(crop, size=view_size, resize=crop.resize * view_size / size)
+        return ViewSpec(view.name, view_size, FixedCrop(resized))
 
     return tuple(map(shown, (first, *others))) if others else ()
 

@@ -35,7 +35,7 @@ from orbax.checkpoint._src.path import gcs_utils
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from vit_jax.errors import UserError
-from vit_jax.interop.beside import Shapes
+from vit_jax.interop.objective_files import Shapes
 from vit_jax.parallel.sharding import path_name
 from vit_jax.paths import is_url
 from vit_jax.runs.bucket import move, read_through
@@ -98,11 +98,11 @@ class Checkpoints:
             multihost_utils.sync_global_devices("swept")
         logging.get_absl_logger().addFilter(_not_of_orbax)
         policies = ocp.training.preservation_policies
-        kept = [policies.LatestN(keep_last)]  # With None all checkpoints are kept.
+        preservation = [policies.LatestN(keep_last)]  # With None all checkpoints are kept.
         if keep_every:
-            kept.append(policies.EveryNSteps(keep_every))
+            preservation.append(policies.EveryNSteps(keep_every))
         if keep_best:
-            kept.append(
+            preservation.append(
                 policies.BestN(
                     get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False
                 )
@@ -116,7 +116,7 @@ class Checkpoints:
             self.folder,
             context=context,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=policies.AnyPreservationPolicy(kept),
+            preservation_policy=policies.AnyPreservationPolicy(preservation),
             cleanup_tmp_directories=self._remote and keep_last is not None,
         )
         self._saving = None
@@ -637,10 +637,10 @@ def _fingerprint(item: dict) -> int:
     return zlib.crc32(repr(sorted(_arrays(item).items())).encode())
 
 
-def _check_same(path: Path | epath.Path, wanted: dict[str, str], found: dict[str, str]) -> None:
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
+def _check_same(path: Path | epath.Path, expected: dict[str, str], stored: dict[str, str]) -> None:
+    for name in sorted(expected.keys() | stored.keys()):
+        if expected.get(name) != stored.get(name):
             raise UserError(
                 f"checkpoint {path} does not fit this model: {name} is "
-                f"{found.get(name, 'missing')} and should be {wanted.get(name, 'missing')}"
+                f"{stored.get(name, 'missing')} and should be {expected.get(name, 'missing')}"
             )

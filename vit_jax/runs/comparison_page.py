@@ -177,9 +177,14 @@ def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> list[list[str]]:
         pair = one.predictions, other.predictions
         if not _same_images(*pair):
             continue
-        right, theirs = pair[0].right, pair[1].right
-        only, only_theirs = int((right & ~theirs).sum()), int((theirs & ~right).sum())
-        counts = [int((right & theirs).sum()), only, only_theirs, int((~right & ~theirs).sum())]
+        right, other_right = pair[0].right, pair[1].right
+        only, only_theirs = int((right & ~other_right).sum()), int((other_right & ~right).sum())
+        counts = [
+            int((right & other_right).sum()),
+            only,
+            only_theirs,
+            int((~right & ~other_right).sum()),
+        ]
         chance = sign_test(only, only_theirs)
         rows.append([first, second, *(f"{count:,}" for count in counts), f"{chance:.2g}"])
     return rows
@@ -210,15 +215,15 @@ def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
     Returns:
       None if fewer than two runs have predictions, or if their classes differ.
     """
-    kept = [
+    with_predictions = [
         (run, name) for run, name in zip(runs, names, strict=True) if run.predictions is not None
     ]
-    if len(kept) < 2 or len({run.class_names for run, _ in kept}) > 1:
+    if len(with_predictions) < 2 or len({run.class_names for run, _ in with_predictions}) > 1:
         return None
-    classes = kept[0][0].class_names
+    classes = with_predictions[0][0].class_names
     images, right = map(
         np.stack,
-        zip(*(by_class(run.predictions, len(classes)) for run, _ in kept), strict=True),
+        zip(*(by_class(run.predictions, len(classes)) for run, _ in with_predictions), strict=True),
     )
     accuracies = np.where(images > 0, right / np.maximum(images, 1), np.nan)
     order = _most_different(accuracies)
@@ -232,7 +237,7 @@ def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
     ]
     fewer = f"The {len(order)} classes that differ most, of {len(classes):,}."
     return {
-        "heads": ["class", "images", *(name for _, name in kept)],
+        "heads": ["class", "images", *(name for _, name in with_predictions)],
         "rows": rows,
         "fewer": fewer if len(order) < len(classes) else "",
     }

@@ -22,43 +22,45 @@ VALUES = {
 }
 
 
-def differences(saved: Mapping[str, Any], given: Mapping[str, Any], now: str = "now") -> list[str]:
+def differences(
+    saved: Mapping[str, Any], current: Mapping[str, Any], now: str = "now"
+) -> list[str]:
     """Returns lines that describe the differences between the data of two manifests.
 
     Entries that only one of the manifests has are ignored.
 
     Args:
       saved: the first manifest.
-      given: the second manifest.
+      current: the second manifest.
       now: name of the second manifest in the lines.
     """
-    before, after = (manifest.get("class_names") or () for manifest in (saved, given))
+    before, after = (manifest.get("class_names") or () for manifest in (saved, current))
     other_classes = [*_class_differences(before, after)] if before and after else []
     lines = [*other_classes]
     for name in dict.fromkeys((*saved.get("images", {}), *saved.get("data", {}))):
-        difference = _count_difference(saved, given, name, now)
+        difference = _count_difference(saved, current, name, now)
         if not difference and not other_classes:  # If classes differ, the content differs, too.
-            difference = _content_difference(saved, given, name)
+            difference = _content_difference(saved, current, name)
         if difference:
             lines.append(f"{SPOKEN.get(name, name)}: {difference}")
     steps = saved.get("steps")
-    if lines and steps is not None and (given_steps := given.get("steps", steps)) != steps:
-        lines.append(f"steps: {steps:,}, and {now} {given_steps:,}")
+    if lines and steps is not None and (current_steps := current.get("steps", steps)) != steps:
+        lines.append(f"steps: {steps:,}, and {now} {current_steps:,}")
     return lines
 
 
 def _count_difference(
-    saved: Mapping[str, Any], given: Mapping[str, Any], split: str, now: str
+    saved: Mapping[str, Any], current: Mapping[str, Any], split: str, now: str
 ) -> str:
     """Describes different numbers of images in a split; empty if the numbers are equal."""
     count = saved.get("images", {}).get(split)
-    given_count = given.get("images", {}).get(split, count)
-    return "" if count == given_count else f"{count:,} images, and {now} {given_count:,}"
+    current_count = current.get("images", {}).get(split, count)
+    return "" if count == current_count else f"{count:,} images, and {now} {current_count:,}"
 
 
-def _content_difference(saved: Mapping[str, Any], given: Mapping[str, Any], split: str) -> str:
+def _content_difference(saved: Mapping[str, Any], current: Mapping[str, Any], split: str) -> str:
     """Describes the first difference of a split's fingerprints; empty if they are equal."""
-    before, after = (manifest.get("data", {}).get(split, {}) for manifest in (saved, given))
+    before, after = (manifest.get("data", {}).get(split, {}) for manifest in (saved, current))
     other = [key for key, value in before.items() if after.get(key, value) != value]
     if not other:
         return ""
@@ -87,17 +89,17 @@ def _class_differences(before, now) -> Iterator[str]:
         yield f"classes in another order, class {k} is {now[k]!r} and was {before[k]!r}"
 
 
-def fits_head(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+def fits_head(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
     """Returns True if a run's head can be used for other data.
 
     The numbers of classes must be equal. A class that both data sets contain must have the same
     index in both.
     """
     classes = saved.get("num_classes")
-    if classes != given.get("num_classes"):
+    if classes != current.get("num_classes"):
         return False
     before, now = (
-        all_names(manifest.get("class_names") or (), classes or 0) for manifest in (saved, given)
+        all_names(manifest.get("class_names") or (), classes or 0) for manifest in (saved, current)
     )
     try:
         return not before or not now or not match_classes(before, now, "the run").reordered

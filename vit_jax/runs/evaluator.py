@@ -82,7 +82,7 @@ class Evaluator:
           go_on: function that is called before each batch. If it returns False, the evaluation
             stops and returns None.
         """
-        total, said, source = None, [], self._splits[split]
+        total, answers_of_batches, source = None, [], self._splits[split]
         # The size of a training micro-batch, or less if the split has fewer images.
         batch_size = min(self._most, whole_batch(self._mesh, len(source)))
         arguments = self._arguments | self._views
@@ -96,9 +96,9 @@ class Evaluator:
                 placed = to_devices(self._skipped[split].check(batch), self._mesh)
                 sums, answers = self._step(evaluated, placed, np.int32(number * batch_size))
                 total = sums if total is None else jax.tree.map(jnp.add, total, sums)
-                said.append(answers)
+                answers_of_batches.append(answers)
         progress(len(source))
-        outputs = _joined(jax.device_get(said))
+        outputs = _joined(jax.device_get(answers_of_batches))
         self.answers = outputs if self._labelled else None
         self._outputs = outputs
         total = {name: float(value) for name, value in jax.device_get(total).items()}
@@ -258,14 +258,14 @@ class Evaluator:
         return to_devices({name: batch[name][rows] for name in self._entries}, self._mesh)
 
 
-def _joined(said: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
+def _joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
     """Concatenates the predictions of all batches, without unreadable images.
 
     The entry `numbers` of the result contains the indices of the images.
     """
-    if not said or not said[0]:
+    if not batches or not batches[0]:
         return None
-    answers = {name: np.concatenate([batch[name] for batch in said]) for name in said[0]}
+    answers = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     readable = answers.pop("valid")
     return {"numbers": np.flatnonzero(readable)} | {
         name: x[readable] for name, x in answers.items()

@@ -12,8 +12,8 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
-from vit_jax.interop.beside import check_shapes
 from vit_jax.interop.checkpoint import Checkpoint, sketch
+from vit_jax.interop.objective_files import check_shapes
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.models import abstract
 from vit_jax.options.model import ImageOptions
@@ -36,12 +36,12 @@ class FrozenModel(NamedTuple):
       model: an `ImageModel` or a `WithHeads`, with shapes in place of arrays. Their dtypes are the
         dtypes of the parameters in device memory.
       sources: functions that read the parameters, by path.
-      found: lines that describe the model.
+      notes: lines that describe the model.
     """
 
     model: nnx.Module
     sources: dict[str, Callable[[], Any]]
-    found: list[str]
+    notes: list[str]
 
     def read(self) -> dict:
         """Reads the parameters and returns them, on the host."""
@@ -72,8 +72,8 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
         required heads or has other classes. Or the config has a teacher, but the objective does not
         use one.
     """
-    wanted = objective_of(config.objective.name).teacher_spec(config)
-    if wanted is None:
+    spec = objective_of(config.objective.name).teacher_spec(config)
+    if spec is None:
         if config.objective.teacher is not None:
             raise UserError(
                 f"config.objective.teacher is {config.objective.teacher!r}, but "
@@ -81,23 +81,23 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
                 "it, or use config.objective.name='distillation'"
             )
         return None
-    if wanted.source == RANDOM:
+    if spec.source == RANDOM:
         return _random_frozen(config, class_names)
     try:
-        checkpoint = open_checkpoint(wanted.source, wanted.changes.get("image_size"))
-        options, sources, done = fit(checkpoint, dict(wanted.changes))
+        checkpoint = open_checkpoint(spec.source, spec.changes.get("image_size"))
+        options, sources, done = fit(checkpoint, dict(spec.changes))
     except UserError as error:
-        raise UserError(f"config.objective.teacher={wanted.source!r}: {error}") from error
+        raise UserError(f"config.objective.teacher={spec.source!r}: {error}") from error
     notes = []
-    if wanted.objective is None and options.num_classes == len(class_names) > 0:
+    if spec.objective is None and options.num_classes == len(class_names) > 0:
         place, remedy = (
-            f"config.objective.teacher={wanted.source!r}",
+            f"config.objective.teacher={spec.source!r}",
             "use a teacher with these classes",
         )
         sources, notes = matched_head(sources, checkpoint, class_names, place, remedy)
     model = sketch(options)
-    if wanted.beside is not None:
-        model, sources = _with_heads(wanted, checkpoint, options, model, sources)
+    if spec.make_heads is not None:
+        model, sources = _with_heads(spec, checkpoint, options, model, sources)
     if config.objective.teacher_dtype == "bfloat16":
         model = _halved(model)
     return FrozenModel(model, sources, [checkpoint.describe(), *done.describe(), *notes])
@@ -109,14 +109,14 @@ def _random_frozen(config: RunOptions, class_names: Sequence[str]) -> FrozenMode
     model = objective_of(config.objective.name).random_teacher(config, num_classes, nnx.Rngs(0))
     params = jax.tree.leaves_with_path(_params(model))
     sources = {path_name(path): partial(np.asarray, x) for path, x in params}
-    found = [
+    notes = [
         "config.objective.teacher='random': a small untrained model, which is for smoke tests alone"
     ]
-    return FrozenModel(abstract(lambda *, rngs: model), sources, found)
+    return FrozenModel(abstract(lambda *, rngs: model), sources, notes)
 
 
 def _with_heads(
-    wanted: TeacherSpec,
+    spec: TeacherSpec,
     checkpoint: Checkpoint,
     options: ImageOptions,
     model: nnx.Module,
@@ -130,24 +130,28 @@ def _with_heads(
     Raises:
       UserError: the checkpoint contains no parameters of the required objective.
     """
-    start, found = f"config.objective.teacher={wanted.source!r}", checkpoint.objective
-    if found is None or found.name != wanted.objective:
+    start, objective = f"config.objective.teacher={spec.source!r}", checkpoint.objective
+    if objective is None or objective.name != spec.objective:
         raise UserError(
-            f"{start} has no heads of {wanted.objective}: use a workdir of such a run, or a "
+            f"{start} has no heads of {spec.objective}: use a workdir of such a run, or a "
             "folder that vit_jax.convert wrote with them"
         )
     try:
-        state = {name: tensor.shape for name, tensor in found.state.items()}
-        there = objective_shapes(found, options) | state
-        heads = abstract(partial(wanted.beside, found.values, there))
+        state = {name: tensor.shape for name, tensor in objective.state.items()}
+        there = objective_shapes(objective, options) | state
+        heads = abstract(partial(spec.make_heads, objective.values, there))
         shapes = {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(_params(heads))}
-        check_shapes(wanted.source, found.name, there, shapes)
-        own = found.sources({path: shape for path, shape in shapes.items() if path not in state})
-        own |= {name: found.state[name].read for name in state if name in shapes}
+        check_shapes(spec.source, objective.name, there, shapes)
+        head_sources = objective.sources(
+            {path: shape for path, shape in shapes.items() if path not in state}
+        )
+        head_sources |= {name: objective.state[name].read for name in state if name in shapes}
     except UserError as error:
         raise UserError(f"{start}: {error}") from error
     sources = {f"model/{path}": read for path, read in sources.items()}
-    return WithHeads(model, heads), sources | {f"heads/{path}": read for path, read in own.items()}
+    return WithHeads(model, heads), sources | {
+        f"heads/{path}": read for path, read in head_sources.items()
+    }
 
 
 def _params(module: nnx.Module) -> dict:

@@ -12,7 +12,7 @@ from jax.extend import core
 from ml_collections import ConfigDict
 
 from vit_jax.config import run_options
-from vit_jax.errors import UserError, bytes_asked
+from vit_jax.errors import UserError, requested_bytes
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB, memory_of
 from vit_jax.parallel.mesh import batch_parts
@@ -129,7 +129,7 @@ class MemoryCheck:
 
     def explain(self, error: BaseException) -> str | None:
         """Returns a line that explains an out-of-memory error; None for other errors."""
-        asked = bytes_asked(error)
+        asked = requested_bytes(error)
         if asked is None:
             return None
         limit, _ = memory_of(self._device)

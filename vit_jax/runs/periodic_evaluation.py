@@ -66,7 +66,7 @@ class PeriodicEvaluation:
         self._suites = parts.suites
         self._suites.attach(
             (program.graphdef, places.params),
-            (program.objective, places.own),
+            (program.objective, places.objective_params),
             warn,
             self._write_page,
         )
@@ -103,7 +103,7 @@ class PeriodicEvaluation:
         figures = self._figures(splits, evaluated, go_on)
         if figures is None:
             return None
-        row = self._suites(evaluated.params, evaluated.own, step, last, go_on)
+        row = self._suites(evaluated.params, evaluated.objective_params, step, last, go_on)
         if row is None:
             return None
         for line in (*self.in_words(figures), *in_lines(row)):

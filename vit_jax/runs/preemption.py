@@ -20,7 +20,7 @@ class StopSignal:
     """
 
     def __enter__(self):
-        self._stopping, self._interrupted, self._asked = False, False, 0
+        self._stopping, self._interrupted, self._queries = False, False, 0
         handled = (signal.SIGTERM, signal.SIGINT)
         if threading.current_thread() is not threading.main_thread():
             handled = ()  # Python can set signal handlers only in the main thread.
@@ -40,8 +40,8 @@ class StopSignal:
     def reached(self) -> bool:
         """Returns True if the run must stop now. All processes must call this once per step."""
         if self._service is not None and not self._stopping:
-            self._asked += 1
-            self._stopping = self._service.reached_sync_point(self._asked)
+            self._queries += 1
+            self._stopping = self._service.reached_sync_point(self._queries)
         return self._stopping
 
     def _note(self, number, frame):

@@ -45,13 +45,13 @@ def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
         )
 
 
-def rate_jobs(config: ConfigDict, folder: Path, given: tuple[str, ...]) -> dict[float, Job]:
+def rate_jobs(config: ConfigDict, folder: Path, flags: tuple[str, ...]) -> dict[float, Job]:
     """Returns the runs that compare learning rates, by learning rate. They read no test images.
 
     Args:
       config: config of the sweep.
       folder: folder of the sweep.
-      given: flags that all runs have.
+      flags: flags that all runs have.
 
     Raises:
       UserError: the splits share images.
@@ -67,14 +67,14 @@ def rate_jobs(config: ConfigDict, folder: Path, given: tuple[str, ...]) -> dict[
         rates |= dict.fromkeys(config.sweep.resnet_rates)
     return {
         rate: changed(
-            folder / f"rate-{rate:g}", given, held_out | {"optimizer.learning_rate": rate}
+            folder / f"rate-{rate:g}", flags, held_out | {"optimizer.learning_rate": rate}
         )
         for rate in rates
     }
 
 
 def seed_jobs(
-    config: ConfigDict, folder: Path, given: tuple[str, ...], rate: float
+    config: ConfigDict, folder: Path, flags: tuple[str, ...], rate: float
 ) -> dict[int, Job]:
     """Returns the runs at the best learning rate, by seed.
 
@@ -82,7 +82,7 @@ def seed_jobs(
     """
     values = {"optimizer.learning_rate": rate, "evaluate_every": 10**9}
     return {
-        seed: changed(folder / f"seed-{seed}", given, values | {"seed": seed})
+        seed: changed(folder / f"seed-{seed}", flags, values | {"seed": seed})
         for seed in config.sweep.seeds
     }
 
@@ -95,9 +95,9 @@ def held_out_splits(config: ConfigDict) -> tuple[str, str]:
     Raises:
       UserError: the splits share images with each other or with the test split.
     """
-    given = config.sweep.train_split, config.sweep.dev_split
+    splits = config.sweep.train_split, config.sweep.dev_split
     train, dev = (
-        cut(config.data.train_split, one) if one.startswith("[") else one for one in given
+        cut(config.data.train_split, one) if one.startswith("[") else one for one in splits
     )
     named = {
         "sweep.train_split": train,
@@ -131,9 +131,9 @@ def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
     begun = {job.name: saved for job in jobs if (saved := workdir.saved_run(job.workdir))}
     if not begun or config.data.changed == "accepted":
         return
-    given = json.loads(json.dumps(data_identity.identity_of(open_splits(run_options(config)))))
+    manifest = json.loads(json.dumps(data_identity.identity_of(open_splits(run_options(config)))))
     for name, saved in begun.items():
-        if changed_data := data_identity.differences(saved.manifest, given):
+        if changed_data := data_identity.differences(saved.manifest, manifest):
             raise UserError(
                 f"{name} was trained on other data ({'; '.join(changed_data)}); give another "
                 "--workdir"
@@ -159,22 +159,22 @@ def check_begun(jobs: Collection[Job]) -> None:
             raise UserError(f"{failure} ({job.name}; no other run is started)")
 
 
-def best_rate(found: dict[float, Outcome]) -> float:
+def best_rate(outcomes: dict[float, Outcome]) -> float:
     """Prints and returns the learning rate with the highest accuracy.
 
     Args:
-      found: outcomes of the runs, by learning rate.
+      outcomes: outcomes of the runs, by learning rate.
 
     Raises:
       UserError: a run is not finished, or all runs have failed.
     """
-    if waiting := [f"rate-{rate:g}" for rate, result in found.items() if result.pending]:
+    if waiting := [f"rate-{rate:g}" for rate, result in outcomes.items() if result.pending]:
         raise UserError(f"{', '.join(waiting)} must be finished first")
     accuracies = {
-        rate: result.figures["accuracy"] for rate, result in found.items() if result.figures
+        rate: result.figures["accuracy"] for rate, result in outcomes.items() if result.figures
     }
     if not accuracies:
-        reasons = "; ".join(f"rate-{rate:g}: {result.failure}" for rate, result in found.items())
+        reasons = "; ".join(f"rate-{rate:g}: {result.failure}" for rate, result in outcomes.items())
         raise UserError(f"no run of the sweep finished: {reasons}")
     best = max(accuracies, key=accuracies.get)
     print(
@@ -201,9 +201,9 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
                 )
 
 
-def changed(path: Path, given: tuple[str, ...], values: dict[str, Any]) -> Job:
-    """Returns a run with the flags `given` and the config values `values`."""
-    return Job(path, (*given, *(f"--config.{key}={value}" for key, value in values.items())))
+def changed(path: Path, flags: tuple[str, ...], values: dict[str, Any]) -> Job:
+    """Returns a run with these flags and config values."""
+    return Job(path, (*flags, *(f"--config.{key}={value}" for key, value in values.items())))
 
 
 def claim(folder: Path, config: ConfigDict) -> None:

@@ -79,10 +79,10 @@ def retrievals_of(
     spread = np.linspace(0, len(ranks) - 1, min(MOST_SAMPLES, len(ranks))).astype(int)
     chosen = np.concatenate([worst, np.unique(spread)])
     scores = paired.texts[chosen] @ paired.images.T
-    own = np.zeros(scores.shape, bool)
+    is_pair = np.zeros(scores.shape, bool)
     for row, text in enumerate(chosen):
-        own[row, paired.pairs[paired.pairs[:, 1] == text, 0]] = True
-    best = np.where(own, scores, -np.inf).argmax(axis=1)
+        is_pair[row, paired.pairs[paired.pairs[:, 1] == text, 0]] = True
+    best = np.where(is_pair, scores, -np.inf).argmax(axis=1)
     found = np.argsort(-scores, axis=1, kind="stable")[:, :MOST_FOUND]
     columns = np.concatenate([best[:, None], found], axis=1)
     shown = np.unique(columns)
@@ -97,7 +97,7 @@ def retrievals_of(
         ranks[chosen] + 1,
         numbers[best],
         numbers[found],
-        np.take_along_axis(own, found, axis=1),
+        np.take_along_axis(is_pair, found, axis=1),
         np.take_along_axis(scores, columns, axis=1),
         numbers[shown],
         read(numbers[shown]),
@@ -140,25 +140,28 @@ class Caption(NamedTuple):
     images: Sequence[Thumbnail]
 
 
-def retrieval_figures(found: Retrievals) -> dict[str, Any]:
+def retrieval_figures(retrievals: Retrievals) -> dict[str, Any]:
     """Returns the variables of the HTML template `retrievals.html`."""
-    among = f"{found.wrong:,} of {found.total:,} captions of the {found.split} images"
-    captions = [_caption(found, row) for row in range(len(found.captions))]
+    among = (
+        f"{retrievals.wrong:,} of {retrievals.total:,} captions of the {retrievals.split} images"
+    )
+    captions = [_caption(retrievals, row) for row in range(len(retrievals.captions))]
     return {
         "heading": "Captions and their most similar images",
         "about": (
-            f"The most similar one of {found.total_images:,} images is a wrong one for {among}."
-            + (" The right image is first, the highest rank on top." if found.wrong else "")
+            f"The most similar one of {retrievals.total_images:,} images is a wrong one for "
+            f"{among}."
+            + (" The right image is first, the highest rank on top." if retrievals.wrong else "")
         ),
-        "mistakes": captions[: found.mistakes],
-        "sample": captions[found.mistakes :],
-        "summary": f"{len(captions) - found.mistakes} captions spread over the split",
+        "mistakes": captions[: retrievals.mistakes],
+        "sample": captions[retrievals.mistakes :],
+        "summary": f"{len(captions) - retrievals.mistakes} captions spread over the split",
     }
 
 
-def _caption(found: Retrievals, row: int) -> Caption:
-    pixels = dict(zip(found.shown.tolist(), found.images, strict=True))
-    rank, similarities = int(found.ranks[row]), found.similarities[row].tolist()
+def _caption(retrievals: Retrievals, row: int) -> Caption:
+    pixels = dict(zip(retrievals.shown.tolist(), retrievals.images, strict=True))
+    rank, similarities = int(retrievals.ranks[row]), retrievals.similarities[row].tolist()
 
     def thumbnail(label: str, number: int, similarity: float, right: bool) -> Thumbnail:
         image = pixels[number]
@@ -167,11 +170,13 @@ def _caption(found: Retrievals, row: int) -> Caption:
 
     images = []
     if rank > 1:
-        images.append(thumbnail(f"rank {rank:,}", int(found.right[row]), similarities[0], True))
-    each = zip(found.found[row].tolist(), found.found_right[row].tolist(), strict=True)
+        images.append(
+            thumbnail(f"rank {rank:,}", int(retrievals.right[row]), similarities[0], True)
+        )
+    each = zip(retrievals.found[row].tolist(), retrievals.found_right[row].tolist(), strict=True)
     for place, (number, right) in enumerate(each, 1):
         images.append(thumbnail(str(place), number, similarities[place], right))
     about = "the right image is the most similar one"
     if rank > 1:
-        about = f"the right image has rank {rank:,} of {found.total_images:,}"
-    return Caption(str(found.captions[row]), about, images)
+        about = f"the right image has rank {rank:,} of {retrievals.total_images:,}"
+    return Caption(str(retrievals.captions[row]), about, images)

@@ -19,19 +19,21 @@ def describe(parts: Parts, manifest: dict) -> str:
     """Returns the summary of a run's model, data and devices, in lines."""
     config, program, origin = parts.config, parts.program, parts.origin
     parameters = parameter_overview.count_parameters(program.state["params"])
-    own = sum(math.prod(x.shape) for x in jax.tree.leaves(objective_weights(program.state)))
+    objective_count = sum(
+        math.prod(x.shape) for x in jax.tree.leaves(objective_weights(program.state))
+    )
     of_objective = [config.objective.name, objective_of(config.objective.name).summary(config)]
-    if own:
-        of_objective.append(f"{own:,} parameters of its own")
+    if objective_count:
+        of_objective.append(f"{objective_count:,} parameters of its own")
     return "\n".join(
         [
             f"model    {origin.name}, {config.data.image_size} pixels, {config.model.dtype}, "
             f"{parameters:,} parameters",
-            *(f"from     {line}" for line in origin.found),
+            *(f"from     {line}" for line in origin.notes),
             *_of_data(parts, manifest),
             f"decodes  {_decoders(config, manifest['images']['train'])}",
             f"trains   {', '.join(filter(None, of_objective))}",
-            *(f"frozen   {line}" for line in (parts.frozen.found if parts.frozen else ())),
+            *(f"frozen   {line}" for line in (parts.frozen.notes if parts.frozen else ())),
             f"devices  {manifest['devices']}, {manifest['processes']} process(es), "
             f"batch {config.batch_size} ({config.batch_size / jax.device_count():g} a device)"
             + "".join(f", {axis} {size}" for axis, size in program.mesh.shape.items() if size > 1),

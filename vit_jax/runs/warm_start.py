@@ -15,10 +15,10 @@ from vit_jax.config import base_config, check_values, leaves, run_options
 from vit_jax.data.class_names import match_classes
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
-from vit_jax.interop.beside import ObjectiveParams, Shapes
 from vit_jax.interop.checkpoint import Checkpoint, model_name, params_of, sketch
 from vit_jax.interop.image_text import check_tokenizer, text_params
 from vit_jax.interop.library import REGULARISATION
+from vit_jax.interop.objective_files import ObjectiveParams, Shapes
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import family_of, model_options, parse_name
@@ -41,9 +41,9 @@ class Origin(NamedTuple):
     options: ImageOptions  # Options of the model.
     # Functions that read the model's parameters, by path. Empty: random initialization.
     sources: dict[str, Callable[[], np.ndarray]]
-    found: list[str]  # Description of the checkpoint and its changes, in lines.
+    notes: list[str]  # Description of the checkpoint and its changes, in lines.
     interpolation: str  # Interpolation of images.
-    beside: ObjectiveParams | None = None  # Objective parameters in the checkpoint.
+    stored_objective: ObjectiveParams | None = None  # Objective parameters in the checkpoint.
     # Functions that read the objective's parameters and its state, by path.
     objective: dict[str, Callable[[], np.ndarray]] = {}
     objective_state: dict[str, Callable[[], np.ndarray]] = {}
@@ -178,15 +178,15 @@ def _checkpoint_origin(
         sources, notes = matched_head(sources, checkpoint, class_names, "the checkpoint", remedy)
         lines += notes
     interpolation = _interpolation(config, checkpoint)
-    beside = checkpoint.objective
-    if beside is None and config.objective.name == "contrastive":
-        beside = text_params(Path(checkpoint.place))
-        if beside is None and config.contrastive.text_frozen:
+    stored_objective = checkpoint.objective
+    if stored_objective is None and config.objective.name == "contrastive":
+        stored_objective = text_params(Path(checkpoint.place))
+        if stored_objective is None and config.contrastive.text_frozen:
             raise UserError(
                 f"{config.finetune.checkpoint} has no text tower, and a random one would be frozen "
                 "(contrastive.text_frozen): give a checkpoint of both towers"
             )
-    return Origin(options, sources, lines, interpolation, beside)
+    return Origin(options, sources, lines, interpolation, stored_objective)
 
 
 def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[str]:
@@ -217,7 +217,7 @@ def _training_defaults(options: ImageOptions) -> dict[str, Any]:
 def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict) -> Origin:
     """Adds the objective's parameters in the checkpoint to the initialization source.
 
-    A line in `Origin.found` describes whether they are read from the checkpoint or random.
+    A line in `Origin.notes` describes whether they are read from the checkpoint or random.
 
     Args:
       origin: the initialization source.
@@ -231,10 +231,14 @@ def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict
     """
     if not params or not origin.sources:
         return origin
-    name, stored, kept = config.objective.name, origin.beside, config.finetune.objective == "kept"
+    name, stored, kept = (
+        config.objective.name,
+        origin.stored_objective,
+        config.finetune.objective == "kept",
+    )
     if not kept or stored is None or stored.name != name:
         why = ", as the checkpoint gives none" if kept else ""
-        return origin._replace(found=[*origin.found, f"new: {name}'s own parameters, random{why}"])
+        return origin._replace(notes=[*origin.notes, f"new: {name}'s own parameters, random{why}"])
     if name == "contrastive":
         check_tokenizer(str(config.finetune.checkpoint), stored, config.contrastive)
     return _with_kept_objective(origin, config, stored, params, state)
@@ -272,7 +276,7 @@ def _with_kept_objective(
     lines += [f"new: {name}'s {part}, which the checkpoint lacks" for part in new]
     lines += [f"dropped: {name}'s {part}, which the run lacks" for part in dropped]
     read = {key: tensor.read for key, tensor in tensors.items()}
-    return origin._replace(found=[*origin.found, *lines], objective=sources, objective_state=read)
+    return origin._replace(notes=[*origin.notes, *lines], objective=sources, objective_state=read)
 
 
 def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, Any]:
@@ -342,25 +346,25 @@ def _top(path: str) -> str:
     return path.split("/")[0]
 
 
-def objective_shapes(found: ObjectiveParams, options: ImageOptions) -> Shapes:
+def objective_shapes(objective: ObjectiveParams, options: ImageOptions) -> Shapes:
     """Returns the shapes of an objective's parameters in a checkpoint, by path.
 
     Args:
-      found: the objective's parameters and options in the checkpoint.
+      objective: the objective's parameters and options in the checkpoint.
       options: options of the checkpoint's model.
 
     Raises:
       UserError: the objective's options are invalid or incompatible with the model.
     """
-    if found.shapes:
-        return found.shapes()
-    config, kind = base_config(), OBJECTIVES[found.name]
-    made_by = {f"{kind.section}.{key}": found.values[key] for key in kind.made_by}
-    made_by["objective.name"] = found.name
+    if objective.shapes:
+        return objective.shapes()
+    config, kind = base_config(), OBJECTIVES[objective.name]
+    made_by = {f"{kind.section}.{key}": objective.values[key] for key in kind.made_by}
+    made_by["objective.name"] = objective.name
     check_values(dict(leaves(config)) | made_by)
     config.update_from_flattened_dict(made_by)
-    own = nnx.state(abstract_objective(run_options(config), sketch(options)))
-    return _shapes(nnx.to_pure_dict(own))
+    objective_params = nnx.state(abstract_objective(run_options(config), sketch(options)))
+    return _shapes(nnx.to_pure_dict(objective_params))
 
 
 def _shapes(params: dict) -> Shapes:

@@ -71,7 +71,7 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def _watch(self):
-        told = None
+        reported = None
         while not self._closed.wait(self._seconds / 20):
             # A thread that hangs while it holds the GIL also blocks this thread. Python's own
             # watchdog (`faulthandler`) does not need the GIL. If its timer is not restarted here in
@@ -87,8 +87,8 @@ class Watchdog:
                 for child in multiprocessing.active_children():
                     child.kill()
                 os._exit(1)
-            if silent > self._seconds and told != since:
-                told = since
+            if silent > self._seconds and reported != since:
+                reported = since
                 self._show_stacks(what)
                 after = "; the process ends after as long again" if self._ends else ""
                 self._log(f"{what}; all threads' stacks are in {where}{after} (hang_seconds)")

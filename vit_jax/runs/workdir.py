@@ -43,7 +43,7 @@ from vit_jax.runs.bucket_lock import BucketLock
 from vit_jax.runs.workdir_lock import PREFIX, Lock
 from vit_jax.small_files import read_small
 from vit_jax.training.objectives import objective_of
-from vit_jax.training.schedule import sees_length
+from vit_jax.training.schedule import depends_on_steps
 
 METRICS, RECONSTRUCTIONS = "metrics.jsonl", "reconstructions"
 REPORT, SEEN_FOLDER = "report.html", "seen"
@@ -134,10 +134,10 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
         return None
     if not steps_made(workdir):
         return None  # Without a checkpoint, the run may start again with any config.
-    given = _as_saved(manifest)
+    current = _as_saved(manifest)
     _check_config(workdir, saved, config, manifest["steps"])
-    _check_data(workdir, saved, config, given)
-    _check_same(workdir, _identity(saved.manifest), _identity(given))
+    _check_data(workdir, saved, config, current)
+    _check_same(workdir, _identity(saved.manifest), _identity(current))
     return saved
 
 
@@ -171,7 +171,7 @@ def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int
     if (
         of_length
         and steps >= saved.manifest["steps"]
-        and not _sees_length(configs.run_options(config))
+        and not _depends_on_steps(configs.run_options(config))
     ):
         return
     hint = "; a run can be made longer only if nothing depends on its length" if of_length else ""
@@ -182,20 +182,20 @@ def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int
     )
 
 
-def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, given: dict) -> None:
+def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, manifest: dict) -> None:
     """Raises UserError if the data have changed and the run cannot continue with the new data.
 
     Args:
       workdir: the run's workdir.
       saved: the saved run.
       config: config of the run, which may accept changed data.
-      given: the manifest with the new data.
+      manifest: the manifest with the new data.
     """
-    changed = data_identity.differences(saved.manifest, given)
+    changed = data_identity.differences(saved.manifest, manifest)
     if not changed:
         return
     known = f"{shown(workdir)} belongs to a run of other data ({'; '.join(changed)}); "
-    if not data_identity.fits_head(saved.manifest, given):
+    if not data_identity.fits_head(saved.manifest, manifest):
         raise UserError(
             f"{known}give the data that it began with, or another --workdir, where "
             f"config.finetune.checkpoint={shown(workdir)} starts from this run"
@@ -207,14 +207,14 @@ def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, given: dict)
         )
 
 
-def _sees_length(config: RunOptions) -> bool:
+def _depends_on_steps(config: RunOptions) -> bool:
     """Returns True if training depends on the run's length. The run cannot be extended then."""
     # With `best`, the last checkpoint contains the best parameters, but the last step's optimizer
     # state. Training cannot continue from it.
     ends_with_best = config.checkpoint.final == "best"
     return (
         ends_with_best
-        or sees_length(config.optimizer)
+        or depends_on_steps(config.optimizer)
         or objective_of(config.objective.name).sees_length(config)
     )
 
@@ -227,10 +227,10 @@ def _identity(manifest: dict) -> dict[str, dict]:
     model = {
         key: x for key, x in manifest["model"].items() if f"model.{key}" not in configs.OPERATIONAL
     }
-    given = {"model": {key: manifest[key] for key in ("parameters",) if key in manifest} | model}
+    identity = {"model": {key: manifest[key] for key in ("parameters",) if key in manifest} | model}
     if "frozen" in manifest:
-        given["frozen model"] = manifest["frozen"]
-    return given
+        identity["frozen model"] = manifest["frozen"]
+    return identity
 
 
 def _as_saved(manifest: dict) -> dict:
@@ -267,11 +267,11 @@ def ends_run(row: dict[str, float], steps: int) -> bool:
     return "test/loss" in row and (row["step"] >= steps or "kept/step" in row)
 
 
-def _check_same(workdir: Path, saved: dict, given: dict) -> None:
+def _check_same(workdir: Path, saved: dict, current: dict) -> None:
     """Raises UserError if values that identify the model differ from those of the saved run."""
     for name, known in saved.items():
         if differing := [
-            key for key, value in known.items() if given.get(name, {}).get(key) != value
+            key for key, value in known.items() if current.get(name, {}).get(key) != value
         ]:
             raise UserError(
                 f"{shown(workdir)} belongs to a run with other {name} (other "

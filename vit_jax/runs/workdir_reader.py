@@ -11,8 +11,8 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.interop.beside import ObjectiveParams, Shapes, check_shapes
 from vit_jax.interop.checkpoint import Checkpoint, all_names, sketch
+from vit_jax.interop.objective_files import ObjectiveParams, Shapes, check_shapes
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import read_options
@@ -138,7 +138,7 @@ def _objective_params(
     def load(item, like):
         return load_items(folder, {item: like}, str(step))[item]
 
-    def own():
+    def stored_shapes():
         if averaged:
             return saved().get(averaged, {})
         start = "objective/"
@@ -146,11 +146,11 @@ def _objective_params(
         return {path.removeprefix(start): shape for path, shape in extra if path.startswith(start)}
 
     def sources(shapes):
-        check_shapes(shown(workdir), name, own(), shapes)
+        check_shapes(shown(workdir), name, stored_shapes(), shapes)
         if averaged:
-            params = load(averaged, _abstract(own()))
+            params = load(averaged, _abstract(stored_shapes()))
         else:
-            params = load("extra", {"objective": _abstract(own())})["objective"]
+            params = load("extra", {"objective": _abstract(stored_shapes())})["objective"]
         return {path: functools.partial(_at, params, path) for path in shapes}
 
     def state_of(item):
@@ -169,7 +169,7 @@ def _objective_params(
     }
     names = manifest["class_names"] if kind.own_classes else ()
     classes = all_names(names, config.data.num_classes or len(names))
-    return ObjectiveParams(name, values, sources, own, state, classes)
+    return ObjectiveParams(name, values, sources, stored_shapes, state, classes)
 
 
 def _preprocessing(config: RunOptions, manifest: dict) -> Preprocessing:

@@ -125,12 +125,12 @@ class Service:
     async def health(self, request: Request) -> Response:
         """Returns the model and the server's status; HTTP 503 if the computing task has ended."""
         works = self._running is not None and not self._running.done()
-        said = {
+        content = {
             "status": "ok" if works else "failed",
             **self._about,
             "waiting": self._batcher.waiting,
         }
-        return JSONResponse(said, 200 if works else 503)
+        return JSONResponse(content, 200 if works else 503)
 
     async def metrics(self, request: Request) -> Response:
         """Returns the metrics in Prometheus' format."""
@@ -163,7 +163,9 @@ class Service:
             async with asyncio.timeout(self._limits.seconds):
                 await self._read(request, body)
                 whole = True
-                asked, single, pixels = await self._in_thread(self._measured, request, bytes(body))
+                asked, single, pixels = await self._in_thread(
+                    self._parse_and_measure, request, bytes(body)
+                )
                 async with self._batcher.places(len(pixels), sum(pixels)):
                     names = asked.names
                     classes = await self._embeddings(names) if names else None
@@ -206,27 +208,27 @@ class Service:
                 400, "the request has no body; send an image: curl --data-binary @photo.jpg"
             )
 
-    def _measured(self, request: Request, body: bytes) -> tuple[Asked, bool, list[int]]:
-        """Parses a request as `_asked` does; also returns the number of pixels of each image."""
-        asked, single = self._asked(request, body)
+    def _parse_and_measure(self, request: Request, body: bytes) -> tuple[Asked, bool, list[int]]:
+        """Returns the result of `_parse_request`, and the number of pixels of each image."""
+        asked, single = self._parse_request(request, body)
         return asked, single, self._pixels(asked.images)
 
-    def _asked(self, request: Request, body: bytes) -> tuple[Asked, bool]:
+    def _parse_request(self, request: Request, body: bytes) -> tuple[Asked, bool]:
         """Parses a request; also returns whether its body is an image (True) or JSON (False)."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "multipart/form-data":
             raise Refused(415, "send the image itself, not a form: curl --data-binary @photo.jpg")
         if kind != "application/json":
-            return self._checked(_query(request), [body]), True
+            return self._parse_parameters(_query(request), [body]), True
         try:
             # Without this limit, a request with millions of small values would take seconds to
             # parse.
             if len(body.translate(None, WORDS)) > MOST_SYNTAX:
                 raise ValueError
-            said = json.loads(body)
-            if not isinstance(said, dict) or not isinstance(said.get("images"), list):
+            parameters = json.loads(body)
+            if not isinstance(parameters, dict) or not isinstance(parameters.get("images"), list):
                 raise ValueError
-            images = [base64.b64decode(image, validate=True) for image in said.pop("images")]
+            images = [base64.b64decode(image, validate=True) for image in parameters.pop("images")]
         except (ValueError, TypeError, RecursionError):
             raise Refused(400, 'the JSON must be {"images": [BASE64, ...]}') from None
         most = self._engine.sizes[-1]
@@ -234,7 +236,7 @@ class Service:
             raise Refused(
                 400, f"a request may have 1 to {most} images, and this one has {len(images)}"
             )
-        return self._checked(said, images), False
+        return self._parse_parameters(parameters, images), False
 
     def _names(self, names: object) -> tuple[str, ...]:
         """Returns the class names of a request.
@@ -249,14 +251,14 @@ class Service:
         except UserError as error:
             raise Refused(400, str(error)) from None
 
-    def _checked(self, said: dict[str, Any], images: list[bytes]) -> Asked:
+    def _parse_parameters(self, parameters: dict[str, Any], images: list[bytes]) -> Asked:
         supported, names = self._engine.parameters, ()
-        if "names" in said and "names" in supported:
-            names = self._names(said.pop("names"))
-        for key, value in said.items():
+        if "names" in parameters and "names" in supported:
+            names = self._names(parameters.pop("names"))
+        for key, value in parameters.items():
             _check_parameter(key, value, supported)
-        flags = {key: bool(said.get(key)) for key in ("heat", "seen", "overlay")}
-        asked = Asked(images, neighbours=int(said.get("neighbours", 0)), names=names, **flags)
+        flags = {key: bool(parameters.get(key)) for key in ("heat", "seen", "overlay")}
+        asked = Asked(images, neighbours=int(parameters.get("neighbours", 0)), names=names, **flags)
         if asked.heat and (reason := self._classifier_engine.no_heat) is not None:
             raise Refused(400, f"there is no heat map: {reason}")
         if asked.neighbours and self._neighbours is None:

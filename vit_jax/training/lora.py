@@ -76,9 +76,9 @@ def objective_weights(weights: Weights) -> dict:
     return weights["extra"].get("objective", {})
 
 
-def with_frozen(own: dict, frozen: dict) -> dict:
+def with_frozen(objective_params: dict, frozen: dict) -> dict:
     """Adds the item `frozen`, the frozen model's parameters, to an objective's own parameters."""
-    return own | ({"frozen": frozen} if frozen else {})
+    return objective_params | ({"frozen": frozen} if frozen else {})
 
 
 def effective(weights: Weights) -> dict:

@@ -63,8 +63,8 @@ def augment(
             flipped[name] = flip_field(batch[name], kind, width, mirrored)
         batch = batch | flipped
     if erasing:
-        images, own = to_floats(batch["image"]), _fold(key, "erasing")
-        batch = batch | {"image": random_erasing(images, own, erasing, mean, std)}
+        images, erasing_key = to_floats(batch["image"]), _fold(key, "erasing")
+        batch = batch | {"image": random_erasing(images, erasing_key, erasing, mean, std)}
     if mixup or cutmix:
         size = batch["image"].shape[1:3]
         batch = mix(batch, mixing_weights(key, size, mixup, cutmix, cutmix_share), repeats)

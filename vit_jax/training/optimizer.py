@@ -310,8 +310,8 @@ def layer_of(layer_number: Callable[[str], float], path: str, stem: Sequence[str
       stem: as in `scale_by_layer`.
     """
     if path.startswith("extra/objective/"):  # Includes the layers of an objective's decoder.
-        own = path.removeprefix("extra/objective/")
-        return -1 if any(f"{own}/".startswith(f"{start}/") for start in stem) else math.inf
+        param_path = path.removeprefix("extra/objective/")
+        return -1 if any(f"{param_path}/".startswith(f"{start}/") for start in stem) else math.inf
     if path.startswith("extra/lora/"):  # Low-rank updates have the name of their kernel.
         return layer_number(path.removeprefix("extra/lora/").replace(".", "/"))
     return layer_number(path.removeprefix("params/"))

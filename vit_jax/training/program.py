@@ -131,16 +131,19 @@ class Program(NamedTuple):
 
     def evaluated_places(self) -> Evaluated:
         """Returns the shardings of the result of `evaluated`."""
-        own = with_frozen(objective_weights(self.state), self.state["frozen"])
+        objective_params = with_frozen(objective_weights(self.state), self.state["frozen"])
         evaluated = Evaluated(
-            self.state["params"], own, self.state["objective_state"], self.state["step"]
+            self.state["params"],
+            objective_params,
+            self.state["objective_state"],
+            self.state["step"],
         )
         return jax.tree.map(lambda x: x.sharding, evaluated)
 
     def abstract_objective(self) -> Objective:
         """Returns the objective with shapes in place of parameters."""
-        own = with_frozen(objective_weights(self.state), self.state["frozen"])
-        return nnx.merge(self.objective, own)
+        objective_params = with_frozen(objective_weights(self.state), self.state["frozen"])
+        return nnx.merge(self.objective, objective_params)
 
     def flops(self) -> float:
         """Returns a lower bound of the FLOPs of a training step per image."""
@@ -155,8 +158,11 @@ class Program(NamedTuple):
     def _first_weights(self, seed: int, params: dict | None, objective: dict | None) -> Weights:
         params = params or nnx.to_pure_dict(nnx.state(self.build(rngs=nnx.Rngs(seed))))
         extra = self.init_extra(params)
-        own = extra.get("objective", {}) | (objective or {})
-        return {"params": params, "extra": extra | ({"objective": own} if own else {})}
+        objective_params = extra.get("objective", {}) | (objective or {})
+        return {
+            "params": params,
+            "extra": extra | ({"objective": objective_params} if objective_params else {}),
+        }
 
     def _on_host(self, make: Callable[[], Weights]) -> Weights:
         # Runs without compilation, which would take longer, and on the host, because a model may be
@@ -222,11 +228,11 @@ def make_program(
 
     def make_extra(params):
         key = jax.random.fold_in(jax.random.key(config.seed), OBJECTIVE)
-        own = nnx.state(
+        objective_params = nnx.state(
             make_objective(config, model, steps=steps, frozen=frozen, rngs=nnx.Rngs(params=key))
         )
         return init_extra(config.finetune, config.seed, params) | (
-            {"objective": nnx.to_pure_dict(own)} if own else {}
+            {"objective": nnx.to_pure_dict(objective_params)} if objective_params else {}
         )
 
     weights = {"params": params, "extra": jax.eval_shape(make_extra, params)}
@@ -246,8 +252,8 @@ def make_program(
     )
 
     def first_state(weights, frozen):
-        own = with_frozen(objective_weights(weights), frozen)
-        return nnx.merge(objective, own).initial_state(effective(weights))
+        objective_params = with_frozen(objective_weights(weights), frozen)
+        return nnx.merge(objective, objective_params).initial_state(effective(weights))
 
     objective_state = jax.eval_shape(first_state, weights, held)
     optimizer_state = jax.eval_shape(optimizer.init, weights)
@@ -301,13 +307,15 @@ def _check_layers(config: RunOptions, model: nnx.Module) -> None:
         )
 
 
-def _check_frozen_prefixes(config: RunOptions, objective: Objective, own: dict) -> None:
+def _check_frozen_prefixes(
+    config: RunOptions, objective: Objective, objective_params: dict
+) -> None:
     """Raises UserError if a prefix of `Objective.frozen_prefixes` matches no parameter."""
     for start in objective.frozen_prefixes():
-        if not any(jax.tree.leaves(below([start], own))):
+        if not any(jax.tree.leaves(below([start], objective_params))):
             raise UserError(
                 f"config.objective.name={config.objective.name!r} holds {start!r}, and that is no "
-                f"part of its own parameters; it has {', '.join(own) or 'none'}"
+                f"part of its own parameters; it has {', '.join(objective_params) or 'none'}"
             )
 
 

@@ -71,8 +71,10 @@ def make_backbone_schedule(
             f"finetune.frozen_steps = {frozen_steps} and finetune.warmup_steps = {warmup_steps} "
             f"are not below the run's {steps} steps; use fewer, or train longer"
         )
-    own = dataclasses.replace(config, warmup_steps=warmup_steps, warmup_learning_rate=0.0)
-    later = make_schedule(own, steps - frozen_steps)
+    backbone_config = dataclasses.replace(
+        config, warmup_steps=warmup_steps, warmup_learning_rate=0.0
+    )
+    later = make_schedule(backbone_config, steps - frozen_steps)
     return lambda t: jnp.where(t > frozen_steps, later(jnp.maximum(t - frozen_steps, 1)), 0)
 
 
@@ -96,7 +98,7 @@ def make_weight_decay(
     return decay
 
 
-def sees_length(config: OptimizerOptions) -> bool:
+def depends_on_steps(config: OptimizerOptions) -> bool:
     """Returns True if the learning rate or the weight decay depends on the length of the run."""
     return config.schedule != "constant" or config.weight_decay_end is not None
 

@@ -52,13 +52,13 @@ class Evaluated(NamedTuple):
 
     Attributes:
       params: the model's parameters: the trained ones, or an average in the objective's state.
-      own: the objective's parameters, including its frozen model's.
+      objective_params: the objective's parameters, including its frozen model's.
       objective_state: the objective's state.
       update: number of the last update.
     """
 
     params: dict
-    own: dict
+    objective_params: dict
     objective_state: dict
     update: jax.Array
 
@@ -130,9 +130,10 @@ def make_gradients(
             nnx.Rngs(dropout=key), objective_state, update, None if once else mesh
         )
         with jax.named_scope("loss"):
-            own = with_frozen(objective_weights(weights), frozen)
+            params = effective(weights)
+            objective_params = with_frozen(objective_weights(weights), frozen)
             loss = _loss(
-                graphdef, objective, mesh, effective(weights), own, micro, context, alone=once
+                graphdef, objective, mesh, params, objective_params, micro, context, alone=once
             )
             return loss.each.mean(), (jax.tree.map(jnp.mean, loss.metrics), loss.aux)
 
@@ -234,8 +235,8 @@ def make_train_step(
                 normalized = dict(mean=model.mean, std=model.std)
             batch = augment(batch, jax.random.fold_in(key, AUGMENT), **augmentations, **normalized)
             numbers = jnp.arange(config.batch_size)
-            own = with_frozen(objective_weights(old), frozen)
-            batch = _prepare(objective, own, mesh, batch, drawing, numbers)
+            objective_params = with_frozen(objective_weights(old), frozen)
+            batch = _prepare(objective, objective_params, mesh, batch, drawing, numbers)
         with jax.named_scope("gradients"):
             update = step - state["skipped"]["total"]
             ((loss, more), gradient), aux = gradients(
@@ -259,8 +260,8 @@ def make_train_step(
             }
             metrics["skipped"] = skipped
         with jax.named_scope("objective_state"):
-            own = with_frozen(objective_weights(weights), frozen)
-            objective_state = nnx.merge(objective, own).update_state(
+            objective_params = with_frozen(objective_weights(weights), frozen)
+            objective_state = nnx.merge(objective, objective_params).update_state(
                 state["objective_state"], effective(weights), aux, step - skipped["total"]
             )
             objective_state = keep(objective_state, state["objective_state"])
@@ -326,9 +327,11 @@ def make_eval_step(
 
     def eval_step(evaluated, batch, first):
         numbers = first + jnp.arange(len(batch["image"]))
-        batch = _prepare(objective, evaluated.own, mesh, batch, key, numbers)
+        batch = _prepare(objective, evaluated.objective_params, mesh, batch, key, numbers)
         context = StepContext(None, evaluated.objective_state, evaluated.update, mesh)
-        loss = _loss(graphdef, objective, mesh, evaluated.params, evaluated.own, batch, context)
+        loss = _loss(
+            graphdef, objective, mesh, evaluated.params, evaluated.objective_params, batch, context
+        )
         keep = batch["valid"]
         values = {"loss": loss.each, **loss.metrics}
         sums = {name: jnp.where(keep, x, 0).sum() for name, x in values.items()}
@@ -371,11 +374,11 @@ def make_pictures(
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
 
     def pictures(evaluated, batch):
-        batch = _prepare(objective, evaluated.own, mesh, batch, key, batch["numbers"])
+        batch = _prepare(objective, evaluated.objective_params, mesh, batch, key, batch["numbers"])
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
             model = nnx.merge(graphdef, evaluated.params)
             context = StepContext(None, evaluated.objective_state, evaluated.update)
-            drawn = nnx.merge(objective, evaluated.own).pictures(model, batch, context)
+            drawn = nnx.merge(objective, evaluated.objective_params).pictures(model, batch, context)
         return tuple(jnp.round(jnp.clip(x, 0, 255)).astype(jnp.uint8) for x in drawn)
 
     return jax.jit(
@@ -383,17 +386,19 @@ def make_pictures(
     )
 
 
-def _prepare(objective, own, mesh, batch, key, numbers) -> dict[str, jax.Array]:
+def _prepare(objective, objective_params, mesh, batch, key, numbers) -> dict[str, jax.Array]:
     """Adds the objective's random draws, such as masks, to the batch.
 
     The random key of an image is folded from `key` and the image's index in `numbers`.
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
-    drawn = nnx.merge(objective, own).prepare(batch, keys)
+    drawn = nnx.merge(objective, objective_params).prepare(batch, keys)
     return jax.lax.with_sharding_constraint(drawn, split_batch(mesh))
 
 
-def _loss(graphdef, objective, mesh, params, own, batch, context: StepContext, alone=False) -> Loss:
+def _loss(
+    graphdef, objective, mesh, params, objective_params, batch, context: StepContext, alone=False
+) -> Loss:
     """Computes the objective's loss, with activations sharded as in `parallel/sharding.py`.
 
     Args:
@@ -405,4 +410,4 @@ def _loss(graphdef, objective, mesh, params, own, batch, context: StepContext, a
     else:
         where = placing(partial(place_activation, mesh), platform)
     with where:
-        return nnx.merge(objective, own)(nnx.merge(graphdef, params), batch, context)
+        return nnx.merge(objective, objective_params)(nnx.merge(graphdef, params), batch, context)

@@ -16,7 +16,7 @@ from tests.training.objectives.small import (
     with_frozen,
 )
 from vit_jax.errors import UserError
-from vit_jax.interop.beside import write_beside
+from vit_jax.interop.objective_files import write_objective_files
 from vit_jax.models import count_multiply_adds, create_model
 from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.training.objectives import make_objective
@@ -52,7 +52,7 @@ def write_tokeniser(folder, patch=4, width=WIDE, size=SIZE) -> str:
     codebook /= np.linalg.norm(codebook, axis=1, keepdims=True)
     memory = {"codebook": codebook, "usage": np.ones(CODES)}
     own, memory = ({key: np.float32(x) for key, x in arrays.items()} for arrays in (own, memory))
-    write_beside(folder, "vqkd", dict(codes=CODES, code_dim=DIM), own, memory)
+    write_objective_files(folder, "vqkd", dict(codes=CODES, code_dim=DIM), own, memory)
     return str(folder)
 
 

@@ -141,7 +141,7 @@ def test_loss_with_local_crops_is_the_mean_over_all_pairs_of_views():
         def losses(params):
             model, objective = (
                 nnx.merge(graphdefs[0], params),
-                nnx.merge(graphdefs[1], evaluated.own),
+                nnx.merge(graphdefs[1], evaluated.objective_params),
             )
             loss = objective(
                 model,
@@ -215,7 +215,9 @@ PATCHES = {"dino.patch_weight": 1.0, "model.pooling": "cls"}
 
 def test_one_view_of_each_image_is_masked_and_the_shares_are_even_in_a_batch():
     program, _ = setup(**PATCHES, **{"batch_size": 64, "dino.patch_mask_ratios": (0.25, 0.75)})
-    objective = nnx.merge(program.objective, program.evaluated(program.initial_state(0)).own)
+    objective = nnx.merge(
+        program.objective, program.evaluated(program.initial_state(0)).objective_params
+    )
     batch = {"image": np.zeros((64, 2, 16, 16, 3), np.uint8)}
     drawn = prepare(objective, batch, jax.random.split(jax.random.key(0), 64))
     masked, count = np.asarray(drawn["masked"]), np.asarray(drawn["masked"]).sum((1, 2))
@@ -239,7 +241,7 @@ def test_masked_patches_are_learnt_from_what_the_teacher_says_of_them():
     )
     model, objective = (
         nnx.merge(program.graphdef, evaluated.params),
-        nnx.merge(program.objective, evaluated.own),
+        nnx.merge(program.objective, evaluated.objective_params),
     )
     objective.mask[...] += 1.0
     batch = prepare(objective, batch, jax.random.split(jax.random.key(0), 16))
@@ -374,7 +376,7 @@ def test_patches_are_held_to_the_similarities_of_the_kept_teacher():
     )
     model, objective = (
         nnx.merge(program.graphdef, evaluated.params),
-        nnx.merge(program.objective, evaluated.own),
+        nnx.merge(program.objective, evaluated.objective_params),
     )
     batch["gram"] = np.random.default_rng(2).integers(256, size=(16, 2, 32, 32, 3), dtype=np.uint8)
     batch = prepare(objective, batch, jax.random.split(jax.random.key(0), 16))

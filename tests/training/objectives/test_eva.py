@@ -197,7 +197,7 @@ def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_predicted(t
     model, objective = made(teachers["plain"])
     batch = batch_of(objective)
     masked = np.asarray(batch["masked"])
-    said = np.asarray(objective.wanted(batch))
+    said = np.asarray(objective.teacher_features(batch))
     image, place = map(int, np.argwhere(~masked)[5])
     # The head says of every patch what the teacher says of this one.
     objective.head.kernel[...] = jnp.zeros_like(objective.head.kernel[...])

@@ -11,7 +11,7 @@ import vit_jax
 from tests.training.objectives.small import SMALL, config_of
 from vit_jax.config import check
 from vit_jax.errors import UserError
-from vit_jax.interop.beside import write_beside
+from vit_jax.interop.objective_files import write_objective_files
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.planning.estimate import make_workload
@@ -41,7 +41,7 @@ def write_teacher(folder, heads=("head", "patch_head"), seed=0, patch=4):
         own[f"{head}/prototypes"] = rng.normal(size=(bottleneck, count))
     own = {path: np.float32(array) for path, array in own.items()}
     if own:
-        write_beside(folder, "dino", dict(prototype_lengths="one"), own, {})
+        write_objective_files(folder, "dino", dict(prototype_lengths="one"), own, {})
     return folder
 
 
@@ -76,7 +76,7 @@ def setup(teacher, **values):
 def modules(program, state):
     evaluated = program.evaluated(state)
     return nnx.merge(program.graphdef, evaluated.params), nnx.merge(
-        program.objective, evaluated.own
+        program.objective, evaluated.objective_params
     )
 
 

@@ -121,14 +121,17 @@ def batch_of(program, seed=0):
 def modules(program, state):
     evaluated = program.evaluated(state)
     return nnx.merge(program.graphdef, evaluated.params), nnx.merge(
-        program.objective, evaluated.own
+        program.objective, evaluated.objective_params
     )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _seen(graphdef, objective, evaluated, batch):
     context = EVALUATION._replace(state=evaluated.objective_state)
-    model, objective = nnx.merge(graphdef, evaluated.params), nnx.merge(objective, evaluated.own)
+    model, objective = (
+        nnx.merge(graphdef, evaluated.params),
+        nnx.merge(objective, evaluated.objective_params),
+    )
     return objective(model, batch, context)
 
 
@@ -170,7 +173,9 @@ def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
     program, state = program_of(teachers["with a head"], **values)
     model, objective = modules(program, state)
     noisy(objective.decoder.out), noisy(objective.projection)
-    evaluated = program.evaluated(state)._replace(own=nnx.to_pure_dict(nnx.state(objective)))
+    evaluated = program.evaluated(state)._replace(
+        objective_params=nnx.to_pure_dict(nnx.state(objective))
+    )
     batch = batch_of(program)
     found = _seen(program.graphdef, program.objective, evaluated, batch)
     images, codebook = np.asarray(batch["image"]), np.float64(state["objective_state"]["codebook"])

@@ -122,16 +122,16 @@ class Source:
         """Returns the class indices of an example, without reading its image if possible."""
         return self[index].labels
 
-    def label_table(self, told: Callable[[int], None] = lambda read: None) -> np.ndarray:
+    def label_table(self, on_progress: Callable[[int], None] = lambda read: None) -> np.ndarray:
         """Returns the labels of all images, int32 `[images, max_labels]`, padded with -1.
 
         Images are not decoded.
 
         Args:
-          told: progress callback; its argument is the number of images read.
+          on_progress: progress callback; its argument is the number of images read.
         """
         if (known := self.known_labels()) is not None:
-            told(len(self))
+            on_progress(len(self))
             return known
         table = np.full((len(self), self.max_labels), -1, np.int32)
         starts = range(0, len(self), 256)
@@ -143,7 +143,7 @@ class Source:
             for start, rows in zip(starts, pool.map(read, starts), strict=True):
                 for index, labels in enumerate(rows, start):
                     table[index, : len(labels)] = labels
-                told(start + len(rows))
+                on_progress(start + len(rows))
         return table
 
 

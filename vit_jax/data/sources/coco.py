@@ -261,25 +261,25 @@ def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) 
     most = shapes[place][:, [1, 0, 1, 0]]
     _check_within(listed.file, boxes.corners, most, [files[index] for index in place])
     corners = boxes.corners.clip(0, most)
-    kept = np.flatnonzero((corners[:, 2:] > corners[:, :2]).all(1))
-    removed = len(corners) - len(kept)
+    valid = np.flatnonzero((corners[:, 2:] > corners[:, :2]).all(1))
+    removed = len(corners) - len(valid)
     return Coco(
         listed.file,
         _folder_of_images(listed, files),
         files,
         shapes,
-        np.searchsorted(place[kept], np.arange(len(files) + 1)),
+        np.searchsorted(place[valid], np.arange(len(files) + 1)),
         Boxes(
-            corners[kept].astype(np.float32),
-            boxes.labels[kept],
+            corners[valid].astype(np.float32),
+            boxes.labels[valid],
             None,
-            boxes.crowd[kept],
+            boxes.crowd[valid],
             None,
-            boxes.areas[kept],
+            boxes.areas[valid],
         ),
         names,
         fields,
-        _segmentations(listed.file, annotations, kept) if {INSTANCES, MASK} & {*fields} else (),
+        _segmentations(listed.file, annotations, valid) if {INSTANCES, MASK} & {*fields} else (),
         {EMPTY: removed} if removed else {},
     )
 
@@ -301,9 +301,9 @@ def _boxes(file: str, annotations: Sequence[Mapping], number: Mapping[int, int])
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
     labels = np.array([number[one["category_id"]] for one in annotations], np.int32)
     crowd = np.array([bool(one.get("iscrowd", 0)) for one in annotations], bool)
-    own = boxes[:, 2:].prod(axis=1).tolist()
+    box_areas = boxes[:, 2:].prod(axis=1).tolist()
     stated = [one.get("area") for one in annotations]
-    areas = [box if area is None else area for area, box in zip(stated, own, strict=True)]
+    areas = [box if area is None else area for area, box in zip(stated, box_areas, strict=True)]
     return Boxes(corners, labels, None, crowd, None, np.array(areas, np.float64))
 
 
@@ -336,9 +336,11 @@ def _classes(
       UserError: the training data lack a class of this file.
     """
     categories = sorted(content["categories"], key=lambda category: category["id"])
-    own = ((BACKGROUND,) if masks else ()) + tuple(str(one["name"]) for one in categories)
-    names = tuple(class_names or dict.fromkeys(own))
-    if unknown := [name for name in own if name not in names]:
+    category_names = ((BACKGROUND,) if masks else ()) + tuple(
+        str(one["name"]) for one in categories
+    )
+    names = tuple(class_names or dict.fromkeys(category_names))
+    if unknown := [name for name in category_names if name not in names]:
         raise UserError(f"{file} has classes that training lacks: {', '.join(unknown[:20])}")
     if len(names) > IGNORED and masks:
         raise UserError(f"{file} has {len(names)} classes, and masks of at most {IGNORED} are read")
@@ -389,7 +391,7 @@ def _folder_of_images(listed: Listed, files: Sequence[str]) -> str:
 
 
 def _segmentations(
-    file: str, annotations: Sequence[Mapping], kept: np.ndarray
+    file: str, annotations: Sequence[Mapping], valid: np.ndarray
 ) -> tuple[list | dict, ...]:
     """Returns the segmentations of the kept annotations.
 
@@ -400,7 +402,7 @@ def _segmentations(
         import pycocotools.mask  # noqa: F401
     except ImportError as error:
         raise UserError("masks of COCO files need pycocotools: pip install pycocotools") from error
-    segmentations = tuple(annotations[number].get("segmentation") or None for number in kept)
+    segmentations = tuple(annotations[number].get("segmentation") or None for number in valid)
     if lacking := sum(one is None for one in segmentations):
         raise UserError(
             f"{file}: {lacking:,} of {len(segmentations):,} objects have no segmentation, which "

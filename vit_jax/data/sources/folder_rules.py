@@ -176,11 +176,11 @@ def _check_split(root: str, split: Entry, entries: Collection[Entry]) -> None:
     """Raises UserError if only one folder has the name of a split, and it may be a class."""
     others = [entry for entry in entries if entry != split]
     if any(entry.has_images for entry in others):
-        names, beside = _listed(_names(entries)), _listed(_names(others))
+        names, other_names = _listed(_names(entries)), _listed(_names(others))
         raise UserError(
             f"{root} can be read in two ways: as the split {split.name!r} with other folders next "
-            f"to it ({beside}), or as the classes {names}; for the split, move the others away, "
-            f"for classes, move all of them into {root}/train"
+            f"to it ({other_names}), or as the classes {names}; for the split, move the others "
+            f"away, for classes, move all of them into {root}/train"
         )
 
 

@@ -50,7 +50,7 @@ class HandedIn(Captioned):
     def __getitem__(self, index):
         try:
             image, label = self.split(self.data[index])
-            return Example(as_image(image), self._checked(index, label))
+            return Example(as_image(image), self._class_indices(index, label))
         except OSError:
             raise
         except UserError as error:
@@ -91,7 +91,7 @@ class HandedIn(Captioned):
             return shuffled(len(self))
         return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
-    def _checked(self, index: int, label: Any) -> tuple[int, ...]:
+    def _class_indices(self, index: int, label: Any) -> tuple[int, ...]:
         """Returns the class indices of an example; raises UserError if `label` has different ones.
 
         Args:
@@ -186,20 +186,22 @@ def handed_in(
     if isinstance(data, Source):
         return data if class_names is None else renumbered(data, class_names, name)
     if is_pair_of_columns(data):
-        data, given = checked_columns(data, name, "captions" if caption_key else "labels")
+        data, target_values = checked_columns(data, name, "captions" if caption_key else "labels")
         split = _alone
     else:
         check_indexable(data, name)
         data, image_key, key = _columns(data, name, label_key if labels else None)
         split = _Keys(image_key, key) if image_key else _pair
-        given = _known_labels(data, key) if labels else None
+        target_values = _known_labels(data, key) if labels else None
     if isinstance(data, np.ndarray):
         _check_array(data, name)
     source = HandedIn(f"{name} data's", data, split, ())
     if caption_key:
-        source = dataclasses.replace(source, captions=_captions(source, given, caption_key, name))
+        source = dataclasses.replace(
+            source, captions=_captions(source, target_values, caption_key, name)
+        )
     if labels:
-        source = _labelled(source, given, tuple(class_names or ()), num_classes, name)
+        source = _labelled(source, target_values, tuple(class_names or ()), num_classes, name)
     check_steady(source, name)
     return source
 
@@ -521,7 +523,7 @@ def _common_names(parts: Sequence, split: Callable) -> tuple[str, ...] | None:
 
 def _labelled(
     source: HandedIn,
-    given: Any,
+    labels: Any,
     class_names: tuple[str, ...],
     num_classes: int | None,
     name: str,
@@ -530,19 +532,19 @@ def _labelled(
 
     Args:
       source: the source without labels.
-      given: the labels of all examples; None: the labels are read from the items.
+      labels: the labels of all examples; None: the labels are read from the items.
       class_names: class names of the training data, which define the class indices; empty: unknown.
       num_classes: as in `handed_in`.
       name: as in `handed_in`.
     """
-    given, items_have_labels = _given_labels(source, given)
-    rows = _label_rows(given, name)
-    own = _class_names(source.data, source.split) or ()
+    labels, items_have_labels = _given_labels(source, labels)
+    rows = _label_rows(labels, name)
+    data_names = _class_names(source.data, source.split) or ()
     if _are_texts(rows, name):
-        names = class_names or own or tuple(sorted(set().union(*rows)))
+        names = class_names or data_names or tuple(sorted(set().union(*rows)))
         reader = LabelReader({class_name: number for number, class_name in enumerate(names)})
     else:
-        names, reader = _numbered(rows, own, class_names, num_classes, name)
+        names, reader = _numbered(rows, data_names, class_names, num_classes, name)
     table = _table(rows, reader, names, name)
     return dataclasses.replace(
         source,
@@ -553,22 +555,22 @@ def _labelled(
     )
 
 
-def _given_labels(source: HandedIn, given: Any) -> tuple[Any, bool]:
+def _given_labels(source: HandedIn, labels: Any) -> tuple[Any, bool]:
     """Returns the labels of all examples, and True if the items contain labels, too.
 
-    If the labels in the items differ from `given`, the labels in the items are returned.
+    If the labels in the items differ from `labels`, the labels in the items are returned.
 
     Args:
       source: the source without labels.
-      given: the labels of all examples; None: the labels are read from the items.
+      labels: the labels of all examples; None: the labels are read from the items.
     """
-    items_have_labels = given is None or (
+    items_have_labels = labels is None or (
         source.split is not _alone and _item_label(source, 0) is not None
     )
-    if given is None or (items_have_labels and not _agree(source, given)):
+    if labels is None or (items_have_labels and not _agree(source, labels)):
         # Items are read one after another, and each item once.
-        given = [_item_label(source, index) for index in range(len(source))]
-    return given, items_have_labels
+        labels = [_item_label(source, index) for index in range(len(source))]
+    return labels, items_have_labels
 
 
 def _label_rows(labels: Any, name: str) -> list:
@@ -594,7 +596,7 @@ def _are_texts(rows: list, name: str) -> bool:
 
 def _numbered(
     rows: list[list[int]],
-    own: tuple[str, ...],
+    data_names: tuple[str, ...],
     class_names: tuple[str, ...],
     num_classes: int | None,
     name: str,
@@ -603,12 +605,12 @@ def _numbered(
 
     Args:
       rows: the values in each example's label.
-      own: the data set's own class names; empty: it has none.
+      data_names: the data set's own class names; empty: it has none.
       class_names: as in `_labelled`.
       num_classes: as in `handed_in`.
       name: as in `handed_in`.
     """
-    names = own or class_names
+    names = data_names or class_names
     counts, values = _flattened(rows, name)
     width = one_hot_width(counts, values, len(names) or None)
     if width is None:
@@ -679,13 +681,13 @@ def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: 
     return table
 
 
-def _agree(source: HandedIn, given: Any) -> bool:
-    """Returns False if the labels in some items differ from the labels `given`.
+def _agree(source: HandedIn, labels: Any) -> bool:
+    """Returns False if the labels in some items differ from `labels`.
 
-    For example, `given` may be the attribute `targets` of a torch data set whose `__getitem__`
+    For example, `labels` may be the attribute `targets` of a torch data set whose `__getitem__`
     changes the labels.
     """
-    keys = [repr(np.asarray(_plain(label)).tolist()) for label in given]
+    keys = [repr(np.asarray(_plain(label)).tolist()) for label in labels]
     seen: dict[str, int] = {}
     # One example of each label is compared, because such changes often depend on the label.
     for index, key in enumerate(keys):

@@ -173,10 +173,10 @@ def as_mask(value: Any) -> np.ndarray:
     if isinstance(value, Image.Image):
         return values_of(value)
     detach = getattr(value, "detach", None)  # A torch tensor.
-    return _checked(np.asarray(detach().cpu() if detach else value))
+    return _as_mask(np.asarray(detach().cpu() if detach else value))
 
 
-def _checked(values: np.ndarray) -> np.ndarray:
+def _as_mask(values: np.ndarray) -> np.ndarray:
     """Removes a channel axis of size 1; raises UserError if the values are not a mask."""
     if values.ndim == 3 and 1 in (values.shape[0], values.shape[-1]):
         values = values.squeeze(0 if values.shape[0] == 1 else -1)

@@ -130,9 +130,10 @@ class Mixture(Source):
         if any(table is None for table in known):
             return None
         table = np.full((len(self), self.max_labels), -1, np.int32)
-        for end, own, numbers in zip(self._ends, known, self._tables, strict=True):
+        for end, labels, numbers in zip(self._ends, known, self._tables, strict=True):
             # The last entry, which the padding -1 selects, maps -1 to -1.
-            table[end - len(own) : end, : own.shape[1]] = np.array([*numbers, -1], np.int32)[own]
+            renumbered = np.array([*numbers, -1], np.int32)[labels]
+            table[end - len(labels) : end, : labels.shape[1]] = renumbered
         return table
 
     def _renumbered(self, part: int, labels: tuple[int, ...]) -> tuple[int, ...]:
@@ -143,12 +144,12 @@ class Mixture(Source):
         return self.parts[part].fields_of(index)
 
     def stored_files(self, indices=None):
-        for part, own in self._split(indices):
-            yield from part.stored_files(own)
+        for part, rows in self._split(indices):
+            yield from part.stored_files(rows)
 
     def known_fields(self, indices=None):
-        for part, own in self._split(indices):
-            yield from part.known_fields(own)
+        for part, rows in self._split(indices):
+            yield from part.known_fields(rows)
 
     def _split(self, indices):
         """Yields each part, and the indices within this part; None stands for all indices."""
@@ -156,8 +157,8 @@ class Mixture(Source):
             if indices is None:
                 yield part, None
                 continue
-            own = np.asarray(indices) - (end - len(part))
-            yield part, own[(own >= 0) & (own < len(part))]
+            rows = np.asarray(indices) - (end - len(part))
+            yield part, rows[(rows >= 0) & (rows < len(part))]
 
     def describe(self, index):
         part, index = self._locate(index)

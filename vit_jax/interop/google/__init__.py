@@ -28,16 +28,16 @@ def _prepare(
     if f"{prefix}img/embedding/kernel" in tensors:
         prefix += "img/"
     by_kind = any(re.search("encoderblock.*/MlpBlock_0/", name) for name in tensors)
-    own = {
+    model_tensors = {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }
-    return own, dict(prefix=prefix, by_kind=by_kind)
+    return model_tensors, dict(prefix=prefix, by_kind=by_kind)
 
 
 def _preprocessing(
-    config: dict, said: dict, channels: int
+    config: dict, processor_config: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
     """Implements `Library.preprocessing` for npz files, which do not contain the preprocessing.
 

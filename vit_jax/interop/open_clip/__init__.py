@@ -37,13 +37,15 @@ def _prepare(
     config = config | dict(pretrained_cfg=_pretrained_config(tensors, config))
     if config["model_cfg"]["vision_cfg"].get("timm_model_name"):
         return _prepare_timm(path, tensors, config)
-    kept = {name.removeprefix(_TOWER): x for name, x in tensors.items() if name.startswith(_TOWER)}
-    if "proj" in kept:  # The head has no bias.
-        classes = kept["proj"].shape[1]
-        kept["proj.bias"] = Tensor(
+    tower_tensors = {
+        name.removeprefix(_TOWER): x for name, x in tensors.items() if name.startswith(_TOWER)
+    }
+    if "proj" in tower_tensors:  # The head has no bias.
+        classes = tower_tensors["proj"].shape[1]
+        tower_tensors["proj.bias"] = Tensor(
             (classes,), np.dtype(np.float32), lambda: np.zeros(classes, np.float32)
         )
-    return kept, config
+    return tower_tensors, config
 
 
 def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
@@ -52,8 +54,10 @@ def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
     Raises:
       UserError: the resize mode is unsupported.
     """
-    given = config.get("preprocess_cfg") or {}
-    preprocessing = CLIP | {key: value for key, value in given.items() if value is not None}
+    preprocess_cfg = config.get("preprocess_cfg") or {}
+    preprocessing = CLIP | {
+        key: value for key, value in preprocess_cfg.items() if value is not None
+    }
     crop = preprocessing.get("resize_mode", "shortest")
     if crop not in _CROPS:
         raise UserError(
@@ -84,14 +88,16 @@ def _prepare_timm(
             raise UserError(
                 f"an open_clip model of timm's {architecture} with {name} is unsupported"
             )
-    kept = {name.removeprefix(_TIMM): x for name, x in tensors.items() if name.startswith(_TIMM)}
+    tower_tensors = {
+        name.removeprefix(_TIMM): x for name, x in tensors.items() if name.startswith(_TIMM)
+    }
     # timm's model (`trunk`) contains the head. With attention pooling there is no head: the pooling
     # returns the embedding.
     pooling = tower.get("timm_pool")
     arguments = dict(global_pool=pooling) if pooling in ("map", "token", "avg") else {}
     arguments |= tower.get("timm_model_kwargs") or {}
     config = config | dict(architecture=architecture, model_args=arguments)
-    return timm.LIBRARY.prepare(path, kept, config)
+    return timm.LIBRARY.prepare(path, tower_tensors, config)
 
 
 LIBRARY = Library(

@@ -58,9 +58,9 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
     model = config["model_cfg"]
     text: dict[str, Any] = _DEFAULTS | model["text_cfg"]
     _check(model, text)
-    kept = _tower(tensors)
-    biased = "text_projection.bias" in kept
-    projection = kept.get("text_projection.weight" if biased else "text_projection")
+    tower_tensors = _tower(tensors)
+    biased = "text_projection.bias" in tower_tensors
+    projection = tower_tensors.get("text_projection.weight" if biased else "text_projection")
     if projection is None:
         raise UserError("the checkpoint has no text tower: there is no text_projection")
     options = TextOptions(
@@ -69,7 +69,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
         dim=text["width"],
         depth=text["layers"],
         heads=text["heads"],
-        mlp_dim=kept[_THEIRS.format(0) + "mlp.c_fc.weight"].shape[0],
+        mlp_dim=tower_tensors[_THEIRS.format(0) + "mlp.c_fc.weight"].shape[0],
         output_dim=projection.shape[0] if biased else projection.shape[1],
         causal=not text["no_causal_mask"],
         pooling=_POOLINGS[text["pool_type"]],
@@ -84,7 +84,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
         "open_clip",
         options,
         text_rules(biased),
-        kept,
+        tower_tensors,
         "sigmoid" if sigmoid else "softmax",
         "clip",  # The `open_clip_config.json` in the folder determines the actual cleaning.
         logit_bias="logit_bias" if sigmoid else None,

@@ -14,7 +14,7 @@ from vit_jax.interop.image_text import TextPart
 from vit_jax.interop.library import TRAINING_ONLY, Arrays, Format, Values
 from vit_jax.interop.open_clip import open_clip_vit
 from vit_jax.interop.open_clip.open_clip_text import text_config, text_rules
-from vit_jax.interop.preprocessing import UNSAID, lost, per_channel, to_timm
+from vit_jax.interop.preprocessing import DEFAULT_PREPROCESSING, lost, per_channel, to_timm
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.towers_format import (
     Towers,
@@ -46,28 +46,28 @@ def _describe(towers: Towers) -> TowersFiles:
     Raises:
       UserError: open_clip has no model with these arguments.
     """
-    part, options, notes = towers.part, towers.options, []
+    text_part, options, notes = towers.text_part, towers.options, []
     if asdict(options).get("stem_norm") == "tokens":
         towers, notes = without_bias(towers, _TITLE)
         vision, arrays = _own_tower(towers)
     else:
         vision, arrays = _timm_tower(towers)
-    text, more = _tokenizer(part)
-    biased = part.tower.options.head_bias
+    text, more = _tokenizer(text_part)
+    biased = text_part.tower.options.head_bias
     model: dict[str, Any] = dict(
-        embed_dim=part.tower.options.output_dim,
+        embed_dim=text_part.tower.options.output_dim,
         vision_cfg=vision,
-        text_cfg=text_config(part.tower.options) | text,
+        text_cfg=text_config(text_part.tower.options) | text,
         custom_text=True,
     )
-    if part.tower.options.gelu == "quick":
+    if text_part.tower.options.gelu == "quick":
         model["quick_gelu"] = True
-    if part.logit_bias is not None:
-        model["init_logit_bias"] = part.logit_bias
+    if text_part.logit_bias is not None:
+        model["init_logit_bias"] = text_part.logit_bias
     arrays |= {
-        f"text.{name}": x for name, x in text_arrays(text_rules(biased), part, _TITLE).items()
+        f"text.{name}": x for name, x in text_arrays(text_rules(biased), text_part, _TITLE).items()
     }
-    arrays |= similarity_arrays(part, ())
+    arrays |= similarity_arrays(text_part, ())
     preprocessing, unwritten = _preprocessing(towers)
     notes += more + [f"not written: {line}" for line in unwritten]
     config = dict(model_cfg=model, preprocess_cfg=preprocessing)
@@ -93,7 +93,7 @@ def _timm_tower(towers: Towers) -> tuple[dict[str, Any], Arrays]:
     form = timm.LIBRARY.format_of(family_of(options).model, values)
     content = content_of(form, "timm", options, towers.read)
     pooling = content.described["model_args"]["global_pool"]
-    candidates = _architectures(towers.part)
+    candidates = _architectures(towers.text_part)
     architecture = next(
         (
             name
@@ -117,12 +117,12 @@ def _timm_tower(towers: Towers) -> tuple[dict[str, Any], Arrays]:
     return vision, {f"visual.trunk.{name}": x for name, x in content.arrays.items()}
 
 
-def _architectures(part: TextPart) -> list[str]:
+def _architectures(text_part: TextPart) -> list[str]:
     """Returns the names of timm's CLIP and SigLIP image towers.
 
     If the model was read from open_clip's files, the name in these files comes first.
     """
-    described = _read_config(part).get("vision_cfg", {}).get("timm_model_name")
+    described = _read_config(text_part).get("vision_cfg", {}).get("timm_model_name")
     names = {weights.repository.removeprefix("timm/").split(".")[0] for weights in all_weights()}
     known = sorted(name for name in names if "clip" in name or "siglip" in name)
     return [described, *known] if described else known
@@ -140,9 +140,9 @@ def _is_architecture(name: str, pooling: str, form: Format, arrays: Arrays, valu
     return all(values[key] == x for key, x in found.items() if key not in ignored)
 
 
-def _read_config(part: TextPart) -> dict[str, Any]:
+def _read_config(text_part: TextPart) -> dict[str, Any]:
     """Returns the `model_cfg` of a model that was read from open_clip's files; {} for others."""
-    files = {file.name: file for file in part.tokenizer.files}
+    files = {file.name: file for file in text_part.tokenizer.files}
     if OPEN_CLIP not in files:
         return {}
     return (open_clip_config(files[OPEN_CLIP].parent) or {}).get("model_cfg", {})
@@ -153,16 +153,16 @@ def _size(options: ImageOptions) -> int | list[int]:
     return height if height == width else [height, width]
 
 
-def _tokenizer(part: TextPart) -> tuple[dict[str, Any], list[str]]:
+def _tokenizer(text_part: TextPart) -> tuple[dict[str, Any], list[str]]:
     """Returns the entries of `text_cfg` that describe the tokenizer, and notes for the user."""
-    if part.tokenizer.cleaning == _TITLE:
-        described = _read_config(part)["text_cfg"]
+    if text_part.tokenizer.cleaning == _TITLE:
+        described = _read_config(text_part)["text_cfg"]
         return {name: described[name] for name in _TOKENIZER if described.get(name)}, []
-    if part.tower.options.causal and part.tokenizer.vocabulary == _VOCABULARY:
+    if text_part.tower.options.causal and text_part.tokenizer.vocabulary == _VOCABULARY:
         return {}, [_ALSO]
-    cleaning = _CLEANINGS[part.tokenizer.cleaning]
-    names = {file.name for file in part.tokenizer.files}
-    if part.tokenizer.cleaning == "siglip" and "spiece.model" in names:
+    cleaning = _CLEANINGS[text_part.tokenizer.cleaning]
+    names = {file.name for file in text_part.tokenizer.files}
+    if text_part.tokenizer.cleaning == "siglip" and "spiece.model" in names:
         cleaning = "canonicalize"
     # If the model is in a local folder, open_clip reads the tokenizer from the same folder.
     text = dict(hf_tokenizer_name="OWNER/NAME", tokenizer_kwargs=dict(clean=cleaning))
@@ -176,10 +176,10 @@ def _preprocessing(towers: Towers) -> tuple[dict[str, Any], list[str]]:
     Raises:
       UserError: open_clip does not support the kind of crop.
     """
-    seen, values = towers.preprocessing or UNSAID, asdict(towers.options)
+    seen, values = towers.preprocessing or DEFAULT_PREPROCESSING, asdict(towers.options)
     size, channels = values["image_size"], values["channels"]
     crop = to_timm(seen, size)
-    unwritten = lost(seen, towers.part.probabilities, size, "timm")
+    unwritten = lost(seen, towers.text_part.probabilities, size, "timm")
     if seen.share != Fraction(1):
         unwritten.append(
             f"the share {seen.share} of the resized image that the crop keeps: all of it in "

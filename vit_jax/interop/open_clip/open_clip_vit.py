@@ -47,7 +47,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
       UserError: a setting in the config is unsupported.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    said, tower = config["model_cfg"], config["model_cfg"]["vision_cfg"]
+    model_cfg, tower = config["model_cfg"], config["model_cfg"]["vision_cfg"]
     for name, value in tower.items():
         droops = name.endswith("dropout")  # Dropout is used in training only.
         if name not in _SHOWN and not droops and value not in (None, False, _ALWAYS.get(name)):
@@ -69,7 +69,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
         heads=dim // head_width,
         num_classes=shapes.get("proj", (0, 0))[1],
         stem_norm="tokens",
-        gelu="quick" if said.get("quick_gelu") else "erf",
+        gelu="quick" if model_cfg.get("quick_gelu") else "erf",
         layer_scale=1e-5 if "transformer.resblocks.0.ls_1.gamma" in shapes else None,
         norm_epsilon=1e-5,
         position_resize="bicubic_antialias",

@@ -10,10 +10,12 @@ from vit_jax.interop.preprocessing import Preprocessing
 
 
 def _preprocessing(
-    config: dict, said: dict, channels: int
+    config: dict, processor_config: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
     """Implements `Library.preprocessing`. Without a `config.json` the preprocessing is OpenAI's."""
-    return timm.LIBRARY.preprocessing(config, said, channels) if config else ({}, None, "")
+    return (
+        timm.LIBRARY.preprocessing(config, processor_config, channels) if config else ({}, None, "")
+    )
 
 
 LIBRARY = Library(

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from vit_jax.errors import UserError
 from vit_jax.interop.library import Library, problem_type
-from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_timm, per_channel, to_timm
+from vit_jax.interop.preprocessing import (
+    DEFAULT_PREPROCESSING,
+    Preprocessing,
+    of_timm,
+    per_channel,
+    to_timm,
+)
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm import timm_mae
 from vit_jax.published.unheld import refuse_unheld
@@ -49,7 +55,7 @@ def _prepare(
 
 
 def _preprocessing(
-    config: dict, said: dict, channels: int
+    config: dict, processor_config: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
     """Implements `Library.preprocessing`; without a `config.json` timm's defaults are assumed."""
     if not config:
@@ -78,7 +84,7 @@ def _files(
     channels = values["channels"]
     described["pretrained_cfg"] |= dict(
         mean=per_channel(values["mean"], channels), std=per_channel(values["std"], channels)
-    ) | to_timm(seen or UNSAID, values["image_size"])
+    ) | to_timm(seen or DEFAULT_PREPROCESSING, values["image_size"])
     # timm ignores the problem type. Transformers, which can read these folders, too, uses it.
     described |= problem_type(values["num_classes"], probabilities)
     return {"config.json": described | (dict(label_names=list(names)) if names else {})}

@@ -256,13 +256,13 @@ def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
         found := named.get(f"layers.{len(sides)}.blocks.0.attn.relative_coords_table")
     ) is not None:
         offsets = np.arange((found.shape[1] + 1) // 2)
-        own = former = len(offsets)
-        if own > 1:  # In a window of one position the only offset is 0.
+        window = former = len(offsets)
+        if window > 1:  # In a window of one position the only offset is 0.
             if (reach := 2 ** (3 * float(found.max())) - 1) > 0:
                 former = max(2, round(1 + 8 * offsets[-1] / reach))
             line = np.log2(1 + 8 * offsets / (former - 1)) / 3
             _check("relative_coords_table", found[0, :, 0, 0], np.concatenate([-line[:0:-1], line]))
-        sides.append(0 if former == own else former)
+        sides.append(0 if former == window else former)
     return sides
 
 
@@ -274,8 +274,8 @@ def _name(name: str) -> str:
 
 def _eva(architecture: str, heads: int, patch: int, pooled: str) -> dict:
     """Returns the `config.json` for timm's class Eva; the tensors determine all other sizes."""
-    given = {"num_heads": heads, "patch_size": patch}
-    return {"architecture": architecture, "global_pool": pooled, "model_args": given}
+    model_args = {"num_heads": heads, "patch_size": patch}
+    return {"architecture": architecture, "global_pool": pooled, "model_args": model_args}
 
 
 def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -308,8 +308,8 @@ def _angles(rows: int, dim: int) -> np.ndarray:
     return np.cos(np.concatenate([down, across], axis=-1)).reshape(-1, dim)
 
 
-def _check(name: str, found: np.ndarray, wanted: np.ndarray) -> None:
+def _check(name: str, stored: np.ndarray, expected: np.ndarray) -> None:
     """Raises UserError if positions in a file differ from the computed ones that replace them."""
     # The tolerance allows for the rounding errors of bfloat16.
-    if found.shape != wanted.shape or np.abs(found - wanted).max() > 0.01 * wanted.max():
+    if stored.shape != expected.shape or np.abs(stored - expected).max() > 0.01 * expected.max():
         raise UserError(f"its positions ({name}) are not those of the published models")

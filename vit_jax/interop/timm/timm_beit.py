@@ -15,7 +15,7 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
-from vit_jax.interop.library import Format, Tensors, Values, refuse_unsaid
+from vit_jax.interop.library import Format, Tensors, Values, require_defaults
 from vit_jax.interop.timm.timm_config import (
     given_arguments,
     implied_arguments,
@@ -80,7 +80,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     Without a `config.json`, images are assumed to be square.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    given = given_arguments(config, *_UNCHECKED)
+    model_args = given_arguments(config, *_UNCHECKED)
     dim, inputs, patch, _ = shapes["patch_embed.proj.weight"]
     refuse_contradictions(config, implied_arguments(config, named), dict(patch_size=patch))
     places = [place for place, name in _TABLES.items() if name in shapes]
@@ -90,7 +90,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
         )
     rows, heads = shapes[_TABLES[places[0]]]
     side = patch * (math.isqrt(rows - 3) + 1) // 2
-    pooled = _pooling(config, given, shapes)
+    pooled = _pooling(config, model_args, shapes)
     pooling = "cls" if pooled == "token" else "gap"
     values = dict(
         image_size=stated_size(config) or (side, side),
@@ -113,10 +113,10 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     return values, "" if config else f"{pooled} pooling, as there is no config.json"
 
 
-def _pooling(config: dict, given: dict, shapes: dict) -> str:
+def _pooling(config: dict, model_args: dict, shapes: dict) -> str:
     """Returns `global_pool` in `config.json` or, if it is missing, timm's default."""
     default = "avg" if "fc_norm.weight" in shapes else "token"
-    return given.get("global_pool") or config.get("global_pool") or default
+    return model_args.get("global_pool") or config.get("global_pool") or default
 
 
 def _describe(values: Values) -> dict:
@@ -126,8 +126,8 @@ def _describe(values: Values) -> dict:
       UserError: timm has no model with these arguments.
     """
     title = "timm's Beit"
-    said = ("fc_norm", "pooling", "cls_token", "qkv_bias", "position_at")
-    refuse_unsaid(title, ViT, values, *said, gelu="erf", position="bias")
+    stored = ("fc_norm", "pooling", "cls_token", "qkv_bias", "position_at")
+    require_defaults(title, ViT, values, *stored, gelu="erf", position="bias")
     for option, there in dict(
         pooling=("cls", "gap"), qkv_bias=("qv", "none"), norm_epsilon=(1e-6,)
     ).items():

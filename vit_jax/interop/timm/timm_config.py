@@ -55,15 +55,15 @@ def given_arguments(config: dict, *unchecked: str) -> dict[str, Any]:
     Raises:
       UserError: the value of an argument is unsupported.
     """
-    given = config.get("model_args") or {}
-    for name, value in given.items():
+    model_args = config.get("model_args") or {}
+    for name, value in model_args.items():
         harmless = name in (*UNCHECKED, *unchecked) or name.endswith("_rate")
         if not harmless and value not in ONLY.get(name, (None, False, "")):
             raise UserError(f"a timm model with {name}={value!r} is unsupported")
-    pooling = given.get("global_pool") or config.get("global_pool")
+    pooling = model_args.get("global_pool") or config.get("global_pool")
     if pooling not in ONLY["global_pool"]:
         raise UserError(f"a timm model with global_pool={pooling!r} is unsupported")
-    return given
+    return model_args
 
 
 def stated_size(config: dict) -> tuple[int, int] | None:
@@ -95,9 +95,9 @@ def refuse_contradictions(config: dict, implied: dict[str, Any], shown: dict[str
     """
     if config.get("architecture") is None:
         return
-    given = config.get("model_args") or {}
+    model_args = config.get("model_args") or {}
     for name, value in shown.items():
-        stated = implied.get(name) if given.get(name) is None else given[name]
+        stated = implied.get(name) if model_args.get(name) is None else model_args[name]
         stated = tuple(stated) if isinstance(stated, list) else stated
         if stated != value:
             raise UserError(

@@ -85,15 +85,19 @@ def named(architecture: str) -> dict | None:
         raise UserError(
             f"timm's {architecture} is unsupported: it differs from a ConvNeXt ({more})"
         )
-    said = _with_defaults(dict(depths=sizes[word]["blocks"], dims=sizes[word]["widths"]))
-    said |= dict(use_grn=family == "convnextv2", norm_eps=sizes[word].get("norm_epsilon", 1e-6))
+    model_args = _with_defaults(dict(depths=sizes[word]["blocks"], dims=sizes[word]["widths"]))
+    model_args |= dict(
+        use_grn=family == "convnextv2", norm_eps=sizes[word].get("norm_epsilon", 1e-6)
+    )
     if more.endswith("ols"):
-        said["stem_type"] = dict(nano="overlap", zepto="overlap_act").get(word, "overlap_tiered")
+        model_args["stem_type"] = dict(nano="overlap", zepto="overlap_act").get(
+            word, "overlap_tiered"
+        )
     if simple:
-        said["norm_layer"] = _SIMPLE
+        model_args["norm_layer"] = _SIMPLE
     if more == "mlp":
-        said["head_hidden_size"] = said["dims"][-1]
-    return said | dict(head_norm_first=more == "hnf")
+        model_args["head_hidden_size"] = model_args["dims"][-1]
+    return model_args | dict(head_norm_first=more == "hnf")
 
 
 def _with_defaults(shape: dict) -> dict:
@@ -142,12 +146,12 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     layer norms with epsilon 1e-6. A ConvNeXt supports images of any size.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    given = given_arguments(config, *_UNCHECKED, "act_layer")
+    model_args = given_arguments(config, *_UNCHECKED, "act_layer")
     defaults = implied_arguments(config, named)
     try:
         values = _values(shapes)
         if not values["centred_norm"] and _SIMPLE not in (
-            given.get("norm_layer"),
+            model_args.get("norm_layer"),
             defaults.get("norm_layer"),
         ):
             raise UserError(
@@ -157,8 +161,8 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
         _refuse_kernels(shapes, len(values["blocks"]))
         values |= dict(
             image_size=stated_size(config) or image_size or 224,
-            gelu=_GELUS[given.get("act_layer") or defaults.get("act_layer", "gelu")],
-            norm_epsilon=given.get("norm_eps") or defaults.get("norm_eps", 1e-6),
+            gelu=_GELUS[model_args.get("act_layer") or defaults.get("act_layer", "gelu")],
+            norm_epsilon=model_args.get("norm_eps") or defaults.get("norm_eps", 1e-6),
         )
     except (KeyError, IndexError) as error:
         raise UserError(

@@ -17,7 +17,7 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
-from vit_jax.interop.library import Arrays, Format, Tensors, Values, refuse_unsaid
+from vit_jax.interop.library import Arrays, Format, Tensors, Values, require_defaults
 from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm.timm_config import (
@@ -177,26 +177,26 @@ _UNCHECKED = (
 
 def named(architecture: str) -> dict | None:
     """Parses an Eva architecture's name to timm's arguments; None for other architectures."""
-    said = next((values for name, values in _NAMES if re.fullmatch(name, architecture)), None)
-    if said is None:
+    model_args = next((values for name, values in _NAMES if re.fullmatch(name, architecture)), None)
+    if model_args is None:
         return None
     words = architecture.split("_")
-    said = dict(said, num_heads=next(_HEADS[word] for word in words if word in _HEADS))
-    said["patch_size"] = int(next(word for word in words if word.startswith("patch"))[5:])
+    model_args = dict(model_args, num_heads=next(_HEADS[word] for word in words if word in _HEADS))
+    model_args["patch_size"] = int(next(word for word in words if word.startswith("patch"))[5:])
     if words[1] == "pe":
         side = _PE_GRIDS.get("_".join(words[2:4]), 32)
-        said |= dict(ref_feat_shape=(side, side))
+        model_args |= dict(ref_feat_shape=(side, side))
         if words[2] == "core":
-            said["attn_pool_num_heads"] = 8
+            model_args["attn_pool_num_heads"] = 8
     if "lingbot" in words and "giant" in words:
-        said["num_heads"] = 24
-    return said
+        model_args["num_heads"] = 24
+    return model_args
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
     """Concatenates separate tensors of queries, keys and values, and of halves of gated MLPs."""
-    given = implied_arguments(config, named) | (config.get("model_args") or {})
-    tensors = dict(rename_positions(tensors, config | dict(model_args=given)))
+    model_args = implied_arguments(config, named) | (config.get("model_args") or {})
+    tensors = dict(rename_positions(tensors, config | dict(model_args=model_args)))
     for name in list(tensors):
         if name.endswith("attn.q_proj.weight"):
             _join_qkv(tensors, name.removesuffix("q_proj.weight"))
@@ -249,10 +249,10 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     See `image_size_of` for `image_size`.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    given = given_arguments(config, *_UNCHECKED)
+    model_args = given_arguments(config, *_UNCHECKED)
     implied = implied_arguments(config, named)
     settings = _NO_ROPE | implied
-    settings |= {key: value for key, value in given.items() if value is not None}
+    settings |= {key: value for key, value in model_args.items() if value is not None}
     dim, channels, patch, _ = shapes["patch_embed.proj.weight"]
     refuse_contradictions(config, implied, dict(patch_size=patch))
     values = dict(
@@ -289,13 +289,13 @@ def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
     Raises:
       UserError: the pooling is unknown or unsupported.
     """
-    given = config.get("model_args") or {}
-    theirs = given.get("global_pool") or config.get("global_pool")
-    if theirs is None:
+    model_args = config.get("model_args") or {}
+    global_pool = model_args.get("global_pool") or config.get("global_pool")
+    if global_pool is None:
         raise UserError(
             "config.json lacks the pooling of timm's Eva (global_pool): token, avg or map"
         )
-    pooling = next((ours for ours, name in POOLINGS.items() if name == theirs), None)
+    pooling = next((ours for ours, name in POOLINGS.items() if name == global_pool), None)
     has_cls = "cls_token" in shapes
     values = dict(
         pooling=pooling,
@@ -353,16 +353,17 @@ def _rope(settings: dict, has_cls: bool) -> Values:
     if not settings["use_rot_pos_emb"]:
         return dict(rope="none")
     grid = _grid(settings["ref_feat_shape"])
-    theirs = _without_grid({name: settings[name] for name in settings if name in _NO_ROPE})
-    if theirs["rope_type"] == "mixed":
-        theirs["rope_temperature"] = 10.0  # It only determines the frequencies' initial values.
+    rope_settings = _without_grid({name: settings[name] for name in settings if name in _NO_ROPE})
+    if rope_settings["rope_type"] == "mixed":
+        # The temperature only determines the frequencies' initial values.
+        rope_settings["rope_temperature"] = 10.0
     for rope, arguments in _ROPES.items():
         supported = _without_grid(_NO_ROPE | arguments)
         if rope == "pe":
             supported["rope_grid_offset"] = float(has_cls)
-        if theirs == supported and (rope in ("eva02", "pe") or grid is None):
+        if rope_settings == supported and (rope in ("eva02", "pe") or grid is None):
             return dict(rope=rope, rope_grid=grid)
-    shown = ", ".join(f"{name}={value!r}" for name, value in theirs.items())
+    shown = ", ".join(f"{name}={value!r}" for name, value in rope_settings.items())
     raise UserError(f"a timm model with {shown} is unsupported")
 
 
@@ -389,7 +390,7 @@ def _describe(values: Values) -> dict:
     Raises:
       UserError: timm has no model with these arguments.
     """
-    refuse_unsaid(_TITLE, ViT, values, *_DESCRIBED, gelu="erf")
+    require_defaults(_TITLE, ViT, values, *_DESCRIBED, gelu="erf")
     if values["position"] not in ("1d", "none"):
         raise UserError(f"{_TITLE} has no position={values['position']!r}")
     if values["pooling"] == "cls_gap" or (values["pooling"] == "gap" and values["pool_all"]):

@@ -34,8 +34,8 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
     With fixed positions, the decoder's position table determines the image size.
     """
-    given = tensors if _TABLE in tensors else tensors | {_TABLE: tensors[_DECODER_TABLE]}
-    values, assumed = timm_vit.FORMAT.arguments(given, config, image_size)
+    with_table = tensors if _TABLE in tensors else tensors | {_TABLE: tensors[_DECODER_TABLE]}
+    values, assumed = timm_vit.FORMAT.arguments(with_table, config, image_size)
     values["position"] = "1d" if _TABLE in tensors else _FIXED
     decoder = f"a decoder of {HEADS} heads, whose targets are unknown"
     return values, " and ".join(part for part in (assumed, decoder) if part)

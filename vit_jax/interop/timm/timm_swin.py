@@ -75,16 +75,16 @@ def named(architecture: str) -> dict | None:
         )
     if searched := re.fullmatch(r"swin_s3_(tiny|small|base)_224", architecture):
         size = SEARCHED[_SIZES[searched[1]]]
-        return _said(size, 224, list(size["window"]), (0, 0, 0, 0))
+        return _model_args(size, 224, list(size["window"]), (0, 0, 0, 0))
     match = _NAME.fullmatch(architecture)
     if not match:
         return None
     size, first, last = SIZES[_SIZES[match[1]]], int(match[2]), match[3] and int(match[3])
     former = (first, first, first, first // 2) if last else (0, 0, 0, 0)
-    return _said(size, int(match[4]), last or first, former)
+    return _model_args(size, int(match[4]), last or first, former)
 
 
-def _said(size: dict, pixels: int, window: int | list[int], former: tuple[int, ...]) -> dict:
+def _model_args(size: dict, pixels: int, window: int | list[int], former: tuple[int, ...]) -> dict:
     """Returns timm's arguments for a Swin of a given size."""
     return dict(
         img_size=pixels,
@@ -147,13 +147,13 @@ def _settings(config: dict) -> dict[str, Any]:
     Raises:
       UserError: the pooling is unsupported.
     """
-    given = given_arguments(config, "depths", "window_size", "pretrained_window_sizes")
-    pooling = given.get("global_pool") or config.get("global_pool")
+    model_args = given_arguments(config, "depths", "window_size", "pretrained_window_sizes")
+    pooling = model_args.get("global_pool") or config.get("global_pool")
     if pooling not in (None, "avg"):
         raise UserError(
             f"a timm Swin with global_pool={pooling!r} is unsupported; supported: 'avg'"
         )
-    stated = {key: value for key, value in given.items() if value is not None}
+    stated = {key: value for key, value in model_args.items() if value is not None}
     return implied_arguments(config, named) | stated
 
 

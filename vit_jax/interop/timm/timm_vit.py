@@ -17,7 +17,7 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
-from vit_jax.interop.library import Format, refuse_unsaid
+from vit_jax.interop.library import Format, require_defaults
 from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm.timm_bit import resnet_blocks, resnet_rules
@@ -110,12 +110,16 @@ def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tens
         return tensors | {"pos_embed": padded}
     if not registers:
         return tensors
-    token, own = tensors["reg_token"], np.s_[prefix : prefix + registers]
+    token, register_rows = tensors["reg_token"], np.s_[prefix : prefix + registers]
     return tensors | {
         "pos_embed": Tensor(
-            (1, rows - registers, dim), table.dtype, lambda: np.delete(table.read(), own, axis=1)
+            (1, rows - registers, dim),
+            table.dtype,
+            lambda: np.delete(table.read(), register_rows, axis=1),
         ),
-        "reg_token": Tensor(token.shape, token.dtype, lambda: token.read() + table.read()[:, own]),
+        "reg_token": Tensor(
+            token.shape, token.dtype, lambda: token.read() + table.read()[:, register_rows]
+        ),
     }
 
 
@@ -131,9 +135,9 @@ def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: 
       rows: number of rows of the table.
       others: number of tokens that are not patches.
     """
-    said = (config.get("model_args") or {}).get("no_embed_class")
-    if said is not None:
-        return bool(said)
+    no_embed_class = (config.get("model_args") or {}).get("no_embed_class")
+    if no_embed_class is not None:
+        return bool(no_embed_class)
     if size := stated_size(config):
         stride = tensors["patch_embed.proj.weight"].shape[-1] * _trunk_stride(tensors)
         patches = (size[0] // stride) * (size[1] // stride)
@@ -178,8 +182,8 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
       UserError: the tensors are not a ViT or contradict `config`, or the model is unsupported.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    given, defaults = given_arguments(config, "act_layer"), implied_arguments(config, named)
-    activation = given.get("act_layer") or defaults.get("act_layer", "gelu")
+    model_args, defaults = given_arguments(config, "act_layer"), implied_arguments(config, named)
+    activation = model_args.get("act_layer") or defaults.get("act_layer", "gelu")
     if activation not in _GELUS:
         raise UserError(
             f"a timm model with act_layer={activation!r} is unsupported; supported: "
@@ -188,8 +192,8 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     refuse_contradictions(config, defaults, _timm_arguments(shapes))
     try:
         values = dict(
-            **_sizes(shapes, given, defaults),
-            **_pooling_values(config, given, defaults, shapes),
+            **_sizes(shapes, model_args, defaults),
+            **_pooling_values(config, model_args, defaults, shapes),
             **_layer_values(shapes),
             gelu=_GELUS[activation],  # A gated MLP does not use it.
             distillation=_distillation(shapes),
@@ -221,12 +225,12 @@ def _timm_arguments(shapes: dict) -> dict:
     )
 
 
-def _sizes(shapes: dict, given: dict, defaults: dict) -> dict:
+def _sizes(shapes: dict, model_args: dict, defaults: dict) -> dict:
     """Returns the sizes of the model and of its ResNet, if it has one.
 
     Args:
       shapes: shapes of the tensors by name.
-      given: timm's arguments in `config.json`.
+      model_args: timm's arguments in `config.json`.
       defaults: timm's arguments that the architecture's name implies.
     """
     dim, channels, patch, _ = shapes["patch_embed.proj.weight"]
@@ -240,7 +244,7 @@ def _sizes(shapes: dict, given: dict, defaults: dict) -> dict:
         dim=dim,
         depth=depth,
         mlp_dim=shapes["blocks.0.mlp.fc2.weight"][1],
-        heads=_heads(given, defaults.get("heads"), shapes, dim, depth),
+        heads=_heads(model_args, defaults.get("heads"), shapes, dim, depth),
         num_classes=shapes.get("head.bias", (0,))[0],
         registers=shapes.get("reg_token", (0, 0))[1],
     )
@@ -257,10 +261,10 @@ def _sizes(shapes: dict, given: dict, defaults: dict) -> dict:
     return sizes
 
 
-def _pooling_values(config: dict, given: dict, defaults: dict, shapes: dict) -> dict:
+def _pooling_values(config: dict, model_args: dict, defaults: dict, shapes: dict) -> dict:
     """Returns the model's arguments for pooling; see `_sizes` for the arguments."""
-    pooling = _pooling(config, given, shapes)
-    with_prefix = given.get("pool_include_prefix", defaults.get("pool_include_prefix"))
+    pooling = _pooling(config, model_args, shapes)
+    with_prefix = model_args.get("pool_include_prefix", defaults.get("pool_include_prefix"))
     return dict(
         pooling=pooling,
         cls_token="cls_token" in shapes and pooling != "cls",
@@ -322,16 +326,16 @@ def _sub_norm(shapes: dict) -> str:
     return "mlp" if "blocks.0.mlp.norm.weight" in shapes else "none"
 
 
-def _pooling(config: dict, given: dict, shapes: dict) -> str:
+def _pooling(config: dict, model_args: dict, shapes: dict) -> str:
     """Returns the argument `pooling`, from the tensors and the settings in `config.json`.
 
     If they do not determine it, a model with a class token has the pooling `cls`.
     """
     if "attn_pool.latent" in shapes:
         return "map"
-    said = given.get("global_pool") or config.get("global_pool")
+    global_pool = model_args.get("global_pool") or config.get("global_pool")
     # With average pooling, timm's default is an fc_norm.
-    averaged = said == "avg" or (said is None and "fc_norm.weight" in shapes)
+    averaged = global_pool == "avg" or (global_pool is None and "fc_norm.weight" in shapes)
     return "gap" if averaged or "cls_token" not in shapes else "cls"
 
 
@@ -469,15 +473,15 @@ def _named_layers(architecture: str) -> dict:
     return arguments
 
 
-def _heads(given: dict, named: int | None, shapes: dict, dim: int, depth: int) -> int:
+def _heads(model_args: dict, named: int | None, shapes: dict, dim: int, depth: int) -> int:
     """Returns the number of heads.
 
     The number is taken from the first of these that determines it: `config.json`, the
     architecture's name, the width of the norm of queries, the model's size. Otherwise heads have
     width 64.
     """
-    if given.get("num_heads") is not None:
-        return given["num_heads"]
+    if model_args.get("num_heads") is not None:
+        return model_args["num_heads"]
     if named:
         return named
     if norm := shapes.get("blocks.0.attn.q_norm.weight"):
@@ -490,7 +494,7 @@ def _heads(given: dict, named: int | None, shapes: dict, dim: int, depth: int) -
 
 # Names of timm's architectures by the settings for which timm has no argument: norm, norm_at,
 # norm_epsilon, mlp.
-_UNSAID = {
+_VARIANTS = {
     ("layer", "before", 1e-6, "gelu"): "vit_base_patch16_224",
     ("layer", "before", 1e-6, "swiglu"): "vit_giant_patch14_dinov2",
     ("layer", "before", 1e-5, "gelu"): "vit_base_patch16_clip_224",
@@ -513,7 +517,7 @@ def _describe(values: dict) -> dict:
     Raises:
       UserError: timm has no model with these arguments.
     """
-    refuse_unsaid(_TITLE, ViT, values, *_DESCRIBED)
+    require_defaults(_TITLE, ViT, values, *_DESCRIBED)
     _refuse_options(values)
     pooling, position = values["pooling"], values["position"]
     dim, hidden = values["dim"], values["mlp_dim"]
@@ -591,10 +595,10 @@ def _architecture(values: dict) -> str:
     if values["distillation"] == "heads":
         return "deit_base_distilled_patch16_224"
     options = ("norm", "norm_at", "norm_epsilon", "mlp")
-    unsaid = tuple(values[option] for option in options)
-    if blocks is None and unsaid in _UNSAID:
-        return _UNSAID[unsaid]
-    if unsaid != ("layer", "before", 1e-6, "gelu"):
+    variant = tuple(values[option] for option in options)
+    if blocks is None and variant in _VARIANTS:
+        return _VARIANTS[variant]
+    if variant != ("layer", "before", 1e-6, "gelu"):
         words = ", ".join(f"{option}={values[option]!r}" for option in options)
         raise UserError(f"{_TITLE} has no {words}")
     return _HYBRIDS[blocks]

@@ -10,7 +10,7 @@ from pathlib import Path
 from vit_jax.errors import UserError
 from vit_jax.interop.library import Library, load_formats, problem_type
 from vit_jax.interop.preprocessing import (
-    UNSAID,
+    DEFAULT_PREPROCESSING,
     Preprocessing,
     of_transformers,
     per_channel,
@@ -34,30 +34,30 @@ def _prepare(
         raise UserError(
             f"{path} is of Transformers, which needs its model's config.json next to it"
         )
-    kept = {
+    model_tensors = {
         name: tensor
         for name, tensor in tensors.items()
         if not name.endswith("embeddings.mask_token") or tensor.read().any()
     }
-    if not any("classifier" in name for name in kept):
-        kept = {
+    if not any("classifier" in name for name in model_tensors):
+        model_tensors = {
             re.sub(
                 r"^(vit|deit|beit|bit|convnext|convnextv2|dinov2|dinov2_with_registers|swin|swinv2)\.",
                 "",
                 name,
             ): tensor
-            for name, tensor in kept.items()
+            for name, tensor in model_tensors.items()
         }
-    return kept, config
+    return model_tensors, config
 
 
 def _preprocessing(
-    config: dict, said: dict, channels: int
+    config: dict, processor_config: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
     """Implements `Library.preprocessing`; the dict may also contain `image_size`."""
-    if not said:
+    if not processor_config:
         return {}, None, "pixels in [-1, 1], as there is no preprocessor_config.json"
-    return *of_transformers(said), ""
+    return *of_transformers(processor_config), ""
 
 
 def _class_names(config: dict) -> list:
@@ -89,7 +89,7 @@ def _files(
             label2id={name: label for label, name in enumerate(names)},
         )
     described |= problem_type(values["num_classes"], probabilities)
-    processor = to_transformers(seen or UNSAID, values["image_size"]) | dict(
+    processor = to_transformers(seen or DEFAULT_PREPROCESSING, values["image_size"]) | dict(
         image_mean=per_channel(values["mean"], channels),
         image_std=per_channel(values["std"], channels),
     )

@@ -9,7 +9,7 @@ authors. Transformers resizes them linearly.
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import BLOCK, Rule, torch_dense, torch_norm
-from vit_jax.interop.library import Format, Tensors, refuse_unsaid
+from vit_jax.interop.library import Format, Tensors, require_defaults
 from vit_jax.interop.transformers.transformers_config import (
     below,
     common_config,
@@ -54,7 +54,7 @@ _RULES = (
 )
 # The names of the entries of `config.json` about positions, and their values by the model's
 # arguments `position` and `position_at`.
-_SAID = (
+_POSITION_FLAGS = (
     "use_absolute_position_embeddings",
     "use_relative_position_bias",
     "use_shared_relative_position_bias",
@@ -81,11 +81,15 @@ def _models_masks(config: dict) -> bool:
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
     """Removes tensors that can be computed from the sizes, and the masked image modelling head."""
-    kept = {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
+    model_tensors = {
+        name: x for name, x in tensors.items() if not name.endswith("relative_position_index")
+    }
     if not _models_masks(config):
-        return kept
+        return model_tensors
     return {
-        name.removeprefix("beit."): x for name, x in kept.items() if not name.startswith("lm_head.")
+        name.removeprefix("beit."): x
+        for name, x in model_tensors.items()
+        if not name.startswith("lm_head.")
     }
 
 
@@ -102,11 +106,13 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
         assumed = "the encoder alone, without its prediction of patches"
     classes = count_classes(tensors, config, "Beit")
     config = DEFAULTS | config
-    said = tuple(config[name] for name in _SAID)
-    if said not in _POSITIONS.values():
-        together = " and ".join(name for name in _SAID if config[name])
+    flags = tuple(config[name] for name in _POSITION_FLAGS)
+    if flags not in _POSITIONS.values():
+        together = " and ".join(name for name in _POSITION_FLAGS if config[name])
         raise UserError(f"{_TITLE} with {together} together is unsupported")
-    position, position_at = next(ours for ours, theirs in _POSITIONS.items() if theirs == said)
+    position, position_at = next(
+        ours for ours, position_flags in _POSITIONS.items() if position_flags == flags
+    )
     mean, scale = config["use_mean_pooling"], config["layer_scale_init_value"]
     values = read_sizes(config) | dict(
         num_classes=classes,
@@ -145,7 +151,9 @@ def _describe(values: dict) -> dict:
     """
     mean = values["pooling"] == "gap"
     pooling = dict(pooling="gap", cls_token=True, fc_norm=True) if mean else {}
-    refuse_unsaid(_TITLE, ViT, values, "position", "position_at", "gelu", qkv_bias="qv", **pooling)
+    require_defaults(
+        _TITLE, ViT, values, "position", "position_at", "gelu", qkv_bias="qv", **pooling
+    )
     _check_positions(values)
     described = dict(
         architectures=["BeitForImageClassification" if values["num_classes"] else "BeitModel"],
@@ -157,7 +165,9 @@ def _describe(values: dict) -> dict:
         attention_probs_dropout_prob=0.0,
         drop_path_rate=0.0,
     )
-    described |= zip(_SAID, _POSITIONS[values["position"], values["position_at"]], strict=True)
+    described |= zip(
+        _POSITION_FLAGS, _POSITIONS[values["position"], values["position_at"]], strict=True
+    )
     return described | write_sizes(values) | common_config(values)
 
 

@@ -14,7 +14,7 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
-from vit_jax.interop.library import Arrays, Format, Tensors, refuse_unsaid
+from vit_jax.interop.library import Arrays, Format, Tensors, require_defaults
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
     common_config,
@@ -138,7 +138,7 @@ def _describe(values: dict) -> dict:
     pooling = (
         dict(pooling="gap", cls_token=True, final_norm=False) if classifies else dict(pooling="cls")
     )
-    refuse_unsaid(_TITLE, ViT, values, "gelu", stem_norm="tokens", layer_scale=None, **pooling)
+    require_defaults(_TITLE, ViT, values, "gelu", stem_norm="tokens", layer_scale=None, **pooling)
     require_square(_TITLE, values)
     tower = dict(model_type="clip_vision_model", num_channels=values["channels"]) | write_sizes(
         values

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from vit_jax.errors import UserError
-from vit_jax.interop.beside import MASK
 from vit_jax.interop.layout import BLOCK, FLAT, LINEAR, SAME, Layout, Rule
 from vit_jax.interop.library import ObjectiveFormat
+from vit_jax.interop.objective_files import MASK
 
 _GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
 # Which of query (0), key (1) and value (2) have a bias, by the model's argument `qkv_bias`.
@@ -144,18 +144,18 @@ def vit_type(values: dict) -> str:
     return "vit" if values["layer_scale"] is None else "dinov2"
 
 
-def projections(theirs: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, Rule]:
+def projections(prefixes: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, Rule]:
     """Returns the naming rules for queries, keys and values, which are separate in Transformers.
 
     Args:
-      theirs: prefixes of the names of queries, keys and values.
+      prefixes: prefixes of the names of queries, keys and values.
       qkv_bias: the model's argument of this name.
     """
-    biases = tuple(f"{theirs[part]}.bias" for part in _BIASED[qkv_bias])
+    biases = tuple(f"{prefixes[part]}.bias" for part in _BIASED[qkv_bias])
     return (
         Rule(
             BLOCK + "attention/qkv/kernel",
-            tuple(f"{part}.weight" for part in theirs),
+            tuple(f"{part}.weight" for part in prefixes),
             LINEAR,
             axis=1,
         ),
@@ -177,14 +177,14 @@ def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
 
 
 def mask_format(
-    start: Callable[[dict], str], said: dict | None, layout: Layout = SAME
+    start: Callable[[dict], str], entries: dict | None, layout: Layout = SAME
 ) -> ObjectiveFormat:
     """Returns the format for training objectives whose only parameter is the mask token.
 
     Args:
       start: called with the model's arguments; returns the prefix of the tensor names.
-      said: entries of `config.json` for a model with a mask token. None: the token is not written,
-        because Transformers' class has none.
+      entries: entries of `config.json` for a model with a mask token. None: the token is not
+        written, because Transformers' class has none.
       layout: layout of the token.
     """
 
@@ -198,7 +198,7 @@ def mask_format(
         values=lambda tensors, config: {},
         rename=lambda tensors, config: tensors,
         rules=rules,
-        describe=None if said is None else lambda values, told: said,
+        describe=None if entries is None else lambda values, objective_values: entries,
         shapes=lambda values: {"mask": (1, 1, values["dim"])},
     )
 

@@ -11,7 +11,7 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
-from vit_jax.interop.library import Format, refuse_unsaid
+from vit_jax.interop.library import Format, require_defaults
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
     below,
@@ -114,7 +114,9 @@ def _describe(values: dict) -> dict:
     """
     gated, dim, mlp_dim = values["mlp"] == "swiglu", values["dim"], values["mlp_dim"]
     pooling = "cls_gap" if values["num_classes"] else "cls"
-    refuse_unsaid("Transformers' DINOv2", ViT, values, "registers", "mlp", "gelu", pooling=pooling)
+    require_defaults(
+        "Transformers' DINOv2", ViT, values, "registers", "mlp", "gelu", pooling=pooling
+    )
     if mlp_dim != _gated_width(dim) if gated else mlp_dim % dim:
         raise UserError(f"Transformers' DINOv2 of width {dim} has no MLP of {mlp_dim}")
     if not gated and values["gelu"] != "erf":

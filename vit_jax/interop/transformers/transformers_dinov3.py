@@ -14,7 +14,7 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
-from vit_jax.interop.library import Arrays, Format, Tensors, refuse_unsaid
+from vit_jax.interop.library import Arrays, Format, Tensors, require_defaults
 from vit_jax.interop.transformers.transformers_config import (
     common_config,
     mask_format,
@@ -118,8 +118,8 @@ def _describe(values: dict) -> dict:
     Raises:
       UserError: Transformers has no DINOv3 with these arguments.
     """
-    title, said = "Transformers' DINOv3", ("registers", "mlp", "gelu", "qkv_bias", "bias")
-    refuse_unsaid(title, ViT, values, *said, num_classes=0, position="none", rope="dinov3")
+    title, stored = "Transformers' DINOv3", ("registers", "mlp", "gelu", "qkv_bias", "bias")
+    require_defaults(title, ViT, values, *stored, num_classes=0, position="none", rope="dinov3")
     if values["layer_scale"] is None:
         raise UserError(f"{title} has no layer_scale=None")
     gated = values["mlp"] == "swiglu"

@@ -8,7 +8,7 @@ import re
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import Rule, moved, torch_dense, torch_norm
-from vit_jax.interop.library import Arrays, Format, ObjectiveFormat, Tensors, refuse_unsaid
+from vit_jax.interop.library import Arrays, Format, ObjectiveFormat, Tensors, require_defaults
 from vit_jax.interop.positions import fixed_table, is_fixed
 from vit_jax.interop.transformers.transformers_config import (
     common_config,
@@ -77,7 +77,7 @@ def _describe(values: dict) -> dict:
       UserError: Transformers has no encoder with these arguments.
     """
     title = "Transformers' ViTMAE"
-    refuse_unsaid(title, ViT, values, "gelu", num_classes=0, position=_FIXED, layer_scale=None)
+    require_defaults(title, ViT, values, "gelu", num_classes=0, position=_FIXED, layer_scale=None)
     described = dict(
         architectures=["ViTMAEModel"],
         model_type="vit_mae",
@@ -148,7 +148,7 @@ def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
     return tensors
 
 
-def _describe_decoder(values: dict, said: dict) -> dict:
+def _describe_decoder(values: dict, objective_values: dict) -> dict:
     """Returns the entries of a `config.json` that describe the decoder.
 
     Raises:
@@ -156,24 +156,28 @@ def _describe_decoder(values: dict, said: dict) -> dict:
     """
     for name, value, only in (
         ("model.gelu", values["gelu"], "erf"),
-        ("mae.decoder_position", said["decoder_position"], _FIXED),
+        ("mae.decoder_position", objective_values["decoder_position"], _FIXED),
     ):
         if value != only:
             raise UserError(f"Transformers' ViTMAE decodes with {name}={only!r} alone")
     described = dict(
         architectures=["ViTMAEForPreTraining"],
-        decoder_hidden_size=said["decoder_dim"],
-        decoder_intermediate_size=4 * said["decoder_dim"],
-        decoder_num_hidden_layers=said["decoder_depth"],
-        decoder_num_attention_heads=said["decoder_heads"],
+        decoder_hidden_size=objective_values["decoder_dim"],
+        decoder_intermediate_size=4 * objective_values["decoder_dim"],
+        decoder_num_hidden_layers=objective_values["decoder_depth"],
+        decoder_num_attention_heads=objective_values["decoder_heads"],
         mask_ratio=0.75,
     )
-    return described | {theirs: said[ours] for ours, theirs in _OF_TRAINING.items() if ours in said}
+    return described | {
+        theirs: objective_values[ours]
+        for ours, theirs in _OF_TRAINING.items()
+        if ours in objective_values
+    }
 
 
-def _finish_decoder(values: dict, said: dict) -> Arrays:
+def _finish_decoder(values: dict, objective_values: dict) -> Arrays:
     """Returns the decoder's fixed position table."""
-    return {_DECODER_TABLE: fixed_table(_grid(values), said["decoder_dim"])}
+    return {_DECODER_TABLE: fixed_table(_grid(values), objective_values["decoder_dim"])}
 
 
 FORMAT = Format(

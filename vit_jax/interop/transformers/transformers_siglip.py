@@ -7,7 +7,7 @@ with a classifier that reads the mean of the patches.
 import numpy as np
 
 from vit_jax.interop.layout import LINEAR_OUT, Rule, torch_dense, torch_norm
-from vit_jax.interop.library import Arrays, Format, Tensors, Values, refuse_unsaid
+from vit_jax.interop.library import Arrays, Format, Tensors, Values, require_defaults
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_clip import RULES, image_tower, whole_or_tower
 from vit_jax.interop.transformers.transformers_config import (
@@ -98,11 +98,11 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
         require_always(tower, dict(vision_use_head=True))
         values |= dict(num_classes=0, pooling="map")
     require_square(_TITLE, values)
-    said, patch = values["image_size"][0], values["patch_size"]
-    side = said // patch * patch
-    if side != said:
+    full, patch = values["image_size"][0], values["patch_size"]
+    side = full // patch * patch
+    if side != full:
         values["image_size"] = (side, side)
-        cut = f"images of {side}x{side} pixels, as patches of {patch} do not divide {said}x{said}"
+        cut = f"images of {side}x{side} pixels, as patches of {patch} do not divide {full}x{full}"
         words = f"{words} and {cut}" if words else cut
     return values, words
 
@@ -113,7 +113,7 @@ def _describe(values: dict) -> dict:
     Raises:
       UserError: Transformers has no SigLIP with these arguments.
     """
-    refuse_unsaid(_TITLE, ViT, values, "gelu", num_classes=0, pooling="map", layer_scale=None)
+    require_defaults(_TITLE, ViT, values, "gelu", num_classes=0, pooling="map", layer_scale=None)
     require_square(_TITLE, values)
     described = dict(
         architectures=["SiglipVisionModel"],

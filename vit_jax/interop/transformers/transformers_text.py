@@ -107,8 +107,10 @@ def describe_text_tower(options: TextOptions, probabilities: str) -> tuple[str, 
         "clip": dict(probabilities="softmax", head_bias=False, pooling=("end", "highest")),
         "siglip": dict(probabilities="sigmoid", head_bias=True, pooling=("last",)),
     }[kind]
-    own = dict(probabilities=probabilities, head_bias=options.head_bias, pooling=options.pooling)
-    for name, value in own.items():
+    text_args = dict(
+        probabilities=probabilities, head_bias=options.head_bias, pooling=options.pooling
+    )
+    for name, value in text_args.items():
         if value != fixed[name] and value not in (fixed["pooling"] if name == "pooling" else ()):
             raise UserError(
                 f"Transformers' {_TITLES[kind]}, whose text tower has causal={options.causal}, has "

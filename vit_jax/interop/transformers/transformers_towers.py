@@ -35,8 +35,8 @@ def _describe(towers: Towers) -> TowersFiles:
     Raises:
       UserError: Transformers has no model with these arguments.
     """
-    part, notes = towers.part, []
-    kind, text_config = describe_text_tower(part.tower.options, part.probabilities)
+    text_part, notes = towers.text_part, []
+    kind, text_config = describe_text_tower(text_part.tower.options, text_part.probabilities)
     if kind == "clip":
         towers, notes = without_bias(towers, _TITLE)
     library, options, values = transformers.LIBRARY, towers.options, asdict(towers.options)
@@ -50,10 +50,12 @@ def _describe(towers: Towers) -> TowersFiles:
     files = library.files(image.described, values, towers.preprocessing, (), "softmax") or {}
     files["config.json"] = _config(kind, files["config.json"], text_config)
     _name_processor(files["preprocessor_config.json"], kind)
-    arrays = image.arrays | text_arrays(text_rules(kind), part, _TITLE)
-    arrays |= similarity_arrays(part, () if kind == "clip" else (1,))
-    unwritten = lost(towers.preprocessing, part.probabilities, values["image_size"], "transformers")
-    if cleaning := _CLEANINGS.get(part.tokenizer.cleaning):
+    arrays = image.arrays | text_arrays(text_rules(kind), text_part, _TITLE)
+    arrays |= similarity_arrays(text_part, () if kind == "clip" else (1,))
+    unwritten = lost(
+        towers.preprocessing, text_part.probabilities, values["image_size"], "transformers"
+    )
+    if cleaning := _CLEANINGS.get(text_part.tokenizer.cleaning):
         unwritten.append(cleaning)
     notes += [f"not written: {line}" for line in unwritten]
     # SigLIP's tokenizer returns no attention mask: as in training, the text tower attends to

@@ -2,7 +2,7 @@
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import BLOCK, CONV, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
-from vit_jax.interop.library import Format, refuse_unsaid
+from vit_jax.interop.library import Format, require_defaults
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
     below,
@@ -84,7 +84,7 @@ def _describe(values: dict) -> dict:
     Raises:
       UserError: Transformers has no model with these arguments.
     """
-    refuse_unsaid("Transformers' ViT", ViT, values, "distillation", "gelu", "pre_logits")
+    require_defaults("Transformers' ViT", ViT, values, "distillation", "gelu", "pre_logits")
     kind, architecture = {
         "none": ("vit", "ViTForImageClassification"),
         "token": ("deit", "DeiTForImageClassification"),

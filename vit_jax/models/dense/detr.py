@@ -98,9 +98,9 @@ class DetectionHead(nnx.Module):
         queries = [x]
         for layer in self.layers.values():
             boxes = jax.lax.stop_gradient(predicted[-1][1])
-            x, own = layer(x, boxes, memory, positions)
+            x, prediction = layer(x, boxes, memory, positions)
             queries.append(x)
-            predicted.append(own)
+            predicted.append(prediction)
         classes, boxes = map(jnp.stack, zip(*predicted, strict=True))
         outputs = {"classes": classes, "boxes": boxes}
         if self.masks is not None:
@@ -174,10 +174,10 @@ class DecoderLayer(nnx.Module):
           positions: position embeddings of the places, `[places, dim]`.
         """
         first, second = self.position
-        own = second(nnx.relu(first(embedded(boxes, x.shape[-1]))))
+        query_positions = second(nnx.relu(first(embedded(boxes, x.shape[-1]))))
         y = self.norms[0](x)
-        x = x + self.among(y + own, y + own, y)
-        x = x + self.across(self.norms[1](x) + own, memory + positions, memory)
+        x = x + self.among(y + query_positions, y + query_positions, y)
+        x = x + self.across(self.norms[1](x) + query_positions, memory + positions, memory)
         x = x + self.mlp[1](nnx.relu(self.mlp[0](self.norms[2](x))))
         return x, self.predict(self.norms[3](x), boxes)
 

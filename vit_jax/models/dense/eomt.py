@@ -120,7 +120,7 @@ class EoMT(nnx.Module):
           `masking` there is one prediction, after the last layer. With `masking` there is also a
           prediction before each layer with queries; the predictions are in the order of the layers.
         """
-        own, predictions = None if self.frozen else rngs, []
+        encoder_rngs, predictions = None if self.frozen else rngs, []
 
         def mask(number: int, x: jax.Array) -> jax.Array | None:
             if masking is None:
@@ -132,9 +132,9 @@ class EoMT(nnx.Module):
             full = jnp.ones((len(x), within.shape[1], x.shape[1]), bool)
             return full.at[:, :, model.patch_tokens].set(within | free[..., None])
 
-        x = model.assemble(model.patches(images), own)
+        x = model.assemble(model.patches(images), encoder_rngs)
         queries = jnp.broadcast_to(self.queries[...], (x.shape[0], *self.queries.shape))
-        x = model.encode_with(x, queries, self.layers, mask, own)
+        x = model.encode_with(x, queries, self.layers, mask, encoder_rngs)
         predictions.append(self.predict(model, x))
         masks, classes = (jnp.stack(part) for part in zip(*predictions, strict=True))
         return {"masks": masks, "classes": classes}

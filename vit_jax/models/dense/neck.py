@@ -118,8 +118,8 @@ class FeaturePyramid(nnx.Module):
         for project, smooth, stage in reversed(
             [*zip(self.project, self.smooth, stages, strict=True)]
         ):
-            own = project(stage)
-            x = own if x is None else own + jax.image.resize(x, own.shape, "nearest")
+            lateral = project(stage)
+            x = lateral if x is None else lateral + jax.image.resize(x, lateral.shape, "nearest")
             levels.append(smooth(x))
         return levels[::-1]
 

@@ -92,7 +92,7 @@ def coloured_depth(depth: Any, nearest: Any, farthest: Any) -> Any:
     Returns:
       Floats from 0 to 255, `[..., height, width, 3]`.
     """
-    near, far, own = (1 / jnp.maximum(x, 1e-6) for x in (nearest, farthest, depth))
-    share = jnp.clip((own - far) / jnp.maximum(near - far, 1e-6), 0, 1)
+    near, far, inverse = (1 / jnp.maximum(x, 1e-6) for x in (nearest, farthest, depth))
+    share = jnp.clip((inverse - far) / jnp.maximum(near - far, 1e-6), 0, 1)
     levels = jnp.round(share * (COLOURS - 1)).astype(jnp.int32)
     return jnp.asarray(depth_palette(), jnp.float32)[levels]

@@ -144,11 +144,11 @@ class Windows(NamedTuple):
         of_columns = self.columns.weights(columns, blended)
         result = np.empty((self.rows.original, self.columns.original), dtype)
         for top in range(0, len(result), TILE):
-            above, used_rows = _used(of_rows[top : top + TILE])
-            strip = np.tensordot(above, places[used_rows], axes=1)
+            row_weights, used_rows = _used(of_rows[top : top + TILE])
+            strip = np.tensordot(row_weights, places[used_rows], axes=1)
             for left in range(0, result.shape[1], TILE):
-                beside, used_columns = _used(of_columns[left : left + TILE])
-                tile = np.matmul(beside, strip[:, used_columns])
+                column_weights, used_columns = _used(of_columns[left : left + TILE])
+                tile = np.matmul(column_weights, strip[:, used_columns])
                 result[top : top + TILE, left : left + TILE] = finish(tile)
         return result
 

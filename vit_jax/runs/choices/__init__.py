@@ -1,8 +1,8 @@
 """Automatic settings: values that a config leaves open, chosen by data, checkpoint and device.
 
 The chosen values are printed with their reasons. A file of this folder with a function
-`choose(config, given)` chooses the values for one kind of training. `JOBS` maps `config.auto` to
-the file.
+`choose(config, user_keys)` chooses the values for one kind of training. `JOBS` maps `config.auto`
+to the file.
 """
 
 import itertools
@@ -26,7 +26,10 @@ JOBS = {"finetune": "finetuning", "pretrain": "pretraining"}
 
 
 def settle(
-    config: ConfigDict, given: Collection[str], workdir: Path, log: Callable[[str], None] = print
+    config: ConfigDict,
+    user_keys: Collection[str],
+    workdir: Path,
+    log: Callable[[str], None] = print,
 ) -> ConfigDict:
     """Returns the config with the automatic settings of `config.auto`.
 
@@ -34,7 +37,7 @@ def settle(
 
     Args:
       config: config that `vit_jax.config.check` has accepted.
-      given: keys of the values that the user has set.
+      user_keys: keys of the values that the user has set.
       workdir: the run's workdir.
       log: callback that receives a line for each choice.
 
@@ -44,16 +47,20 @@ def settle(
     """
     if config.auto == "none":
         return config
-    own = {key: value for key, value in leaves(config) if key in given}
+    user_values = {key: value for key, value in leaves(config) if key in user_keys}
     config = config.copy_and_resolve_references().unlock()
     if (saved := saved_run(workdir)) and steps_made(workdir):
-        values = dict(leaves(saved.config)) | own
-        if config.auto == "finetune" and "data.path" in own and "data.source" not in own:
-            values["data.path"] = data_at(own["data.path"]).path
+        values = dict(leaves(saved.config)) | user_values
+        if (
+            config.auto == "finetune"
+            and "data.path" in user_values
+            and "data.source" not in user_values
+        ):
+            values["data.path"] = data_at(user_values["data.path"]).path
     else:
-        choices = import_module(f"{__name__}.{JOBS[config.auto]}").choose(config, given)
-        _log(choices, own, workdir, log)
-        fixed = {*given} - {"data.path"}
+        choices = import_module(f"{__name__}.{JOBS[config.auto]}").choose(config, user_keys)
+        _log(choices, user_values, workdir, log)
+        fixed = {*user_keys} - {"data.path"}
         values = {one.key: one.value for one in choices if one.key not in fixed}
     config.update_from_flattened_dict(values)
     config.lock()
@@ -67,18 +74,21 @@ def settle(
 
 
 def _log(
-    choices: Sequence[Choice], own: Mapping[str, Any], workdir: Path, log: Callable[[str], None]
+    choices: Sequence[Choice],
+    user_values: Mapping[str, Any],
+    workdir: Path,
+    log: Callable[[str], None],
 ) -> None:
     """Logs a line for each choice.
 
     Args:
       choices: the automatic settings.
-      own: values that the user has set, by key.
+      user_values: values that the user has set, by key.
       workdir: the run's workdir.
       log: callback that receives the lines.
     """
     log(f"chosen for {shown(workdir)}; a flag changes each:")
-    for line in in_words(choices, own):
+    for line in in_words(choices, user_values):
         log(line)
 
 

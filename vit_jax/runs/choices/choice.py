@@ -25,16 +25,16 @@ class Choice(NamedTuple):
         )
 
 
-def in_words(choices: Iterable[Choice], own: Mapping[str, Any]) -> list[str]:
+def in_words(choices: Iterable[Choice], user_values: Mapping[str, Any]) -> list[str]:
     """Returns a line for each choice: the flag and the reason.
 
     Args:
       choices: the automatic settings.
-      own: values that the user has set, by key. They replace the automatic settings.
+      user_values: values that the user has set, by key. They replace the automatic settings.
     """
     rows = [
-        (Choice(choice.key, own[choice.key], "yours").flag, "yours")
-        if choice.key in own
+        (Choice(choice.key, user_values[choice.key], "yours").flag, "yours")
+        if choice.key in user_values
         else (choice.flag, choice.reason)
         for choice in choices
     ]

@@ -61,12 +61,12 @@ class Images(NamedTuple):
     test: int
 
 
-def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
+def choose(config: ConfigDict, user_keys: Collection[str]) -> list[Choice]:
     """Chooses those values of a fine-tuning run that the user has not set.
 
     Args:
       config: config with `data.path`. `finetune.checkpoint` and `minutes` may also be set.
-      given: keys of the values that the user has set.
+      user_keys: keys of the values that the user has set.
 
     Raises:
       UserError: the data set or the checkpoint does not exist, there are too few images for all
@@ -74,32 +74,32 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
     """
     config = config.copy_and_resolve_references().unlock()
     choices: list[Choice] = []
-    given = {*given} - {"data.path"}  # A more specific path may replace the user's path.
+    user_keys = {*user_keys} - {"data.path"}  # A more specific path may replace the user's path.
 
     def take(more: list[Choice]) -> None:
         choices.extend(more)
-        free = {one.key: one.value for one in more if one.key not in given}
+        free = {one.key: one.value for one in more if one.key not in user_keys}
         config.update_from_flattened_dict(free)
 
-    data_set, more = _data(config, given)
+    data_set, more = _data(config, user_keys)
     take(more)
-    images, more = _splits(config, given, data_set)
+    images, more = _splits(config, user_keys, data_set)
     take(more)
     checkpoint, more = _checkpoint(config)
     take(more)
     take(_images(config, images, checkpoint))
     take(_labels(images.train))
-    take(_length(config, given, images, checkpoint))
-    take(choose_micro_batches(config, given, least=1))
+    take(_length(config, user_keys, images, checkpoint))
+    take(choose_micro_batches(config, user_keys, least=1))
     return choices
 
 
-def _data(config: ConfigDict, given: Collection[str]) -> tuple[DataAt, list[Choice]]:
+def _data(config: ConfigDict, user_keys: Collection[str]) -> tuple[DataAt, list[Choice]]:
     """Returns the data set at `data.path`. Its kind is recognized if the user names no source."""
     data = config.data
     if not data.path:
         raise UserError("name the images: vit-jax finetune PHOTOS, or --config.data.path=PHOTOS")
-    if "data.source" in given:
+    if "data.source" in user_keys:
         return of_kind(data.source, data.path), []
     data_set = data_at(data.path)
     choices = [Choice("data.source", data_set.kind, data_set.words)]
@@ -134,16 +134,16 @@ def _checkpoint(config: ConfigDict) -> tuple[Checkpoint, list[Choice]]:
 
 
 def _splits(
-    config: ConfigDict, given: Collection[str], data_set: DataAt
+    config: ConfigDict, user_keys: Collection[str], data_set: DataAt
 ) -> tuple[Images, list[Choice]]:
     """Chooses the splits: those of the data set, or stratified slices of all its images."""
-    keys = {"data.train_split", "data.dev_split", "data.test_split"} & {*given}
+    keys = {"data.train_split", "data.dev_split", "data.test_split"} & {*user_keys}
     first = _first_split(config, keys, data_set)
     source = open_split(config, first)
     choices = _whole(source) if first == "all" else _parts(data_set.splits, first)
     named = {one.key: one.value for one in choices}
     named |= {key: config.data[key.removeprefix("data.")] for key in keys}
-    choices += _groups(config, given, source, named)
+    choices += _groups(config, user_keys, source, named)
     _check_enough(config, source, first == "all")
     opened = {key: open_split(config, split) for key, split in named.items() if split}
     names = dict.fromkeys(split.partition("[")[0] for split in named.values() if split)
@@ -178,7 +178,7 @@ def _first_split(config: ConfigDict, keys: Collection[str], data_set: DataAt) ->
 
 
 def _groups(
-    config: ConfigDict, given: Collection[str], source: Source, named: dict[str, str]
+    config: ConfigDict, user_keys: Collection[str], source: Source, named: dict[str, str]
 ) -> list[Choice]:
     """Chooses `data.groups`, for slices of images whose file names contain groups.
 
@@ -186,12 +186,12 @@ def _groups(
 
     Args:
       config: config of the run.
-      given: keys of the values that the user has set.
+      user_keys: keys of the values that the user has set.
       source: all images.
       named: all splits, by key.
     """
     sliced = any("[" in (split or "") for split in named.values())
-    if not sliced or config.data.groups is not None or "data.groups" in given:
+    if not sliced or config.data.groups is not None or "data.groups" in user_keys:
         return []
     groups = find_groups(source)
     if groups is None:
@@ -202,19 +202,19 @@ def _groups(
 
 
 def _check_apart(
-    config: ConfigDict, named: dict[str, str], own: Collection[str], train: Source
+    config: ConfigDict, named: dict[str, str], user_splits: Collection[str], train: Source
 ) -> None:
     """Raises UserError if a split that the user has set shares images with an automatic split.
 
     Args:
       config: config of the run.
       named: all splits, by key.
-      own: keys of the splits that the user has set.
+      user_splits: keys of the splits that the user has set.
       train: the training split.
     """
     config.update_from_flattened_dict(named)
-    for one in sorted(own):
-        for other in sorted(named.keys() - own):
+    for one in sorted(user_splits):
+        for other in sorted(named.keys() - user_splits):
             pair = (key.removeprefix("data.") for key in (one, other))
             if named[one] and named[other] and share(run_options(config), train, *pair):
                 raise UserError(
@@ -432,11 +432,11 @@ def _labels(train: Source) -> list[Choice]:
 
 
 def _length(
-    config: ConfigDict, given: Collection[str], images: Images, checkpoint: Checkpoint
+    config: ConfigDict, user_keys: Collection[str], images: Images, checkpoint: Checkpoint
 ) -> list[Choice]:
     """Chooses batch size, steps, evaluation interval and learning rate."""
     count = len(images.train)
-    batch = min(count, config.batch_size if "batch_size" in given else _first(BATCHES, count))
+    batch = min(count, config.batch_size if "batch_size" in user_keys else _first(BATCHES, count))
     epochs = config.epochs or _first(EPOCHS, count)
     steps = config.steps or max(LEAST_STEPS, math.ceil(epochs * count / batch))
     reason = f"{epochs:g} passes over {count:,} images"
@@ -456,7 +456,9 @@ def _length(
             )
             stopping = [Choice("early_stopping", evaluations + 1, "never, as the time is short")]
     every = (
-        config.evaluate_every if "evaluate_every" in given else max(1, round(steps / evaluations))
+        config.evaluate_every
+        if "evaluate_every" in user_keys
+        else max(1, round(steps / evaluations))
     )
     rate = float(f"{5e-5 * math.sqrt(batch / 32 * min(1, steps / 100)):.2g}")
     return [

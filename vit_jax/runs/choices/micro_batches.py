@@ -8,7 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.config import run_options
-from vit_jax.errors import UserError, bytes_asked
+from vit_jax.errors import UserError, requested_bytes
 from vit_jax.models import family_of
 from vit_jax.models.image_model import TokenModel
 from vit_jax.options.run import RunOptions
@@ -29,7 +29,9 @@ FREE = 0.8  # Share of the free memory that a step may use.
 TAKEN = 4  # Maximum of the activations' memory in a compiled step, divided by the minimum memory.
 
 
-def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int) -> list[Choice]:
+def choose_micro_batches(
+    config: ConfigDict, user_keys: Collection[str], least: int
+) -> list[Choice]:
     """Chooses micro-batches and rematerialization such that a training step fits into memory.
 
     The batch size is not changed. If the estimated memory is close to the limit, the step is
@@ -37,7 +39,7 @@ def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int)
 
     Args:
       config: config with all other values.
-      given: keys of the values that the user has set.
+      user_keys: keys of the values that the user has set.
       least: minimum number of images of a micro-batch.
 
     Raises:
@@ -54,7 +56,7 @@ def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int)
         else ("none",)
     )
     needed_at_once, smallest = None, {}
-    for changes in _candidates(config, given, least, remats):
+    for changes in _candidates(config, user_keys, least, remats):
         smallest = changes
         needed = _bytes_needed(parts, changed(config, changes), available)
         needed_at_once = needed_at_once or needed
@@ -74,7 +76,7 @@ def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int)
 
 
 def _candidates(
-    config: ConfigDict, given: Collection[str], least: int, remats: Sequence[str]
+    config: ConfigDict, user_keys: Collection[str], least: int, remats: Sequence[str]
 ) -> Iterator[Changes]:
     """Yields changes of the config to try, in the order of decreasing memory.
 
@@ -82,7 +84,7 @@ def _candidates(
 
     Args:
       config: config of the run.
-      given: keys of the values that the user has set. They are not changed.
+      user_keys: keys of the values that the user has set. They are not changed.
       least: minimum number of images of a micro-batch.
       remats: rematerialization policies to try.
     """
@@ -94,7 +96,7 @@ def _candidates(
             changes = {"micro_batches": micro} | groups_within(config, micro)
         if remat != "none":
             changes["model.remat"] = remat
-        if not changes.keys() & {*given}:
+        if not changes.keys() & {*user_keys}:
             yield changes
 
 
@@ -153,7 +155,7 @@ def compiled_bytes(program: Program, config: RunOptions, max_labels: int) -> flo
     try:
         compiled = program.train_step.lower(program.state, program.metrics, batch).compile()
     except jax.errors.JaxRuntimeError as error:
-        if bytes_asked(error) is None:
+        if requested_bytes(error) is None:
             raise
         return float("inf")
     return program_memory(compiled)

@@ -85,40 +85,40 @@ def start_from(config: ConfigDict, name: str | None) -> None:
         config.finetune.checkpoint = checkpoint_of(name)
 
 
-def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
+def choose(config: ConfigDict, user_keys: Collection[str]) -> list[Choice]:
     """Chooses those values of a self-supervised run that the user has not set.
 
     Args:
       config: config with `data.path`. `finetune.checkpoint`, `model.name` and `minutes` may also be
         set.
-      given: keys of the values that the user has set.
+      user_keys: keys of the values that the user has set.
 
     Raises:
       UserError: images or the checkpoint do not exist, or not even a small batch fits into memory.
     """
     config = config.copy_and_resolve_references().unlock()
     choices: list[Choice] = []
-    given = {*given} - {"data.path"}  # A more specific path may replace the user's path.
+    user_keys = {*user_keys} - {"data.path"}  # A more specific path may replace the user's path.
 
     def take(more: list[Choice]) -> None:
         choices.extend(more)
         config.update_from_flattened_dict(
-            {one.key: one.value for one in more if one.key not in given}
+            {one.key: one.value for one in more if one.key not in user_keys}
         )
 
-    take(_data(config, given))
-    train, more = _splits(config, given)
+    take(_data(config, user_keys))
+    train, more = _splits(config, user_keys)
     take(more)
     start, more = _start(config)
     take(more)
     take(_method(config, start, len(train)))
     take(_crops(config, start, train))
-    take(_length(config, given, start, len(train)))
+    take(_length(config, user_keys, start, len(train)))
     take(_comparison(config, train))
-    needless = {key: VALUES[key].default for key in unread(config) if key not in given}
+    needless = {key: VALUES[key].default for key in unread(config) if key not in user_keys}
     choices = [one for one in choices if one.key not in needless]
     take([Choice(key, value, "the other values need none") for key, value in needless.items()])
-    take(choose_micro_batches(config, given, least=2))
+    take(choose_micro_batches(config, user_keys, least=2))
     return choices
 
 
@@ -133,11 +133,11 @@ def _seconds(config: ConfigDict) -> float | None:
     return 60 * MINUTES if _on_cpu() else None
 
 
-def _data(config: ConfigDict, given: Collection[str]) -> list[Choice]:
+def _data(config: ConfigDict, user_keys: Collection[str]) -> list[Choice]:
     path = config.data.path
     if not path:
         raise UserError("name the images: vit-jax pretrain PHOTOS, or --config.data.path=PHOTOS")
-    if "data.source" in given:
+    if "data.source" in user_keys:
         return []
     check_no_run(path)
     if "://" in path or (
@@ -153,10 +153,10 @@ def _data(config: ConfigDict, given: Collection[str]) -> list[Choice]:
     )
 
 
-def _splits(config: ConfigDict, given: Collection[str]) -> tuple[Source, list[Choice]]:
+def _splits(config: ConfigDict, user_keys: Collection[str]) -> tuple[Source, list[Choice]]:
     """Opens the images to train on, and chooses the splits for training and evaluation."""
     data, choices = config.data, []
-    if not {f"data.{key}" for key in SPLIT_KEYS} & {*given}:
+    if not {f"data.{key}" for key in SPLIT_KEYS} & {*user_keys}:
         names = _split_names(config)
         whole = "train" if "train" in names else "all"
         source = _open(config, whole)
@@ -316,16 +316,18 @@ def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
     return 2 * (2 * 4 * large + 3 * crops * small) / flops_per_second()
 
 
-def _length(config: ConfigDict, given: Collection[str], start: Start, count: int) -> list[Choice]:
+def _length(
+    config: ConfigDict, user_keys: Collection[str], start: Start, count: int
+) -> list[Choice]:
     """Chooses batch size, steps, learning rate and the teacher's momentum."""
     seconds, scratch = _seconds(config), start.checkpoint is None
     batch = min(config.batch_size if seconds is None else 32, 2 ** int(math.log2(max(2, count))))
-    batch = config.batch_size if "batch_size" in given else batch
-    steps, reason = _steps(config, given, start, count, batch)
+    batch = config.batch_size if "batch_size" in user_keys else batch
+    steps, reason = _steps(config, user_keys, start, count, batch)
     rate = float(f"{(5e-4 if scratch else 1e-5) * math.sqrt(batch / 64):.2g}")
     momentum = round(min(0.9995, max(0.9, 1 - 6 / steps)), 4)
     every = steps if seconds is not None else max(1, steps // EVALUATIONS)
-    every = config.evaluate_every if "evaluate_every" in given else every
+    every = config.evaluate_every if "evaluate_every" in user_keys else every
     return [
         Choice("batch_size", batch, f"{count:,} images to train on"),
         Choice("steps", None, "the epochs") if config.epochs else Choice("steps", steps, reason),
@@ -351,7 +353,7 @@ def _length(config: ConfigDict, given: Collection[str], start: Start, count: int
 
 
 def _steps(
-    config: ConfigDict, given: Collection[str], start: Start, count: int, batch: int
+    config: ConfigDict, user_keys: Collection[str], start: Start, count: int, batch: int
 ) -> tuple[int, str]:
     """Returns the number of steps, and the reason for this number.
 
@@ -359,12 +361,12 @@ def _steps(
 
     Args:
       config: config of the run.
-      given: keys of the values that the user has set.
+      user_keys: keys of the values that the user has set.
       start: the model.
       count: number of images to train on.
       batch: batch size.
     """
-    if "steps" in given:
+    if "steps" in user_keys:
         return config.steps, ""
     if config.epochs:
         return math.ceil(config.epochs * count / batch), ""

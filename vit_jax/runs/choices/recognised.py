@@ -20,7 +20,7 @@ WITH_LAYOUTS = tuple(name for name, kind in SOURCES.items() if kind.layout_at)
 
 
 def recognise(
-    config: ConfigDict, given: Collection[str], log: Callable[[str], None] = print
+    config: ConfigDict, user_keys: Collection[str], log: Callable[[str], None] = print
 ) -> None:
     """Sets `data.source` and the splits according to the data at `data.path`.
 
@@ -30,21 +30,21 @@ def recognise(
 
     Args:
       config: config to change.
-      given: keys of the values that the user has set.
+      user_keys: keys of the values that the user has set.
       log: callback that receives a line for each value.
 
     Raises:
       UserError: a split that the user has set shares images with an automatic split.
     """
-    chosen = WITH_LAYOUTS if "data.source" in given else (*KINDS, *WITH_LAYOUTS)
-    if "data.path" not in given or config.data.source not in chosen:
+    chosen = WITH_LAYOUTS if "data.source" in user_keys else (*KINDS, *WITH_LAYOUTS)
+    if "data.path" not in user_keys or config.data.source not in chosen:
         return
     if config.auto != "none":  # The automatic settings (`settle`) recognize the data themselves.
         return
     data_set = _data_set(config)
     if data_set is None:
         return
-    fixed = {*given} - {"data.path"}
+    fixed = {*user_keys} - {"data.path"}
     choices = [one for one in _choices(config, data_set) if one.key not in fixed]
     for line in ("the data set at data.path:", *in_words(choices, ())) if choices else ():
         log(line)

@@ -160,14 +160,14 @@ class BEiT(BlockMasked):
         return super().multiply_adds(model) + taught / 3
 
 
-def code_losses(logits: jax.Array, wanted: jax.Array) -> jax.Array:
+def code_losses(logits: jax.Array, codes: jax.Array) -> jax.Array:
     """Returns the mean cross-entropy of each image's codes, float32 `[batch]`.
 
     Args:
       logits: logits of the codes at each patch, `[batch, patches, codes]`.
-      wanted: the correct codes, int32 `[batch, patches]`.
+      codes: the correct codes, int32 `[batch, patches]`.
     """
-    return optax.softmax_cross_entropy_with_integer_labels(logits, wanted).mean(axis=1)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, codes).mean(axis=1)
 
 
 OBJECTIVE = BEiT

@@ -79,7 +79,7 @@ class BEiTv2(BEiT):
 
     @staticmethod
     def teacher_spec(config: RunOptions) -> TeacherSpec:
-        return BEiT.teacher_spec(config)._replace(objective="vqkd", beside=Tokeniser)
+        return BEiT.teacher_spec(config)._replace(objective="vqkd", make_heads=Tokeniser)
 
     @classmethod
     def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> WithHeads:
@@ -103,9 +103,11 @@ class BEiTv2(BEiT):
         early = options.aggregate_from
         if early is None:
             early = max(1, model.depth - 3)  # The authors' 9 of 12 layers, and 21 of 24.
-        own = initializers.aggregation(model.dim) if config.model.initialization == "beit" else None
+        scheme = (
+            initializers.aggregation(model.dim) if config.model.initialization == "beit" else None
+        )
         layers = options.aggregate_layers
-        return cls(model, codes, options.mask_ratio, early, layers, scheme=own, rngs=rngs)
+        return cls(model, codes, options.mask_ratio, early, layers, scheme=scheme, rngs=rngs)
 
     @classmethod
     def count_codes(cls, config: RunOptions, model: TokenModel, frozen: WithHeads) -> int:

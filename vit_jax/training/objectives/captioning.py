@@ -128,8 +128,8 @@ class CaptionDecoder(nnx.Module):
             # With a vocabulary of 256,000 the logits of whole texts would not fit in memory.
             x, tokens = part
             logits = x.astype(jnp.float32) @ kernel + bias
-            own = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-            return jax.nn.logsumexp(logits, axis=-1) - own
+            target_logits = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+            return jax.nn.logsumexp(logits, axis=-1) - target_logits
 
         size = tokens.shape[1]
         size = CHUNK if size % CHUNK == 0 else size

@@ -28,7 +28,7 @@ def nearest(x: jax.Array, codes: jax.Array) -> jax.Array:
     return found
 
 
-def sums_by_code(x: jax.Array, given: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+def sums_by_code(x: jax.Array, indices: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Sums the vectors of each code, `[codes, dim]`, and counts them, `[codes]`.
 
     The sums are matrix products. A scatter would not be deterministic on a GPU, since it adds in
@@ -36,28 +36,30 @@ def sums_by_code(x: jax.Array, given: jax.Array, count: int) -> tuple[jax.Array,
 
     Args:
       x: vectors, `[vectors, dim]`.
-      given: index of each vector's code, `[vectors]`.
+      indices: index of each vector's code, `[vectors]`.
       count: number of codes.
     """
     sums, hits = [], []
     for first in range(0, count, AT_ONCE):
-        here = jax.nn.one_hot(given - first, min(AT_ONCE, count - first), dtype=x.dtype)
+        here = jax.nn.one_hot(indices - first, min(AT_ONCE, count - first), dtype=x.dtype)
         sums.append(jnp.einsum("nc,nd->cd", here, x, precision="highest"))
         hits.append(here.sum(axis=0))
     return jnp.concatenate(sums), jnp.concatenate(hits)
 
 
-def means_of_codes(x: jax.Array, given: jax.Array, codes: jax.Array) -> tuple[jax.Array, jax.Array]:
+def means_of_codes(
+    x: jax.Array, indices: jax.Array, codes: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Returns the new codes, `[codes, dim]`, and the number of vectors of each code, `[codes]`.
 
     A new code is the normalized mean of its vectors. A code without vectors stays unchanged.
 
     Args:
       x: vectors, `[vectors, dim]`.
-      given: index of each vector's code, `[vectors]`.
+      indices: index of each vector's code, `[vectors]`.
       codes: old codes, `[codes, dim]`.
     """
-    sums, hits = sums_by_code(x, given, len(codes))
+    sums, hits = sums_by_code(x, indices, len(codes))
     return jnp.where(hits[:, None] > 0, unit(sums / jnp.maximum(hits, 1)[:, None]), codes), hits
 
 

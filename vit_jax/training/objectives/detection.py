@@ -169,8 +169,8 @@ class Detection(Objective):
         predicted = self.head(model, batch["image"], context.rngs)
         labels = batch[BOXES][..., 4].astype(jnp.int32)
         targets = centred(batch[BOXES][..., :4] / sides)
-        own = jnp.maximum((labels >= 0).sum(-1), 1).astype(jnp.float32)
-        count = own if context.rngs is None else batch[COUNT]
+        counts = jnp.maximum((labels >= 0).sum(-1), 1).astype(jnp.float32)
+        count = counts if context.rngs is None else batch[COUNT]
         masks = self._sampled_masks(predicted, batch)
         terms = jax.vmap(jax.vmap(set_losses), in_axes=(0, 0, None, None, 0, None))(
             predicted["classes"],

@@ -71,15 +71,15 @@ class TeacherHeads(nnx.Module):
     ):
         def head_of(name):
             start = f"{name}/"
-            own = {
+            head_shapes = {
                 path.removeprefix(start): shape
                 for path, shape in shapes.items()
                 if path.startswith(start)
             }
             try:
                 return (
-                    PrototypeHead.of_shapes(own, values["prototype_lengths"], rngs=rngs)
-                    if own
+                    PrototypeHead.of_shapes(head_shapes, values["prototype_lengths"], rngs=rngs)
+                    if head_shapes
                     else None
                 )
             except (LookupError, TypeError, ValueError) as error:
@@ -154,7 +154,7 @@ class DINO(Objective):
         if config.objective.teacher is None:
             return None
         spec = teacher_of(config, image_size=config.data.image_size)
-        return spec._replace(objective="dino", beside=TeacherHeads)
+        return spec._replace(objective="dino", make_heads=TeacherHeads)
 
     @classmethod
     def make(
@@ -497,22 +497,26 @@ class DINO(Objective):
           batch: batch of images.
           context: per-step context.
         """
-        kept, images = (
+        gram_teacher, images = (
             with_weights(model, context.state["gram"]),
             batch.get("gram", batch["image"]),
         )
-        kept = kept.resized(images.shape[-3:-1])
-        _, theirs = self.see(kept, images, patches=True)
-        if kept.grid != self.grid:
+        gram_teacher = gram_teacher.resized(images.shape[-3:-1])
+        _, teacher_tokens = self.see(gram_teacher, images, patches=True)
+        if gram_teacher.grid != self.grid:
             rows, columns = (
                 interpolation(old, new, "bicubic")
-                for old, new in zip(kept.grid, self.grid, strict=True)
+                for old, new in zip(gram_teacher.grid, self.grid, strict=True)
             )
-            theirs = theirs.reshape(*theirs.shape[:2], *kept.grid, -1)
-            theirs = jnp.einsum("ri,cj,bvijd->bvrcd", rows, columns, theirs).reshape(tokens.shape)
-        ours, theirs = (unit(x.astype(jnp.float32)) for x in (tokens, theirs))
-        ours, theirs = (jnp.einsum("bvid,bvjd->bvij", x, x) for x in (ours, theirs))
-        return jnp.square(ours - theirs).mean(axis=(1, 2, 3))
+            teacher_tokens = teacher_tokens.reshape(
+                *teacher_tokens.shape[:2], *gram_teacher.grid, -1
+            )
+            teacher_tokens = jnp.einsum(
+                "ri,cj,bvijd->bvrcd", rows, columns, teacher_tokens
+            ).reshape(tokens.shape)
+        vectors = (unit(x.astype(jnp.float32)) for x in (tokens, teacher_tokens))
+        gram, teacher_gram = (jnp.einsum("bvid,bvjd->bvij", x, x) for x in vectors)
+        return jnp.square(gram - teacher_gram).mean(axis=(1, 2, 3))
 
     def temperature(self, update: jax.Array | int) -> jax.Array:
         """Returns the teacher's temperature at update 1, 2, ...
@@ -551,9 +555,9 @@ class DINO(Objective):
         if self.gram_weight:
             first, every, times = self.gram_updates
             since = update - jnp.maximum(first, 1)  # There is no teacher before the first update.
-            kept = (since >= 0) & (since % every == 0) & (since <= every * times)
+            updates_gram = (since >= 0) & (since % every == 0) & (since <= every * times)
             new["gram"] = jax.tree.map(
-                lambda x, old: jnp.where(kept, x, old), new["teacher"], state["gram"]
+                lambda x, old: jnp.where(updates_gram, x, old), new["teacher"], state["gram"]
             )
         return new
 

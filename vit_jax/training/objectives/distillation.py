@@ -112,17 +112,23 @@ class Distillation(Classification):
             logits=logits,
         )
 
-    def teacher_losses(self, logits: jax.Array, said: jax.Array) -> jax.Array:
+    def teacher_losses(self, logits: jax.Array, teacher_logits: jax.Array) -> jax.Array:
         """Returns the distillation loss of each image, `[batch]`.
 
         Args:
           logits: the student's logits, `[batch, classes]`.
-          said: the teacher's logits, `[batch, classes]`.
+          teacher_logits: the teacher's logits, `[batch, classes]`.
         """
         if self.kind == "hard":
-            return optax.softmax_cross_entropy_with_integer_labels(logits, said.argmax(-1))
-        ours, theirs = (jax.nn.log_softmax(x / self.temperature) for x in (logits, said))
-        return self.temperature**2 * (jnp.exp(theirs) * (theirs - ours)).sum(-1)
+            return optax.softmax_cross_entropy_with_integer_labels(
+                logits, teacher_logits.argmax(-1)
+            )
+        log_probs, teacher_log_probs = (
+            jax.nn.log_softmax(x / self.temperature) for x in (logits, teacher_logits)
+        )
+        return self.temperature**2 * (
+            jnp.exp(teacher_log_probs) * (teacher_log_probs - log_probs)
+        ).sum(-1)
 
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None

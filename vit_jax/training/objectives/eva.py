@@ -12,7 +12,11 @@ from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.block_masked import BlockMasked
 from vit_jax.training.objectives.masking import check_hides_patches, pick
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepContext
-from vit_jax.training.objectives.patch_teacher import cosine, features_of_teacher, said_of_patches
+from vit_jax.training.objectives.patch_teacher import (
+    cosine,
+    features_of_teacher,
+    teacher_patch_features,
+)
 
 
 class EVA(BlockMasked):
@@ -90,13 +94,13 @@ class EVA(BlockMasked):
             another image size, and the random draws of `prepare`.
           context: per-step context.
         """
-        target_features = pick(self.wanted(batch), self.positions(batch))
+        target_features = pick(self.teacher_features(batch), self.positions(batch))
         cosines = cosine(self.predict(model, batch, context.rngs), target_features).mean(axis=1)
         return Loss(1 - cosines, {"cosine": cosines})
 
-    def wanted(self, batch: Batch) -> jax.Array:
+    def teacher_features(self, batch: Batch) -> jax.Array:
         """Returns the teacher's features of all patches, float32 `[batch, patches, features]`."""
-        return said_of_patches(self.frozen, batch, self.of_head)
+        return teacher_patch_features(self.frozen, batch, self.of_head)
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Predicts features of masked patches, float32 `[batch, masked, features]`."""
@@ -112,8 +116,8 @@ class EVA(BlockMasked):
         unmasked patch of the batch whose teacher features are nearest to the predicted features.
         """
         predicted = self.predict(model, batch)
-        known = self.wanted(batch).reshape(-1, predicted.shape[-1])
-        return self.filled(batch, cosine(predicted[:, :, None], known))
+        teacher_features = self.teacher_features(batch).reshape(-1, predicted.shape[-1])
+        return self.filled(batch, cosine(predicted[:, :, None], teacher_features))
 
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None

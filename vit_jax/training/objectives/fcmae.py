@@ -50,7 +50,7 @@ class FCMAE(HiddenPixels):
         normalize_targets: bool,
         rngs: nnx.Rngs,
     ):
-        side = model.leaves_out
+        side = model.mask_patch_size
         grid = model.image_size[0] // side, model.image_size[1] // side
         super().__init__(grid, side, ratio, normalize_targets)
         common = Common(
@@ -76,7 +76,7 @@ class FCMAE(HiddenPixels):
     @classmethod
     def make(cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "FCMAE":
         check_self_supervised(config)
-        options, side = config.fcmae, model.leaves_out
+        options, side = config.fcmae, model.mask_patch_size
         if side is None:
             raise UserError(
                 "config.objective.name='fcmae' excludes patches from convolutions: the model "

@@ -25,7 +25,7 @@ class TeacherSpec(NamedTuple):
       changes: model arguments to change, as in `load_model`, such as `dict(image_size=448)`.
       objective: name of an objective, such as `dino`. The checkpoint must also contain the
         parameters of this objective.
-      beside: function that creates the frozen model's heads; the frozen model is then a
+      make_heads: function that creates the frozen model's heads; the frozen model is then a
         `WithHeads`. The function's arguments are the objective's options in the checkpoint, and the
         shapes of the objective's parameters and state by path. If a head's parameter has the name
         of an item of the state, its value is read from the state.
@@ -34,7 +34,9 @@ class TeacherSpec(NamedTuple):
     source: str
     changes: Mapping[str, Any] = {}
     objective: str | None = None
-    beside: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], nnx.Module] | None = None
+    make_heads: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], nnx.Module] | None = (
+        None
+    )
 
 
 class WithHeads(nnx.Module):

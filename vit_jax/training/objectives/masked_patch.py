@@ -117,12 +117,12 @@ class MaskedPatch(Objective):
         steps = jax.vmap(lambda key: jax.random.randint(key, (self.patches,), 1, self.patches))(
             other_keys
         )
-        own = jnp.arange(self.patches)
-        other = (own + steps) % self.patches
-        source = jnp.where(kind < MASKED, -1, jnp.where(kind < REPLACED, other, own))
+        positions = jnp.arange(self.patches)
+        other = (positions + steps) % self.patches
+        source = jnp.where(kind < MASKED, -1, jnp.where(kind < REPLACED, other, positions))
         return batch | {
             "corrupted": order[:, : self.corrupted].astype(jnp.int32),
-            "source": jnp.where(chosen, source, own).astype(jnp.int32),
+            "source": jnp.where(chosen, source, positions).astype(jnp.int32),
         }
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:

@@ -31,9 +31,11 @@ def _match_image(costs: jax.Array, valid: jax.Array) -> jax.Array:
     targets, predictions = costs.shape
     # Each padded target gets an additional prediction of its own. If padded targets competed for
     # the predictions, the algorithm would take about 30 times as long with 100 targets.
-    own = jnp.where(jnp.eye(targets, dtype=bool) & ~valid[:, None], 0, EXCLUDED)
+    padding_costs = jnp.where(jnp.eye(targets, dtype=bool) & ~valid[:, None], 0, EXCLUDED)
     costs = jnp.where(valid[:, None], costs, EXCLUDED)
-    rows, columns = optax.assignment.hungarian_algorithm(jnp.concatenate([costs, own], axis=1))
+    rows, columns = optax.assignment.hungarian_algorithm(
+        jnp.concatenate([costs, padding_costs], axis=1)
+    )
     matched = jnp.zeros(targets, jnp.int32).at[rows].set(columns.astype(jnp.int32))
 
     taken = jnp.zeros(predictions, bool).at[jnp.where(valid, matched, predictions)].set(True)

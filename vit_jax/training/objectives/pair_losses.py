@@ -36,9 +36,11 @@ def softmax_losses(pairs: Pairs) -> tuple[jax.Array, jax.Array]:
     logits = pairs.scale * _similarities(pairs.images, pairs.texts)
     of_texts = jnp.where(pairs.keep[None, :], logits, -jnp.inf)
     of_images = jnp.where(pairs.keep[:, None], logits, -jnp.inf)
-    own = jnp.diagonal(logits)
+    positive_logits = jnp.diagonal(logits)
     normalizers = (jax.nn.logsumexp(of_texts, axis=1), jax.nn.logsumexp(of_images, axis=0))
-    return sum(normalizers) / 2 - own, _matched(own, *_most_similar(of_texts))
+    return sum(normalizers) / 2 - positive_logits, _matched(
+        positive_logits, *_most_similar(of_texts)
+    )
 
 
 def sigmoid_losses(
@@ -56,25 +58,25 @@ def sigmoid_losses(
       mesh: devices over which the batch is split; None: the batch is not split.
     """
     negatives, most, equal = _all_as_negatives(mesh, *pairs, bias)
-    own = pairs.scale * _own_similarities(pairs) + bias
+    positive_logits = pairs.scale * _own_similarities(pairs) + bias
     # `_all_as_negatives` also adds softplus(x) for the image's own text. The loss of this positive
     # is softplus(-x) = softplus(x) - x.
-    return negatives - own, _matched(own, most, equal)
+    return negatives - positive_logits, _matched(positive_logits, most, equal)
 
 
-def _matched(own: jax.Array, most: jax.Array, equal: jax.Array) -> jax.Array:
+def _matched(positive_logits: jax.Array, most: jax.Array, equal: jax.Array) -> jax.Array:
     """Returns the accuracy of each image: 1 if its own text has the largest logit, else 0.
 
     If n texts have the largest logit, such as n equal captions, the accuracy is 1/n. This is the
     probability of a correct choice if one of them is chosen at random.
 
     Args:
-      own: logit of each image and its own text, float32 `[batch]`.
+      positive_logits: logit of each image and its own text, float32 `[batch]`.
       most: largest logit of each image, float32 `[batch]`.
       equal: number of texts with that logit, float32 `[batch]`.
     """
-    own, most, equal = jax.lax.stop_gradient((own, most, equal))
-    return jnp.where(own >= _about(most), 1 / equal, 0)
+    positive_logits, most, equal = jax.lax.stop_gradient((positive_logits, most, equal))
+    return jnp.where(positive_logits >= _about(most), 1 / equal, 0)
 
 
 def _most_similar(logits: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -39,7 +39,7 @@ def features_of_teacher(config: RunOptions, model: TokenModel, teacher: nnx.Modu
     return teacher.num_classes if of_head else teacher.dim
 
 
-def said_of_patches(teacher: ImageModel, batch: Batch, of_head: bool) -> jax.Array:
+def teacher_patch_features(teacher: ImageModel, batch: Batch, of_head: bool) -> jax.Array:
     """Returns the teacher's patch features for a batch, float32 `[batch, patches, features]`.
 
     Args:

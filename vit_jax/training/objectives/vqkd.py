@@ -29,7 +29,7 @@ from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objec
 from vit_jax.training.objectives.patch_teacher import (
     cosine,
     features_of_teacher,
-    said_of_patches,
+    teacher_patch_features,
 )
 from vit_jax.training.objectives.prototypes import unit
 
@@ -86,8 +86,8 @@ class Decoder(nnx.Module):
         self.positions = PositionEmbedding("1d", grid, 1, dim, rngs)
         blocks = {}
         for layer in range(depth):
-            own = dataclasses.replace(stack, scheme=scheme.of_layer(layer, depth, False))
-            blocks[f"{layer:02d}"] = EncoderBlock(own, rngs=rngs)
+            layer_stack = dataclasses.replace(stack, scheme=scheme.of_layer(layer, depth, False))
+            blocks[f"{layer:02d}"] = EncoderBlock(layer_stack, rngs=rngs)
         self.blocks = nnx.Dict(blocks)
         self.norm = make_norm(dim, stack, rngs)
         self.out = TanhMlp(dim, features, rngs=rngs)
@@ -272,8 +272,8 @@ class VQKD(Objective):
         def later():
             return state["codebook"], aux["given"].reshape(-1)
 
-        codes, given = jax.lax.cond(state["usage"].sum() > 0, later, first)
-        means, hits = means_of_codes(x, given, codes)
+        codes, indices = jax.lax.cond(state["usage"].sum() > 0, later, first)
+        means, hits = means_of_codes(x, indices, codes)
         codes = codes_after(codes, means, self.momentum)
         usage = usage_after(state["usage"], hits[None] / len(x), update)
         if self.revive_below:
@@ -303,8 +303,8 @@ class VQKD(Objective):
           context: per-step context.
         """
         x = self.project(model, batch["image"], context.rngs)
-        given, codes = self.quantise(x, context.state["codebook"])
-        teacher_features = said_of_patches(self.frozen, batch, self.of_head)
+        indices, codes = self.quantise(x, context.state["codebook"])
+        teacher_features = teacher_patch_features(self.frozen, batch, self.of_head)
         cosines = cosine(self.decoder(x + jax.lax.stop_gradient(codes - x)), teacher_features).mean(
             axis=1
         )
@@ -312,7 +312,7 @@ class VQKD(Objective):
         metrics = {"cosine": cosines, "code_distance": distances}
         metrics |= usage_metrics(context.state["usage"], len(x))
         return Loss(
-            1 - cosines + self.commitment * distances, metrics, {"projected": x, "given": given}
+            1 - cosines + self.commitment * distances, metrics, {"projected": x, "given": indices}
         )
 
     def project(
@@ -343,8 +343,10 @@ class VQKD(Objective):
         images = batch["image"].astype(jnp.float32)
         _, codes = self.quantise(self.project(model, batch["image"]), context.state["codebook"])
         decoded, pixels = self.decoder(codes), patchify(images, self.patch)
-        known = said_of_patches(self.frozen, batch, self.of_head).reshape(-1, decoded.shape[-1])
-        nearest_codes = cosine(decoded[:, :, None], known).argmax(-1)
+        teacher_features = teacher_patch_features(self.frozen, batch, self.of_head).reshape(
+            -1, decoded.shape[-1]
+        )
+        nearest_codes = cosine(decoded[:, :, None], teacher_features).argmax(-1)
         return images, unpatchify(
             pixels.reshape(-1, pixels.shape[-1])[nearest_codes], self.grid, self.patch
         )

@@ -62,26 +62,26 @@ class ObjectiveParams(NamedTuple):
         return f"{self.words}, {sum(map(math.prod, shapes.values())):,}{state}"
 
 
-def check_shapes(place: str, name: str, own: Shapes, wanted: Shapes) -> None:
+def check_shapes(place: str, name: str, shapes: Shapes, expected: Shapes) -> None:
     """Raises UserError if a parameter of an objective is missing or has an unexpected shape.
 
     Args:
       place: the checkpoint, for errors.
       name: name of the objective, for errors.
-      own: shapes in the checkpoint, by path.
-      wanted: expected shapes, by path.
+      shapes: shapes in the checkpoint, by path.
+      expected: expected shapes, by path.
     """
-    for path, shape in wanted.items():
-        if own.get(path) != tuple(shape):
+    for path, shape in expected.items():
+        if shapes.get(path) != tuple(shape):
             was = (
-                f"has {name}'s {path} as {list(own[path])}"
-                if path in own
+                f"has {name}'s {path} as {list(shapes[path])}"
+                if path in shapes
                 else f"lacks {name}'s {path}"
             )
             raise UserError(f"{place} {was}, but the objective has {list(shape)}")
 
 
-def open_beside(
+def open_objective_files(
     folder: Path, finite: Callable[[np.ndarray, str], np.ndarray]
 ) -> ObjectiveParams | None:
     """Opens the parameters of an objective in a folder; returns None if the folder has none.
@@ -98,9 +98,11 @@ def open_beside(
     if not words.is_file():
         return None
     try:
-        said = json.loads(read_small(words))
-        name = str(said["name"])
-        values = {key: tuple(x) if isinstance(x, list) else x for key, x in said["values"].items()}
+        content = json.loads(read_small(words))
+        name = str(content["name"])
+        values = {
+            key: tuple(x) if isinstance(x, list) else x for key, x in content["values"].items()
+        }
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{words} does not describe an objective ({type(error).__name__}: {error})"
@@ -112,10 +114,12 @@ def open_beside(
     def read(path: str) -> np.ndarray:
         return finite(tensors[path].read(), f"{folder}: {name}'s {path}")
 
-    own = {path: tensor.shape for path, tensor in tensors.items() if not path.startswith(_STATE)}
+    shapes_by_path = {
+        path: tensor.shape for path, tensor in tensors.items() if not path.startswith(_STATE)
+    }
 
     def sources(shapes: Shapes) -> dict[str, Callable[[], np.ndarray]]:
-        check_shapes(str(folder), name, own, shapes)
+        check_shapes(str(folder), name, shapes_by_path, shapes)
         return {path: functools.partial(read, path) for path in shapes}
 
     state = {
@@ -123,17 +127,17 @@ def open_beside(
         for path, tensor in tensors.items()
         if path.startswith(_STATE)
     }
-    return ObjectiveParams(name, values, sources, lambda: own, state)
+    return ObjectiveParams(name, values, sources, lambda: shapes_by_path, state)
 
 
-def write_beside(
+def write_objective_files(
     folder: Path,
     name: str,
     values: dict[str, Any],
-    own: dict[str, np.ndarray],
+    params: dict[str, np.ndarray],
     state: dict[str, np.ndarray],
 ) -> None:
     """Writes an objective's parameters, values and state next to a model."""
-    arrays = own | {_STATE + key: array for key, array in state.items()}
+    arrays = params | {_STATE + key: array for key, array in state.items()}
     write_safetensors(folder / TENSORS, {path: np.asarray(array) for path, array in arrays.items()})
     (folder / WORDS).write_text(json.dumps(dict(name=name, values=values), indent=2) + "\n")
