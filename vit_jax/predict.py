@@ -22,7 +22,7 @@ images were skipped.
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,7 @@ BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", 32, "Images at once, of all devices.", lower_bound=1
 )
 THREADS = flags.DEFINE_integer("threads", 2, "That decode images.", lower_bound=1)
+PREDICTION_FLAGS = (OUT, CSV, JSON, TOP, THRESHOLD, CLASSES)
 
 
 def main(arguments: list[str]) -> None:
@@ -117,7 +118,7 @@ def main(arguments: list[str]) -> None:
         return dense(objective, arguments)
     form, out, embed = output_format(), new_file(OUT), new_file(EMBED)
     if embed:
-        check_embed(embed, writes_predictions=out is not None or form != "text")
+        check_embed(embed, [flag for flag in PREDICTION_FLAGS if flag.present])
     images = find_images(arguments)
     for line in images.note():
         print_line(line)
@@ -232,19 +233,18 @@ def estimate_depth(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> 
 WRITERS = {"segmentation": segment, "detection": detect, "depth": estimate_depth}
 
 
-def check_embed(file: Path, writes_predictions: bool) -> None:
+def check_embed(file: Path, others: Sequence[flags.FlagHolder]) -> None:
     """Raises UserError if features cannot be written to `file`, or if flags contradict each other.
 
     Args:
       file: value of `--embed`.
-      writes_predictions: another flag requests predictions.
+      others: flags for predictions that the user has given.
     """
     if file.suffix not in (".safetensors", ".parquet"):
         raise UserError(f"--embed={file}: write features to a .safetensors or .parquet file")
-    if writes_predictions:
-        raise UserError(
-            "--embed writes features, not predictions: give it without --out, --csv, --json"
-        )
+    if others:
+        names = ", ".join(f"--{flag.name}" for flag in others)
+        raise UserError(f"--embed writes features, not predictions: give it without {names}")
 
 
 def print_line(line: str) -> None:

@@ -346,3 +346,12 @@ def test_multi_hot_labels_are_prepared_as_lists(tmp_path):
     parquet(tmp_path / "bad", "train", list(CLASSES), [[1, 1, 0, 0], [0, 0, 1, 0]])
     with pytest.raises(UserError, match="nor a row of 3 zeros and ones"):
         prepare(tmp_path / "bad", tmp_path / "out")
+
+
+@pytest.mark.parametrize("names", [("0", "2", "3"), ("3", "0")])
+def test_classes_that_are_numbers_are_matched_by_name(names):
+    """As of torchvision's ImageFolder, whose test folders lack a class."""
+    train = Items(("0", "1", "2", "3"), [0, 1, 2, 3])
+    test = Items(names, [*range(len(names))])
+    opened = handed_in(test, "test", class_names=handed_in(train, "training").class_names)
+    assert [opened[index].labels for index in range(len(names))] == [(int(x),) for x in names]

@@ -3,6 +3,8 @@ refusals.
 """
 
 import copy
+from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -123,6 +125,40 @@ def test_names_that_show_groups_keep_them_in_one_split(tmp_path, checkpoint):
         )
         parts.append({name.split("_")[0] for name, _ in source.stored_files()})
     assert sum(map(len, parts)) == 12 and len(set.union(*parts)) == 12
+
+
+def test_names_of_classes_in_file_names_are_no_groups(tmp_path, checkpoint):
+    """Each class would be one group, so that tested classes would not be trained on."""
+    for name in "abcd":
+        photographs(tmp_path / "crops", {name: 20}, name=f"{name}_frame_{{:03}}.png")
+    assert chosen(tmp_path / "crops", checkpoint)["data.groups"] is None
+
+
+def test_a_csvs_own_splits_are_used_and_its_rows_counted(tmp_path, checkpoint):
+    folder, rows = photographs(tmp_path / "cells", {"images": 60}), ["file,label,split"]
+    splits = ["train"] * 6 + ["val"] * 2 + ["test", ""]
+    for k in range(60):
+        rows.append(f"images/{k:03}.png,{'good' if k % 3 else 'bad'},{splits[k % 10]}")
+    (folder / "cells.csv").write_text("\n".join(rows))
+    said = []
+    values = chosen(folder / "cells.csv", checkpoint, said)
+    assert [values[f"data.{name}_split"] for name in ("train", "dev", "test")] == [
+        *("train", "val", "test")
+    ]
+    assert any("36 of train, 12 of val, 6 of test, 6 of no split" in line for line in said)
+
+
+def test_the_resize_before_a_square_crop_is_the_checkpoints(tmp_path, checkpoint):
+    import vit_jax
+    from vit_jax.interop.preprocessing import Preprocessing
+
+    model = vit_jax.load_model(checkpoint, log=str)
+    seen = Preprocessing("square", Fraction(4, 5), "bicubic")
+    model.about = replace(model.about, preprocessing=seen)
+    vit_jax.save_model(model, tmp_path / "square", library="timm", log=str)
+    folder = photographs(tmp_path / "pets", {"cat": 20, "dog": 20})
+    values = chosen(folder, tmp_path / "square")
+    assert (values["data.test_crop"], values["data.test_resize"]) == ("square", 40)
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,10 @@ def test_images_nested_in_any_way_need_no_classes(tmp_path, checkpoint):  # noqa
     assert any("no k-NN, as there are no labels" in line for line in said)
 
 
-def test_of_a_folder_with_splits_the_test_images_are_not_trained_on(tmp_path, checkpoint):  # noqa: F811
-    photographs(tmp_path / "data", {"train/a": 30, "train/b": 30, "test/a": 9, "test/b": 9})
+@pytest.mark.parametrize("more", [{}, {"extra": 5}])
+def test_of_a_folder_with_splits_the_test_images_are_not_trained_on(tmp_path, checkpoint, more):  # noqa: F811
+    splits = {"train/a": 30, "train/b": 30, "test/a": 9, "test/b": 9}
+    photographs(tmp_path / "data", splits | more)
     values = chosen(tmp_path / "data", checkpoint)
     assert [values[f"data.{key}"] for key in pretraining.SPLIT_KEYS] == [
         *("train[:80%]", "train[80%:90%]", "train[90%:]")

@@ -133,13 +133,17 @@ def numbers_by_name(
 
     Returns:
       A dictionary from the class index in the data set to the class index in the training data.
-      None: both have the same names, or one of them has no names.
+      None: both have the same names, or one of them has no names. The numbers 0, 1, 2, ... are
+      names only if the other names are numbers, too, such as the folders 0, 2 and 3.
 
     Raises:
       UserError: a class in `used` is not among `class_names`, or a name occurs twice.
     """
     data_names, class_names = tuple(data_names), tuple(class_names)
-    if data_names == class_names or not (has_names(data_names) and has_names(class_names)):
+    named = has_names(data_names), has_names(class_names)
+    if not data_names or data_names == class_names or not any(named):
+        return None
+    if not all(named) and not all(map(str.isdecimal, (*data_names, *class_names))):
         return None
     _check_distinct(data_names)
     _check_distinct(class_names)

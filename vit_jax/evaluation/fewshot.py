@@ -242,6 +242,11 @@ def open_data_set(
     arguments = dict(path=described.path, image_size=image_size, each_labelled=True)
     train = open_source(described.kind, described.train_split, **arguments)
     names = train.class_names
+    if len(names) < 2:
+        raise UserError(
+            f"{described.path} has the single class {', '.join(names)}, and an evaluation needs "
+            "two or more: give the folder that contains the folders of the classes"
+        )
     test = open_source(described.kind, described.test_split, class_names=names, **arguments)
     check_labelled(train, "training")
     check_labelled(test, "test")

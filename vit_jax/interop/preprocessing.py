@@ -338,6 +338,10 @@ def lost(
         found.append(
             f"interpolation {seen.interpolation!r}: bilinear there, antialiased as in Pillow"
         )
+    if seen.background != DEFAULT_PREPROCESSING.background:
+        found.append(
+            f"the background of transparent images, {seen.background!r}: paste them on it before"
+        )
     if library == "transformers" and seen.kind == "short_side" and size[0] != size[1]:
         found.append(
             "the crop that keeps the aspect ratio: Transformers resizes to squares, "

@@ -1,6 +1,7 @@
 """Facts about the training of a published model, for its card: data, recipe, results, protocol."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,13 +51,14 @@ def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | 
     if checkpoint.step is None or (run := saved_run(workdir)) is None:
         return None
     config, manifest = dict(leaves(run.config)), run.manifest
+    rows = read_rows(workdir / METRICS)
     source = _source(config)
     handed_in = " It was passed by a program." if config["data.source"] == "handed_in" else ""
     made_with = "vit_jax" + (f" (commit {manifest['commit']})" if manifest.get("commit") else "")
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     return RunFacts(
-        _figures(workdir / METRICS, checkpoint.step),
-        _protocol(config, manifest, which, checkpoint),
+        _figures(rows, checkpoint.step),
+        _protocol(config, manifest, which, checkpoint, _kept_step(rows, checkpoint.step)),
         f"{source}, split `{config['data.train_split']}`: {manifest['images']['train']:,} images."
         f"{handed_in}",
         _recipe(run.config),
@@ -74,11 +76,17 @@ def _source(config: dict[str, Any]) -> str:
 
 
 def _protocol(
-    config: dict[str, Any], manifest: dict, which: str, checkpoint: Checkpoint
+    config: dict[str, Any], manifest: dict, which: str, checkpoint: Checkpoint, kept: int | None
 ) -> list[str]:
-    """Returns sentences about how a checkpoint was selected and evaluated."""
+    """Returns sentences about how a checkpoint was selected and evaluated.
+
+    Args:
+      kept: the earlier step whose parameters the checkpoint has; None: those of its own step.
+    """
     chosen_by = "dev" if config["data.dev_split"] is not None else "test"
     best = f", the best of its checkpoints by the {chosen_by} images" if which == "best" else ""
+    if kept is not None and kept != checkpoint.step:
+        best += f", with the parameters of step {kept:,}, the best by the {chosen_by} images"
     crop = checkpoint_crop(checkpoint, checkpoint.arguments["image_size"])
     sentences = [
         f"After step {checkpoint.step:,} of {manifest['steps']:,}, of one run of seed "
@@ -96,15 +104,21 @@ def _protocol(
     return sentences
 
 
-def _figures(file: Path, step: int) -> dict[str, str]:
-    """Returns the results of a step from a run's evaluation log, formatted for the card.
+def _figures(rows: Sequence[dict[str, float]], step: int) -> dict[str, str]:
+    """Returns the results of a step from the rows of a run's log, formatted for the card.
 
-    If the log has several rows for the step, later values replace earlier ones.
+    If the log has several rows for the step, later values replace earlier ones. If the run has kept
+    the parameters of an earlier step, the dev results are those of that step.
     """
     found: dict[str, float] = {}
-    for row in read_rows(file):
+    for row in rows:
         if row["step"] == step:
             found |= row
+    if (kept := _kept_step(rows, step)) is not None:
+        found = {key: x for key, x in found.items() if not key.startswith(("dev/", "kept/"))}
+        for row in rows:
+            if row["step"] == kept:
+                found |= {key: x for key, x in row.items() if key.startswith("dev/")}
     words = {}
     for key, value in found.items():
         section, _, name = key.partition("/")
@@ -118,6 +132,12 @@ def _figures(file: Path, step: int) -> dict[str, str]:
         elif section in SUITES:
             words[f"{SUITES[section].title}: {name}"] = f"{value:.2%}"
     return words
+
+
+def _kept_step(rows: Sequence[dict[str, float]], step: int) -> int | None:
+    """Returns the step whose parameters the checkpoint of a step has; None: those of the step."""
+    kept = [row["kept/step"] for row in rows if row["step"] == step and "kept/step" in row]
+    return int(kept[-1]) if kept else None
 
 
 def _recipe(config: Any) -> dict[str, str]:

@@ -601,6 +601,19 @@ def split_files(path: str) -> dict[str, str]:
     return {split_name(cell) or cell: path for cell in cells if cell}
 
 
+def rows_of_splits(path: str) -> dict[str, int] | None:
+    """Returns the number of rows of each split in a CSV; None if it has no column `split`.
+
+    Rows with an empty cell count as the split with the empty name.
+    """
+    rows = _read(path)
+    columns = _columns(path, rows, None)
+    if columns.split is None:
+        return None
+    cells = (_cell(row, columns.split) for row in rows[columns.rows :] if row)
+    return dict(Counter(split_name(cell) or cell for cell in cells))
+
+
 def _split_files_in(folder: str) -> dict[str, str]:
     """Returns the CSVs in a folder with the name of a split, such as train.csv, by split."""
     files = {}

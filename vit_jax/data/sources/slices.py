@@ -129,7 +129,8 @@ def _whole_groups(
     if not len(indices):
         raise UserError(
             f"the split {split!r} contains no complete group: there are {len(counts):,} groups of "
-            f"{len(names):,} images (data.groups), the largest of {counts.max():,}"
+            f"{len(names):,} images (data.groups), the largest of {counts.max():,}; without "
+            "groups: --config.data.groups=None"
         )
     return indices
 

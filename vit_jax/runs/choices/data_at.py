@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from vit_jax.data.sources import SOURCES
 from vit_jax.data.sources.base import Source
-from vit_jax.data.sources.csv_list import LISTS, lists_files, split_files
+from vit_jax.data.sources.csv_list import LISTS, lists_files, rows_of_splits, split_files
 from vit_jax.data.sources.folder import folders_in
 from vit_jax.data.sources.folder_rules import is_ignored, split_name, why_left_out
 from vit_jax.data.sources.tfds import tfds_builder
@@ -25,6 +27,7 @@ GROUPS = (
     (rf"({ORIGIN}[-_ ]?\d+)", rf"{ORIGIN}[-_ ]?\d+"),
 )
 GROUPED = 0.9  # Groups are used if at least this share of the file names contains a group.
+FEWEST_GROUPS = 3  # Of each class: one for training, one for model selection and one for the test.
 MOST_NAMES = 100_000
 SHOWN = 3  # Number of missing files that an error message names.
 
@@ -107,10 +110,22 @@ def of_kind(kind: str, path: str) -> DataAt:
         return DataAt(kind, path, splits, "a prepared TFDS data set")
     if kind == "folder" and os.path.isdir(path):
         return _of_folders(path, _folders_of_images(path))
+    if kind == "csv":
+        return _of_csv(path)
     splits = ("all",) if SOURCES[kind].is_whole(path) else ("train", "test")
-    return DataAt(
-        kind, path, splits, "a CSV of files and labels" if kind == "csv" else f"{kind} data set"
-    )
+    return DataAt(kind, path, splits, f"{kind} data set")
+
+
+def _of_csv(path: str) -> DataAt:
+    """Returns the data set of a CSV, or of a folder of CSVs; the words count rows by split."""
+    words, splits = "a CSV of files and labels", tuple(split_files(path))
+    if os.path.isdir(path):
+        return DataAt("csv", path, splits, "CSVs of files and labels")
+    rows = rows_of_splits(path)
+    if rows is not None:
+        counts = (f"{count:,} of {name or 'no split'}" for name, count in rows.items())
+        words += f"; its column split has {', '.join(counts)}"
+    return DataAt("csv", path, splits or ("all",), words)
 
 
 def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
@@ -142,7 +157,7 @@ def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
     if not folders:
         raise UserError(_no_folders(path, images))
     if any(map(split_name, folders)):
-        return _of_splits(path, folders)
+        return folder_of_splits(path, folders)
     if len(folders) == 1 and not images:  # Unpacked archives often contain a single folder.
         inner = os.path.join(path, folders[0])
         if folders_in(inner) and not _has_images(inner):
@@ -169,7 +184,7 @@ def _no_folders(path: str, images: int) -> str:
     )
 
 
-def _of_splits(path: str, folders: Sequence[str]) -> DataAt:
+def folder_of_splits(path: str, folders: Sequence[str]) -> DataAt:
     """Returns the data set of a folder that contains folders of splits, such as `train`.
 
     Other folders are ignored.
@@ -229,11 +244,14 @@ def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str
       names: names of the images; None: the names of the source's files.
 
     Returns:
-      The value for `data.groups` and the number of groups. None: the names contain no groups.
+      The value for `data.groups` and the number of groups. None: the names contain no groups, or a
+      class has too few of them.
     """
+    labels = None
     if names is None:
         files = source.stored_files(range(min(len(source), MOST_NAMES)))
         names = [name for name, _ in files] if files else []
+        labels = source.known_labels()
     if not names:
         return None
     for pattern, shown in GROUPS:
@@ -242,7 +260,23 @@ def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str
             continue
         if sum(bool(re.search(shown, name)) for name in names) < GROUPED * len(names):
             continue
-        groups = {match[1] for match in matches}
-        if 3 <= len(groups) <= 0.7 * len(names):
-            return pattern, len(groups)
+        groups = [match[1] for match in matches]
+        count = len({*groups})
+        if 3 <= count <= 0.7 * len(names) and _divides_classes(groups, labels):
+            return pattern, count
     return None
+
+
+def _divides_classes(groups: Sequence[str], labels: np.ndarray | None) -> bool:
+    """Returns True if each class has images of several groups, so that each split has each class.
+
+    Args:
+      groups: group of each of the first images.
+      labels: labels of the images, `[images, labels]`; None: unknown, the result is True.
+    """
+    if labels is None:
+        return True
+    rows = labels[: len(groups)].tolist()
+    pairs = {(row[0], group) for row, group in zip(rows, groups, strict=True)}
+    counts = Counter(label for label, _ in pairs)
+    return min(counts.values()) >= FEWEST_GROUPS

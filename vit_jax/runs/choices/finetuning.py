@@ -197,7 +197,10 @@ def _groups(
     if groups is None:
         return []
     config.data.groups, count = groups
-    reason = f"names show {count:,} groups, each of which is in one split"
+    reason = (
+        f"names show {count:,} groups, each of which is in one split; without groups: "
+        "--config.data.groups=None"
+    )
     return [Choice("data.groups", config.data.groups, reason)]
 
 
@@ -352,7 +355,7 @@ def _images(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> list[
     choices = [
         Choice("data.image_size", size, f"{reason}; the images' shorter sides are {sides}"),
         Choice("data.test_crop", kind, "as the checkpoint's preprocessing"),
-        Choice("data.test_resize", size if kind == "square" else round(size / share), "the same"),
+        Choice("data.test_resize", round(size / share), "the same"),
         Choice(
             "data.crop_area",
             (_first(SMALLEST_AREAS, per_class), 1.0),

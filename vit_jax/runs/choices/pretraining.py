@@ -29,7 +29,13 @@ from vit_jax.options.data import INTERPOLATIONS, SPLIT_KEYS
 from vit_jax.options.model import ImageOptions
 from vit_jax.published.weights import checkpoint_of
 from vit_jax.runs.choices.choice import Choice
-from vit_jax.runs.choices.data_at import check_files, check_no_run, data_at, of_kind
+from vit_jax.runs.choices.data_at import (
+    check_files,
+    check_no_run,
+    data_at,
+    folder_of_splits,
+    of_kind,
+)
 from vit_jax.runs.choices.device import flops_per_second
 from vit_jax.runs.choices.finetuning import DEFAULT_CHECKPOINT, LARGE_CHECKPOINT
 from vit_jax.runs.choices.image_sizes import short_sides
@@ -168,7 +174,7 @@ def _splits(config: ConfigDict, user_keys: Collection[str]) -> tuple[Source, lis
             )
         first, second = (90, 95) if count >= 400 else (80, 90) if count >= 40 else (50, 75)
         reason = (
-            "the folder has splits: no other is trained on"
+            "the folder has splits: no other folder is trained on"
             if whole == "train"
             else "without labels"
         )
@@ -197,8 +203,9 @@ def _split_names(config: ConfigDict) -> set[str]:
         return {"all"}
     folders = [os.path.basename(folder) for folder in folders_in(data.path)]
     folders = [name for name in folders if not is_ignored(name)]
-    splits = {*filter(None, map(split_name, folders))}
-    return splits if folders and all(map(split_name, folders)) else {"all"}
+    if any(map(split_name, folders)):
+        return {*folder_of_splits(data.path, folders).splits}
+    return {"all"}
 
 
 def _open(config: ConfigDict, split: str, labels: bool = False) -> Source:

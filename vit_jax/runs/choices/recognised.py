@@ -11,7 +11,7 @@ from vit_jax.data.sources.folder_rules import is_ignored, split_name
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
 from vit_jax.runs.choices.choice import Choice, in_words
-from vit_jax.runs.choices.data_at import DEV, DataAt, data_at
+from vit_jax.runs.choices.data_at import DEV, DataAt, data_at, folder_of_splits
 from vit_jax.runs.splits import MANY
 from vit_jax.training.objectives import objective_of
 
@@ -117,6 +117,6 @@ def _unlabelled(path: str) -> DataAt:
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, "dataset_info.json")):
         return data_at(path)
     folders = [name for name in map(os.path.basename, folders_in(path)) if not is_ignored(name)]
-    splits = tuple(filter(None, map(split_name, folders)))
-    has_splits = splits and len(splits) == len(folders)
-    return DataAt("folder", path, splits if has_splits else ("all",), "a folder of images")
+    if any(map(split_name, folders)):
+        return folder_of_splits(path, folders)
+    return DataAt("folder", path, ("all",), "a folder of images")
