@@ -290,11 +290,14 @@ def without_network(*_, **__):
 # Configs that differ from an earlier one in sizes and numbers alone, or that go on from a
 # checkpoint.
 SAME = re.compile(r"(vit_.*_(i1k|i21k|jft)|r50_vit_.*|bit_r\d+.*|mae_[lh]1.)$")
-# These are run below, with an argument or with the run that goes on from theirs.
+# These are run below, with an argument or with the run that goes on from theirs; the quickstart by
+# .ci/run, and the images of one's own by tests/system/test_finetune_command.py and
+# test_pretrain_command.py.
 WITH_OTHERS = ("finetune", "bit_hyperrule", "eva02", "fcmae", "vqkd", "beitv2")
+WITH_OTHERS += ("quickstart", "my_images", "my_images_unlabelled")
 ALONE = [name for name in FILES if not SAME.match(name) and name not in WITH_OTHERS]
 SMOKE = (
-    *("vit_s16_i1k", "vit_b16_jft", "r50_vit_b16_jft", "bit_r50x1_jft", *ALONE),
+    *("vit_s16_i1k", "r50_vit_b16_jft", *ALONE),
     *("deit:recipe=deit3", "deit:teacher=random", "dinov2:run=high_resolution"),
     *("finetune:model=ViT-B/16", "bit_hyperrule:model=BiT-R50x1", "beit:task=finetune"),
 )
