@@ -36,7 +36,7 @@ from vit_jax.evaluation.suite import (
 def parse_sets(texts: Sequence[str]) -> list[DataSet]:
     """Parses values of the flag `--set`, which describe data sets.
 
-    The names of the data sets must be different, because the rows have these names.
+    The names of the data sets must be different, because each name labels a row of the results.
     """
     described = [data_set(text) for text in texts]
     if len({one.name for one in described}) < len(described):

@@ -72,7 +72,8 @@ class Checkpoint(NamedTuple):
         height, width = height_and_width(self.options.image_size)
         head = f"{n:,} classes" if (n := self.options.num_classes) else "no head"
         head += " with a sigmoid each" if n and self.probabilities == "sigmoid" else ""
-        step = "" if self.step is None else f", step {self.step:,}"
+        named = self.step is None or self.place.endswith(f"@{self.step}")
+        step = "" if named else f", step {self.step:,}"
         return (
             f"{model_name(self.options)} of {self.library} ({self.place}{step}): "
             f"{parameters / 1e6:,.2f} M parameters, {height}x{width} pixels{self._statistics()}, "

@@ -268,7 +268,7 @@ def _share(value: Any) -> float:
 def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
     """Converts preprocessing to entries of timm's `pretrained_cfg`, without mean and std.
 
-    `lost` describes the properties that these entries cannot store.
+    The function `lost` lists the properties that these entries cannot store.
 
     Raises:
       UserError: timm does not support the kind of crop.
@@ -288,7 +288,7 @@ def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
 def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
     """Converts preprocessing to entries of `preprocessor_config.json`, without mean and std.
 
-    `lost` describes the properties that these entries cannot store.
+    The function `lost` lists the properties that these entries cannot store.
 
     Raises:
       UserError: Transformers does not support the kind of crop.

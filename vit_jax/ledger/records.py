@@ -217,7 +217,10 @@ def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def result_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the scale of a record's verdict and the first sentence of its reason."""
+    """Returns for which runs a record's verdict holds, and the first sentence of its reason.
+
+    For example, ("16 pixels, 600 steps", "captions of three of four starts ...").
+    """
     scale, _, reason = verdict_of(record)[1].partition(": ")
     return scale.removeprefix("At "), re.split(r"(?<=\.)\s", reason)[0]
 

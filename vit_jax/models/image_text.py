@@ -72,7 +72,7 @@ class ImageTextModel(nnx.Module):
         return unit(self.image(images).astype(jnp.float32))
 
     def encode_text(self, texts: str | Sequence[str]) -> jax.Array:
-        """Returns the embeddings of texts, of length 1, float32 `[texts, dim]`.
+        """Returns L2-normalized embeddings of texts, float32 `[texts, dim]`.
 
         Args:
           texts: one text or several texts. Texts that are too long for the text tower are
@@ -137,7 +137,7 @@ def class_embeddings(
     class's embedding is the mean of the embeddings of its texts, scaled to length 1.
 
     Args:
-      encode: returns the embeddings of texts, of length 1, `[texts, dim]`.
+      encode: returns L2-normalized embeddings of texts, `[texts, dim]`.
       names: names of the classes.
       templates: texts such as "a photo of a {}.", where `{}` is replaced by the name.
     """

@@ -499,8 +499,8 @@ class ViT(TokenModel):
         embeddings.
 
         Args:
-          positions: keyword arguments that all layers share, from `layer_positions`. The function
-            reads this dictionary when it is called, so the caller may change it before.
+          positions: keyword arguments that all layers share, from `layer_positions`. The returned
+            function reads `positions` in each call, so `encode` may add entries before it calls.
         """
         options = self.options
         key = None if rngs is None else rngs.dropout()

@@ -251,7 +251,7 @@ def _time_rows(plan: Estimate, slower: float) -> list[str]:
     if plan.collectives is not None:
         sent = [f"{kind} {size / 1e9:,.3f} GB" for kind, size in plan.collectives.items()]
         lines.append(_row("collectives", ", ".join(sent) or "none"))
-        lines.append(_row("  were none hidden", f"{plan.link_seconds * 1e3:,.1f} ms more"))
+        lines.append(_row("  without overlap", f"{plan.link_seconds * 1e3:,.1f} ms more"))
     return lines
 
 

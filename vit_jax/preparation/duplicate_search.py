@@ -110,14 +110,15 @@ def _look_at(source: Source, index: int) -> tuple | None:
 def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
     """Finds near-duplicates among images, including mirrored copies.
 
-    The similarity of two images is the correlation of their colours at 16 x 16 pixels. The larger
-    of several values is used: without cropping, and with one image cropped by 1.6 % or 3 % on each
-    side. With 100 images or more, the mean image is subtracted first.
+    Candidates are pairs with similar fingerprints (perceptual hashes). The similarity of a
+    candidate is the correlation of the two images' colours at 16 x 16 pixels: the maximum over no
+    crop, and crops of 1.6 % or 3 % on each side of either image. With 100 images or more, the mean
+    image is subtracted first.
 
     It was tested with 31 photographs and nine edits of each photograph (JPEG, size, brightness,
     contrast, crops of 1 % and 2 % per side). 0.7 % of the edits have a similarity below 0.98, and
     no two different photographs are found as a pair. Among 1,797 digits of 8 x 8 pixels, 3,326
-    pairs have similar fingerprints, and 1 of them is found as a pair.
+    pairs are candidates, and 1 of them is found as a pair.
 
     Identical files have the similarity 1. Of several identical files, each is paired with the
     first.

@@ -557,7 +557,7 @@ def _check_all_there(path: str, source: CsvList) -> None:
 
 
 def lists_files(path: str) -> bool:
-    """Returns True if a CSV lists images: it has a column of files or starts with an image."""
+    """Returns True if a CSV lists images: in a column of files or in its first cell."""
     try:
         _columns(path, _read(path), None)
     except UserError:
