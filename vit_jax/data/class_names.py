@@ -140,10 +140,7 @@ def numbers_by_name(
       UserError: a class in `used` is not among `class_names`, or a name occurs twice.
     """
     data_names, class_names = tuple(data_names), tuple(class_names)
-    named = has_names(data_names), has_names(class_names)
-    if not data_names or data_names == class_names or not any(named):
-        return None
-    if not all(named) and not all(map(str.isdecimal, (*data_names, *class_names))):
+    if data_names == class_names or not _comparable(data_names, class_names):
         return None
     _check_distinct(data_names)
     _check_distinct(class_names)
@@ -155,6 +152,14 @@ def numbers_by_name(
             f"{shortened(class_names)}"
         )
     return {label: number[name] for label, name in enumerate(data_names) if name in number}
+
+
+def _comparable(data_names: tuple[str, ...], class_names: tuple[str, ...]) -> bool:
+    """Returns True if both have names, or one of them has names that are numbers."""
+    named = has_names(data_names), has_names(class_names)
+    if not data_names or not any(named):
+        return False
+    return all(named) or all(map(str.isdecimal, (*data_names, *class_names)))
 
 
 def _check_distinct(names: Sequence[str]) -> None:

@@ -110,17 +110,8 @@ def _figures(rows: Sequence[dict[str, float]], step: int) -> dict[str, str]:
     If the log has several rows for the step, later values replace earlier ones. If the run has kept
     the parameters of an earlier step, the dev results are those of that step.
     """
-    found: dict[str, float] = {}
-    for row in rows:
-        if row["step"] == step:
-            found |= row
-    if (kept := _kept_step(rows, step)) is not None:
-        found = {key: x for key, x in found.items() if not key.startswith(("dev/", "kept/"))}
-        for row in rows:
-            if row["step"] == kept:
-                found |= {key: x for key, x in row.items() if key.startswith("dev/")}
     words = {}
-    for key, value in found.items():
+    for key, value in _values(rows, step).items():
         section, _, name = key.partition("/")
         if value is None or name == "images":
             continue
@@ -132,6 +123,19 @@ def _figures(rows: Sequence[dict[str, float]], step: int) -> dict[str, str]:
         elif section in SUITES:
             words[f"{SUITES[section].title}: {name}"] = f"{value:.2%}"
     return words
+
+
+def _values(rows: Sequence[dict[str, float]], step: int) -> dict[str, float]:
+    """Returns the logged values of a step, with the dev results of the kept step, if any."""
+
+    def logged(step: int) -> dict[str, float]:
+        return {key: x for row in rows if row["step"] == step for key, x in row.items()}
+
+    values, kept = logged(step), _kept_step(rows, step)
+    if kept is None:
+        return values
+    others = {key: x for key, x in values.items() if not key.startswith(("dev/", "kept/"))}
+    return others | {key: x for key, x in logged(kept).items() if key.startswith("dev/")}
 
 
 def _kept_step(rows: Sequence[dict[str, float]], step: int) -> int | None:

@@ -249,22 +249,28 @@ def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str
     """
     labels = None
     if names is None:
-        files = source.stored_files(range(min(len(source), MOST_NAMES)))
-        names = [name for name, _ in files] if files else []
-        labels = source.known_labels()
-    if not names:
-        return None
+        files = source.stored_files(range(min(len(source), MOST_NAMES))) or ()
+        names, labels = [name for name, _ in files], source.known_labels()
     for pattern, shown in GROUPS:
-        matches = [re.search(pattern, name) for name in names]
-        if not all(matches):
-            continue
-        if sum(bool(re.search(shown, name)) for name in names) < GROUPED * len(names):
-            continue
-        groups = [match[1] for match in matches]
+        groups = _groups_in(names, pattern, shown)
         count = len({*groups})
         if 3 <= count <= 0.7 * len(names) and _divides_classes(groups, labels):
             return pattern, count
     return None
+
+
+def _groups_in(names: Sequence[str], pattern: str, shown: str) -> list[str]:
+    """Returns the group of each file name by a pattern; [] if too few names contain a group.
+
+    Args:
+      pattern: regular expression whose first part is the group.
+      shown: regular expression of names that contain a group.
+    """
+    matches = [match for name in names if (match := re.search(pattern, name))]
+    showing = sum(bool(re.search(shown, name)) for name in names)
+    if len(matches) < len(names) or showing < GROUPED * len(names):
+        return []
+    return [match[1] for match in matches]
 
 
 def _divides_classes(groups: Sequence[str], labels: np.ndarray | None) -> bool:
