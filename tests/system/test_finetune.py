@@ -54,7 +54,7 @@ def tuned(run, finished, tmp_path_factory):
 
 def test_run_starts_from_the_checkpoint_with_a_new_head_and_resized_positions(tuned, finished):
     workdir, printed = tuned
-    assert f"of a run ({finished}, step 20)" in printed
+    assert f"of a run ({finished}, step 40)" in printed
     assert "resized: position_embedding/table 4x4 -> 8x8" in printed
     assert "head/kernel [16, 10] -> [16, 10], zero" in printed
     old, new = arrays(finished), arrays(workdir)

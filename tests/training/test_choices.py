@@ -134,6 +134,15 @@ def test_names_of_classes_in_file_names_are_no_groups(tmp_path, checkpoint):
     assert chosen(tmp_path / "crops", checkpoint)["data.groups"] is None
 
 
+def test_folders_that_seem_to_be_splits_are_not_classes(tmp_path, checkpoint):
+    for name in ("learn", "hold"):
+        photographs(tmp_path / "pets" / name, {"cat": 12, "dog": 12})
+    with pytest.raises(
+        UserError, match="two ways: as the classes hold, learn, or as splits .* cat"
+    ):
+        chosen(tmp_path / "pets", checkpoint)
+
+
 def test_a_csvs_own_splits_are_used_and_its_rows_counted(tmp_path, checkpoint):
     folder, rows = photographs(tmp_path / "cells", {"images": 60}), ["file,label,split"]
     splits = ["train"] * 6 + ["val"] * 2 + ["test", ""]

@@ -95,6 +95,10 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
             "use a teacher with these classes",
         )
         sources, notes = matched_head(sources, checkpoint, class_names, place, remedy)
+        if checkpoint.probabilities == "sigmoid":
+            notes += [
+                "note: the teacher has a sigmoid of each class; its logits are used with a softmax here"
+            ]
     model = sketch(options)
     if spec.make_heads is not None:
         model, sources = _with_heads(spec, checkpoint, options, model, sources)

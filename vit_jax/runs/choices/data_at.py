@@ -162,7 +162,25 @@ def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
         inner = os.path.join(path, folders[0])
         if folders_in(inner) and not _has_images(inner):
             return data_at(inner)
+    _check_no_splits(path, folders)
     return DataAt("folder", path, ("all",), f"{len(folders)} folders of classes")
+
+
+def _check_no_splits(path: str, folders: Sequence[str]) -> None:
+    """Raises UserError if folders without the name of a split seem to be splits, not classes.
+
+    They have no images of their own, and all contain the same two or more folders.
+    """
+    places = [os.path.join(path, name) for name in folders]
+    inner = {tuple(sorted(_folders_of_images(place))) for place in places}
+    classes = next(iter(inner))
+    alike = len(folders) > 1 and len(inner) == 1 and len(classes) > 1
+    if alike and not any(map(_has_images, places)):
+        raise UserError(
+            f"{path} can be read in two ways: as the classes {', '.join(folders[:10])}, or as "
+            f"splits of these names with the classes {', '.join(classes[:10])}; for classes, move "
+            f"them into {path}/train, for splits, name them train, val and test"
+        )
 
 
 def _no_folders(path: str, images: int) -> str:
