@@ -97,7 +97,7 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
         sources, notes = matched_head(sources, checkpoint, class_names, place, remedy)
         if checkpoint.probabilities == "sigmoid":
             notes += [
-                "note: the teacher has a sigmoid of each class; its logits are used with a softmax here"
+                "note: the teacher has a sigmoid of each class; here its logits take a softmax"
             ]
     model = sketch(options)
     if spec.make_heads is not None:
