@@ -42,6 +42,7 @@ def load_image_text(
 
     Args:
       source: one of these:
+
         - The workdir of a contrastive run.
         - A folder of Transformers (`config.json`, `model.safetensors`, `preprocessor_config.json`)
           or open_clip (`open_clip_config.json`, `open_clip_model.safetensors`), with the
@@ -49,6 +50,7 @@ def load_image_text(
         - An npz file of big_vision, with `spiece.model` or `tokenizer.json` in the same folder.
         - `hf://owner/name`.
         - The name of a model, if `pretrained` is set.
+
       pretrained: tag of published weights, or the name of their repository. If weights for several
         image sizes are published, those for `image_size` are loaded, or, without `image_size`,
         those for the smallest size.

@@ -76,6 +76,7 @@ def load_model(
 
     Args:
       source: one of these:
+
         - The workdir of a run, for its newest checkpoint.
         - `WORKDIR@STEP`, or `WORKDIR@best` for the checkpoint with the best test accuracy or,
           without accuracy, the best test loss.
@@ -83,6 +84,7 @@ def load_model(
         - A `.safetensors` file or a folder of timm or Transformers.
         - `hf://owner/name` or `hf://owner/name@revision`.
         - The name of a model, if `pretrained` is set.
+
       pretrained: tag of published weights, or the name of their repository.
         `list_models(pretrained=True)` lists them.
       log: callback for each line of the log: the checkpoint, and how its parameters were adapted.

@@ -40,10 +40,12 @@ def save_model(
 
     Args:
       model: one of these:
+
         - A model of `load_model` or `create_model`. It is saved with its current parameters.
         - A model of `load_image_text`. It is saved for Transformers, with image encoder, text
           encoder and tokenizer.
         - A checkpoint: a source as in `load_model`.
+
       path: a new `FILE.npz` for Google's format, or a new folder. A folder is written for
         Transformers, for timm if Transformers does not have the model, or for OpenAI's code if the
         model is a `DVAE`.

@@ -5,6 +5,7 @@ with two tokens, class token or mean, and 3, 5 or 30 merged patches, random weig
 logits within 6e-7 of the largest one.
 """
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -47,6 +48,12 @@ def test_training_calls_and_dense_features_keep_all_patches():
     np.testing.assert_array_equal(forward(merging, images, 0), forward(plain, images, 0))
     dense = [nnx.jit(lambda x, y: x.features(y, dense=True))(x, images) for x in (plain, merging)]
     np.testing.assert_array_equal(*dense)
+
+
+def test_activations_keep_their_type():
+    model = random_model(image_size=16, num_classes=5, dtype="bfloat16", merge_tokens=3)
+    images = jax.ShapeDtypeStruct((1, 16, 16, 3), np.float32)
+    assert nnx.eval_shape(lambda x: model.encoded(x), images).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def test_the_models_have_every_option():
     used = {option for model in MODELS.values() for option in model} | RANDOM.keys()
     numbers = {"channels", "resnet_width", "resnet_epsilons", "rope_grid", "norm_epsilon"}
     numbers |= {"head_bias", "head_std", "position_resize"}  # Of models that are resized.
+    numbers |= {"merge_tokens"}  # Of evaluation alone.
     crossed = {"dtype", "scan", "remat"}
     fields = dataclasses.fields(ViTOptions)
     known = {field.name for field in fields if field.default is not dataclasses.MISSING}
