@@ -227,7 +227,7 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
             changed.append(name)
     for names, words in (
         (changed, "recomputed, since the data have changed"),
-        (reused, f"reused from {results.folder}, of the same checkpoint and data"),
+        (reused, f"reused from {results.folder}: the same checkpoint, names and sizes of files"),
         (unknown, f"reused from {results.folder}, with no data to compare: {failure}"),
     ):
         if names:
