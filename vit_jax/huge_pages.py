@@ -9,7 +9,9 @@ import os
 import sys
 from pathlib import Path
 
-_VARIABLE, _SETTING = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
+_VARIABLE, _NAME = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
+_SETTING = f"{_NAME}=1"
+_RESTARTED = "VIT_JAX_RESTARTED"  # Set only while the process restarts.
 _MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _ACCELERATORS = "nvidia[0-9]*", "kfd", "accel[0-9]*", "vfio/[0-9]*"  # Device files in /dev.
 
@@ -23,19 +25,20 @@ def restart_with_huge_pages() -> None:
     """Replaces this process by one with the same arguments whose `malloc` requests huge pages.
 
     The process is not replaced if JAX will compute on an accelerator, if the system gives huge
-    pages to all programs or to none, or if glibc is older than 2.35. It is not replaced a second
-    time. A process that was forked is not replaced either, because its arguments are unknown. Child
+    pages to all programs or to none, if glibc is older than 2.35, or if `GLIBC_TUNABLES` already
+    sets the option. It is not replaced a second time. A process that was forked is not replaced either, because its arguments are unknown. Child
     processes do not inherit the setting. Call this function before other imports, because the
     restarted process repeats all imports.
     """
     tunables = os.environ.get(_VARIABLE, "")
-    if tunables.endswith(_SETTING):
+    if os.environ.pop(_RESTARTED, None):
         os.environ[_VARIABLE] = tunables.removesuffix(_SETTING).removesuffix(":")
         return
     platforms = os.environ.get("JAX_PLATFORMS") or ("" if has_accelerator() else "cpu")
     forked = sys.orig_argv[-1:] != sys.argv[-1:]
-    if platforms == "cpu" and not forked and _on_request():
+    if platforms == "cpu" and not forked and _NAME not in tunables and _on_request():
         os.environ[_VARIABLE] = f"{tunables}:{_SETTING}".removeprefix(":")
+        os.environ[_RESTARTED] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

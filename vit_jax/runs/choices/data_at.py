@@ -120,7 +120,7 @@ def _of_csv(path: str) -> DataAt:
     """Returns the data set of a CSV, or of a folder of CSVs; the words count rows by split."""
     words, splits = "a CSV of files and labels", tuple(split_files(path))
     if os.path.isdir(path):
-        return DataAt("csv", path, splits, "CSVs of files and labels")
+        return DataAt("csv", path, splits or ("train", "test"), "CSVs of files and labels")
     rows = rows_of_splits(path)
     if rows is not None:
         counts = (f"{count:,} of {name or 'no split'}" for name, count in rows.items())
