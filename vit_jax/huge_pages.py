@@ -26,9 +26,9 @@ def restart_with_huge_pages() -> None:
 
     The process is not replaced if JAX will compute on an accelerator, if the system gives huge
     pages to all programs or to none, if glibc is older than 2.35, or if `GLIBC_TUNABLES` already
-    sets the option. It is not replaced a second time. A process that was forked is not replaced either, because its arguments are unknown. Child
-    processes do not inherit the setting. Call this function before other imports, because the
-    restarted process repeats all imports.
+    sets the option. It is not replaced a second time. A process that was forked is not replaced
+    either, because its arguments are unknown. Child processes do not inherit the setting. Call this
+    function before other imports, because the restarted process repeats all imports.
     """
     tunables = os.environ.get(_VARIABLE, "")
     if os.environ.pop(_RESTARTED, None):
