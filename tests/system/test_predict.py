@@ -190,7 +190,11 @@ def test_standard_input_is_paths_or_an_image(predict, folder, lines):
         (["--embed=nowhere/f.parquet", "{folder}"], "there is no folder nowhere"),
         (["--out=p.xlsx", "{folder}"], "the suffix is the format, one of .csv, .jsonl"),
         (["--csv", "--out=p.jsonl", "{folder}"], "are two formats: remove --csv"),
-        (["--csv", "--embed=f.parquet", "{folder}"], "give it without --out, --csv, --json"),
+        (
+            ["--csv", "--embed=f.parquet", "{folder}"],
+            "features, not predictions: give it without --csv",
+        ),
+        (["--top=2", "--embed=f.parquet", "{folder}"], "give it without --top"),
         (["--resize=8", "{folder}"], "--resize=8 is less than the 16 pixels"),
     ],
 )
