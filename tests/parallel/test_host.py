@@ -89,5 +89,5 @@ def test_a_restarted_process_has_huge_pages_and_its_arguments_and_its_children_h
     assert huge_kilobytes("", JAX_PLATFORMS="cpu")[0] < 2**12
     assert huge_kilobytes(call, JAX_PLATFORMS="cuda")[0] < 2**12
     pages, tunables, arguments = huge_kilobytes(call, JAX_PLATFORMS="cpu", GLIBC_TUNABLES=others)
-    assert pages > 2**14
+    assert pages > 2**12  # All 2**16, unless the memory is fragmented.
     assert (tunables, arguments) == (others, "-c an argument\n")
