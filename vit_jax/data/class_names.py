@@ -155,7 +155,7 @@ def numbers_by_name(
 
 
 def _comparable(data_names: tuple[str, ...], class_names: tuple[str, ...]) -> bool:
-    """Returns True if both have names, or one of them has names that are numbers."""
+    """Returns True if both have names, or if all names are numbers and not 0, 1, 2, ... in both."""
     named = has_names(data_names), has_names(class_names)
     if not data_names or not any(named):
         return False

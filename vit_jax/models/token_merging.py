@@ -15,7 +15,7 @@ from vit_jax.models.transformer import EncoderBlock
 def encode_merged(
     blocks: list[EncoderBlock], x: jax.Array, patches: slice, count: int, read: int | None = None
 ) -> tuple[jax.Array, slice]:
-    """Applies encoder layers, each of which merges patches into other patches.
+    """Applies encoder layers; each layer merges some of its patches into others.
 
     Args:
       blocks: the layers; positions must be added before the first one.

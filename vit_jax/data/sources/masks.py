@@ -32,7 +32,7 @@ CITYSCAPES_IDS = {
     **{"motorcycle": 32, "bicycle": 33},
 }
 REMEDY = f"name all classes, a line for each, in {CLASSES_FILE}"  # End of an error message.
-INVALID = -1  # Stands for the class of mask values that must not occur.
+INVALID = -1  # Class of mask values that must not occur.
 
 
 class Layout(NamedTuple):
