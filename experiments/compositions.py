@@ -1,12 +1,12 @@
-"""Captions of combinations that were never seen together: vit-jax experiment compositions --out=DIR.
+"""Captions of unseen combinations: vit-jax experiment compositions --out=DIR.
 
 A small ViT and a text tower are trained on 100,000 images of 16 pixels with one coloured digit and
-captions such as "a red 7 turned left". One fifth of the pairs of a digit and a colour are held out:
-no training image shows them. They are trained with SigLIP's loss and with CLIP's loss. In
-locked-image tuning (2111.07991) only the text tower is trained, with SigLIP's loss; the frozen image
-tower is from a run of DINO. Zero-shot accuracy is measured on images of the held-out combinations,
-among the names of all 180 combinations (chance is 0.6 %), and recall on images of the other 144
-combinations (chance 0.7 %). All test images contain digits of other writers.
+captions such as "a red 7 turned left". One fifth of the pairs of a digit and a colour are held
+out: no training image shows them. The losses are SigLIP's and CLIP's. In locked-image tuning
+(2111.07991) only the text tower is trained, with SigLIP's loss; the frozen image tower is from a
+run of DINO. Zero-shot accuracy is measured on images of the held-out combinations, among the names
+of all 180 combinations (chance is 0.6 %), and recall on images of the other 144 combinations
+(chance is 0.7 %). All test images contain digits of other writers.
 """
 
 from vit_jax.ledger.laptop import config_name
