@@ -193,6 +193,15 @@ def test_a_run_without_text_tower_is_rejected_before_it_starts(tmp_path):
         vit_jax.train(config, tmp_path / "run")
 
 
+def test_templates_are_one_template_or_a_file(tmp_path):
+    (tmp_path / "templates.txt").write_text("a photo of a {}.\n\na drawing of a {}\n")
+    assert parse_templates("it's {}!") == ("it's {}!",)
+    assert parse_templates(str(tmp_path / "templates.txt")) == (
+        "a photo of a {}.",
+        "a drawing of a {}",
+    )
+
+
 def test_templates_without_a_place_for_the_name_are_rejected(tmp_path):
     (tmp_path / "templates.txt").write_text("a photo of a {}.\na photo\n")
     with pytest.raises(UserError, match="template 'a photo' has no {}"):

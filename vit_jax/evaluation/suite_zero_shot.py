@@ -62,13 +62,16 @@ def parse_class_names(text: str) -> tuple[str, ...] | str:
 
 
 def parse_templates(text: str) -> tuple[str, ...]:
-    """Parses the option for prompt templates, such as `a photo of a {}`.
+    """Parses the option for prompt templates.
 
     Args:
-      text: `imagenet` for CLIP's templates, or a file with a template in each line.
+      text: `imagenet` for CLIP's templates, a template such as `a photo of a {}`, or a file with a
+        template in each line.
     """
     if text == IMAGENET:
         return imagenet_prompts().templates
+    if "{}" in text:
+        return (text,)
     return checked_templates([line for line in read_lines(text, "templates") if line.strip()])
 
 
@@ -241,8 +244,8 @@ SUITE = Suite(
         ),
         "templates": SuiteOption(
             TEMPLATES,
-            "File of zero_shot with a template in each line, {} for the name, or imagenet: CLIP's "
-            "80; by default 'a photo of a {}.'",
+            "Template of zero_shot with {} for the name, a file with one in each line, or "
+            "imagenet: CLIP's 80; by default 'a photo of a {}.'",
             parse_templates,
         ),
         "data_dir": DATA_DIR,

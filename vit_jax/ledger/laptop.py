@@ -45,7 +45,7 @@ def config_name(
       images: number of training images: the first images of the training split.
       steps: number of steps of the run.
       size: size of the images, in pixels.
-      source: `centred` or `scattered` objects.
+      source: `centred`, `scattered` or `coloured` objects.
     """
     images_of = f"source={source},collection={collection},images={images},size={size}"
     return f"composed:model={model},{images_of},steps={steps}"
