@@ -147,7 +147,7 @@ def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) 
 
 
 def boxes_of(rows: np.ndarray) -> Boxes:
-    """Inverts `boxes_field`: converts an image's rows, `[most, 5]`, to its objects and crowds."""
+    """Converts a value of the batch field `boxes`, `[most, 5]`, back to the image's `Boxes`."""
     rows = rows[rows[:, 4] != NO_OBJECT]
     labels = rows[:, 4].astype(np.int32)
     crowd = labels <= CROWD

@@ -132,7 +132,7 @@ def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
     """
     # With fewer than six bits, some permutations of very small data sets would be rare.
     bits = np.uint64(max(6, (size - 1).bit_length()))
-    high, low = bits // 2, bits - bits // 2  # The halves, which are swapped each round.
+    high, low = bits // 2, bits - bits // 2  # Bits of a number's two halves; each round swaps them.
     secret = np.zeros(len(places), np.uint64)
     for number in key:
         secret = _mix(secret ^ np.asarray(number).astype(np.uint64))

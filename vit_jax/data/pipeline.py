@@ -43,7 +43,7 @@ Batch = dict[str, np.ndarray]
 
 MAX_CHUNK = 64  # Maximum number of images in a chunk.
 MAX_REPLACEMENTS = 100  # Number of neighbours that are tried in place of an unreadable image.
-FIELD_STREAM = 2**32  # Number of the first field's random stream; the streams of views come before.
+FIELD_STREAM = 2**32  # Number of the first field's random stream; streams of views have lower ones.
 # Starting worker processes takes seconds. A data set with fewer images is read without them.
 FEW_IMAGES = 5000
 
@@ -478,7 +478,7 @@ class _OfWorkers(Iterator[Batch]):
         A worker process inherits the blocked signals from the thread that starts it. Later,
         `_obey_parent` makes it ignore both signals.
         """
-        resource_tracker.ensure_running()  # Starting it in the thread would unblock the signals.
+        resource_tracker.ensure_running()  # If the thread started it, signals would be unblocked.
         with ThreadPoolExecutor(1, initializer=_block_signals) as thread:
             return thread.submit(self._batches.__next__).result()
 

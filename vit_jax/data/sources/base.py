@@ -188,7 +188,7 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
     def plain(value: Any) -> Any:
         """Replaces each array in a field by its shape and hash, because `repr` shortens arrays."""
         if isinstance(value, Boxes):
-            # Areas that are None are left out: fingerprints then equal those of older versions.
+            # Areas of None are excluded, because fingerprints must equal those of older versions.
             known = value if value.areas is not None else value[:-1]
             return [plain(array) for array in known]
         return (value.shape, digest(value.tobytes())) if isinstance(value, np.ndarray) else value
@@ -406,7 +406,7 @@ def of_classes(source: Source, names: Sequence[str]) -> Renumbered:
     Raises:
       UserError: a class does not exist or occurs twice in `names`, or these classes have no images.
     """
-    names = tuple(map(str, names))  # For the classes of digits a config may contain numbers.
+    names = tuple(map(str, names))  # A config may name the classes of `digits` by numbers.
     if len(set(names)) < len(names):
         raise UserError(f"data.classes names a class twice: {', '.join(names)}")
     for name in names:

@@ -92,12 +92,15 @@ class HandedIn(Captioned):
         return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
     def _class_indices(self, index: int, label: Any) -> tuple[int, ...]:
-        """Returns the class indices of an example; raises UserError if `label` has different ones.
+        """Returns the class indices of an example.
 
         Args:
           index: index of the example.
-          label: the label in the example's item, which was read again. It differs from the label at
-            the first reading if the data set is not deterministic.
+          label: the label that the data set returns now for this example.
+
+        Raises:
+          UserError: `label` differs from the label that the data set returned when it was opened.
+            Such a data set is not deterministic.
         """
         if self.labels is None:
             return ()
@@ -118,7 +121,8 @@ class LabelReader(NamedTuple):
       names: class index by class name, for labels that are text.
       width: length of one-hot or multi-hot labels. None: a label is a class index or a list of
         class indices.
-      numbers: maps the data set's own class indices to class indices; None: both are equal.
+      numbers: class index by the number in the data set's labels; None: these numbers are class
+        indices.
     """
 
     names: dict[str, int]
@@ -309,7 +313,7 @@ def _whole_numbers(values: np.ndarray) -> list[int]:
 
 
 def is_pair_of_columns(data: Any) -> bool:
-    """Returns True for a pair of columns: images, and labels or captions (these may be a tuple)."""
+    """Returns True for a pair of two columns: all images, and all labels or captions."""
     if not isinstance(data, tuple) or len(data) != 2 or not _is_column(data[0]):
         return False
     return _is_column(data[1]) or isinstance(data[1], tuple)
@@ -317,7 +321,7 @@ def is_pair_of_columns(data: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Keys:
-    """A function that returns the image and the label in an item; the item is a mapping."""
+    """Function that returns the image and the label of an item by their keys in a mapping."""
 
     image: str
     label: str | None

@@ -143,7 +143,7 @@ def text_features(features: Mapping, above: str = "", nested: int = 0) -> Iterat
     Args:
       features: TFDS features by name.
       above: prefix of the names, for features within other features.
-      nested: number of sequences within which these features are.
+      nested: number of sequences that enclose these features.
     """
     from tensorflow_datasets.core import features as kinds
     from tensorflow_datasets.core.utils import dtype_utils
