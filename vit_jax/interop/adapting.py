@@ -137,7 +137,8 @@ class _Adapter:
     def _stored(self, path: str, shape: tuple[int, ...]) -> _Stored | None:
         """Returns the checkpoint's parameter for a path of the new model; None: it has none.
 
-        Kernels of input convolutions already have the new number of channels.
+        If the number of channels changes, the kernel of an input convolution is converted to the
+        new number.
 
         Args:
           path: path of a parameter of the new model.
@@ -195,7 +196,11 @@ class _Adapter:
 
 
 def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> dict[str, Any]:
-    """Returns arguments of any family that must change as a consequence of `changes`."""
+    """Returns further arguments that must change, in models of any family, because of `changes`.
+
+    A new head has no pre-logits layer. With another number of channels, a mean or std per channel
+    is replaced by its average.
+    """
     implied = {}
     if new_head and known.get("pre_logits"):
         implied["pre_logits"] = False

@@ -118,7 +118,7 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
         "normalization": "in the program, whose input is pixels in input_range; mean and std are "
         "of [0, 1]",
     }
-    # A `square` resize scales both sides, each in the same proportion to the crop.
+    # A `square` resize has two target sides: each side of the crop, divided by `share`.
     if seen.kind == "square":
         facts["resize_to"] = [int(side / seen.share) for side in size]
     elif seen.kind == "fit":

@@ -199,8 +199,8 @@ def read_files(path: Path) -> tuple[dict, Tensors]:
             "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW) writes safetensors."
         )
     pickles = [name for name in os.listdir(path) if name.endswith(TORCH_SUFFIXES)]
-    # `open_tensors` raises a UserError that explains the conversion. The name of the model's file
-    # sorts before the names of trainer files.
+    # `open_tensors` raises a UserError with the command to convert a pickle. It should name the
+    # model's file, not a file of the trainer.
     if pickles:
         open_tensors(path / min(pickles, key=lambda name: (name != TORCH_MODEL, name)))
     raise UserError(

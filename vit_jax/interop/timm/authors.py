@@ -309,7 +309,7 @@ def _angles(rows: int, dim: int) -> np.ndarray:
 
 
 def _check(name: str, stored: np.ndarray, expected: np.ndarray) -> None:
-    """Raises UserError if positions in a file differ from the computed ones that replace them."""
+    """Raises UserError if positions in a file differ from the model's computed positions."""
     # The tolerance allows for the rounding errors of bfloat16.
     if stored.shape != expected.shape or np.abs(stored - expected).max() > 0.01 * expected.max():
         raise UserError(f"its positions ({name}) are not those of the published models")

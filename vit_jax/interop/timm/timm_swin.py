@@ -1,4 +1,4 @@
-"""Swin and Swin V2 in timm, which are timm's SwinTransformer and SwinTransformerV2."""
+"""Swin and Swin V2 in timm (classes SwinTransformer and SwinTransformerV2)."""
 
 import math
 import re
@@ -196,7 +196,7 @@ def _sides(window, stages: int) -> int | tuple[int, ...]:
     Raises:
       UserError: the windows are not square.
     """
-    # In timm, two numbers are height and width.
+    # In timm, a pair of numbers is the height and width of one window for all stages.
     whole = isinstance(window, int) or len(window) == 2 and isinstance(window[0], int)
     each = [window] * stages if whole else window
     sides = [{side} if isinstance(side, int) else set(side) for side in each]

@@ -87,8 +87,8 @@ _HYBRIDS = {
 def _rules(values: dict) -> tuple[Rule, ...]:
     """Returns the naming rules of a model.
 
-    A hybrid whose ResNet has no stages has other names than other hybrids. In AIMv2 the gate and
-    the gated values of an MLP are separate tensors.
+    There are separate rules for hybrids whose ResNet consists of a first convolution without
+    stages. In AIMv2 the gate and the gated values of an MLP are separate tensors.
     """
     rules = _ROOT_RULES if values["resnet_blocks"] == () else _HYBRID_RULES
     return APART + rules if values["mlp"] == "swiglu" and values["norm"] == "rms" else rules
@@ -126,8 +126,8 @@ def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tens
 def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: int) -> bool:
     """Returns True if a position table has rows for patches only, and none for other tokens.
 
-    `config.json` determines this. If it does not, the number of rows does: patches form a square
-    grid.
+    If `config.json` contains neither `no_embed_class` nor an image size that matches the table, the
+    grid of patches is assumed to be square. The number of rows then determines the result.
 
     Args:
       tensors: tensors by name.
