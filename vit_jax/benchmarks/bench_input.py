@@ -134,7 +134,7 @@ def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str
 
 
 def two_processes(folder: str, rounds: int) -> float:
-    """Returns how many times as fast two independent processes are as one, in images/s."""
+    """Returns the speed (images/s) of two independent processes, divided by that of one process."""
     ratios = []
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for _ in range(rounds):

@@ -212,9 +212,9 @@ def fine_tuning(
     """Returns stages that fine-tune the models of `pretraining` as in table 4.
 
     The first stages choose learning rates, with the values and validation images of
-    `python -m vit_jax.sweep`; one learning rate is only for ResNets. BiTs are also fine-tuned with
-    BiT-HyperRule. The paper reports the better of both results; here the recipe is chosen on
-    validation images.
+    `python -m vit_jax.sweep`. On ImageNet, BiTs and hybrids have an additional learning rate. BiTs
+    are also fine-tuned with BiT-HyperRule. The paper reports the better of both results; here the
+    recipe is chosen on validation images.
 
     Args:
       models: as in `pretraining`.

@@ -49,7 +49,7 @@ class Trial(NamedTuple):
     job: Job
 
     def has(self, factors: Mapping[str, Any]) -> bool:
-        """Returns True if all these factors have the given values."""
+        """Returns True if the run has all these factors, with the same values."""
         return factors.items() <= self.factors.items()
 
 

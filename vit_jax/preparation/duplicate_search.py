@@ -110,10 +110,10 @@ def _look_at(source: Source, index: int) -> tuple | None:
 def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
     """Finds near-duplicates among images, including mirrored copies.
 
-    Candidates are pairs with similar fingerprints (perceptual hashes). The similarity of a
-    candidate is the correlation of the two images' colours at 16 x 16 pixels: the maximum over no
-    crop, and crops of 1.6 % or 3 % on each side of either image. With 100 images or more, the mean
-    image is subtracted first.
+    Candidates are pairs with similar fingerprints (perceptual hashes). The similarity of two images
+    is the correlation of their colours at 16 x 16 pixels. It is computed for the whole images, and
+    for crops of one of them by 1.6 % or 3 % on each side; the maximum is used. With 100 images or
+    more, the mean image is subtracted first.
 
     It was tested with 31 photographs and nine edits of each photograph (JPEG, size, brightness,
     contrast, crops of 1 % and 2 % per side). 0.7 % of the edits have a similarity below 0.98, and
@@ -286,7 +286,9 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
 
 
 def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> str:
-    """Returns a one-line warning about near-duplicates between training and a split, or "".
+    """Returns a one-line warning about test images with near-duplicates among training images.
+
+    The result is "" if there are none. The test images may be those of any other split.
 
     Args:
       train: the training images.

@@ -106,8 +106,8 @@ class RawDataSet:
     index_labels: bool = False  # True: labels are read from the examples of a TFDS data set.
     # Number of skipped files that do not belong to a unit, by reason.
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
-    # For files whose class indices differ from the data set's: the data set's index of each class
-    # of the file; -1: the data set does not have this class.
+    # For each file with class indices of its own: the class index in the data set, by the class
+    # index in the file; -1: the data set does not have this class.
     numbers: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def fingerprint(self) -> str:
@@ -475,7 +475,7 @@ def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
 
 
 def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
-    """Opens the CSV or CSVs at a path, by split. All use the training split's class indices."""
+    """Opens the CSV or CSVs at a path, by split. All have the training split's classes."""
     splits = [*split_files(str(root))]
     options = _options_of_lists(root, keys)
     first = "train" if "train" in splits else splits[0]

@@ -50,7 +50,7 @@ class Weights(NamedTuple):
     Attributes:
       model: our name of the model, such as `ViT-B/16`.
       tag: timm's tag, which names training method and data, such as `augreg_in21k_ft_in1k`.
-      repository: repository on the Hugging Face Hub, `owner/name`; no two have the same `name`.
+      repository: repository on the Hugging Face Hub, `owner/name`. Each `name` occurs only once.
       pixels: side of the images.
       classes: number of classes; 0: no head.
       data: the data sets of training in their order, as keys of `DATA_SETS`. They are derived from
