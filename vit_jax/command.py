@@ -111,7 +111,8 @@ def _help(section: str, common: Sequence[str]) -> str:
         if named := re.fullmatch(r"--?config=(.+)", argument):
             found = dict(leaves(read_config(named[1])))
             values = {key: found[key] for key in common}
-            if found["auto"] != "none":  # Values that the file does not set are set automatically.
+            # With `auto`, values that the file does not set are chosen by the data and the device.
+            if found["auto"] != "none":
                 values |= {
                     key: "..." for key, value in values.items() if value == VALUES[key].default
                 }
@@ -219,7 +220,10 @@ def config_file(name: str) -> str:
 
 
 class _ConfigFault(Exception):
-    """Wraps a UserError that is raised while absl parses flags. absl would change a ValueError."""
+    """Exception that contains a UserError of a config file, for the time of parsing flags.
+
+    A UserError itself is a ValueError, whose message absl would change.
+    """
 
 
 class _ConfigFile(flags.ArgumentParser):

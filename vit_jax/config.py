@@ -321,8 +321,8 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
     Args:
       config: the config.
       handed_in: the objective was passed by a program. It may use the options of all objectives.
-      file: the config before the user changed values. A change may leave values of this file
-        without effect. Such values of the file are no error.
+      file: the config as its file has returned it. A change by the user may have the consequence
+        that another value of the file has no effect. This is no error. None: no such config.
     """
     check_values(dict(leaves(config)))
     for key in VALUES:
@@ -410,10 +410,10 @@ def differences(saved: str, config: ConfigDict) -> list[str]:
       saved: the run's config as JSON.
       config: the new config.
     """
-    # Options that are newer than the saved config have their defaults in it.
+    # `from_json` adds options that did not exist when the config was saved, with their defaults.
     texts = to_json(from_json(saved)), to_json(config)
     old, new = (dict(leaves(ConfigDict(json.loads(text)))) for text in texts)
-    # Earlier versions accepted values without effect, so these are ignored.
+    # Saved values without effect are ignored, because earlier versions accepted them.
     ignored = OPERATIONAL | unread(from_json(saved)).keys()
     return [
         f"{key}: {old.get(key)} -> {new.get(key)}"

@@ -123,7 +123,9 @@ def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
         text_part = open_trained_text(checkpoint, Path(workdir))
     else:
         text_part = open_text(Path(place))
-    options: Any = checkpoint.options  # If a model family has no `dim`, the model has a head.
+    # The embedding is the head's output or, without a head, has `dim` values. Families without the
+    # option `dim` always have a head here.
+    options: Any = checkpoint.options
     width = options.num_classes or options.dim
     if width != text_part.tower.options.output_dim:
         raise UserError(
