@@ -209,8 +209,10 @@ def as_in_file(config: ConfigDict) -> ConfigDict | None:
 def config_file(name: str) -> str:
     """Returns the path of a config file: `name` if this file exists, else the package's config.
 
-    The package's config `quickstart` has the names `configs/quickstart.py`, `quickstart.py` and
-    `quickstart`, in every current folder.
+    If neither exists, the result is `name`.
+
+    From any current folder, `configs/quickstart.py`, `quickstart.py` and `quickstart` are names of
+    the package's config `quickstart`.
     """
     stem = name.removeprefix("configs/").removesuffix(".py")
     if os.path.isfile(name) or "/" in stem:
@@ -220,9 +222,9 @@ def config_file(name: str) -> str:
 
 
 class _ConfigFault(Exception):
-    """Exception that contains a UserError of a config file, for the time of parsing flags.
+    """Exception that carries a UserError of a config file through absl's parser of flags.
 
-    A UserError itself is a ValueError, whose message absl would change.
+    absl changes the message of any ValueError, and a UserError is a ValueError.
     """
 
 

@@ -272,7 +272,7 @@ def unknown_key(key: str) -> str:
 
 
 def _similar_keys(key: str) -> str:
-    """Returns similar keys for the message about an unknown key, from the same section first."""
+    """Returns keys similar to an unknown key, for a message; keys of its section come first."""
     section, _, name = key.rpartition(".")
     if section:
         inside = [key.rpartition(".")[2] for key in VALUES if key.startswith(f"{section}.")]

@@ -153,7 +153,7 @@ def machine(stopwatch: Stopwatch) -> None:
 def timed(call: Callable[[], Any], times: int = 20) -> float:
     """Returns the duration of a call in seconds.
 
-    It is the median of three measurements, each the mean of `times` calls.
+    The result is the median of three measurements, each the mean of `times` calls.
     """
     jax.block_until_ready(call())
     found = []

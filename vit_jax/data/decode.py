@@ -222,7 +222,7 @@ class Pixels:
         self._pixels = pixels
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Returns the pixels of `box`, uint8, repeatedly halved, but not below `size`.
+        """Returns the pixels of `box`, uint8, halved while the result is not smaller than `size`.
 
         Args:
           box: the rectangle in pixels.

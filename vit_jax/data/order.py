@@ -66,7 +66,10 @@ class Order:
         return permute(place // self.repeats, size, self.seed, part, epoch)
 
     def _quotas(self) -> np.ndarray:
-        """Returns the number of turns of each part in a block of `BLOCK` turns."""
+        """Returns the number of turns of each part in a block of `BLOCK` turns.
+
+        A turn is `repeats` consecutive positions of one example.
+        """
         ends = np.cumsum(self.weights) / np.sum(self.weights) * BLOCK
         quotas = np.diff(np.round(ends).astype(np.int64), prepend=0)
         if quotas.min() == 0:
@@ -153,7 +156,7 @@ def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Hashes with the mixing step of SplitMix64 (Steele, Lea and Flood, 2014).
+    """Hashes each number of `x` by the mixing step of SplitMix64 (Steele, Lea and Flood, 2014).
 
     Every output bit depends on all bits of `x`.
     """

@@ -29,8 +29,8 @@ class TrainCrop:
     Kinds:
 
     - `inception`: takes a random rectangle of the image, drawn as in TensorFlow (the paper,
-      appendix B.1; AugReg, BiT, big_vision). `area` is the range of its share of the image, and
-      `aspect` the range of its aspect ratio, width over height.
+      appendix B.1; AugReg, BiT, big_vision). `area` is the range of the rectangle's share of the
+      image, and `aspect` is the range of the rectangle's aspect ratio, width over height.
     - `random_resized`: takes a random rectangle with the same two ranges, drawn as in torchvision
       (MAE, DeiT).
     - `square`: resizes the image to `resize` by `resize` pixels, ignoring its aspect ratio, and

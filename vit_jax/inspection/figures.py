@@ -18,7 +18,7 @@ def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
     Args:
       image: uint8 `[height, width, 3]`.
       weights: attention of patches, `[rows, columns]`. The brightness is multiplied by the
-        attention relative to the largest one.
+        attention divided by the largest attention.
 
     Returns:
       uint8 `[height, width, 3]`.
@@ -27,7 +27,7 @@ def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Draws attention as colours over an image; they are also visible on dark images.
+    """Draws attention as colours over an image; the colours are also visible on dark images.
 
     Args:
       image: uint8 `[height, width, 3]`.

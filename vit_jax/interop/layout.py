@@ -166,7 +166,7 @@ def resnet_root(side: int, channels: int) -> dict:
 
 
 class Entry(NamedTuple):
-    """One parameter of a model, with the rule of a format applied to its path."""
+    """A parameter of a model, and the names and layout of its tensors in a library's format."""
 
     path: str
     shape: tuple[int, ...]

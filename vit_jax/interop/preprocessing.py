@@ -190,8 +190,8 @@ def _with_defaults(config: dict) -> dict:
 def _of_convnext(config: dict) -> dict:
     """Converts the settings of ConvNeXt's processor to those of other processors.
 
-    For images of 384 pixels or more it resizes to a square. For smaller images it resizes the short
-    side and crops the centre.
+    If the setting `size` is 384 pixels or more, ConvNeXt's processor resizes images to a square. If
+    `size` is smaller, it resizes the short side and crops the centre.
     """
     side = min(_sides(config["size"]).values(), default=384)
     square = {"height": side, "width": side}

@@ -267,7 +267,7 @@ def random_images(shape: tuple[int, ...], dtype: np.dtype, batch: int) -> np.nda
 
 
 def random_tokens(options: TextOptions, batch: int) -> np.ndarray:
-    """Returns random texts, int32 `[batch, length]`, with the end token at random positions."""
+    """Returns random tokens, int32 `[batch, length]`, with the end token at random positions."""
     rng = np.random.default_rng(batch)
     tokens = rng.integers(options.vocabulary, size=(batch, options.length), dtype=np.int32)
     tokens[range(batch), rng.integers(options.length, size=batch)] = options.end

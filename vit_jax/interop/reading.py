@@ -156,7 +156,10 @@ def _options(
 
 
 def _check_depth(path: Path, values: Values, tensors: Tensors) -> None:
-    """Raises UserError for more layers than tensors, before a huge model would be created."""
+    """Raises UserError if a model has more layers than the file has tensors.
+
+    Without this check, a damaged `config.json` could create a huge model.
+    """
     layers = values.get("depth", 0)
     layers += sum(values.get("resnet_blocks") or ()) + sum(values.get("blocks") or ())
     if layers > len(tensors):

@@ -28,7 +28,7 @@ _FLAGS = {"gelu", "norm_epsilon", "resnet_epsilons", "image_size"}
 
 
 class Content(NamedTuple):
-    """The content of a library's files: entries of all parameters, `config.json` and tensors."""
+    """The content of a library's files: an `Entry` per parameter, `config.json` and tensors."""
 
     mapped: list[Entry]
     described: dict

@@ -83,7 +83,7 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
 def compare_with_published(
     experiment: Experiment, scaled: Experiment, figures: Figures
 ) -> dict[str, Any]:
-    """Returns the part of a record that compares our results with published ones.
+    """Returns the part of a record that compares our results with published results.
 
     Args:
       experiment: the experiment.

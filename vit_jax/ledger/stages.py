@@ -169,7 +169,7 @@ def transfer(
     table: str,
     high_resolution: Mapping[str, int] | None = None,
 ) -> Experiment:
-    """Returns an experiment: pre-training and fine-tuning as in the paper, compared with its table.
+    """Returns an experiment of pre-training and fine-tuning, for comparison with a paper's table.
 
     Args:
       models: config and overrides of each model, by the table's column (a key of

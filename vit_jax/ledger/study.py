@@ -364,7 +364,8 @@ def rehearsed(
 ) -> list[Trial]:
     """Returns all runs of a study without starting them.
 
-    Which choices are best is not known before training, so the first choices are used.
+    The best choices, such as learning rates, are not known before training. The first choices are
+    used instead.
 
     Args:
       experiment: the experiment at this scale.

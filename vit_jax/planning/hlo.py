@@ -49,7 +49,7 @@ def total(operations: Iterable[Operation], value: str) -> int:
 
 
 def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
-    """Returns sums over a step by `part` or `kind`, the largest first.
+    """Sums a value over a step's operations, for each `part` or `kind`; the largest sum is first.
 
     Args:
       operations: operations of the step.

@@ -189,7 +189,7 @@ def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.nd
 def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
     """Converts images `[..., side, side, 3]` to unit vectors.
 
-    `typical`, the mean image, and the mean colour of each image are subtracted first.
+    The mean image (`typical`), and the mean colour of each image, are subtracted first.
     """
     vectors = pictures.reshape(*pictures.shape[:-3], -1).astype(np.float32)
     vectors = vectors - vectors.mean(axis=-1, keepdims=True)

@@ -711,10 +711,10 @@ def _described(
     A key may have several examples, if names contain dots (`im.v2.000.jpg`), or if samples with the
     same key are adjacent.
 
-    An image belongs to a label in two cases: both have the same name up to the last dot, or they
-    are the only image and the only label of the key (`000.photo.jpg`, `000.cls`). An image without
-    label and caption is an example of its own, or a further image of another sample, which is
-    skipped.
+    An image belongs to a label or caption in two cases: both have the same name up to the last dot,
+    or they are the only image and the only label of the key (`000.photo.jpg`, `000.cls`). An image
+    without label and caption is an example, unless its name starts with that of a sample with a
+    label or caption. Then it is a further image of this sample, and is skipped.
 
     Args:
       samples: the samples with this key.
@@ -737,11 +737,10 @@ def _described(
 
 
 def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _Sample] | None:
-    """Returns a sample with an image, and a sample with its label or caption.
+    """Returns the only sample with an image, and the only sample with a label or a caption.
 
     Returns:
-      None if several samples have images, or several have labels or captions, or if a single sample
-      has both.
+      None if there is not exactly one sample of each kind, or if both are the same sample.
     """
     images = [sample for sample in samples if sample.images]
     noted = [sample for sample in samples if sample.has_note(notes)]
@@ -839,12 +838,12 @@ def _read_label(
 
 
 def _read_json(file, note: tarfile.TarInfo):
-    """Parses a member as JSON; raises ValueError or RecursionError if it is invalid."""
+    """Parses a tar member as JSON; raises ValueError or RecursionError if the JSON is invalid."""
     return json.loads(_read_note(file, note))
 
 
 def _read_note(file, note: tarfile.TarInfo) -> bytes:
-    """Returns the bytes of a member; raises ValueError if it is too large."""
+    """Returns the bytes of a tar member; raises ValueError if the member is too large."""
     if note.size > MOST_NOTE:
         raise ValueError(f"{note.size:,} bytes; the limit is {MOST_NOTE:,}")
     return os.pread(file.fileno(), note.size, note.offset_data)

@@ -94,7 +94,7 @@ class Options:
 
 
 class Split(NamedTuple):
-    """A written split."""
+    """A split whose shards are written."""
 
     name: str
     lengths: list[int]  # Number of examples in each shard.
@@ -246,7 +246,7 @@ def _digest(*parts: bytes) -> str:
 
 
 class Choice(NamedTuple):
-    """Training examples to remove: positions in the index, and numbers by reason."""
+    """Training examples to remove: their positions in the index, and their number by reason."""
 
     left_out: np.ndarray
     removed: int = 0  # Number of near-duplicates of test images.

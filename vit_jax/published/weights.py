@@ -30,7 +30,7 @@ class Accuracy(NamedTuple):
       percent: accuracy in percent.
       pixels: side of the images; None: unknown.
       crop: side of the crop relative to the resized image; None: unknown.
-      source: who published it and where.
+      source: publisher of the accuracy, and the page or file that contains it.
     """
 
     what: str

@@ -256,7 +256,8 @@ def _describe(values: dict) -> dict:
 def _architecture(values: dict) -> str:
     """Returns the name of timm's architecture with these sizes.
 
-    If there is none, it is the architecture `tiny`, and `model_args` override its sizes.
+    If timm has no such architecture, the result is the architecture `tiny`, whose sizes
+    `model_args` override.
     """
     family, other = ("convnextv2", "convnext") if values["grn"] else ("convnext", "convnextv2")
     if not values["centred_norm"]:

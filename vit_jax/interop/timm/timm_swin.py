@@ -185,7 +185,7 @@ def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int,
 
 
 def _pretrained_windows(settings: dict, stages: int, version: int) -> tuple[int, ...] | None:
-    """Returns the side of a Swin V2's windows in pre-training, by stage; None: unchanged."""
+    """Returns the side of a Swin V2's windows in pre-training, by stage; None: the same as now."""
     sides = settings.get("pretrained_window_sizes") or ()
     return tuple(sides[:stages]) if version == 2 and any(sides) else None
 

@@ -106,7 +106,10 @@ def read_sizes(config: dict) -> dict:
 
 
 def write_sizes(values: dict) -> dict:
-    """Inverts `read_sizes` and `read_gelu`: returns entries of `config.json`, without channels."""
+    """Returns the entries of `config.json` that `read_sizes` and `read_gelu` read.
+
+    The number of channels is not included.
+    """
     height, width = values["image_size"]
     return dict(
         image_size=height if height == width else [height, width],
