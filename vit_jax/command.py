@@ -27,7 +27,7 @@ from vit_jax.small_files import check_small
 if TYPE_CHECKING:
     from vit_jax.config_types import TypedConfig
 
-# Name of an attribute of a config: the config as its file has returned it.
+# Name of the attribute of a config that contains a copy of the config as its file has returned it.
 _AS_IN_FILE = "_as_in_file"
 # Most frequently changed values of training runs.
 COMMON = (

@@ -33,11 +33,11 @@ SECTIONS = {
 OPERATIONAL = {key for key, value in VALUES.items() if value.operational}
 
 
-# Name of an attribute of a config and of each section: the keys that the user has set.
+# Name of the attribute of a config, and of each section, with the keys that the user has set.
 _GIVEN = "_given"
 
-# New keys of renamed values (CHANGELOG.md). Options that were moved from `objective` to the section
-# of their objective are not listed here; they are found by name.
+# New keys of renamed values (CHANGELOG.md), by their old keys. Options that were moved from the
+# section `objective` to the section of their objective are found by name, and not listed here.
 RENAMED = {
     "model.deviation": "model.std",
     "model.head_deviation": "model.head_std",

@@ -21,8 +21,8 @@ from vit_jax.models.prediction import Prediction
 from vit_jax.paths import is_workdir, split_checkpoint
 from vit_jax.published.towers import all_towers, find_towers
 
-# Notes that are logged when only the image encoder is read. They are wrong if both encoders are
-# read.
+# Pattern of the notes that `open_checkpoint` makes if it reads the image encoder only. They are
+# removed if both encoders are read.
 _ONE_TOWER = (
     r"(, )?the (model|tower) of images alone, of two(, and its projection as the head)?( and )?"
 )

@@ -99,8 +99,8 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
     config = _like_eva(
         model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES
     )
-    # The model names are those of fine-tuned models, which have their norm after the pooling. The
-    # pre-trained model is changed accordingly.
+    # The model names stand for fine-tuned models, whose norm is after the pooling. These values
+    # change the norm for pre-training.
     config.model.update(
         dict(pooling="gap", cls_token=True, fc_norm=False, stochastic_depth=row.stochastic_depth)
     )
@@ -115,7 +115,7 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
         "train[:25600]",
     )
     config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.2, 1.0)
-    # The warm-up starts at 0: the authors' code ignores their --warmup_lr.
+    # The warm-up starts at 0, because the authors' code ignores its flag --warmup_lr.
     config.optimizer.end_learning_rate = 1e-5
     config.optimizer.beta2, config.optimizer.epsilon, config.optimizer.clip_norm = 0.98, 1e-6, 3.0
     return config
@@ -184,8 +184,8 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
         row.warmup,
         IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES,
     )
-    # The model names are those of fine-tuned models, which have their norm after the pooling, and
-    # position biases in each layer. The pre-trained model is changed accordingly.
+    # The model names stand for fine-tuned models, whose norm is after the pooling, and which have
+    # position biases in each layer. These values change both for pre-training.
     config.model.update(
         dict(
             pooling="gap",
@@ -208,8 +208,8 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
     else:
         config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.08, 1.0)
-    config.augment.color_jitter = (0.4, 0.4, 0.4)  # The tokenizer's image has the same jitter.
-    # The warm-up starts at 0: the authors' code ignores their --warmup_lr.
+    config.augment.color_jitter = (0.4, 0.4, 0.4)  # The same for the tokenizer's image.
+    # The warm-up starts at 0, because the authors' code ignores its flag --warmup_lr.
     config.optimizer.end_learning_rate = 1e-5
     config.optimizer.clip_norm = 3.0
     return config
@@ -535,9 +535,9 @@ def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
 class Transfer(NamedTuple):
     """A row of the paper's table 4 (fine-tuning), with its learning rates (appendix B.1.1)."""
 
-    path: str  # Name of the TFDS data set.
+    path: str  # Name of the TFDS data set; empty: the user's own images.
     steps: int
-    warmup: int  # Steps of the warm-up, from the authors' code. The paper does not contain it.
+    warmup: int  # Steps of the warm-up, from the authors' code, because the paper has no number.
     rates: tuple[float, ...]
     held_out: int  # Percentage of the training images held out to compare learning rates.
     test_split: str = "test"

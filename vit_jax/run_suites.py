@@ -178,7 +178,7 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
     """Returns the version of a checkpoint: its step, and a hash of its parameters and its model."""
     arrays = {path: functools.partial(opened.read, path) for path in opened.shapes}
     objective = opened.objective
-    # The fingerprint includes the objective's own head, which predicts classes, depths or objects.
+    # The hash includes the objective's own head, which predicts classes, depths or objects.
     if (
         objective is not None
         and objective.shapes is not None

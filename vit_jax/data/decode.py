@@ -29,8 +29,8 @@ try:
 except ImportError:  # No compiler, or no libjpeg-turbo, when vit_jax was installed.
     _jpeg = None
 
-# Supported formats by Pillow's names, with their file suffixes. EPS is unsupported because Pillow
-# starts a program to read it, TIFF because its reader prints messages.
+# Supported formats by Pillow's names, with their file suffixes. Two formats are unsupported: EPS,
+# because Pillow starts a program to read it, and TIFF, because Pillow's reader prints messages.
 SUFFIXES = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp"),
     "PNG": (".png", ".apng"),
@@ -58,7 +58,7 @@ PILLOW = {
 DETAIL = dict.fromkeys(PILLOW, 2) | {"area": 4}
 
 cv2.setNumThreads(0)  # One thread per image: images are small, and processes share the cores.
-Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns above it, and raises above twice the value.
+Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow raises an error above twice this value.
 # Pillow's warnings do not contain the file's name. The pipeline reports unreadable files itself.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
@@ -138,7 +138,7 @@ def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
         return _upright(pixels, _turn(opened))
     except Unreadable:
         raise
-    except UnidentifiedImageError:  # Its message contains only a memory address.
+    except UnidentifiedImageError:  # Pillow's message contains only a memory address.
         raise Unreadable(f"not one of the formats {', '.join(FORMATS)}") from None
     except Exception as error:  # Pillow's parsers raise errors of any type.
         raise Unreadable(str(error)) from error

@@ -302,7 +302,7 @@ def values_of_towers(source: str | Path) -> dict[str, Any]:
     if form.probabilities == "softmax":
         values["embedding_dim"] = form.options.output_dim
         if form.options.causal:
-            values["max_scale"] = 100.0  # The maximum in CLIP's training; fine-tuning keeps it.
+            values["max_scale"] = 100.0  # As in CLIP's training.
     return values
 
 

@@ -23,7 +23,7 @@ from vit_jax.runs.jobs import job_of
 from vit_jax.runs.rate_search import held_out_splits
 from vit_jax.runs.warm_start import has_resnet
 
-HYPERRULE_RATE = bit_hyperrule("imagenet2012").optimizer.learning_rate  # For all data sets.
+HYPERRULE_RATE = bit_hyperrule("imagenet2012").optimizer.learning_rate  # Of all data sets.
 Stage = Callable[[Study], list[Trial]]
 # A function `(study, **factors) -> (config, overrides)` that defines the run for a combination of
 # factors. It returns None if there is no such run.

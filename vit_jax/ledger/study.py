@@ -29,8 +29,8 @@ from vit_jax.runs.jobs import Job, Outcome, job_of, outcome, run_jobs
 from vit_jax.runs.workdir import saved_run
 
 Figures = Mapping[str, Any]  # Results of an experiment, as values for JSON.
-# File in a study's folder with the experiment's name, scale and flags. By this file a folder of
-# another study is detected.
+# File in a study's folder with the experiment's name, scale and flags. It shows if a folder belongs
+# to another study.
 STUDY = "study.json"
 
 

@@ -175,7 +175,7 @@ class Index(NamedTuple):
         """Returns the location of an example for messages: its file, or file and name inside it."""
         path = self.paths[entry["unit"]]
         name = self.name(entry)
-        if self.kind == "parquet":  # The path belongs to a temporary copy.
+        if self.kind == "parquet":  # The path is that of a temporary copy.
             return as_text(name)
         return as_text(
             str(Path(path).parent / name) if self.kind in readers.OF_FILES else f"{path}: {name}"

@@ -62,7 +62,7 @@ ENTRY = np.dtype(
 )
 WITH_CAPTIONS = ("csv", "webdataset", "parquet", "tfds")
 OF_FILES = ("folder", "csv")  # Kinds of data sets in which each example is a file.
-MOST_CLASSES = 2**22  # Limit for class indices. It is needed because all class names are written.
+MOST_CLASSES = 2**22  # Limit for class indices, because the names of all classes are written.
 MOST_NOTE = 2**20  # Maximum size of a WebDataset label, in bytes.
 MOST_LABELS = 2**16 - 1  # Maximum number of labels of an image.
 # Images are already compressed, so a Parquet file with much more content than its own size is

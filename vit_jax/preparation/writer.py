@@ -216,7 +216,7 @@ def _write_splits(
       options: as in `prepare`.
       write: as in `prepare`.
     """
-    if options.shots:  # Called here first to raise errors before the splits are written.
+    if options.shots:  # This first call raises errors before the splits are written.
         choose_shots(source, index, options.shots, (), folder / WORK)
     written = [_write(folder, name, split, options.shards, write) for split in splits]
     if options.shots:

@@ -308,7 +308,7 @@ class Renumbered(Source):
         known = self.source.known_labels()
         if known is None:
             return None
-        # The last entry, which the padding -1 selects, maps -1 to -1.
+        # The padding -1 selects the last entry of `numbers`, which is -1: padding stays padding.
         numbers = np.full(len(self.source.class_names) + 1, -1, np.int32)
         numbers[list(self.number)] = list(self.number.values())
         table = numbers[known]

@@ -279,7 +279,7 @@ def _read(path: str, texts: Sequence[str] = ()) -> list[list[str]]:
     delimiter = next((mark for mark in ",;\t" if mark in first), ",")
     rows: list[list[str]] = []
     try:
-        # With strict=False a cell with a quote that is not closed would contain all later rows.
+        # With strict=False, an unclosed quote would add all later rows to its cell, without error.
         for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True):
             rows.append(row)
     except csv.Error as error:
@@ -307,7 +307,7 @@ def _read_json_lines(path: str, content: bytes, texts: Sequence[str]) -> list[li
     rows = [header]
     for example in examples:
         values = [_as_cells(example.get(key)) for key in header]
-        # There is a row for each item of the longest list; values that are not lists are repeated.
+        # A line becomes a row for each item of its longest list. Single values are repeated.
         for place in range(max(map(len, values))):
             rows.append([cells[min(place, len(cells) - 1)] for cells in values])
     return rows

@@ -496,7 +496,8 @@ def _class_names(data: Any, split: Callable) -> tuple[str, ...] | None:
 def _feature_names(data: Any, key: str | None) -> tuple[str, ...] | None:
     """Returns the class names from the features of a Hugging Face data set, or None."""
     feature = (getattr(data, "features", None) or {}).get(key)
-    for described in (feature, getattr(feature, "feature", None)):  # The second is for multi-label.
+    # With several labels per image, the class names are in the feature of the list's items.
+    for described in (feature, getattr(feature, "feature", None)):
         if names := getattr(described, "names", None):
             return tuple(names)
     return None
@@ -572,7 +573,7 @@ def _given_labels(source: HandedIn, labels: Any) -> tuple[Any, bool]:
         source.split is not _alone and _item_label(source, 0) is not None
     )
     if labels is None or (items_have_labels and not _agree(source, labels)):
-        # Items are read one after another, and each item once.
+        # Each item is read only once, and no two items are read at the same time.
         labels = [_item_label(source, index) for index in range(len(source))]
     return labels, items_have_labels
 

@@ -15,7 +15,7 @@ from vit_jax.data.order import permute
 from vit_jax.data.sources.base import Source, Subset
 from vit_jax.errors import UserError, as_text
 
-# The golden ratio: its multiples, modulo 1, are more evenly spread than other numbers' multiples.
+# The golden ratio. Its multiples, modulo 1, are spread more evenly than those of other numbers.
 GOLDEN = 0.6180339887498949
 BRACKET = r"\[(-?\d+%?)?:(-?\d+%?)?\]"
 

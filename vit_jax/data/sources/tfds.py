@@ -182,7 +182,7 @@ def tfds_builder(path: str):
         else:
             builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except (FileNotFoundError, tfds.core.dataset_info.DatasetInfoFileError) as error:
-        # The path may be the folder of one data set or of several, so two levels are searched.
+        # The path may be the folder of a data set or a folder of data sets: search two levels.
         folder = Path(os.path.expanduser(name))
         inner = [*folder.glob("*/dataset_info.json"), *folder.glob("*/*/dataset_info.json")]
         there = ", ".join(str(file.parent) for file in sorted(inner)[:5])

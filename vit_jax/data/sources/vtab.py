@@ -106,7 +106,7 @@ def black_and_white(image: bytes) -> bytes | np.ndarray:
     try:
         return decode(image) * np.uint8(255)
     except Unreadable:
-        return image  # The pipeline will fail to decode it, too, and count it as unreadable.
+        return image  # The pipeline cannot decode the image either, and counts it as unreadable.
 
 
 NINE_TENTHS = dict(train="train[:90%]", val="train[90%:]")

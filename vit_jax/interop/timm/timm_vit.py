@@ -195,7 +195,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             **_sizes(shapes, model_args, defaults),
             **_pooling_values(config, model_args, defaults, shapes),
             **_layer_values(shapes),
-            gelu=_GELUS[activation],  # A gated MLP does not use it.
+            gelu=_GELUS[activation],  # A gated MLP does not use a GELU.
             distillation=_distillation(shapes),
             norm_at=defaults.get("norm_at", "before"),
             norm_epsilon=defaults.get("eps", 1e-6),
@@ -334,7 +334,7 @@ def _pooling(config: dict, model_args: dict, shapes: dict) -> str:
     if "attn_pool.latent" in shapes:
         return "map"
     global_pool = model_args.get("global_pool") or config.get("global_pool")
-    # With average pooling, timm's default is an fc_norm.
+    # A model with `fc_norm` has average pooling, unless `config.json` contains another pooling.
     averaged = global_pool == "avg" or (global_pool is None and "fc_norm.weight" in shapes)
     return "gap" if averaged or "cls_token" not in shapes else "cls"
 

@@ -8,7 +8,7 @@ from vit_jax.interop.library import ObjectiveFormat
 from vit_jax.interop.objective_files import MASK
 
 _GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
-# Which of query (0), key (1) and value (2) have a bias, by the model's argument `qkv_bias`.
+# Projections with a bias, by the model's argument `qkv_bias`: 0: query, 1: key, 2: value.
 _BIASED = {"all": (0, 1, 2), "qv": (0, 2), "none": ()}
 
 
