@@ -56,7 +56,7 @@ RENAMED = {
 class ConfigMistake(UserError, AttributeError, KeyError, TypeError):
     """Error: a config key is unknown, or a value has the wrong type.
 
-    It is also a subclass of the exceptions that ConfigDict raises in these cases.
+    The class is a subclass of the exceptions that ConfigDict raises in these cases.
     """
 
     def __str__(self):

@@ -136,7 +136,7 @@ def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
 
 
 def towers_place(source: str | Path) -> str | Path:
-    """Returns the workdir, folder or file of an image-text model. It is downloaded if necessary.
+    """Returns the workdir, folder or file of an image-text model. Models on the Hub are downloaded.
 
     `open_checkpoint` opens the image encoder of the result.
 
@@ -171,7 +171,7 @@ def zero_shot(
 ) -> list[Prediction]:
     """Classifies images by class names that the model was not trained on.
 
-    For several calls with the same names, use `model.classifier(class_names, templates)`. It
+    For several calls with the same names, use `model.classifier(class_names, templates)`, which
     encodes the names only once.
 
     Args:

@@ -23,7 +23,7 @@ IMAGENET_21K_IMAGES = 14_197_122  # Number of images of the fall 2011 release, 2
 def pretraining(model: str) -> ConfigDict:
     """Returns the values common to all runs of table 3: batch 4096, Adam, warm-up, clipping.
 
-    They are described in section 4.1.
+    Section 4.1 of the paper describes these values.
     """
     config = base_config()
     config.model.name = model
@@ -318,8 +318,8 @@ DINOV2 = TeacherRecipe(
 def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 96) -> ConfigDict:
     """Returns the values common to DINO, DINOv2 and DINOv3: views, colours and optimizer.
 
-    An image has two large crops of 224 pixels and eight small crops. They are mirrored at random,
-    with BYOL's colour augmentation (2006.07733, table 6). The optimizer is AdamW. Learning rate,
+    An image has two large crops of 224 pixels and eight small crops. Crops are mirrored at random,
+    and get BYOL's colour augmentation (2006.07733, table 6). The optimizer is AdamW. Learning rate,
     weight decay and the teacher's momentum have cosine schedules.
     """
     config = base_config()
@@ -558,7 +558,7 @@ TRANSFER = {
 def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
     """Returns the paper's fine-tuning recipe: SGD, batch 512, cosine schedule, new head.
 
-    It is described in section 4.1 and table 4.
+    Section 4.1 and table 4 of the paper describe the recipe.
 
     Args:
       dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k. All tasks of VTAB-1k have
@@ -614,9 +614,9 @@ class HyperRule(NamedTuple):
 def hyperrule(images: int) -> HyperRule:
     """Returns the values of BiT-HyperRule for a number of training images.
 
-    They are from `bit_hyperrule.py` of google-research/big_transfer, which differs from the paper.
-    According to the paper, the learning rate is divided by 10 after 30, 60 and 90 % of the steps.
-    In the code's short schedule, it is divided after 40, 60 and 80 % of the steps.
+    The values are from `bit_hyperrule.py` of google-research/big_transfer. This code differs from
+    the paper: in the paper, the learning rate is divided by 10 after 30, 60 and 90 % of the steps;
+    in the code's short schedule, after 40, 60 and 80 % of the steps.
     """
     if images < 20_000:
         return HyperRule(500, 100, (200, 300, 400), 0.0)

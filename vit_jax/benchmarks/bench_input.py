@@ -323,8 +323,8 @@ def draws(count: int = 10_000, rounds: int = 5) -> str:
 def quality(files: list[Path]) -> str:
     """Returns a line with mean absolute differences of pixel values (0 to 255) between crops.
 
-    It compares crops of the mode `fast` with crops of the mode `exact`. It also compares crops of
-    the mode `exact` with crops after Pillow's antialiased resize.
+    Two pairs of crops are compared: the modes `fast` and `exact`; and the mode `exact` and crops
+    after Pillow's antialiased resize.
     """
 
     def crop(data: bytes, i: int, mode: str, size: int) -> np.ndarray:

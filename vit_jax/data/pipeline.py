@@ -502,9 +502,9 @@ def _cause(code: int) -> str:
 def _obey_parent(worker: int, workers: int) -> None:
     """Makes a worker process exit when the training process has ended, and not before.
 
-    It also exits if the training process was ended by SIGKILL. SIGINT and SIGTERM are ignored.
-    Ctrl-C and job schedulers send them to all processes, but after such a signal the training
-    process may still need batches.
+    The worker also exits if the training process was ended by SIGKILL. The worker ignores SIGINT
+    and SIGTERM. Ctrl-C and job schedulers send these signals to all processes, but the training
+    process may still need batches after such a signal.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -303,9 +303,9 @@ def _relative(actual: np.ndarray, expected: np.ndarray) -> float:
 def _objects_difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> float:
     """Returns the largest difference of the objects that model and program detect in an image.
 
-    Each object is compared with the most similar object of the other result. This is done only for
-    the half of the objects with the higher scores, because it depends on rounding which objects are
-    detected last. Objects of different classes differ by 1 or more.
+    Each object is compared with the most similar object of the other result. Only the half of the
+    objects with the higher scores is compared, because rounding decides which objects with low
+    scores are detected. Objects of different classes differ by 1 or more.
 
     Args:
       first, second: outputs of `Objects` for an image: objects `[objects, 6]` and, if any, masks.

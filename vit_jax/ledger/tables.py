@@ -203,7 +203,7 @@ def pairs_in_words(published: Mapping, difference: Mapping) -> str:
 
     Args:
       published: published values by row and column.
-      difference: our values minus the published ones.
+      difference: our values minus the published values.
     """
     rows = []
     for row, cells in difference.items():

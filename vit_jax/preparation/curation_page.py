@@ -96,7 +96,7 @@ def _retrieved(curated: Curated, train: Source) -> tuple[list[list[Figure]], lis
     """Returns two lists of rows. A row shows a curated image and its neighbours.
 
     The first list is a sample of the curated images. The second list contains the curated images
-    with the least similar neighbours. It is empty if the sample already contains all images.
+    with the least similar neighbours; this list is empty if the sample already contains all images.
     """
     neighbours = curated.neighbours
     starts = np.flatnonzero(np.diff(neighbours["curated"], prepend=-1))

@@ -115,10 +115,10 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
     for crops of one of them by 1.6 % or 3 % on each side; the maximum is used. With 100 images or
     more, the mean image is subtracted first.
 
-    It was tested with 31 photographs and nine edits of each photograph (JPEG, size, brightness,
-    contrast, crops of 1 % and 2 % per side). 0.7 % of the edits have a similarity below 0.98, and
-    no two different photographs are found as a pair. Among 1,797 digits of 8 x 8 pixels, 3,326
-    pairs are candidates, and 1 of them is found as a pair.
+    The search was tested with 31 photographs and nine edits of each photograph (JPEG, size,
+    brightness, contrast, crops of 1 % and 2 % per side). 0.7 % of the edits have a similarity below
+    0.98, and no two different photographs are found as a pair. Among 1,797 digits of 8 x 8 pixels,
+    3,326 pairs are candidates, and 1 of them is found as a pair.
 
     Identical files have the similarity 1. Of several identical files, each is paired with the
     first.
@@ -241,7 +241,7 @@ class Leaks(NamedTuple):
 
     Attributes:
       pairs: a tuple for each of these images: index of the training image, index of the image in
-        the split, and similarity. They are in descending order of similarity.
+        the split, and similarity. The tuples are in descending order of similarity.
       compared: number of compared training images, and number of compared images of the split.
     """
 

@@ -163,7 +163,7 @@ class Index(NamedTuple):
         return os.fsdecode(self.names[start : start + size].tobytes())
 
     def captions(self, entry: np.void) -> list[str]:
-        """Returns the captions of an example; empty: captions are ignored."""
+        """Returns the captions of an example; empty: the index contains no captions."""
         return captions.decoded(self.stored_captions(entry))
 
     def stored_captions(self, entry: np.void) -> bytes:

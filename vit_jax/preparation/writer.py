@@ -263,7 +263,7 @@ def _choose(
 ) -> Choice:
     """Selects the training examples to remove, and writes reports.
 
-    These are near-duplicates, and images that are not neighbours of curated images.
+    The removed examples are near-duplicates, and images that are not neighbours of curated images.
     """
     if not (options.deduplicate_against or options.retrieve_for):
         return Choice(np.empty(0, np.uint32))

@@ -281,7 +281,7 @@ def _values_in(root: str, maps: Sequence[str]) -> Iterator[np.ndarray]:
 def check_two_classes(present: Iterable[Iterable[int]], where: str) -> None:
     """Raises UserError if all masks contain only 0 and 255 (`IGNORED`), but class 1 is expected.
 
-    Such masks probably use 255 for the foreground, and training would ignore it.
+    Such masks probably use 255 for the foreground. Training would then ignore the foreground.
 
     Args:
       present: the distinct values of each mask; read until a mask has another value.

@@ -203,7 +203,7 @@ def _stem(shapes: dict, width: int) -> str:
 
 
 def _timm_arguments(values: dict) -> dict:
-    """Converts vit_jax's arguments that the tensors determine to timm's arguments."""
+    """Converts model arguments, which the tensors determine, to timm's names and values."""
     return dict(
         depths=values["blocks"],
         dims=values["widths"],

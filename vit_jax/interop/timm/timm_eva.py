@@ -221,7 +221,7 @@ def _join_qkv(tensors: Tensors, prefix: str) -> None:
 
 
 def _join_gate(tensors: Tensors, prefix: str) -> None:
-    """Concatenates the tensors of the gate and of the gated values, unless a norm follows them."""
+    """Concatenates the tensors of an MLP's gate and gated values, if no norm follows the gate."""
     if f"{prefix}norm.weight" in tensors:
         return
     for part in ("weight", "bias"):
