@@ -404,7 +404,7 @@ def from_json(text: str) -> ConfigDict:
 
 
 def differences(saved: str, config: ConfigDict) -> list[str]:
-    """Returns the changes of a config with which its run cannot be resumed: `key: saved -> new`.
+    """Returns the changes that prevent a run from being resumed, each as `key: saved -> new`.
 
     Args:
       saved: the run's config as JSON.

@@ -77,7 +77,7 @@ STAGED = r"stages/(\d+)/(\d+)/"  # A block in a model with several stages.
 
 
 class Rule(NamedTuple):
-    """The library's name and layout of one kind of parameter.
+    """The library's name and layout of one kind of parameter, such as `fc1/kernel` of all blocks.
 
     Attributes:
       path: regular expression for vit_jax's path. Its groups are inserted in the names: `{0}` is

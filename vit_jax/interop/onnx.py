@@ -394,7 +394,7 @@ class _Graph:
         return self.full(self.slice(value, start_indices, limit_indices, strides), out)
 
     def slice(self, value: _Value, starts, limits, strides) -> str:
-        """Adds a Slice node for all axes of which only a part is taken.
+        """Adds a Slice node for the axes that are not taken completely.
 
         Args:
           value: the array.

@@ -2,7 +2,7 @@
 
 Records are committed in experiments/records. A record may be made before all runs are finished, and
 from runs of several machines. The person who makes a record writes the verdict: whether the results
-support the paper's claim, and what differs from the paper.
+support the paper's claim, and the differences from the paper.
 """
 
 import datetime
