@@ -255,8 +255,8 @@ class _Graph:
             return self.held(value)
         if value.known and _is_static(value.shape):
             return self.name(np.ascontiguousarray(np.broadcast_to(value.held, value.shape)))
-        # Where the requested size is 1, ONNX's Expand keeps the array's size. So 1 is requested for
-        # each axis that already has its full size, and its size may be symbolic.
+        # Where the requested size is 1, ONNX's Expand keeps the array's size. Therefore 1 is
+        # requested for each axis that already has its full size, which may be symbolic.
         missing = [
             1 if old == new else new for old, new in zip(value.narrow, value.shape, strict=True)
         ]

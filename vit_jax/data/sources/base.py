@@ -148,7 +148,7 @@ class Source:
 
 
 def lacking(images: str, source: Source, most: int = 20) -> list[str]:
-    """Returns a note with the names of classes without images; empty if all classes have images.
+    """Returns a list with a note on classes without images; empty if all classes have images.
 
     Args:
       images: adjective for the source's images in the note, such as "training".
@@ -336,7 +336,7 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
       name: name of the data in errors, such as "test".
 
     Raises:
-      UserError: the source has a class that is not in `class_names`.
+      UserError: the source has a class that is not in `class_names`, or has more classes.
     """
     table = source.known_labels()
     used = (

@@ -344,12 +344,13 @@ def _caption_column(
 ) -> int | None:
     """Returns the index of the caption column; None if captions are not required.
 
-    The caption column has the name `options.caption_key`. If this option has its default, the
-    column may also be named `captions` or `text`. If no column has such a name, the caption column
-    is the only column besides the columns of files and splits.
+    The caption column has the name `options.caption_key`. If this option has its default, there are
+    two more cases. The column may be named `captions` or `text`. If no column has one of these
+    names, the caption column is the only column besides the columns of files and splits, unless
+    `LABEL_COLUMNS` contains its name.
 
     Raises:
-      UserError: there is no such column, or the only further column has a name in `LABEL_COLUMNS`.
+      UserError: there is no caption column.
     """
     if TEXT not in options.fields:
         return None
@@ -462,6 +463,9 @@ def _group_columns(
     """Returns the column that `data.groups` names: `{column name: {file: cell}}`.
 
     The result is empty if `data.groups` does not name a column.
+
+    Raises:
+      UserError: a file has several rows with different groups.
     """
     key = groups.strip().lower() if isinstance(groups, str) and columns.rows else None
     header = _header(rows)

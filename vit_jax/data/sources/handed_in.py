@@ -177,7 +177,8 @@ def handed_in(
       name: name of the data in error messages, such as "training".
       labels: labels are required. False: labels are not read.
       class_names: class names of the training data; class indices follow these names. None: use the
-        data set's own class names or, without names, its distinct labels.
+        data set's own class names. Without names, text labels are class names, and integer labels
+        are class indices.
       num_classes: number of classes of a data set without class names.
       label_key: the column or key of the label, if items are mappings.
       caption_key: the column or key of the captions, if items are mappings. If items are pairs, the
@@ -687,7 +688,7 @@ def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: 
 
 
 def _agree(source: HandedIn, labels: Any) -> bool:
-    """Returns False if the labels in some items differ from `labels`.
+    """Returns False if the labels in a sample of the items differ from `labels`.
 
     For example, `labels` may be the attribute `targets` of a torch data set whose `__getitem__`
     changes the labels.

@@ -113,6 +113,9 @@ def _whole_groups(
       part: the slice, as a range of positions.
       in_order: concatenate the groups in the stored order. False: in a stratified order.
       groups: the group of each image.
+
+    Raises:
+      UserError: the slice contains no group.
     """
     names = list(map(str, groups))
     _, first, group, counts = np.unique(
