@@ -58,6 +58,7 @@ def fit(
     - If the number of channels changes, kernels of input convolutions are converted as in timm.
     - The rules of the model's family convert other parameters; for example, they resize position
       embeddings.
+    - Norms that only the new model has (`new_norms` of the family) get scale 1 and bias 0.
     - Parameters that the new model does not have are dropped.
 
     Args:
@@ -71,8 +72,8 @@ def fit(
       values; and a report.
 
     Raises:
-      UserError: a name in `changes` is not an argument of the model, or the checkpoint lacks a
-        parameter.
+      UserError: a name in `changes` is not an argument of the model, the checkpoint lacks a
+        parameter, or the shape of a parameter cannot be adapted.
     """
     adapter = _Adapter(checkpoint, changes, new_head, seed)
     shapes = parameter_shapes(adapter.after)
