@@ -455,6 +455,10 @@ def choose_shots(
     """Writes the orders of the splits `train_<k>shot`; returns the names of these splits.
 
     A split with k shots contains the images of all splits with fewer shots.
+
+    Raises:
+      UserError: images do not have exactly one label, there is no training split, or a class has
+        too few training images.
     """
     if index.multiple or not len(index.labels):
         raise UserError(

@@ -317,7 +317,11 @@ def _is_finished(folder: Path, settings: dict) -> bool:
 
 
 def _make_room(folder: Path, source: Path) -> None:
-    """Creates the data set's folder; raises UserError if it exists and contains other files."""
+    """Creates the data set's folder.
+
+    Raises:
+      UserError: the folder contains other files or is inside the source, or a file has its path.
+    """
     if source.resolve() in folder.resolve().parents:
         raise UserError(f"--out lies inside the source {source}: give another one")
     work = folder / WORK
