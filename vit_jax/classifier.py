@@ -97,7 +97,7 @@ def open_classifier(
 
 
 def _changes(**arguments: Any) -> dict[str, Any]:
-    """Returns the arguments of the model that are not None or 0."""
+    """Returns the changes of a model's arguments, without arguments that are None or 0."""
     return {name: value for name, value in arguments.items() if value}
 
 

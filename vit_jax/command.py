@@ -27,7 +27,7 @@ from vit_jax.small_files import check_small
 if TYPE_CHECKING:
     from vit_jax.config_types import TypedConfig
 
-# Name of an attribute of a config: the config as its file has returned it.
+# Name of the attribute of a config that contains a copy of the config as its file has returned it.
 _AS_IN_FILE = "_as_in_file"
 # Most frequently changed values of training runs.
 COMMON = (
@@ -111,7 +111,8 @@ def _help(section: str, common: Sequence[str]) -> str:
         if named := re.fullmatch(r"--?config=(.+)", argument):
             found = dict(leaves(read_config(named[1])))
             values = {key: found[key] for key in common}
-            if found["auto"] != "none":  # Values that the file does not set are set automatically.
+            # With `auto`, values that the file does not set are chosen by the data and the device.
+            if found["auto"] != "none":
                 values |= {
                     key: "..." for key, value in values.items() if value == VALUES[key].default
                 }
@@ -208,8 +209,10 @@ def as_in_file(config: ConfigDict) -> ConfigDict | None:
 def config_file(name: str) -> str:
     """Returns the path of a config file: `name` if this file exists, else the package's config.
 
-    The package's config `quickstart` has the names `configs/quickstart.py`, `quickstart.py` and
-    `quickstart`, in every current folder.
+    If neither exists, the result is `name`.
+
+    From any current folder, `configs/quickstart.py`, `quickstart.py` and `quickstart` are names of
+    the package's config `quickstart`.
     """
     stem = name.removeprefix("configs/").removesuffix(".py")
     if os.path.isfile(name) or "/" in stem:
@@ -219,7 +222,10 @@ def config_file(name: str) -> str:
 
 
 class _ConfigFault(Exception):
-    """Wraps a UserError that is raised while absl parses flags. absl would change a ValueError."""
+    """Exception that carries a UserError of a config file through absl's parser of flags.
+
+    absl changes the message of any ValueError, and a UserError is a ValueError.
+    """
 
 
 class _ConfigFile(flags.ArgumentParser):

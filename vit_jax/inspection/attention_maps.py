@@ -74,9 +74,9 @@ def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
 def attention_distance(model: TokenModel, attention: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the mean attention distance of each head, in pixels.
 
-    It is the distance between a patch and the patches to which it attends, weighted by the
-    attention, and averaged over patches and images. Other tokens, such as the class token, are
-    excluded, and the remaining attention of a patch is normalized to 1.
+    The attention distance of a patch is the mean of its distances to all patches, weighted by its
+    attention to them. The result is averaged over patches and images. Other tokens, such as the
+    class token, are excluded, and the remaining attention of a patch is normalized to 1.
 
     Returns:
       float64 `[layers, heads]`.

@@ -47,7 +47,7 @@ _TEXT_TENSORS = r"text_model\.|(text\.)?token_embedding\.|(params/|opt/target/)?
 # Options of the config section `contrastive` that describe towers, loss and similarity.
 _OF_TOWERS = ("loss", "text_tower", "text_cleaning", "text_length", "text_dim", "text_depth")
 _OF_TOWERS += ("text_heads", "text_mlp_dim", "text_gelu", "embedding_dim", "max_scale")
-_PROBES = ("a cat", "red dogs", "three")  # Texts that no cleaning changes.
+_PROBES = ("a cat", "red dogs", "three")  # Texts to compare tokenizers; text cleaning keeps them.
 
 
 class TextPart(NamedTuple):
@@ -212,15 +212,15 @@ def text_params(place: Path) -> ObjectiveParams | None:
 
 
 def check_tokenizer(place: str, objective: ObjectiveParams, options: ContrastiveOptions) -> None:
-    """Checks that a run's tokenizer is that of the text tower from which it starts.
+    """Checks that a run uses the tokenizer of the text tower that initializes the run.
 
-    Tokens of a few words and the padding are compared: two tokenizers of equal size would otherwise
-    train without an error.
+    The check compares the tokens of a few words, and the padding. Without the check, a run with a
+    wrong tokenizer of the same vocabulary size would train without an error.
 
     Args:
       place: file, folder or workdir of the checkpoint.
       objective: the checkpoint's parameters of the objective.
-      options: the run's.
+      options: the run's options of the objective `contrastive`.
 
     Raises:
       UserError: the tokenizers differ.
@@ -243,7 +243,7 @@ def check_tokenizer(place: str, objective: ObjectiveParams, options: Contrastive
             break
     else:
         if stored.padding == ours.padding or options.text_tower == "clip":
-            return  # CLIP's text tower does not see the padding.
+            return  # CLIP's text tower ignores the padding.
         difference = f"the padding is {stored.padding} there and {ours.padding} here"
     raise UserError(
         f"{place} has another tokenizer than config.contrastive.tokenizer={options.tokenizer!r}: "
@@ -302,7 +302,7 @@ def values_of_towers(source: str | Path) -> dict[str, Any]:
     if form.probabilities == "softmax":
         values["embedding_dim"] = form.options.output_dim
         if form.options.causal:
-            values["max_scale"] = 100.0  # The maximum in CLIP's training; fine-tuning keeps it.
+            values["max_scale"] = 100.0  # As in CLIP's training.
     return values
 
 

@@ -137,7 +137,7 @@ def write_objective_files(
     params: dict[str, np.ndarray],
     state: dict[str, np.ndarray],
 ) -> None:
-    """Writes an objective's parameters, values and state next to a model."""
+    """Writes an objective's parameters, state and config values into a model's folder."""
     arrays = params | {_STATE + key: array for key, array in state.items()}
     write_safetensors(folder / TENSORS, {path: np.asarray(array) for path, array in arrays.items()})
     (folder / WORDS).write_text(json.dumps(dict(name=name, values=values), indent=2) + "\n")

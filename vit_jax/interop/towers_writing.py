@@ -57,8 +57,8 @@ def _compare_text(written: TextPart, text_part: TextPart, title: str) -> None:
     """Raises UserError if text tower, similarity or tokens in the files differ from the model's.
 
     Args:
-      written: read from the files.
-      text_part: the model.
+      written: text tower, similarity and tokenizer, read from the files.
+      text_part: those of the model.
       title: name of the library, for errors.
     """
     written_params, params = params_of(written.tower), params_of(text_part.tower)

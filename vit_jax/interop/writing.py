@@ -28,7 +28,7 @@ _FLAGS = {"gelu", "norm_epsilon", "resnet_epsilons", "image_size"}
 
 
 class Content(NamedTuple):
-    """The content of a library's files: entries of all parameters, `config.json` and tensors."""
+    """The content of a library's files: an `Entry` per parameter, `config.json` and tensors."""
 
     mapped: list[Entry]
     described: dict
@@ -192,14 +192,14 @@ def _without_effect(model: type[ImageModel], values: Values) -> set[str]:
     names = set(TRAINING_ONLY)
     if family_of(model).any_size:
         names.add("image_size")
-    # In such a model no layer uses a GELU.
+    # In a model with gated MLPs (SwiGLU) and without attention pooling, no layer uses a GELU.
     if values.get("mlp") == "swiglu" and values["pooling"] != "map":
         names.add("gelu")
     return names
 
 
 def compare_parameters(written: Checkpoint, title: str, read: Callable[[str], Any]) -> None:
-    """Raises UserError if a parameter in the files differs from the model's, by a bit or more."""
+    """Raises UserError if a parameter in the files is not bit-exact with the model's parameter."""
     for path in written.shapes:
         if not np.array_equal(written.read(path), np.asarray(read(path)), equal_nan=True):
             raise UserError(f"{title} does not store {path} exactly")

@@ -37,7 +37,7 @@ def config_name(
 ) -> str:
     """Returns the name of a config for composed images, such as `composed:model=ViT-32x4/4,...`.
 
-    It is `configs/composed.py` with arguments; the batch size is 128.
+    The config is `configs/composed.py` with arguments; the batch size is 128.
 
     Args:
       model: name of the model.
@@ -54,8 +54,8 @@ def config_name(
 def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
     """Returns the config and overrides of a short run, which takes half a minute for a ViT.
 
-    It trains the quickstart's model on scikit-learn's digits from 0 to 6. The few-shot evaluation
-    (metric `fewshot/digits/10`) uses all ten digits.
+    The run trains the quickstart's model on scikit-learn's digits from 0 to 6. The few-shot
+    evaluation (metric `fewshot/digits/10`) uses all ten digits.
 
     Args:
       steps: number of steps of the run.

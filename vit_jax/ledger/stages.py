@@ -23,7 +23,7 @@ from vit_jax.runs.jobs import job_of
 from vit_jax.runs.rate_search import held_out_splits
 from vit_jax.runs.warm_start import has_resnet
 
-HYPERRULE_RATE = bit_hyperrule("imagenet2012").optimizer.learning_rate  # For all data sets.
+HYPERRULE_RATE = bit_hyperrule("imagenet2012").optimizer.learning_rate  # Of all data sets.
 Stage = Callable[[Study], list[Trial]]
 # A function `(study, **factors) -> (config, overrides)` that defines the run for a combination of
 # factors. It returns None if there is no such run.
@@ -169,7 +169,7 @@ def transfer(
     table: str,
     high_resolution: Mapping[str, int] | None = None,
 ) -> Experiment:
-    """Returns an experiment: pre-training and fine-tuning as in the paper, compared with its table.
+    """Returns an experiment of pre-training and fine-tuning, for comparison with a paper's table.
 
     Args:
       models: config and overrides of each model, by the table's column (a key of
@@ -212,9 +212,9 @@ def fine_tuning(
     """Returns stages that fine-tune the models of `pretraining` as in table 4.
 
     The first stages choose learning rates, with the values and validation images of
-    `python -m vit_jax.sweep`; one learning rate is only for ResNets. BiTs are also fine-tuned with
-    BiT-HyperRule. The paper reports the better of both results; here the recipe is chosen on
-    validation images.
+    `python -m vit_jax.sweep`. On ImageNet, BiTs and hybrids have an additional learning rate. BiTs
+    are also fine-tuned with BiT-HyperRule. The paper reports the better of both results; here the
+    recipe is chosen on validation images.
 
     Args:
       models: as in `pretraining`.

@@ -203,7 +203,7 @@ def pairs_in_words(published: Mapping, difference: Mapping) -> str:
 
     Args:
       published: published values by row and column.
-      difference: our values minus the published ones.
+      difference: our values minus the published values.
     """
     rows = []
     for row, cells in difference.items():
@@ -295,9 +295,9 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
 
 
 def slopes(points: Points, x: str, y: str, by: str) -> str:
-    """Returns a text with the gain in y, in points, by which each group profits if x doubles.
+    """Returns a text with the gain in y of each group for a doubling of x, in percentage points.
 
-    The gain is the slope of a line that is fitted by least squares.
+    The gain is the slope of a line over log2(x), fitted by least squares.
 
     Args:
       points: results of runs.

@@ -129,7 +129,7 @@ def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int)
 
 
 def parameters_of(program: Program) -> list[dict]:
-    """Returns shapes of all parameters in the state: trained and frozen ones, and averages."""
+    """Returns the shapes of all trained, frozen and averaged parameters in the state."""
     return [program.state[name] for name in ("params", "extra", "objective_state", "frozen")]
 
 

@@ -43,7 +43,10 @@ class Estimate:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization: a step's minimum FLOP/s, divided by the devices' peak FLOP/s."""
+        """Model FLOPs utilization (MFU): FLOP/s of the model, divided by the devices' peak FLOP/s.
+
+        The FLOPs of the model are a lower bound (`Workload.flops`). None: the step time is unknown.
+        """
         if self.step_seconds is None:
             return None
         return self.job.flops / self.step_seconds / self.where.devices / self.where.chip.peak_flops
@@ -98,7 +101,10 @@ def make_workload(config: ConfigDict, images: int | None) -> Workload:
 
 
 def choices(config: ConfigDict) -> dict[str, Any]:
-    """Returns the values that the search may change (keys `CHOICES`), such as `mesh.fsdp`."""
+    """Returns the config's values of the keys `CHOICES`, such as `mesh.fsdp`.
+
+    A sweep and `nearest_fit` change these values.
+    """
     values = dict(leaves(config))
     return {key: values[key] for key in CHOICES}
 

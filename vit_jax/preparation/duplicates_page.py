@@ -126,16 +126,18 @@ def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
 
 
 def _below(folder: str, place: Place) -> Place:
-    """Writes the name of a folder before the split of a place. An empty `folder` changes nothing.
+    """Returns a place whose split has the name `FOLDER/SPLIT`, to distinguish several folders.
 
-    If there are several folders, a split is named by folder and split.
+    Args:
+      folder: name of the folder; empty: the place is returned unchanged.
+      place: split and class of an image.
     """
     split, label = place
     return Place("/".join(part for part in (folder, split) if part), label)
 
 
 def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Returns the most similar other image and the similarity, by the index of the image.
+    """Returns, by the index of an image, its most similar other image and their similarity.
 
     Args:
       pairs: pairs from `find_pairs`, in descending order of similarity.

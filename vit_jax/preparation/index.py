@@ -163,7 +163,7 @@ class Index(NamedTuple):
         return os.fsdecode(self.names[start : start + size].tobytes())
 
     def captions(self, entry: np.void) -> list[str]:
-        """Returns the captions of an example; empty: captions are ignored."""
+        """Returns the captions of an example; empty: the index contains no captions."""
         return captions.decoded(self.stored_captions(entry))
 
     def stored_captions(self, entry: np.void) -> bytes:
@@ -175,7 +175,7 @@ class Index(NamedTuple):
         """Returns the location of an example for messages: its file, or file and name inside it."""
         path = self.paths[entry["unit"]]
         name = self.name(entry)
-        if self.kind == "parquet":  # The path belongs to a temporary copy.
+        if self.kind == "parquet":  # The path is that of a temporary copy.
             return as_text(name)
         return as_text(
             str(Path(path).parent / name) if self.kind in readers.OF_FILES else f"{path}: {name}"
@@ -455,6 +455,10 @@ def choose_shots(
     """Writes the orders of the splits `train_<k>shot`; returns the names of these splits.
 
     A split with k shots contains the images of all splits with fewer shots.
+
+    Raises:
+      UserError: images do not have exactly one label, there is no training split, or a class has
+        too few training images.
     """
     if index.multiple or not len(index.labels):
         raise UserError(

@@ -1,9 +1,9 @@
 """The published weights that can be loaded by a model's name and a tag, with their accuracies.
 
-They are listed in `weights.tsv`, which `tests/interop/write_weights.py` writes from timm's
-registry; `data_sets.py` describes the data sets. Accuracies are in `accuracies.json`.
-`write_accuracies.py` writes timm's evaluation results to this file. The other results in it are
-from the authors' pages, which the file cites.
+`weights.tsv` lists the weights. `tests/interop/write_weights.py` writes this file from timm's
+registry. `data_sets.py` describes the data sets. Accuracies are in `accuracies.json`:
+`write_accuracies.py` writes timm's evaluation results to this file, and other results are from the
+authors' pages, which the file cites.
 """
 
 import functools
@@ -30,7 +30,7 @@ class Accuracy(NamedTuple):
       percent: accuracy in percent.
       pixels: side of the images; None: unknown.
       crop: side of the crop relative to the resized image; None: unknown.
-      source: who published it and where.
+      source: publisher of the accuracy, and the page or file that contains it.
     """
 
     what: str
@@ -50,7 +50,7 @@ class Weights(NamedTuple):
     Attributes:
       model: our name of the model, such as `ViT-B/16`.
       tag: timm's tag, which names training method and data, such as `augreg_in21k_ft_in1k`.
-      repository: repository on the Hugging Face Hub, `owner/name`; no two have the same `name`.
+      repository: repository on the Hugging Face Hub, `owner/name`. Each `name` occurs only once.
       pixels: side of the images.
       classes: number of classes; 0: no head.
       data: the data sets of training in their order, as keys of `DATA_SETS`. They are derived from
@@ -180,7 +180,7 @@ def find_weights(model: str, pretrained: str) -> Weights:
 
 
 def _are_forms_of_dinov3(weights: list[Weights]) -> bool:
-    """Returns True if the list is the same weights twice: without biases, and with (`_qkvb`)."""
+    """Returns True if a list has the same weights without biases and with biases (`_qkvb`)."""
     if len(weights) != 2:
         return False
     return weights[1].repository == weights[0].repository.replace(".", "_qkvb.")

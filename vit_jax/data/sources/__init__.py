@@ -160,7 +160,7 @@ SOURCES: dict[str, SourceKind] = {
 }
 
 
-SPLITS = ("train", "test")  # A data set's folder may contain a list of files for these splits.
+SPLITS = ("train", "test")  # Splits whose files may be listed in a file of the data set's folder.
 
 
 class DataSet(NamedTuple):

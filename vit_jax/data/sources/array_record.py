@@ -41,7 +41,7 @@ class Records(Source):
     each_labelled: bool = False
     one_hot: bool = False
     numbered: bool = False
-    distinct: bool = True  # If a label occurs twice in an example, it is read once.
+    distinct: bool = True  # A label that occurs twice in an example counts once.
     shards: tuple[tuple[str, int], ...] = ()  # Name and number of records of each file.
     caption_key: str | None = None
     captions_digest: str = ""

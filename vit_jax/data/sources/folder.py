@@ -24,7 +24,7 @@ from vit_jax.data.sources.kind import SourceKind
 from vit_jax.data.sources.slices import groups_by_path, stratified
 from vit_jax.errors import UserError, as_text
 
-PART = 4096  # Number of files whose sizes are read by one thread.
+PART = 4096  # Number of files in one task of the threads that read file sizes.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,12 +92,15 @@ class HandedIn(Captioned):
         return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
     def _class_indices(self, index: int, label: Any) -> tuple[int, ...]:
-        """Returns the class indices of an example; raises UserError if `label` has different ones.
+        """Returns the class indices of an example.
 
         Args:
           index: index of the example.
-          label: the label in the example's item, which was read again. It differs from the label at
-            the first reading if the data set is not deterministic.
+          label: the label that the data set returns now for this example.
+
+        Raises:
+          UserError: `label` differs from the label that the data set returned when it was opened.
+            Such a data set is not deterministic.
         """
         if self.labels is None:
             return ()
@@ -118,7 +121,8 @@ class LabelReader(NamedTuple):
       names: class index by class name, for labels that are text.
       width: length of one-hot or multi-hot labels. None: a label is a class index or a list of
         class indices.
-      numbers: maps the data set's own class indices to class indices; None: both are equal.
+      numbers: class index by the number in the data set's labels; None: these numbers are class
+        indices.
     """
 
     names: dict[str, int]
@@ -173,7 +177,8 @@ def handed_in(
       name: name of the data in error messages, such as "training".
       labels: labels are required. False: labels are not read.
       class_names: class names of the training data; class indices follow these names. None: use the
-        data set's own class names or, without names, its distinct labels.
+        data set's own class names. Without names, text labels are class names, and integer labels
+        are class indices.
       num_classes: number of classes of a data set without class names.
       label_key: the column or key of the label, if items are mappings.
       caption_key: the column or key of the captions, if items are mappings. If items are pairs, the
@@ -309,7 +314,7 @@ def _whole_numbers(values: np.ndarray) -> list[int]:
 
 
 def is_pair_of_columns(data: Any) -> bool:
-    """Returns True for a pair of columns: images, and labels or captions (these may be a tuple)."""
+    """Returns True for a pair of two columns: all images, and all labels or captions."""
     if not isinstance(data, tuple) or len(data) != 2 or not _is_column(data[0]):
         return False
     return _is_column(data[1]) or isinstance(data[1], tuple)
@@ -317,7 +322,7 @@ def is_pair_of_columns(data: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Keys:
-    """A function that returns the image and the label in an item; the item is a mapping."""
+    """Function that returns the image and the label of an item by their keys in a mapping."""
 
     image: str
     label: str | None
@@ -492,7 +497,8 @@ def _class_names(data: Any, split: Callable) -> tuple[str, ...] | None:
 def _feature_names(data: Any, key: str | None) -> tuple[str, ...] | None:
     """Returns the class names from the features of a Hugging Face data set, or None."""
     feature = (getattr(data, "features", None) or {}).get(key)
-    for described in (feature, getattr(feature, "feature", None)):  # The second is for multi-label.
+    # With several labels per image, the class names are in the feature of the list's items.
+    for described in (feature, getattr(feature, "feature", None)):
         if names := getattr(described, "names", None):
             return tuple(names)
     return None
@@ -568,7 +574,7 @@ def _given_labels(source: HandedIn, labels: Any) -> tuple[Any, bool]:
         source.split is not _alone and _item_label(source, 0) is not None
     )
     if labels is None or (items_have_labels and not _agree(source, labels)):
-        # Items are read one after another, and each item once.
+        # Each item is read only once, and no two items are read at the same time.
         labels = [_item_label(source, index) for index in range(len(source))]
     return labels, items_have_labels
 
@@ -682,7 +688,7 @@ def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: 
 
 
 def _agree(source: HandedIn, labels: Any) -> bool:
-    """Returns False if the labels in some items differ from `labels`.
+    """Returns False if the labels in a sample of the items differ from `labels`.
 
     For example, `labels` may be the attribute `targets` of a torch data set whose `__getitem__`
     changes the labels.

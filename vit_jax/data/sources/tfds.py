@@ -143,7 +143,7 @@ def text_features(features: Mapping, above: str = "", nested: int = 0) -> Iterat
     Args:
       features: TFDS features by name.
       above: prefix of the names, for features within other features.
-      nested: number of sequences within which these features are.
+      nested: number of sequences that enclose these features.
     """
     from tensorflow_datasets.core import features as kinds
     from tensorflow_datasets.core.utils import dtype_utils
@@ -182,7 +182,7 @@ def tfds_builder(path: str):
         else:
             builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except (FileNotFoundError, tfds.core.dataset_info.DatasetInfoFileError) as error:
-        # The path may be the folder of one data set or of several, so two levels are searched.
+        # The path may be the folder of a data set or a folder of data sets: search two levels.
         folder = Path(os.path.expanduser(name))
         inner = [*folder.glob("*/dataset_info.json"), *folder.glob("*/*/dataset_info.json")]
         there = ", ".join(str(file.parent) for file in sorted(inner)[:5])

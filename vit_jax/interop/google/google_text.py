@@ -97,7 +97,7 @@ def _tower(tensors: Tensors) -> tuple[str, Tensors]:
 def _as_image_model(tower: Tensors) -> Tensors:
     """Renames the tensors of the text encoder as in an image model.
 
-    Early text towers have two position tables, which are added to one table.
+    Early text towers have two position tables. They are replaced by one table, their sum.
     """
     tower = dict(tower)
     positions = tower.get("pos_embedding")

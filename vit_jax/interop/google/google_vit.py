@@ -77,7 +77,7 @@ def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
     renamed = {}
     for name, tensor in _one_by_one(tensors).items():
         first = name.split("/")[0]
-        # These names were used during the development of ViT-G.
+        # Files from the development of ViT-G have these names for parts of the attention pooling.
         if first in _POOLING_PARTS:
             name = _POOLING + name
         elif first == "Transformer":
