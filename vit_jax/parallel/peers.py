@@ -24,7 +24,7 @@ from vit_jax.errors import UserError, mistake
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 20.0  # Heartbeat timeout. If a process dies, all others end within 30 s.
-# Time between the first reported failure and the leader's decision on its cause. The cause of a
+# Seconds between the first reported failure and the leader's decision on its cause. The cause of a
 # failure may be reported after its effects.
 GRACE_SECONDS = 2.0
 BARRIER_SECONDS = 600.0
@@ -118,9 +118,10 @@ class Peers:
             self._fail({"fault": message, "traceback": "".join(traceback.format_exception(error))})
 
     def _meet(self, name: str, value: Any, seconds: float) -> dict:
-        """Waits at a barrier and returns the leader's answer.
+        """Waits at a barrier and returns the leader's answer, a dict.
 
-        The answer contains `value`, or, after a timeout, the `missing` processes.
+        The item `value` of the answer is the leader's value. After a timeout the answer has the
+        item `missing` instead: the names of the missing processes.
         """
         raise NotImplementedError
 
@@ -313,8 +314,8 @@ class Leader(Connected):
     def _end(self):
         """Prints the cause of the failure, ends the other processes and exits.
 
-        The cause is a UserError if one was reported, else a dead process, else another error. This
-        is the order in which failures cause each other.
+        The cause is a UserError if one was reported, else a dead process, else another error. A
+        UserError can cause the death of processes, and a dead process can cause other errors.
         """
         news = self._mistakes or self._deaths or self._faults
         culprit, code = min(news), 2 if self._mistakes else 1
@@ -384,8 +385,8 @@ class Follower(Connected):
     def _orphaned(self, how: str):
         """Ends this process after the loss of the leader.
 
-        Process 1 prints the error. If the leader's host dies, process 1 may die as well. The first
-        process on another host therefore also prints the error.
+        Process 1 prints the error. The first process on another host than the leader's also prints
+        it, because process 1 may die together with the leader's host.
         """
         if self._ended:
             return
