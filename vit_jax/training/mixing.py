@@ -152,10 +152,12 @@ def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
 def mixing_weights(
     key: jax.Array, size: tuple[int, int], mixup: float, cutmix: float, cutmix_share: float
 ) -> jax.Array:
-    """Draws the weight of each pixel of the image in `mix`, `[height, width]`, for a batch.
+    """Draws the argument `weights` of `mix` for a batch, `[height, width]`, by mixup or CutMix.
 
-    The partner's pixel has the weight 1 - weight. In mixup all pixels have the same weight. In
-    CutMix a pixel's weight is 0 or 1.
+    A pixel's weight is the share of the image in the mixed pixel. The partner's share is 1 -
+    weight. In mixup all pixels have the same weight. In CutMix a pixel's weight is 0 or 1.
+
+    If `mixup` and `cutmix` are both above 0, CutMix is used with the probability `cutmix_share`.
     """
     if not cutmix:
         return mixup_weights(_fold(key, "mixup"), size, mixup)

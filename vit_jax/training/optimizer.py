@@ -51,8 +51,9 @@ def make_optimizer(
         trained. Weights that are not trained have no optimizer state.
       layer: function from a parameter's path to its layer (`Family.layer`), for `layer_decay`.
       embedding: path prefixes of the patch embedding (`Family.embedding`), for `embedding_rate`.
-      frozen_prefixes: `Objective.frozen_prefixes`.
-      stem: as in `scale_by_layer`.
+      frozen_prefixes: numbers of initial updates in which objective parameters are frozen, by path
+        prefix (`Objective.frozen_prefixes`).
+      stem: path prefixes of objective parameters that are treated like the patch embedding.
       frozen_steps: number of initial updates that train only the heads and the objective's own
         parameters.
       backbone_schedule: the learning rate of update t for the backbone, that is, for all parameters

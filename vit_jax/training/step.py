@@ -368,8 +368,8 @@ def make_pictures(
 ) -> Callable[[Evaluated, dict], tuple[jax.Array, jax.Array]]:
     """Compiles `(evaluated, batch) -> (visible, predicted)`: `Objective.pictures` as uint8.
 
-    The entry `numbers` of the batch contains the images' indices in their split. An image thus has
-    the same random numbers as in the evaluation.
+    The entry `numbers` of the batch contains the index of each image in its split. The random
+    numbers of an image depend on this index, as in the evaluation.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
 

@@ -56,9 +56,11 @@ def _mask(key: jax.Array, count: jax.Array, grid: tuple[int, int], smallest: int
 
 
 def _blocks(key: jax.Array, mask: jax.Array, left: jax.Array, grid: tuple[int, int], smallest: int):
-    """Returns candidate blocks, bool `[attempts, rows, columns]`, and True for the valid ones.
+    """Draws candidates for a block, bool `[attempts, rows, columns]`, and checks each of them.
 
-    A valid block masks at least one and at most `left` patches that are not in `mask` yet.
+    The second result is bool `[attempts]`, True for valid blocks. A block is valid if it is smaller
+    than the grid along both axes, and masks at least one and at most `left` patches that are not in
+    `mask` yet.
     """
     rows, columns = grid
     area, aspect, down, right = jax.random.uniform(key, (4, ATTEMPTS))

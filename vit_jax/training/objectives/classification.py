@@ -25,7 +25,10 @@ from vit_jax.training.objectives.objective import (
 
 
 def probabilities_of(config: RunOptions) -> str:
-    """Returns the key in `PROBABILITIES` that belongs to the config's loss."""
+    """Returns the name of the function from logits to probabilities for the config's loss.
+
+    The result is a key of `PROBABILITIES`: `softmax` or `sigmoid`.
+    """
     return "softmax" if config.loss.name == "softmax" else "sigmoid"
 
 

@@ -324,7 +324,7 @@ def matched_mask_losses(embeddings: jax.Array, masks: SampledMasks) -> tuple[jax
 
 
 def mask_overlaps(logits: jax.Array, instances: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the IoU of each predicted and each true mask of an image, `[detections, objects]`.
+    """Returns the IoU of each pair of a predicted and a true mask, `[detections, objects]`.
 
     If the true object is a crowd, the intersection is divided by the predicted area instead of the
     union, as in COCO's metrics.

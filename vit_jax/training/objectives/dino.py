@@ -251,7 +251,8 @@ class DINO(Objective):
         In evaluation each image's share is drawn independently.
 
         Returns:
-          The batch with these additional entries.
+          The batch with these additional entries:
+
           - `masked`, bool `[batch, views, patches]`: True for masked patches.
           - `masked_view`, int32 `[batch]`: index of the view with masked patches.
           - `positions`, int32 `[batch, most]`: indices of the masked patches in this view.

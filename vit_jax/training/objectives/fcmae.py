@@ -19,8 +19,8 @@ from vit_jax.training.objectives.objective import Batch, check_self_supervised
 class FCMAE(HiddenPixels):
     """Prediction of the pixels of hidden patches by a ConvNeXt.
 
-    A patch is a position of the ConvNeXt's last stage. Hidden patches do not influence the encoder,
-    including its GRN layers, as with sparse convolutions.
+    A patch is the image region of one position in the ConvNeXt's last feature map. Hidden patches
+    do not influence the encoder, including its GRN layers, as with sparse convolutions.
 
     The objective's parameters are the decoder: a dense layer, a mask token for hidden patches,
     ConvNeXt V2 blocks over the map of all patches, and another dense layer. All kernels have the

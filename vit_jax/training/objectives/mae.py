@@ -25,7 +25,7 @@ class MAE(HiddenPixels):
     epsilon in its norms.
 
     Args:
-      model: the ViT to train. It must add position embeddings at the stem.
+      model: the ViT to train. It must add position embeddings at the stem (before the first layer).
       ratio, normalize_targets: as in `HiddenPixels`.
       dim, depth, heads: width, number of layers and number of heads of the decoder. The decoder's
         MLP has the width 4 `dim`.

@@ -192,13 +192,13 @@ class Segmentation(Objective):
         return jax.vmap(lambda mask: targets_of(mask, self.classes, most))(batch[MASK])
 
     def _masking(self, batch: Batch, update: jax.Array | int) -> Masking:
-        """Draws which queries of each image use masked attention in this update."""
+        """Draws which queries of each image use masked attention, in each layer with queries."""
         shape = self.head.layers, self.head.queries.shape[0]
         draws = jax.vmap(lambda key: jax.random.uniform(key, shape))(_keys(batch, 0))
         return Masking(mask_probabilities(update, *self.masked, self.steps), draws)
 
     def _set_losses(self, outputs: dict[str, Any], batch: Batch, *, training: bool) -> jax.Array:
-        """Returns EoMT's loss of each image, `[batch]`, summed over its predictions.
+        """Returns EoMT's loss of each image, `[batch]`, summed over the predictions of all layers.
 
         Args:
           outputs: the outputs of `EoMT`: `masks` and `classes` of each prediction.
@@ -258,7 +258,7 @@ def class_areas(predicted: jax.Array, mask: jax.Array, classes: int) -> jax.Arra
       classes: number of classes.
 
     Returns:
-      int32 `[batch, classes, 3]`.
+      int32 `[batch, classes, 3]`; the last axis contains the correct, predicted and true pixels.
     """
 
     def count(labels, counted):
