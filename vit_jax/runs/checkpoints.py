@@ -463,7 +463,8 @@ def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
 def _alone() -> ocp.Context:
     """Returns an Orbax context in which this process reads without waiting for other processes.
 
-    If one process cannot read a file, the others would otherwise wait forever in Orbax.
+    With Orbax's default context, all processes would wait forever if one of them cannot read a
+    file.
     """
     alone = ocp.Context()
     alone.multiprocessing.active_processes = {jax.process_index()}

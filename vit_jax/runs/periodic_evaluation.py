@@ -222,7 +222,7 @@ class PeriodicEvaluation:
         return figures or None
 
     def _draw(self, step: int, evaluated: Evaluated) -> None:
-        """Writes the objective's picture of this step and, before the last step, a report."""
+        """Writes the objective's picture of this step and, except at the last step, a report."""
         images = self._evaluate.pictures(self._chosen_by, evaluated)
         if jax.process_index() != 0:
             return

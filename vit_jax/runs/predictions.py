@@ -48,7 +48,7 @@ class Predictions(NamedTuple):
 
     @property
     def mistakes(self) -> np.ndarray:
-        """Rows of wrongly predicted images, the most confident prediction first.
+        """Indices of wrongly predicted images in the arrays, the most confident prediction first.
 
         Images without a label are skipped.
         """

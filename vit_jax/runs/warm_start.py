@@ -217,7 +217,8 @@ def _training_defaults(options: ImageOptions) -> dict[str, Any]:
 def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict) -> Origin:
     """Adds the objective's parameters in the checkpoint to the initialization source.
 
-    A line in `Origin.notes` describes whether they are read from the checkpoint or random.
+    A line in `Origin.notes` describes whether the run's objective starts from these parameters or
+    at random.
 
     Args:
       origin: the initialization source.

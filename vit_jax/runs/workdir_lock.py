@@ -69,7 +69,7 @@ class Lock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock. If another host's process holds it, first waits for its next heartbeat.
+        """Takes the lock. If a process of another host holds it, first waits for a heartbeat.
 
         Raises:
           UserError: another run holds the lock.
@@ -125,13 +125,13 @@ class Lock:
         return max((int(match[1]) for match in names if match), default=0)
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is free.
+        """Waits until the lock is free, or until it is known that the lock's holder still runs.
 
         Returns:
           The previous holder, if it ended without releasing the lock; None if it released the lock.
 
         Raises:
-          UserError: another run holds the lock.
+          UserError: the holder still runs.
         """
         seen, until = None, 0.0
         while True:
