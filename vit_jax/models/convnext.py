@@ -101,7 +101,7 @@ class ResponseNorm(nnx.Module):
     """Global response normalization (GRN; Woo et al., 2023).
 
     Each channel is multiplied by its L2 norm over the image, divided by the mean norm of all
-    channels.
+    channels. The product is scaled and shifted by learned parameters, and added to the input.
     """
 
     def __init__(self, channels: int):

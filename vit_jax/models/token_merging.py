@@ -50,11 +50,12 @@ def _mean(merge: Callable, before: jax.Array, after: jax.Array) -> Callable:
 
 
 def _merging(keys: jax.Array, patches: slice, count: int) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that adds the values of merged patches, as in the authors' `merge.py`.
+    """Returns a function that sums values of merged patches, as in the authors' `merge.py`.
 
-    The patches at even positions among all tokens are compared with those at odd positions. The
-    `count` patches at even positions that are most similar to one at an odd position are added to
-    it. The remaining patches at even positions come before those at odd positions.
+    Patches at even positions among all tokens are compared with patches at odd positions. The
+    `count` patches at even positions with the highest similarity to any patch at an odd position
+    are merged: each is added to its most similar patch at an odd position. In the result, the
+    remaining patches at even positions come before the patches at odd positions.
 
     Args:
       keys: keys of attention, `[batch, tokens, heads, head_dim]`. Patches are compared by the

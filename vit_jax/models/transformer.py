@@ -424,7 +424,7 @@ class WindowBlock(EncoderBlock):
         return x.reshape(batch, -1, side * side, *rest)
 
     def _joined(self, x: jax.Array) -> jax.Array:
-        """Inverts `_windows`, `[batch, rows * columns, dim]`."""
+        """Inverts `_windows`: returns `[batch, rows * columns, dim]`."""
         (rows, columns), side = self.grid, self.window
         down, across = -(-rows // side), -(-columns // side)
         x = x.reshape(len(x), down, across, side, side, -1).swapaxes(2, 3)

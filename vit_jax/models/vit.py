@@ -577,8 +577,9 @@ class ViT(TokenModel):
     def classify(self, x: jax.Array) -> jax.Array:
         """Pools tokens `[batch, tokens, dim]` and applies the head: returns logits.
 
-        A model without a head returns the pooled features. The caller applies the final norm to the
-        tokens before, if the model has one. A model with `fc_norm` applies it here, after pooling.
+        A model without a head returns the pooled features. If the model has a final norm, it must
+        have been applied to `x` already. A model with `fc_norm` applies this norm here, after
+        pooling.
         """
         if self.head is None:
             return self.pool(x)

@@ -1,4 +1,4 @@
-"""Heads for monocular depth: the distance of each place in metres.
+"""Heads for monocular depth: the distance of each position in metres.
 
 A head predicts the distance directly, or as the mean of distance bins weighted by their scores.
 DINOv2 and DINOv3 evaluate depth with the linear head and with DPT (Ranftl et al., 2103.13413). The

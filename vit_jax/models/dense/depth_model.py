@@ -9,13 +9,13 @@ from vit_jax.models.dense.dense_model import DenseModel
 
 
 class DepthModel(DenseModel):
-    """An image model with a head that predicts the distance of each place."""
+    """An image model with a head that predicts the distance of each position."""
 
     loaded_by = "load_depth"
     output = "depth", "metres at each place, to be resized bilinearly to the input"
 
     def __call__(self, images: Any) -> jax.Array:
-        """Returns the depth in metres at each place of the head.
+        """Returns the depth in metres at each position of the head.
 
         Args:
           images: of the model's size, as in `ImageModel.__call__`.

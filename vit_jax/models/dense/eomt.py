@@ -162,7 +162,7 @@ class EoMT(nnx.Module):
         return masks, self.classifier(queries).astype(jnp.float32)
 
     def scores(self, outputs: dict[str, Any]) -> jax.Array:
-        """Returns the score of each class at each place, float32 `[batch, rows, columns, classes]`.
+        """Returns the class scores of each position, float32 `[batch, rows, columns, classes]`.
 
         The score of a class is the sum, over all queries, of the query's mask probability times its
         class probability.
