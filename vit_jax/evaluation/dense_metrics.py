@@ -152,7 +152,8 @@ def coco_metrics(
         the IoU is computed from boxes or masks.
 
     Returns:
-      A dictionary of these metrics, from 0 to 1. A metric is -1 without true objects of its size:
+      A dictionary of these metrics, from 0 to 1. A metric is -1 without true objects of its size.
+
       - `AP`: average precision, averaged over IoU thresholds from 0.5 to 0.95.
       - `AP50`, `AP75`: average precision at the IoU threshold 0.5 or 0.75.
       - `APs`, `APm`, `APl`: `AP` of small, medium and large objects.

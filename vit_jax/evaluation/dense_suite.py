@@ -26,8 +26,8 @@ TESTED = ("test", *DEV)
 def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
     """Completes a data set of the flag `--set` with its source kind, folder and split.
 
-    If the user names no split, the first split in `TESTED` that the data set has is used. If it has
-    none of them, the data set's first split is used.
+    If the user names no split, the first split in `TESTED` that the data set has is used. If the
+    data set has no split in `TESTED`, its first split is used.
 
     Args:
       described: the data set.

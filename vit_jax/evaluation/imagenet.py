@@ -228,7 +228,9 @@ class Relabelled(Source):
 
 
 def read_objectnet_map(root: str) -> dict[str, Classes]:
-    """Returns, for each ObjectNet folder whose class is in ImageNet, the ImageNet classes.
+    """Returns the ImageNet classes of each ObjectNet folder, by the folder's name.
+
+    Folders whose class is not in ImageNet are omitted.
 
     Args:
       root: the folder `objectnet-1.0` with `images` and `mappings`.

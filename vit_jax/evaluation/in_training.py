@@ -44,8 +44,8 @@ class TrainingSuites:
       fingerprints: maps a description of each measurement's data to the fingerprint of the data.
 
     Args:
-      config: config of the run. If its preprocessing options were None, the caller has replaced
-        them by the checkpoint's values.
+      config: config of the run. Preprocessing options that were None must have been replaced by the
+        checkpoint's values.
       mesh: mesh of devices.
       test_crop: the evaluation transform.
       peers: the run's processes. Their data are compared and must be equal.

@@ -12,7 +12,7 @@ from vit_jax.evaluation.suite import Row, Suite, mean
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.small_files import read_small
 
-Rows = Mapping[tuple[str, str], Row]  # By names of suite and row.
+Rows = Mapping[tuple[str, str], Row]  # (name of the suite, name of the row) -> row.
 
 
 class Results:
@@ -174,7 +174,7 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
 
     Args:
       folder: folder of the results.
-      rows: rows of the other version. Without a metric among them, the message is empty.
+      rows: rows of the other version. If no row has a metric, the message is empty.
       step: the other version's step.
       step_now: the checkpoint's step.
     """

@@ -80,10 +80,9 @@ class SgdProbe:
         once.
 
         Raises:
-          UserError: one of these problems:
-            - There are fewer than ten training images or fewer than two classes.
-            - A training image does not have exactly one label.
-            - All classes of the validation set are missing from the other training images.
+          UserError: there are fewer than ten training images or fewer than two classes, or a
+            training image does not have exactly one label. Or all classes of the validation set are
+            missing from the other training images.
         """
         labels = single_labels(train.labels, "the training images")
         if num_classes < 2:
