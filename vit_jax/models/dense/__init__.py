@@ -1,10 +1,10 @@
 """Heads for dense prediction: a value for each position of the feature map.
 
 A head runs the image model itself, because some heads change the model's last layers.
-`head(model, images, rngs, state)` returns the outputs that the loss needs. `head.scores(outputs)` converts these
-outputs to the score of each class at each position. The head's parameters belong to the training
-objective. `state` contains the running statistics of the head's batch norms, which belong to the
-state of the objective.
+`head(model, images, rngs, state)` returns the outputs that the loss needs. `head.scores(outputs)`
+converts these outputs to the score of each class at each position. The head's parameters belong to
+the training objective. `state` contains the running statistics of the head's batch norms, which
+belong to the state of the objective.
 """
 
 from functools import partial
