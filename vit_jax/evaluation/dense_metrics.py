@@ -178,7 +178,7 @@ def _coco_evaluation(
     masks: bool,
     overlaps: Sequence[np.ndarray] | None = None,
 ) -> Any:
-    """Returns pycocotools' `COCOeval` for some images; arguments as in `coco_metrics`."""
+    """Returns pycocotools' `COCOeval` for the arguments of `coco_metrics`."""
     check_pycocotools()
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval

@@ -1,6 +1,6 @@
 """Shared code of the suites `segmentation`, `depth` and `detection`.
 
-It opens data sets and predicts masks, depths or boxes at the images' original size.
+This module opens data sets and predicts masks, depths or boxes at the images' original size.
 """
 
 import functools

@@ -51,7 +51,7 @@ class Features(NamedTuple):
 
 
 class Extractor:
-    """Feature extraction with a model. It is compiled once, for a fixed batch size.
+    """Feature extraction with a model, compiled once for a fixed batch size.
 
     The parameters are arguments of each call, so they may change.
 
@@ -61,7 +61,8 @@ class Extractor:
       mesh: mesh of devices.
       crop: the evaluation transform.
       batch_size: global batch size; rounded up to a multiple of the mesh's size.
-      workers, threads: as in `evaluation_batches`.
+      workers, threads: numbers of processes and threads that decode images; None: chosen
+        automatically.
       max_unreadable: maximum number of unreadable images per source. Unreadable images are skipped.
       compute: function `(model, images) -> outputs [batch, ...]`; default: `representation`.
       log: callback for messages about skipped images, and about the progress of long extractions.

@@ -193,14 +193,19 @@ def few_shot(
     Args:
       model: model from `load_model`. Its head is not used; its pre-logits layer is used.
       train, test: images of the data set.
-      name, shots, seeds: as in `FewShotTask`.
+      name: name of the data set, for messages.
+      shots: numbers of training images per class.
+      seeds: random seeds for the choice of training images.
       penalties: L2 penalties of least squares.
       mesh: mesh of devices; default: all devices.
-      batch_size, workers, threads: as in `Extractor`.
+      batch_size: global batch size.
+      workers, threads: numbers of processes and threads that decode images; None: chosen
+        automatically.
       log: callback for messages about progress and notes.
 
     Raises:
-      UserError: as in `FewShotTask`, or the model's images are not square.
+      UserError: a class has fewer images than shots, an image does not have exactly one label, or
+        the model's images are not square.
     """
     mesh = mesh or make_mesh()
     task = FewShotTask(name, train, test, shots, seeds, log)

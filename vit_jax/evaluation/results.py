@@ -1,4 +1,4 @@
-"""Results of an evaluation. They are saved after each metric, and shown as tables and plots."""
+"""Evaluation results: saved to a folder after each metric, and shown as tables and plots."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -85,7 +85,7 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Returns True if each row in `names` of a suite has a metric or a note about the data."""
+        """Returns True if all rows of a suite in `names` have a metric or a note about the data."""
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row and (row.accuracy is not None or row.images) for row in rows)
 
@@ -160,9 +160,9 @@ def _cells(row: Row, published: Iterable[Mapping[str, float]], sign: bool) -> li
     """Returns the cells of a row in a suite's table: name, metric and published values.
 
     Args:
-      row: the row.
+      row: the row to format.
       published: published values by row, for each model.
-      sign: as in `formatted`.
+      sign: True: append the per cent sign to percentages.
     """
     theirs = [str(figures.get(row.name, "")) for figures in published]
     images = "" if row.images is None else f"{row.images:,}"

@@ -155,7 +155,7 @@ class SgdProbe:
     def starts(self, features: int, num_classes: int) -> dict[str, np.ndarray]:
         """Returns the initial weights (std 0.01) and biases (0) of each feature set.
 
-        They are float32 `[features + 1, classes]`. The last row contains the biases.
+        The arrays are float32 `[features + 1, classes]`. The last row contains the biases.
         """
         rng, starts = np.random.default_rng((self.seed, 1)), {}
         for name, columns in self.choices.items():

@@ -77,7 +77,7 @@ def open_ranged(described: DataSet, options: Options, subject: Subject) -> Sourc
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Computes the rows of a data set, and passes its worst images to `subject.on_outputs`."""
+    """Returns a data set's metrics, and passes the worst images to `subject.on_outputs`."""
     model = subject.depth_model
     predictions = Predicted(described, subject, source, model.stream)
     nearest, farthest = model.head.range

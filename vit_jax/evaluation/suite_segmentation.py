@@ -126,7 +126,7 @@ def trained_probe(
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Computes the rows of a data set, and passes its worst images to `subject.on_outputs`."""
+    """Returns a data set's metrics, and passes the worst images to `subject.on_outputs`."""
     if subject.dense.task == TASK:
         segmenter, made = subject.segmenter, ""
     else:

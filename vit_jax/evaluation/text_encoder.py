@@ -1,4 +1,4 @@
-"""Text embeddings of an image-text model. Its parameters may change, as during training."""
+"""Text embeddings of an image-text model, whose parameters may change, as during training."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

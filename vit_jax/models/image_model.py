@@ -70,7 +70,7 @@ class About:
         self.name = name
 
     def for_classes(self, names: tuple[str, ...], probabilities: str) -> "About":
-        """Returns the metadata with these class names and this key of `PROBABILITIES`."""
+        """Returns a copy with other class names and another key of `PROBABILITIES`."""
         other = copy.copy(self)
         other.class_names, other.probabilities = names, probabilities
         return other

@@ -284,7 +284,8 @@ class SwinBlock(nnx.Module):
       window: height and width of the windows.
       shifted: shift the windows by half of their height and width. An axis with only one window is
         not shifted.
-      version, unit: as in `WindowAttention`.
+      version: 1 or 2.
+      unit: height and width of the pre-training windows, used by version 2.
     """
 
     def __init__(self, stack: Stack, window, shifted: bool, version: int, unit, rngs: nnx.Rngs):

@@ -643,7 +643,8 @@ def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
 
     Args:
       options: the model's options.
-      offsets, biases: numbers of rows of the position tables, as in `Stack`.
+      offsets: number of rows of each layer's relative position table; 0: no table.
+      biases: number of rows of each layer's table of attention biases; 0: no table.
     """
     names = {field.name for field in dataclasses.fields(Stack)} & options_of(ViTOptions).keys()
     values = {name: getattr(options, name) for name in names} | dict(

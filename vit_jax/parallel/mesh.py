@@ -52,7 +52,8 @@ def make_mesh(options: MeshOptions = ALL_DATA, devices: Sequence[jax.Device] | N
       devices: devices of the mesh; None: all devices of all processes.
 
     Raises:
-      UserError: as in `mesh_shape`, or `data` is not divisible by the number of slices.
+      UserError: the product of the sizes is not the number of devices, or `data` is not divisible
+        by the number of slices.
     """
     devices = jax.devices() if devices is None else list(devices)
     shape = mesh_shape(options, len(devices))

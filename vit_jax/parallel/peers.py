@@ -37,7 +37,8 @@ AGAIN = "the same command resumes from the newest checkpoint"
 class Peers:
     """The processes of a run. An instance of this base class is a run with one process.
 
-    It is a context manager. At the end of the context all processes wait for each other. If an
+    Instances are context managers. At the end of the context all processes wait for each other. If
+    an
     exception leaves the context, all processes end: the leader prints a line that names the failed
     process, and the exit code is 2 for a UserError, else 1.
 
@@ -73,7 +74,7 @@ class Peers:
         return answer["value"]
 
     def barrier(self, name: str, seconds: float = BARRIER_SECONDS) -> None:
-        """Waits for all processes; raises UserError after a timeout, as in `share`."""
+        """Waits for all processes; raises UserError if some do not arrive within `seconds`."""
         self.share(name, None, seconds)
 
     def agree(self, what: str, values: dict[str, Any]) -> None:

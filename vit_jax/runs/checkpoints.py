@@ -485,9 +485,9 @@ def _read_files(path: Path | epath.Path) -> None:
 def _verdict(path: Path | epath.Path, error: Exception) -> UserError:
     """Returns the error to raise for a checkpoint that Orbax failed to read.
 
-    It is a DamagedCheckpoint, or another UserError if the files cannot be read at the moment. Orbax
-    reports files without read permission as missing. All files are therefore read again here to
-    find the cause.
+    The error is a DamagedCheckpoint, or another UserError if the files cannot be read at the
+    moment. Orbax reports files without read permission as missing. All files are therefore read
+    again here to find the cause.
     """
     while error.__cause__:
         error = error.__cause__

@@ -46,7 +46,9 @@ def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
 
 
 def rate_jobs(config: ConfigDict, folder: Path, flags: tuple[str, ...]) -> dict[float, Job]:
-    """Returns the runs that compare learning rates, by learning rate. They read no test images.
+    """Returns the runs that compare learning rates, by learning rate.
+
+    These runs read no test images.
 
     Args:
       config: config of the sweep.
@@ -78,7 +80,8 @@ def seed_jobs(
 ) -> dict[int, Job]:
     """Returns the runs at the best learning rate, by seed.
 
-    They are trained on all training images, and evaluated on the test images only at their end.
+    These runs are trained on all training images, and evaluated on the test images only at their
+    end.
     """
     values = {"optimizer.learning_rate": rate, "evaluate_every": 10**9}
     return {
@@ -90,7 +93,7 @@ def seed_jobs(
 def held_out_splits(config: ConfigDict) -> tuple[str, str]:
     """Returns the names of the split for training and of the split for comparing learning rates.
 
-    They may be slices of the same split, such as `train[:90%]` and `train[90%:]`.
+    The two splits may be slices of the same split, such as `train[:90%]` and `train[90%:]`.
 
     Raises:
       UserError: the splits share images with each other or with the test split.

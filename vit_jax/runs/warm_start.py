@@ -254,7 +254,8 @@ def _with_kept_objective(
       origin: the initialization source.
       config: config of the run.
       stored: the objective's parameters and state in the checkpoint.
-      params, state: as in `with_objective`.
+      params: shapes of the objective's parameters, nested.
+      state: shapes of the objective's state, by name.
     """
     name, changed_options = stored.name, _changed_options(config, stored)
     new, dropped = _differing_parts(config, stored, params)

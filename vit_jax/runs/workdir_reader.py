@@ -114,7 +114,7 @@ def _at(params: dict, path: str) -> jax.Array:
 def _objective_params(
     workdir: Path, config: RunOptions, manifest: dict, step: int
 ) -> ObjectiveParams | None:
-    """Returns the objective's parameters at a step. They are only loaded when they are used.
+    """Returns the objective's parameters at a step. The arrays are only loaded when they are used.
 
     Returns:
       None if other runs cannot start from parameters of this objective.

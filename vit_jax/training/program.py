@@ -344,7 +344,7 @@ def shapes_of_batch(
 
 
 def _copy(x, sharding) -> jax.Array:
-    """Copies an array to the devices of `sharding`, even if it is there already.
+    """Copies an array to the devices of `sharding`, even if the array is there already.
 
     The step donates its state's buffers, so the state must not share them with other arrays.
     """

@@ -73,9 +73,9 @@ class Layer(NamedTuple):
 def even_layers(depth: int) -> tuple[int, ...]:
     """Returns the indices, from 0, of the four encoder layers that a depth head reads.
 
-    They are the last layers of the four quarters of the encoder, such as 2, 5, 8 and 11 of 12
-    layers. With 24 layers they are 4 (not 5), 11, 17 and 23, as in DINOv2 and DINOv3. An encoder of
-    fewer than four layers has repeated indices.
+    These are the last layers of the four quarters of the encoder, such as 2, 5, 8 and 11 of 12
+    layers. With 24 layers the indices are 4 (not 5), 11, 17 and 23, as in DINOv2 and DINOv3. An
+    encoder of fewer than four layers has repeated indices.
     """
     if depth == 24:
         return 4, 11, 17, 23
@@ -362,7 +362,7 @@ def doubled(x: jax.Array) -> jax.Array:
 
 
 def _doubling(size: int) -> np.ndarray:
-    """Returns the matrix that interpolates an axis of this length to twice its length.
+    """Returns the matrix that doubles the length of an axis by linear interpolation.
 
     Its shape is `[2 * size, size]`.
     """

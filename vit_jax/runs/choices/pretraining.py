@@ -311,7 +311,7 @@ def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
 def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
     """Estimates the training time of one image in seconds.
 
-    It covers teacher and student on large crops, and the student on local crops.
+    The estimate includes teacher and student on large crops, and the student on local crops.
 
     Args:
       start: the model.

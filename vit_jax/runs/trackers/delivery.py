@@ -44,7 +44,7 @@ class Delivery:
     sent again.
 
     Args:
-      rows: rows that the run has written so far.
+      rows: rows of `metrics.jsonl` that the run has written so far.
 
     Raises:
       UserError: the first connection of a new run fails. The thread tries later connections again.

@@ -118,7 +118,9 @@ class CaptionDecoder(nnx.Module):
         """Returns the mean cross-entropy of each caption's tokens, float32 `[batch]`.
 
         Args:
-          image, tokens, parallel: as in `__call__`.
+          image: encoded patches, `[batch, patches, image_dim]`.
+          tokens: tokens of the captions, int32 `[batch, length]`.
+          parallel: bool `[batch]`. True: all tokens of the caption are predicted in parallel.
         """
         x = self(image, tokens, parallel)
         ends = tokens == self.end

@@ -176,7 +176,7 @@ def scale_invariant_losses(
 ) -> jax.Array:
     """Returns the scale-invariant loss of each image, `[batch]` (DINOv2's SigLoss, AdaBins).
 
-    It is sqrt(variance of the errors + 0.15 * (mean error)^2).
+    The loss is sqrt(variance of the errors + 0.15 * (mean error)^2).
 
     Args:
       errors: log(predicted depth) - log(true depth) of each pixel, `[batch, height, width]`.
@@ -197,7 +197,9 @@ def gradient_losses(errors: jax.Array, known: jax.Array) -> jax.Array:
     compared. Their absolute differences are summed and divided by the number of known pixels.
 
     Args:
-      errors, known: as in `scale_invariant_losses`. The errors of unknown pixels must be 0.
+      errors: log(predicted depth) - log(true depth) of each pixel, `[batch, height, width]`; 0 for
+        unknown pixels.
+      known: False for pixels to ignore, bool `[batch, height, width]`.
     """
     total = jnp.zeros(len(errors))
     for stride in STRIDES:

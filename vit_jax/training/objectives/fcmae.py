@@ -28,7 +28,8 @@ class FCMAE(HiddenPixels):
 
     Args:
       model: the ConvNeXt to train.
-      ratio, normalize_targets: as in `HiddenPixels`.
+      ratio: share of hidden patches; the number of visible patches is rounded down.
+      normalize_targets: True: each patch's pixels are normalized by the mean and std of the patch.
       dim: width of the decoder.
       blocks: number of the decoder's blocks.
       rngs: the key for initialization.

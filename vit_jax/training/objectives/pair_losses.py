@@ -81,7 +81,7 @@ def _matched(positive_logits: jax.Array, most: jax.Array, equal: jax.Array) -> j
 
 
 def _most_similar(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns each image's largest logit, and the number of texts with it; each `[images]`."""
+    """Returns each image's largest logit, and its number of texts with this logit, `[images]`."""
     most = logits.max(axis=1)
     return most, (logits >= _about(most)[:, None]).sum(axis=1, dtype=jnp.float32)
 
@@ -103,9 +103,9 @@ def _own_similarities(pairs: Pairs) -> jax.Array:
 def _all_as_negatives(mesh, images, texts, scale, keep, bias):
     """Returns three values of each image's logits with all texts, each `[images]`.
 
-    They are the sum of softplus(logit), the largest logit, and the number of texts with the largest
-    logit. The sum would be the loss of the image if all texts were negatives. The backward pass
-    recomputes the logits, because the matrix of all logits would not fit in memory.
+    The values are the sum of softplus(logit), the largest logit, and the number of texts with the
+    largest logit. The sum would be the loss of the image if all texts were negatives. The backward
+    pass recomputes the logits, because the matrix of all logits would not fit in memory.
     """
 
     def on_device(images, texts, scale, keep, bias):

@@ -117,7 +117,7 @@ def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS
 def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None) -> jax.Array:
     """Returns the KoLeo loss of each image, `[batch]`: -log(distance to the nearest other image).
 
-    It is Kozachenko and Leonenko's entropy estimator, negated (1806.03198, section 3.1).
+    The loss is Kozachenko and Leonenko's entropy estimator, negated (1806.03198, section 3.1).
 
     Args:
       x: features, `[batch, features]`.

@@ -187,7 +187,7 @@ class Segmentation(Objective):
         return class_legend(labels.tolist(), class_names)
 
     def _targets(self, batch: Batch) -> Targets:
-        """Returns the true masks of each image, one for each class in it."""
+        """Returns the true masks of each image, one for each class in the image."""
         most = self.head.queries.shape[0]
         return jax.vmap(lambda mask: targets_of(mask, self.classes, most))(batch[MASK])
 
