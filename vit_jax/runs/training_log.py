@@ -166,7 +166,7 @@ class TrainLog:
         return line
 
     def account(self, step: int) -> None:
-        """Writes the seconds so far to `metrics.jsonl`, for the total of a later start of the run."""
+        """Writes the seconds so far to `metrics.jsonl`; a later start of the run adds its own."""
         if self._writer:
             self._writer.write(step, self._ledger.row())
 
