@@ -144,7 +144,7 @@ def dense_measurements(
       options: the suite's options.
       metrics: names of the metrics.
       open_set: function that opens the test images of a data set.
-      measured: function that computes the rows of a data set.
+      measured: function that computes the result rows (metrics) of a data set.
       example: example of `--set` with a description, for the error message.
       identity: function that returns the fingerprint of a data set; None: the fingerprint of the
         test images.

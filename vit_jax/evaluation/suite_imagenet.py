@@ -84,7 +84,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """
 
     def rows(names: Sequence[str], predictions, labels, crop: TestCrop) -> list[Row]:
-        """Returns the result rows of a test set: top-1, and with two `names` also top-5."""
+        """Returns the result rows of a test set: top-1, and top-5 if there are two `names`."""
         scored = sets.accuracy(predictions, labels)
         note = "; ".join(filter(None, (str(crop), head(subject).note)))
         return [

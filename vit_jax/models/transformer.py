@@ -149,8 +149,8 @@ class Attention(nnx.Module):
           mask: bool `[batch, queries, tokens]`. The last `queries` tokens attend only to tokens for
             which the mask is True, and all other tokens attend to all tokens. A mask cannot be
             combined with positions that are added to the scores. None: no mask.
-          sizes: `[batch, tokens, 1]`, the number of equal tokens for which each token stands
-            (ToMe's proportional attention). None: one each.
+          sizes: `[batch, tokens, 1]`, the number of original tokens that were merged into each
+            token (ToMe's proportional attention). None: no token was merged.
         """
         query, key, value = (named("heads", part) for part in self.project(x, read))
         if self.query_norm is not None:

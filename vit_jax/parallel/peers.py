@@ -38,9 +38,8 @@ class Peers:
     """The processes of a run. An instance of this base class is a run with one process.
 
     Instances are context managers. At the end of the context all processes wait for each other. If
-    an
-    exception leaves the context, all processes end: the leader prints a line that names the failed
-    process, and the exit code is 2 for a UserError, else 1.
+    an exception leaves the context, all processes end: the leader prints a line that names the
+    failed process, and the exit code is 2 for a UserError, else 1.
 
     Attributes:
       index: index of this process; 0 is the leader.

@@ -72,7 +72,7 @@ def _overview(runs: Sequence[RunFiles], several: bool) -> list[list[str]]:
 
     Args:
       runs: files of the runs.
-      several: True: the runs have different titles, so the titles are a row.
+      several: True: the runs have different titles, and the table has a row with the titles.
     """
     keys = dict.fromkeys(
         key

@@ -21,7 +21,7 @@ KINDS = {
 class Ledger:
     """Timer that counts the seconds of each kind of work in `KINDS`.
 
-    At any time one kind is running.
+    At any time, seconds are counted for one of the kinds, the current kind.
 
     Args:
       started: `time.time()` when the command began.

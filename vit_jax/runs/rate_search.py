@@ -205,7 +205,7 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
 
 
 def changed(path: Path, flags: tuple[str, ...], values: dict[str, Any]) -> Job:
-    """Returns a run with these flags and config values."""
+    """Returns the job of a run in the workdir `path`, with these flags and config values."""
     return Job(path, (*flags, *(f"--config.{key}={value}" for key, value in values.items())))
 
 
@@ -239,7 +239,7 @@ def claim(folder: Path, config: ConfigDict) -> None:
 def write(
     folder: Path, rates: dict[float, Outcome], best: float, seeds: dict[int, Outcome]
 ) -> None:
-    """Writes results.md, results.json and results.png, and prints the table."""
+    """Writes a sweep's results to results.md, results.json and results.png; prints the table."""
     lines = ["| run | learning rate | images | accuracy |", "|---|---|---|---|"]
     for rate, result in rates.items():
         lines.append(f"| held-out training images | {rate:g} | {cells(result)} |")

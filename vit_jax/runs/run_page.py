@@ -99,7 +99,7 @@ class RunFiles(NamedTuple):
 
     @property
     def kept_step(self) -> int | None:
-        """Step of the best parameters, if the run ended with them; None: it ended with the last."""
+        """Step of the best parameters, if the run kept these; None: it kept the last parameters."""
         return next((row["kept/step"] for row in reversed(self.rows) if "kept/step" in row), None)
 
     @property

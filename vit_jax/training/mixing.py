@@ -36,8 +36,8 @@ def augment(
       batch: `image` uint8 `[batch, height, width, 3]` and `labels` int32 `[batch, max_labels]`.
       key: random key of the step.
       flip: whether images are flipped.
-      flips: for each view, a name that is folded into the random key of its flips. Views with the
-        same name are flipped together.
+      flips: name of the random flip of each view. The name is folded into the random key, so views
+        with the same name are flipped together.
       spatial: entries of the batch that must be flipped together with `image`, such as masks. Each
         value is the entry's kind, `map` or `boxes`.
       erasing: probability that an image gets a random rectangle of noise.

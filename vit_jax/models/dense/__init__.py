@@ -35,7 +35,7 @@ def make_head(
       options: the section `segmentation` of the config.
       model: the image model, which may be abstract.
       num_classes: number of pixel classes.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: the head does not support the model.

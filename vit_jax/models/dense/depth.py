@@ -89,7 +89,7 @@ class DepthHead(nnx.Module):
       options: the section `depth` of the config.
       model: the image model.
       num_layers: number of encoder layers to read: 1 (the last layer) or 4.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: `num_layers` is 4 and the model is no ViT, or `options.class_token` is True and the
@@ -196,7 +196,7 @@ class LinearDepth(DepthHead):
     Args:
       options: the section `depth` of the config.
       model: the image model. If it has stages, as a Swin has, the head reads the last stage.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: the config requests four layers and the model is no ViT, or it requests the class
@@ -237,7 +237,7 @@ class DPT(DepthHead):
     Args:
       options: the section `depth` of the config.
       model: the image model.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: the model is no ViT, or the config requests the class token and the model has none.
@@ -362,7 +362,7 @@ def doubled(x: jax.Array) -> jax.Array:
 
 
 def _doubling(size: int) -> np.ndarray:
-    """Returns the matrix that doubles the length of an axis by linear interpolation.
+    """Returns the matrix `[2 * size, size]` that doubles an axis by linear interpolation.
 
     Its shape is `[2 * size, size]`.
     """
@@ -381,7 +381,7 @@ def depth_head(
     Args:
       options: the section `depth` of the config.
       model: the image model, which may be abstract.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: the head does not support the model.

@@ -34,7 +34,7 @@ class DetectionHead(nnx.Module):
       queries: number of predicted objects; at most the number of positions of the pyramid.
       depth: number of decoder layers. 0: there is no decoder, and the head predicts the proposals.
       masks: also predict a mask of each object.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
       rngs: random keys for initialization.
     """
 

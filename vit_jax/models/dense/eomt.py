@@ -61,7 +61,7 @@ class EoMT(nnx.Module):
         counted.
       queries: number of queries.
       layers: number of layers, at the end of the encoder, that process the queries.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: the model is no plain ViT, or has fewer layers than `layers`.

@@ -23,7 +23,7 @@ class LinearHead(nnx.Module):
       model: the image model.
       num_classes: number of classes.
       dropout: dropout rate of channels.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class Segmenter(DenseModel):
         """Returns the score of each class at each position of the head.
 
         Args:
-          images: images of the model's size, as in `ImageModel.__call__`.
+          images: images of the model's size: uint8, floats in [-1, 1], or PIL images.
 
         Returns:
           Scores, float32 `[batch, rows, columns, classes]`. The predicted class of a position is
@@ -33,7 +33,7 @@ class Segmenter(DenseModel):
         moves along the long side; see `vit_jax.models.dense.windows`.
 
         Args:
-          images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
+          images: paths, PIL images or uint8 arrays of any size, as in `ImageModel.predict`.
           whole: resize the whole image to the model's image size, ignoring its aspect ratio,
             instead of using windows.
 

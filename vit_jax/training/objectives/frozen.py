@@ -27,8 +27,8 @@ class TeacherSpec(NamedTuple):
         parameters of this objective.
       make_heads: function that creates the frozen model's heads; the frozen model is then a
         `WithHeads`. The function's arguments are the options of the objective in the checkpoint,
-        and the shapes of the objective's parameters and state, by path. A head's parameter with
-        the name of a state item has the value of this item.
+        and the shapes of the objective's parameters and state, by path. A head's parameter with the
+        name of a state item gets this item's value.
     """
 
     source: str

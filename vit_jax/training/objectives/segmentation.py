@@ -164,7 +164,8 @@ class Segmentation(Objective):
         Classes that occur neither in the masks nor in the predictions are ignored.
 
         Args:
-          outputs: `areas` int32 `[images, classes, 3]`.
+          outputs: `areas`, the result of `class_areas` for all images, int32
+            `[images, classes, 3]`.
         """
         shared, predicted, true = np.moveaxis(outputs["areas"].sum(0, np.int64), -1, 0)
         union = predicted + true - shared
