@@ -240,8 +240,10 @@ def image_matches(
     Crowds are not counted. Predictions that match a crowd are not counted either.
 
     Args:
-      detections, objects, classes, masks: as in `coco_metrics`. All predictions are counted,
-        whatever their score.
+      detections: predicted objects of each image. All of them are counted, whatever their score.
+      objects: true objects of each image. They must have masks if `masks` is True.
+      classes: number of classes.
+      masks: True: compare masks. False: compare boxes.
 
     Raises:
       UserError: pycocotools is not installed.

@@ -242,7 +242,7 @@ def top_of(top: int | None, threshold: float | None, num_classes: int, default: 
 
 
 def reaching(threshold: float | None, probabilities: np.ndarray) -> int:
-    """Returns how many of the probabilities are at least the threshold.
+    """Counts the probabilities that are at least `threshold`.
 
     Args:
       threshold: the minimum probability; None: all probabilities are counted.
@@ -309,7 +309,7 @@ def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
 
 
 def transfer_crop(image_size: int | tuple[int, int], **how: str) -> TestCrop:
-    """Returns the transform of the few-shot protocol.
+    """Returns the evaluation transform of the few-shot protocol.
 
     For models with 224 x 224 pixels, images are resized to 256 x 256 and cropped to the central 224
     x 224 pixels. For other image sizes, the ratio is the same.

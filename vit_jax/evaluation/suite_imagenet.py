@@ -100,7 +100,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         )
 
     def of_validation(subject: Subject, source: Source) -> list[Row]:
-        """Returns the rows for original labels (column 0) and ReaL labels (all other columns)."""
+        """Returns result rows for original labels (column 0) and ReaL labels (other columns)."""
         seen = predict(subject, source, crop)
         reals = rows(["ReaL"], seen.values, seen.labels[:, 1:], crop) if real else []
         return rows(OWN, seen.values, seen.labels[:, :1], crop) + reals

@@ -82,7 +82,7 @@ class About:
     def predict(
         self, model: "ImageModel", images: Any, top: int | None, threshold: float | None
     ) -> list[Prediction]:
-        """Returns the most likely classes of images; see `ImageModel.predict`."""
+        """Returns the most likely classes of images (for arguments see `ImageModel.predict`)."""
         raise UserError(
             "this model is not of a checkpoint, and has not been trained: see vit_jax.load_model"
         )

@@ -19,7 +19,7 @@ CUT_STD = 0.87962566103423978  # Standard deviation of a standard normal truncat
 
 
 def normal(std: float) -> Initializer:
-    """Returns an initializer that draws from a normal distribution around 0."""
+    """Returns an initializer that draws from a normal distribution with mean 0 and std `std`."""
 
     def draw(generator, out):
         generator.standard_normal(out=out, dtype=np.float32)

@@ -553,7 +553,7 @@ def windows(
 
 
 def _check_together(options: SwinOptions) -> None:
-    """Raises UserError for arguments that contradict one another."""
+    """Raises UserError if arguments contradict one another."""
     stages = len(options.blocks)
     for name in ("stage_heads", "pretrained_windows", "window"):
         values = getattr(options, name)

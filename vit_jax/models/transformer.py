@@ -70,7 +70,7 @@ class Stack:
 
 
 def make_norm(dim: int, stack: Stack, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
-    """Returns a norm of the stack's kind and epsilon; its statistics are float32."""
+    """Returns a norm with the type and epsilon of `stack`; statistics are computed in float32."""
     kind = dict(layer=nnx.LayerNorm, rms=nnx.RMSNorm)[stack.norm]
     return kind(dim, epsilon=stack.epsilon, dtype=stack.dtype, rngs=rngs)
 

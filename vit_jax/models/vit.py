@@ -658,7 +658,7 @@ def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
 
 
 def _check_together(options: ViTOptions, stride: int) -> None:
-    """Raises UserError for arguments that contradict one another.
+    """Raises UserError if arguments contradict one another.
 
     Args:
       options: the model's options.

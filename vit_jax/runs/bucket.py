@@ -74,7 +74,7 @@ class Bucket:
             self._files.rm_file(f"{self._root}/{name}")
 
     def names(self) -> list[str]:
-        """Returns the names of all objects that start with the URL."""
+        """Returns the names of all objects below the URL."""
         with self._named_errors():
             return [name[len(self._root) + 1 :] for name in self._files.find(self._root)]
 

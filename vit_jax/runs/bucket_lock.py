@@ -35,7 +35,7 @@ class Sign(NamedTuple):
 
 
 class BucketLock:
-    """Lock on the workdir in a bucket; a context manager.
+    """Context manager that holds the lock on the workdir in a bucket.
 
     Args:
       log: callback for messages about a takeover and about waiting for another process.

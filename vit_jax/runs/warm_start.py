@@ -436,7 +436,7 @@ def matched_head(
 
 
 def _reordered(read: Callable[[], np.ndarray], order: np.ndarray) -> np.ndarray:
-    """Returns a parameter of a head with its last axis, the classes, in the order `order`."""
+    """Reorders the last axis of a head's parameter, the classes, by the indices `order`."""
     return np.asarray(read())[..., order]
 
 

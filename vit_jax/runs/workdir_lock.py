@@ -47,7 +47,7 @@ class Holder(NamedTuple):
 
 
 class Lock:
-    """Lock on `workdir`, a folder; a context manager.
+    """Context manager that holds the lock on the workdir in the folder `workdir`.
 
     Args:
       log: callback for messages about a takeover and about waiting for another process.

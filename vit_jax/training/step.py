@@ -399,7 +399,7 @@ def _prepare(objective, objective_params, mesh, batch, key, numbers) -> dict[str
 def _loss(
     graphdef, objective, mesh, params, objective_params, batch, context: StepContext, alone=False
 ) -> Loss:
-    """Computes the objective's loss, with activations sharded as in `parallel/sharding.py`.
+    """Computes the objective's loss, with activations sharded as in the table `ACTIVATIONS`.
 
     Args:
       alone: the call is inside a `shard_map`, and `batch` is only this device's part of the batch.

@@ -120,7 +120,8 @@ def of_kind(kind: str, path: str) -> DataAt:
 def _of_csv(path: str) -> DataAt:
     """Returns the data set of a CSV, or of a folder of CSVs.
 
-    For a CSV, the attribute `words` contains the number of rows of each split.
+    For a CSV with a column of splits, the attribute `words` contains the number of rows of each
+    split.
     """
     words, splits = "a CSV of files and labels", tuple(split_files(path))
     if os.path.isdir(path):
@@ -133,11 +134,12 @@ def _of_csv(path: str) -> DataAt:
 
 
 def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
-    """Returns the data set of CSVs in a folder that list images; None: there are no such CSVs.
+    """Returns the data set of the CSVs in a folder; None: the folder has no CSVs that list images.
 
     Args:
       path: the folder.
-      folders: names of the folders in it. If these are names of splits, the result is None.
+      folders: names of the folders in it. If some are names of splits, CSVs without the name of a
+        split are ignored.
     """
     if splits := tuple(split_files(path)):
         return DataAt("csv", path, splits, "CSVs of files and labels")

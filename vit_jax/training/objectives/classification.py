@@ -109,7 +109,7 @@ class Classification(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the model alone, as published numbers do."""
+        """Counts the multiply-adds of one image in the model, as in published numbers."""
         return count_multiply_adds(model)
 
 

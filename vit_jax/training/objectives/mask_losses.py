@@ -108,7 +108,7 @@ def sample(maps: jax.Array, points: jax.Array) -> jax.Array:
 
 
 def sample_targets(targets: Targets, points: jax.Array) -> jax.Array:
-    """Interpolates the true masks of an image at points, as in `sample`.
+    """Interpolates the true masks of an image bilinearly at points, with zero padding.
 
     The result is float32 `[targets, points]`.
     """

@@ -271,7 +271,7 @@ class Objective(nnx.Module):
         raise NotImplementedError
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Computes metrics over a whole split; the keys are those of `split_metrics`.
+        """Computes metrics over a whole split, with the names in `split_metrics`.
 
         Args:
           outputs: `Loss.outputs` of all readable images of the split.
