@@ -21,7 +21,7 @@ from vit_jax.evaluation.suite import (
 )
 from vit_jax.evaluation.suite_fewshot import SETS
 
-# Name of each row of a data set: the metric's attribute in `DepthMetrics`, and its unit.
+# Name of a result row -> attribute of the metric in `DepthMetrics`, and unit.
 METRICS = {
     **{"RMSE": ("rmse", "m"), "AbsRel": ("abs_rel", ""), "log10": ("log10", "")},
     **{f"delta{power}": (f"delta{power}", "%") for power in (1, 2, 3)},

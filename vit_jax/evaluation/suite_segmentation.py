@@ -36,7 +36,7 @@ from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.recipes import segmentation
 
 TASK = "segmentation"
-# Name of each row of a data set: the metric's attribute in `SegmentationMetrics`.
+# Name of a result row -> attribute of the metric in `SegmentationMetrics`.
 METRICS = {"mIoU": "miou", "mean accuracy": "mean_accuracy", "pixel accuracy": "pixel_accuracy"}
 
 

@@ -93,7 +93,7 @@ class Common(NamedTuple):
         )
 
 
-# As in the authors' code; its truncation at -2 and 2 has no effect at this std.
+# Like the authors' initializer, whose truncation at -2 and 2 has no effect at this std.
 _small = initializers.normal(0.02)
 
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 Initializer = Callable[..., jax.Array]  # (key, shape, dtype)
-# Numbers drawn at once: a block that fits in the processor's cache.
+# Number of values that are drawn at once. A block of this size fits in the processor's cache.
 BLOCK = 2**16
 CUT_STD = 0.87962566103423978  # Standard deviation of a standard normal truncated at -2 and 2.
 

@@ -57,7 +57,7 @@ RATIO = 4  # Width of the MLP's hidden layer, relative to the block's width.
 EPSILON = 1e-5  # Epsilon of the layer norms.
 # Added to the score of two positions that are in one window only because of the cyclic shift.
 MASKED = -100.0
-# Initial and maximum logarithm of V2's factor on cosines.
+# Initial and maximum value of the logarithm of the factor that multiplies V2's cosines.
 FIRST_SCALE, MOST_SCALE = math.log(10), math.log(100)
 UNITS = 512  # Width of the hidden layer of V2's MLP for position biases.
 MOST_BIAS = 16.0  # Maximum of V2's position bias.

@@ -75,7 +75,7 @@ def _merging(keys: jax.Array, patches: slice, count: int) -> Callable[[jax.Array
     similarities = jnp.einsum("bec,boc->beo", even, odd, precision="highest")
     _, order = jax.lax.top_k(similarities.max(axis=-1), even.shape[1])
     merged, kept = order[:, :count, None], order[:, count:, None]
-    if patches.start:  # Without tokens before the patches, the authors' code leaves them unsorted.
+    if patches.start:  # The authors' code sorts the other patches only after prefix tokens.
         kept = -jax.lax.top_k(-kept[..., 0], kept.shape[1])[0][..., None]
     targets = jnp.take_along_axis(similarities.argmax(axis=-1)[..., None], merged, axis=1)
     receives = (targets == jnp.arange(odd.shape[1])).astype(jnp.float32)

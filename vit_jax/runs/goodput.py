@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-# Kinds of time and their descriptions. The goodput is the share of the kind `train`.
+# Kinds of work and their descriptions. The goodput is the share of the time of the kind `train`.
 KINDS = {
     "train": "training",
     "start": "starting and compiling",

@@ -25,7 +25,7 @@ from vit_jax.runs.splits import MANY, open_splits
 from vit_jax.runs.warm_start import has_resnet
 from vit_jax.training.objectives import objective_of
 
-SWEEP = "sweep.json"  # File with the sweep's config. It prevents that sweeps share a folder.
+SWEEP = "sweep.json"  # File with the sweep's config. Two sweeps cannot share a folder.
 
 
 def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:

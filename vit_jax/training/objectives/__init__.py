@@ -22,8 +22,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
     name: import_module(f"{__name__}.{name}").OBJECTIVE for name in OBJECTIVE_NAMES
 }
 
-# Number of steps for calls that only need the shapes of an objective's parameters. It is longer
-# than every schedule, so no check of a schedule's length fails.
+# Number of steps for calls that only need the shapes of an objective's parameters. The number is
+# larger than the length of every schedule, so no check of a schedule fails.
 ENDLESS = 2**31 - 1
 
 # The objective class that was passed to `vit_jax.train`. Other threads do not see it.
