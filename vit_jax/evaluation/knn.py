@@ -99,7 +99,7 @@ def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
     """Compiles the weighted vote of each test image's nearest training images.
 
     The compiled function returns the number of correctly classified images for each number of
-    neighbours in `counts`. These must be in ascending order.
+    neighbours in `counts`. The numbers in `counts` must be in ascending order.
     """
 
     def count(similarity, classes, labels, temperature):

@@ -16,14 +16,14 @@ Rows = Mapping[tuple[str, str], Row]  # (name of the suite, name of the row) -> 
 
 
 class Results:
-    """The results of one checkpoint in a folder. The method `put` saves them.
+    """The results of one checkpoint in a folder. The method `put` saves the results.
 
     Args:
       folder: folder of the results.
       checkpoint: name of the checkpoint.
       description: description of the model.
       version: step of the checkpoint, and hash of its content. If the folder has rows of another
-        version, they are removed.
+        version, these rows are removed.
 
     Attributes:
       outdated: message that lists the removed metrics.
@@ -200,7 +200,7 @@ def formatted(row: Row, sign: bool = False) -> str:
     """Formats a metric with its std and unit.
 
     Args:
-      row: the row.
+      row: the row to format.
       sign: True: append the per cent sign to percentages.
     """
     if row.accuracy is None:

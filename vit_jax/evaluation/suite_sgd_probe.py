@@ -86,7 +86,7 @@ def row(
 ) -> Row:
     """Returns the row of the result table for a feature set.
 
-    The choice "best" means the feature set with the best validation accuracy.
+    If `choice` is "best", the row shows the feature set with the best validation accuracy.
     """
 
     def on_held_out(name: str) -> float:

@@ -48,7 +48,7 @@ class Opened(NamedTuple):
     """Opened test images, and the names of their classes.
 
     Attributes:
-      note: description of the source of the class names; empty: they are the data set's.
+      note: description of the source of the class names; empty: the class names are the data set's.
     """
 
     source: Source

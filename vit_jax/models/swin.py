@@ -67,8 +67,8 @@ class QueryKeyValue(nnx.Module):
     """Projection of each position to query, key and value, in one product.
 
     Args:
-      key_bias: the projection to keys has a bias. It is False in V2, where a bias would change the
-        cosines of queries and keys.
+      key_bias: True if the projection to keys has a bias. False in V2, where a bias would change
+        the cosines of queries and keys.
     """
 
     def __init__(self, stack: Stack, key_bias: bool, rngs: nnx.Rngs):

@@ -380,7 +380,8 @@ class AxialBlock(nnx.Module):
 class WindowBlock(EncoderBlock):
     """An encoder layer within each square window of the grid (ViTDet; Li et al., 2203.16527).
 
-    It has the same parameters as an `EncoderBlock`. The grid is padded with zeros to whole windows.
+    The layer has the same parameters as an `EncoderBlock`. The grid is padded with zeros to whole
+    windows.
     The padding is not masked: other tokens attend to it. (detectron2 pads after the first norm.)
     """
 

@@ -97,8 +97,8 @@ def assemble(
 
     Args:
       config: config of the run.
-      peers: the run's processes. Their data are compared and must be equal. None: only this
-        process.
+      peers: the run's processes. The data of all processes are compared and must be equal. None:
+        only this process.
       on_phase: callback that receives the name of each phase that may take long.
       overrides: API overrides, which replace values of the config.
       steps: length of the run; None: the config's length.

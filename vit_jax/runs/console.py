@@ -90,7 +90,7 @@ class MetricWriter:
         first_step: int,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
-        """Opens the file and removes the rows after `first_step`.
+        """Opens `metrics.jsonl` and removes the rows after `first_step`.
 
         A killed run wrote these rows, and this run writes them again.
 

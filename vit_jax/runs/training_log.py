@@ -178,7 +178,7 @@ class TrainLog:
 
 
 class Suspicion:
-    """Detects implausible metrics at the start of a run. They are a sign of wrong labels.
+    """Detects implausible metrics at the start of a run. Such metrics are a sign of wrong labels.
 
     Args:
       classes: number of classes in the training split; 0: there are no labels.

@@ -290,7 +290,7 @@ def still_held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
     Args:
       holder: the process in the lock file.
       inode: inode of the lock file.
-      locked: result of `_locked`.
+      locked: whether a process holds the file's `flock`; None: `flock` is not supported.
     """
     if holder.boot != _boot():
         return None

@@ -402,7 +402,8 @@ def _loss(
     """Computes the objective's loss, with activations sharded as in the table `ACTIVATIONS`.
 
     Args:
-      alone: the call is inside a `shard_map`, and `batch` is only this device's part of the batch.
+      alone: True if the call is inside a `shard_map`, and `batch` is only this device's part of the
+        batch.
     """
     platform = mesh.devices.flat[0].platform
     if alone:

@@ -1,6 +1,6 @@
 """A head that predicts a set of objects: proposals at each position, refined by a decoder.
 
-It is a DETR (Carion et al., 2005.12872) in the two-stage form of Deformable DETR (Zhu et al.,
+The head is a DETR (Carion et al., 2005.12872) in the two-stage form of Deformable DETR (Zhu et al.,
 2010.04159), with plain attention, no anchors and no non-maximum suppression. The queries are the
 positions with the highest class scores, and each layer of the decoder refines their boxes.
 """

@@ -301,9 +301,9 @@ class DINO(Objective):
           student's features are used.
         - `teacher_entropy` and `student_entropy` are the mean entropies of the distributions.
         - `kl` is the KL divergence of the student from the teacher.
-        - `prototypes_used` is the perplexity of the teacher's mean distribution. It goes to 1 if
-          all images have the same prototype.
-        - `views_matched` is the result of the function of this name. It rises as the model
+        - `prototypes_used` is the perplexity of the teacher's mean distribution. The perplexity
+          goes to 1 if all images have the same prototype.
+        - `views_matched` is the result of the function of this name. This metric rises as the model
           improves.
 
         Args:

@@ -29,7 +29,8 @@ class FCMAE(HiddenPixels):
     Args:
       model: the ConvNeXt to train.
       ratio: share of hidden patches; the number of visible patches is rounded down.
-      normalize_targets: True: each patch's pixels are normalized by the mean and std of the patch.
+      normalize_targets: True: each patch's target pixels are normalized by the mean and std of the
+        patch.
       dim: width of the decoder.
       blocks: number of the decoder's blocks.
       rngs: the key for initialization.
