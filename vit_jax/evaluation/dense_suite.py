@@ -1,6 +1,6 @@
 """Shared code of the suites `segmentation`, `depth` and `detection`.
 
-It opens data sets and predicts masks, depths or boxes at the images' original size.
+This module opens data sets and predicts masks, depths or boxes at the images' original size.
 """
 
 import functools
@@ -26,8 +26,8 @@ TESTED = ("test", *DEV)
 def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
     """Completes a data set of the flag `--set` with its source kind, folder and split.
 
-    If the user names no split, the first split in `TESTED` that the data set has is used. If it has
-    none of them, the data set's first split is used.
+    If the user names no split, the first split in `TESTED` that the data set has is used. If the
+    data set has no split in `TESTED`, its first split is used.
 
     Args:
       described: the data set.
@@ -144,7 +144,7 @@ def dense_measurements(
       options: the suite's options.
       metrics: names of the metrics.
       open_set: function that opens the test images of a data set.
-      measured: function that computes the rows of a data set.
+      measured: function that computes the result rows (metrics) of a data set.
       example: example of `--set` with a description, for the error message.
       identity: function that returns the fingerprint of a data set; None: the fingerprint of the
         test images.

@@ -39,7 +39,7 @@ from vit_jax.published.prompts import imagenet_prompts
 from vit_jax.small_files import read_lines
 
 IMAGENET = "imagenet"  # Value of options: CLIP's class names and prompt templates for ImageNet.
-CLIP_NAMES = "CLIP's class names"  # Note of a row that was computed with these names.
+CLIP_NAMES = "CLIP's class names"  # Note in a result row that uses CLIP's names.
 TOP = 5
 MOST_COMPARED = 2**22  # Maximum number of similarities in memory.
 
@@ -48,7 +48,7 @@ class Opened(NamedTuple):
     """Opened test images, and the names of their classes.
 
     Attributes:
-      note: description of the source of the class names; empty: they are the data set's.
+      note: description of the source of the class names; empty: the class names are the data set's.
     """
 
     source: Source
@@ -225,7 +225,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def names_of(described: DataSet) -> tuple[str, ...]:
-    """Returns the names of the rows for a data set: top-1 and top-5."""
+    """Returns the names of a data set's result rows, such as `pets, top-1` and `pets, top-5`."""
     return f"{described.name}, top-1", f"{described.name}, top-{TOP}"
 
 

@@ -1,4 +1,4 @@
-"""Text embeddings of an image-text model. Its parameters may change, as during training."""
+"""Text embeddings of an image-text model, whose parameters may change, as during training."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -49,7 +49,7 @@ class TextEncoder:
         self._loaded: tuple[Callable, dict] | None = None
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns embeddings of length 1, float32 `[texts, dim]`. All processes get all of them."""
+        """Returns embeddings of length 1, float32 `[texts, dim]`, of all texts in every process."""
         if self._loaded is None:
             graphdef, params, shardings = self._load()
             self._loaded = self._compiled(graphdef, shardings), params

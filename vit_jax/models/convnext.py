@@ -62,7 +62,7 @@ class Common(NamedTuple):
     centred: bool
 
     def norm(self, channels: int, rngs: nnx.Rngs) -> nnx.Module:
-        """Returns a norm over the channels; its statistics are float32."""
+        """Returns a norm over the channels; its statistics are computed in float32."""
         if not self.centred:
             return DeviationNorm(channels, self.epsilon)
         return nnx.LayerNorm(channels, epsilon=self.epsilon, dtype=self.dtype, rngs=rngs)
@@ -93,7 +93,7 @@ class Common(NamedTuple):
         )
 
 
-# As in the authors' code; its truncation at -2 and 2 has no effect at this std.
+# Like the authors' initializer, whose truncation at -2 and 2 has no effect at this std.
 _small = initializers.normal(0.02)
 
 
@@ -101,7 +101,7 @@ class ResponseNorm(nnx.Module):
     """Global response normalization (GRN; Woo et al., 2023).
 
     Each channel is multiplied by its L2 norm over the image, divided by the mean norm of all
-    channels.
+    channels. The product is scaled and shifted by learned parameters, and added to the input.
     """
 
     def __init__(self, channels: int):
@@ -270,8 +270,9 @@ class ConvNeXt(ImageModel):
         """Returns the features of each stage, the finest first.
 
         Args:
-          keep: indices of the kept patches, as in `features_of`. Only the features of these patches
-            are returned, stacked vertically (see `KeptPatches`). None: all patches.
+          keep: raster indices of each image's kept patches, int32 `[batch, kept]`. Only the
+            features of these patches are returned, stacked vertically (see `KeptPatches`). None:
+            all patches.
         """
         options = self.options
         _check_size(jnp.shape(images)[1:3], len(options.blocks))
@@ -326,7 +327,7 @@ def _divisible(channels: int) -> int:
 
 
 def _check_together(options: ConvNeXtOptions) -> None:
-    """Raises UserError for arguments that contradict one another."""
+    """Raises UserError if arguments contradict one another."""
     blocks, widths = len(options.blocks), len(options.widths)
     if blocks != widths:
         raise UserError(

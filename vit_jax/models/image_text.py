@@ -67,7 +67,7 @@ class ImageTextModel(nnx.Module):
         """Returns embeddings of length 1, float32 `[images, dim]`, of preprocessed images.
 
         Args:
-          images: as in `ImageModel.__call__`.
+          images: images of the image tower's size: uint8, floats in [-1, 1], or PIL images.
         """
         return unit(self.image(images).astype(jnp.float32))
 

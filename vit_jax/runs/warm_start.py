@@ -217,7 +217,8 @@ def _training_defaults(options: ImageOptions) -> dict[str, Any]:
 def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict) -> Origin:
     """Adds the objective's parameters in the checkpoint to the initialization source.
 
-    A line in `Origin.notes` describes whether they are read from the checkpoint or random.
+    A line in `Origin.notes` describes whether the run's objective starts from these parameters or
+    at random.
 
     Args:
       origin: the initialization source.
@@ -253,7 +254,8 @@ def _with_kept_objective(
       origin: the initialization source.
       config: config of the run.
       stored: the objective's parameters and state in the checkpoint.
-      params, state: as in `with_objective`.
+      params: shapes of the objective's parameters, nested.
+      state: shapes of the objective's state, by name.
     """
     name, changed_options = stored.name, _changed_options(config, stored)
     new, dropped = _differing_parts(config, stored, params)
@@ -434,7 +436,7 @@ def matched_head(
 
 
 def _reordered(read: Callable[[], np.ndarray], order: np.ndarray) -> np.ndarray:
-    """Returns a parameter of a head with its last axis, the classes, in the order `order`."""
+    """Reorders the last axis of a head's parameter, the classes, by the indices `order`."""
     return np.asarray(read())[..., order]
 
 

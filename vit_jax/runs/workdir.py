@@ -161,8 +161,8 @@ def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int
     Args:
       workdir: the run's workdir.
       saved: the saved run.
-      config: this config.
-      steps: number of steps of this config.
+      config: the new config.
+      steps: number of steps of the new config.
     """
     differing = configs.differences(configs.to_json(saved.config), config)
     if not differing:

@@ -61,7 +61,7 @@ class EoMT(nnx.Module):
         counted.
       queries: number of queries.
       layers: number of layers, at the end of the encoder, that process the queries.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: the model is no plain ViT, or has fewer layers than `layers`.
@@ -162,7 +162,7 @@ class EoMT(nnx.Module):
         return masks, self.classifier(queries).astype(jnp.float32)
 
     def scores(self, outputs: dict[str, Any]) -> jax.Array:
-        """Returns the score of each class at each place, float32 `[batch, rows, columns, classes]`.
+        """Returns the class scores of each position, float32 `[batch, rows, columns, classes]`.
 
         The score of a class is the sum, over all queries, of the query's mask probability times its
         class probability.

@@ -2,7 +2,7 @@
 
 The recipe is LP-FT (Kumar et al., 2022). First a linear probe is fitted, which initializes the
 head. Then all layers are trained with AdamW, at a low learning rate with layer-wise decay. The
-parameters with the best dev accuracy are kept. These may be the linear probe's.
+parameters with the best dev accuracy are kept, which may be those of the linear probe.
 """
 
 import math

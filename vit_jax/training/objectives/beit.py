@@ -82,8 +82,8 @@ class BEiT(BlockMasked):
         """Returns the number of the tokenizer's codes.
 
         Raises:
-          UserError: the frozen model has no codes, or its grid of codes differs from the model's
-            patches.
+          UserError: the frozen model is not a tokenizer, or its grid of codes differs from the
+            model's grid of patches.
         """
         if not isinstance(frozen, CodeModel) or frozen.head is None:
             raise UserError(

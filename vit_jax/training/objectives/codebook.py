@@ -1,7 +1,7 @@
 """Codebook of unit vectors: nearest codes, and updates of the codes.
 
-The functions compare the global batch with a part of the codes at a time. The similarities of all
-patches with all codes would take gigabytes.
+The functions process the codes in groups of `AT_ONCE`. The similarities of all patches of a global
+batch with all codes would take gigabytes.
 """
 
 import jax

@@ -75,8 +75,8 @@ class SampledMasks(NamedTuple):
 class Detection(Objective):
     """Detection by a set of predictions; each true object is matched with one prediction.
 
-    The loss is computed for the proposals and for each decoder layer, and added up. It is a sum of
-    these terms:
+    The proposals and each decoder layer have a loss, and these losses are added. Each loss is a sum
+    of these terms:
 
     - 2 times the focal loss of all predictions,
     - 5 times the L1 distance of the matched boxes,
@@ -84,8 +84,8 @@ class Detection(Objective):
     - with masks, 5 times the cross-entropy and 5 times the dice loss of the matched masks at
       sampled points (`mask_losses.py`).
 
-    In training the loss is divided by the batch's mean number of objects per image. In evaluation
-    it is divided by the image's number of objects, at least 1.
+    In training the loss of an image is divided by the batch's mean number of objects per image. In
+    evaluation it is divided by the image's own number of objects, at least 1.
 
     Args:
       head: the head that predicts the set.
@@ -324,7 +324,7 @@ def matched_mask_losses(embeddings: jax.Array, masks: SampledMasks) -> tuple[jax
 
 
 def mask_overlaps(logits: jax.Array, instances: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the IoU of each predicted and each true mask of an image, `[detections, objects]`.
+    """Returns the IoU of each pair of a predicted and a true mask, `[detections, objects]`.
 
     If the true object is a crowd, the intersection is divided by the predicted area instead of the
     union, as in COCO's metrics.

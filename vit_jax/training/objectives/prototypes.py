@@ -117,13 +117,14 @@ def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS
 def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None) -> jax.Array:
     """Returns the KoLeo loss of each image, `[batch]`: -log(distance to the nearest other image).
 
-    It is Kozachenko and Leonenko's entropy estimator, negated (1806.03198, section 3.1).
+    The loss is Kozachenko and Leonenko's entropy estimator, negated (1806.03198, section 3.1). If
+    an image has no other image to compare with, the loss of the image is 0.
 
     Args:
       x: features, `[batch, features]`.
       group: number of successive images that are compared with each other; None: all images are.
       real: bool `[batch]`, False for padding, which cannot be the nearest image; None: there is no
-        padding. If an image has no other image to compare with, its loss is 0.
+        padding.
     """
     x = unit(x.astype(jnp.float32)).reshape(-1, group or len(x), x.shape[-1])
     near = jnp.einsum("gid,gjd->gij", x, x, precision="highest")
