@@ -121,7 +121,7 @@ def load_depth(
       decode: `fast`, or `exact` to decode whole JPEGs with Pillow; None: the run's mode.
       log: callback for each line of the log.
       **changes: other model arguments to change, as in `load_model`. For example,
-        `position_resize='bicubic_offset'` resizes position embeddings as DINOv2's code does.
+        `position_resize='bicubic'` changes how position embeddings are resized for `image_size`.
 
     Raises:
       UserError: the checkpoint does not exist, is damaged, or has no depth head.

@@ -98,7 +98,11 @@ def _open(
     image_size: int | tuple[int, int] | None,
 ) -> Checkpoint:
     """Opens a checkpoint of a known format; `tensors` have the names in the format's rules."""
-    options, preprocessing, assumed = _options(path, library, form, config, tensors, image_size)
+    objective = open_objective_files(path, check_finite) if path.is_dir() else None
+    model_values = objective.model_values if objective else {}
+    options, preprocessing, assumed = _options(
+        path, library, form, config, tensors, image_size, model_values
+    )
     values = asdict(options)
     _check_depth(path, values, tensors)
     shapes = parameter_shapes(sketch(options))
@@ -107,7 +111,6 @@ def _open(
     objective_tensors = {name: x for name, x in tensors.items() if owned and owned.match(name)}
     tensors = {name: x for name, x in tensors.items() if name not in objective_tensors}
     check_tensors(path, mapped, tensors)
-    objective = open_objective_files(path, check_finite) if path.is_dir() else None
     if objective is None and form.objective and objective_tensors:
         objective = _objective_params(
             path, library.title, form.objective, objective_tensors, config, values
@@ -140,8 +143,12 @@ def _options(
     config: dict,
     tensors: Tensors,
     image_size: int | tuple[int, int] | None,
+    model_values: Values,
 ) -> tuple[ImageOptions, Preprocessing | None, str]:
-    """Returns the model's options, its preprocessing, and a text with the assumptions made."""
+    """Returns the model's options, its preprocessing, and a text with the assumptions made.
+
+    Values in `model_values` replace the model's arguments that its files imply.
+    """
     values, assumed = form.arguments(tensors, config, image_size)
     statistics, preprocessing, unknown = library.preprocessing(
         config, _read_json(path, PREPROCESSOR), values["channels"]
@@ -151,7 +158,7 @@ def _options(
     if not family_of(form.model).any_size or image_size is not None:
         statistics.pop("image_size", None)
     assumed = " and ".join(part for part in (assumed, unknown) if part)
-    options = make_options(form.model.options_type, values | statistics)
+    options = make_options(form.model.options_type, values | statistics | model_values)
     return options, preprocessing, assumed
 
 
