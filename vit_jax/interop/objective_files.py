@@ -3,8 +3,9 @@
 Other libraries ignore these files.
 
 `objective.json` contains the objective's name, the values of `config.objective` that determine its
-parameters, and arguments of the model that libraries' files do not contain (`MODEL_VALUES`). `objective.safetensors` contains the parameters under vit_jax's parameter paths, and
-the objective's state as `state/...`.
+parameters, and arguments of the model that libraries' files do not contain (`MODEL_VALUES`).
+`objective.safetensors` contains the parameters under vit_jax's parameter paths, and the objective's
+state as `state/...`.
 """
 
 import functools
@@ -89,7 +90,7 @@ def check_shapes(place: str, name: str, shapes: Shapes, expected: Shapes) -> Non
 def open_objective_files(
     folder: Path, finite: Callable[[np.ndarray, str], np.ndarray]
 ) -> ObjectiveParams | None:
-    """Opens the parameters of an objective in a folder; returns None if the folder has none.
+    """Opens the parameters of an objective in a folder; None: it has none, or is a file.
 
     Args:
       folder: the folder of the model.

@@ -98,10 +98,9 @@ def _open(
     image_size: int | tuple[int, int] | None,
 ) -> Checkpoint:
     """Opens a checkpoint of a known format; `tensors` have the names in the format's rules."""
-    objective = open_objective_files(path, check_finite) if path.is_dir() else None
-    model_values = objective.model_values if objective else {}
+    objective = open_objective_files(path, check_finite)
     options, preprocessing, assumed = _options(
-        path, library, form, config, tensors, image_size, model_values
+        path, library, form, config, tensors, image_size, objective
     )
     values = asdict(options)
     _check_depth(path, values, tensors)
@@ -143,11 +142,11 @@ def _options(
     config: dict,
     tensors: Tensors,
     image_size: int | tuple[int, int] | None,
-    model_values: Values,
+    objective: ObjectiveParams | None,
 ) -> tuple[ImageOptions, Preprocessing | None, str]:
     """Returns the model's options, its preprocessing, and a text with the assumptions made.
 
-    Values in `model_values` replace the model's arguments that its files imply.
+    Arguments in `objective.model_values` replace those that the model's own files imply.
     """
     values, assumed = form.arguments(tensors, config, image_size)
     statistics, preprocessing, unknown = library.preprocessing(
@@ -157,8 +156,9 @@ def _options(
     # `image_size` is None.
     if not family_of(form.model).any_size or image_size is not None:
         statistics.pop("image_size", None)
+    statistics |= objective.model_values if objective else {}
     assumed = " and ".join(part for part in (assumed, unknown) if part)
-    options = make_options(form.model.options_type, values | statistics | model_values)
+    options = make_options(form.model.options_type, values | statistics)
     return options, preprocessing, assumed
 
 
