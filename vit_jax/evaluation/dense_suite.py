@@ -80,6 +80,7 @@ class Predicted:
       source: the images.
       stream: function like `DenseModel.stream`, which yields the index and the prediction of each
         readable image of a source.
+      shown: the same for the worst images, which are shown on a page; None: `stream`.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class Predicted:
         subject: Subject,
         source: Source,
         stream: Callable[..., Iterator[tuple[int, Any]]],
+        shown: Callable[..., Iterator[tuple[int, Any]]] | None = None,
     ):
         self._subject, self._source, self._stream = subject, source, stream
+        self._shown = shown or stream
         self._progress = Progress(described.name, len(source), "images", subject.log)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
@@ -118,7 +121,7 @@ class Predicted:
         """
         lowest = heapq.nsmallest(MOST_SHOWN, scores)
         chosen = Subset(self._source, [index for _, index in lowest])
-        again = self._stream(chosen, self._skip)
+        again = self._shown(chosen, self._skip)
         return chosen, [(place, lowest[place][0], predicted) for place, predicted in again]
 
     def _skip(self, index: int, error: Unreadable | OSError) -> None:

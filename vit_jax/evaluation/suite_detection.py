@@ -1,6 +1,7 @@
 """The suite `detection`: COCO's metrics of a detector, at the original image size."""
 
 import contextlib
+import functools
 
 from vit_jax.data.fields import BOXES, INSTANCES
 from vit_jax.data.sources import DataSet, open_source
@@ -12,6 +13,7 @@ from vit_jax.evaluation.dense_metrics import (
     coco_metrics,
     compressed,
     image_matches,
+    run_lengths_of,
 )
 from vit_jax.evaluation.dense_suite import (
     Predicted,
@@ -60,11 +62,15 @@ def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
     """Computes the rows of a data set, and passes its worst images to `subject.on_outputs`."""
     detector = subject.detector
-    predictions = Predicted(described, subject, source, detector.stream)
+    # Masks are kept as run lengths, a few hundred bytes each, until all images are predicted.
+    encoded = dict(encode=run_lengths_of) if detector.predicts_masks else {}
+    stream = functools.partial(detector.stream, **encoded)
+    shown_stream = functools.partial(detector.stream, threshold=LEAST_SCORE)
+    predictions = Predicted(described, subject, source, stream, shown_stream)
     numbers, detections = [], []
     for index, found in predictions:
         numbers.append(index)
-        detections.append(compressed(found))
+        detections.append(found)
     objects = [compressed(source.fields_of(index)[BOXES]) for index in numbers]
     classes = len(detector.class_names)
     metrics = coco_metrics(detections, objects, classes)
@@ -76,10 +82,7 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
     certain = [found.above(LEAST_SCORE) for found in detections]
     matches = dict(zip(numbers, image_matches(certain, objects, classes), strict=True))
     chosen, worst = predictions.worst([(each.f1, index) for index, each in matches.items()])
-    shown = [
-        (place, matches[int(chosen.indices[place])], found.above(LEAST_SCORE))
-        for place, _, found in worst
-    ]
+    shown = [(place, matches[int(chosen.indices[place])], found) for place, _, found in worst]
     subject.on_outputs(Detected(described.name, chosen, detector.class_names, LEAST_SCORE, shown))
     (height, width), crop = detector.image_size, subject.test_crop
     note = f"{crop.kind} {height}x{width}, {crop.interpolation}"
