@@ -14,7 +14,15 @@ from vit_jax.data.sources import SOURCES, DataSet
 from vit_jax.data.sources.base import Source, Subset, fingerprint
 from vit_jax.data.sources.pairs import DEV
 from vit_jax.errors import UserError
-from vit_jax.evaluation.suite import Measurement, Options, Row, Stopped, Subject, in_data_dir
+from vit_jax.evaluation.suite import (
+    COMPARED_EXAMPLES,
+    Measurement,
+    Options,
+    Row,
+    Stopped,
+    Subject,
+    in_data_dir,
+)
 from vit_jax.progress import Progress
 
 MOST_SHOWN = 24  # Maximum number of images on the page of a data set.
@@ -136,7 +144,8 @@ def dense_measurements(
     open_set: Callable[[DataSet, Options, Subject], Source],
     measured: Callable[[DataSet, Options, Subject, Source], list[Row]],
     example: str,
-    identity: Callable[[DataSet, Options, Subject, Source], dict[str, int | str]] | None = None,
+    identity: Callable[[DataSet, Options, Subject, Source, int], dict[str, int | str]]
+    | None = None,
 ) -> list[Measurement]:
     """Returns the evaluation (a `Measurement`) of each data set of the flag `--set`.
 
@@ -149,8 +158,8 @@ def dense_measurements(
       open_set: function that opens the test images of a data set.
       measured: function that computes the rows of a data set.
       example: example of `--set` with a description, for the error message.
-      identity: function that returns the fingerprint of a data set; None: the fingerprint of the
-        test images.
+      identity: function that returns the fingerprint of a data set, given also the number of
+        examples whose content is included; None: the fingerprint of the test images.
     """
 
     def measurement(described: DataSet) -> Measurement:
@@ -158,17 +167,17 @@ def dense_measurements(
         def opened() -> Source:
             return open_set(described, options, subject)
 
-        def identified(source: Source) -> dict[str, int | str]:
+        def identified(source: Source, samples: int = 16) -> dict[str, int | str]:
             if identity is None:
-                return fingerprint(source)
-            return identity(described, options, subject, source)
+                return fingerprint(source, samples)
+            return identity(described, options, subject, source, samples)
 
         return Measurement(
             tuple(f"{described.name}, {name}" for name in metrics),
             lambda names: opened(),
             functools.partial(measured, described, options),
             identified,
-            lambda name: identified(opened()),
+            lambda name: identified(opened(), COMPARED_EXAMPLES),
         )
 
     def rejected(names: Sequence[str] | str) -> Any:

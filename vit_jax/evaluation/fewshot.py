@@ -289,9 +289,15 @@ def choose(
     }
 
 
-def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
-    """Returns fingerprints of training and test images: short values to compare between hosts."""
-    of_both = {"training": fingerprint(train), "test": fingerprint(test)}
+def fingerprints(train: Source, test: Source, samples: int = 16) -> dict[str, int | str]:
+    """Returns fingerprints of training and test images: short values to compare between hosts.
+
+    Args:
+      train: the training images.
+      test: the test images.
+      samples: number of examples in each set whose content is included.
+    """
+    of_both = {"training": fingerprint(train, samples), "test": fingerprint(test, samples)}
     return {
         f"{split} {key}": value
         for split, of_split in of_both.items()

@@ -61,12 +61,7 @@ def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
     """Computes the rows of a data set, and passes its worst images to `subject.on_outputs`."""
-    detector = subject.detector
-    # Masks are kept as run lengths, a few hundred bytes each, until all images are predicted.
-    encoded = dict(encode=run_lengths_of) if detector.predicts_masks else {}
-    stream = functools.partial(detector.stream, **encoded)
-    shown_stream = functools.partial(detector.stream, threshold=LEAST_SCORE)
-    predictions = Predicted(described, subject, source, stream, shown_stream)
+    detector, predictions = subject.detector, _predictions(described, subject, source)
     numbers, detections = [], []
     for index, found in predictions:
         numbers.append(index)
@@ -97,6 +92,19 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
         )
         for name, value in metrics.items()
     ]
+
+
+def _predictions(described: DataSet, subject: Subject, source: Source) -> Predicted:
+    """Returns the predictions for the images of a data set.
+
+    Masks are encoded as run lengths, a few hundred bytes each, because all objects remain in memory
+    until all images are predicted. Masks of the worst images are not encoded.
+    """
+    detector = subject.detector
+    encoded = dict(encode=run_lengths_of) if detector.predicts_masks else {}
+    stream = functools.partial(detector.stream, **encoded)
+    shown = functools.partial(detector.stream, threshold=LEAST_SCORE)
+    return Predicted(described, subject, source, stream, shown)
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:

@@ -19,6 +19,7 @@ from vit_jax.evaluation.fewshot import (
     open_data_set,
 )
 from vit_jax.evaluation.suite import (
+    COMPARED_EXAMPLES,
     DATA_DIR,
     Impossible,
     Measurement,
@@ -100,7 +101,7 @@ def identify(
     sources_of: Callable[[DataSet], tuple[Source, Source]], described: DataSet, name: str
 ) -> dict[str, int | str]:
     """Implements `Measurement.identify`. All rows of a data set have the same fingerprint."""
-    return fingerprints(*sources_of(described))
+    return fingerprints(*sources_of(described), COMPARED_EXAMPLES)
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:

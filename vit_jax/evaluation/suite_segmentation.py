@@ -21,6 +21,7 @@ from vit_jax.evaluation.dense_suite import (
 )
 from vit_jax.evaluation.fewshot import fingerprints
 from vit_jax.evaluation.suite import (
+    COMPARED_EXAMPLES,
     DATA_DIR,
     Measurement,
     Options,
@@ -93,12 +94,12 @@ def opened(described: DataSet, split: str, subject: Subject, classes: int | None
 
 
 def identity(
-    described: DataSet, options: Options, subject: Subject, source: Source
+    described: DataSet, options: Options, subject: Subject, source: Source, samples: int
 ) -> dict[str, int | str]:
     """Returns the fingerprint of the test images; with a linear probe, also of training images."""
     if subject.dense.task == TASK:
-        return fingerprint(source)
-    return fingerprints(open_training(described, options, subject), source)
+        return fingerprint(source, samples)
+    return fingerprints(open_training(described, options, subject), source, samples)
 
 
 def trained_probe(
@@ -112,7 +113,7 @@ def trained_probe(
       subject: the evaluated model.
       source: the test images.
     """
-    data = digest_of(identity(described, options, subject, source))
+    data = digest_of(identity(described, options, subject, source, COMPARED_EXAMPLES))
     described = tested_set(described, "masks", options)
     (size, _), steps = subject.test_crop.size, int(options["segmentation_steps"])
     config = segmentation("linear", steps)

@@ -15,6 +15,7 @@ from vit_jax.evaluation.features import image_embedding, single_labels
 from vit_jax.evaluation.fewshot import DATA_SETS, read_single_labels
 from vit_jax.evaluation.imagenet import accuracy, synsets
 from vit_jax.evaluation.suite import (
+    COMPARED_EXAMPLES,
     DATA_DIR,
     Classified,
     Measurement,
@@ -215,7 +216,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             lambda names: opened(),
             functools.partial(measure, described),
             lambda opened: fingerprint(opened.source),
-            lambda name: fingerprint(opened().source),
+            lambda name: fingerprint(opened().source, COMPARED_EXAMPLES),
         )
 
     return [measurement(described) for described in tested_sets(options, DATA_SETS)]
