@@ -14,6 +14,7 @@ from vit_jax.data.sources import SOURCES, DataSet
 from vit_jax.data.sources.base import Source, Subset, fingerprint
 from vit_jax.data.sources.pairs import DEV
 from vit_jax.errors import UserError
+from vit_jax.evaluation.fewshot import no_test_split, with_test_split
 from vit_jax.evaluation.suite import (
     COMPARED_EXAMPLES,
     Measurement,
@@ -31,7 +32,9 @@ MOST_SHOWN = 24  # Maximum number of images on the page of a data set.
 TESTED = ("test", *DEV)
 
 
-def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
+def tested_set(
+    described: DataSet, kind: str, options: Options, log: Callable[[str], None] = lambda line: None
+) -> DataSet:
     """Completes a data set of the flag `--set` with its source kind, folder and split.
 
     If the user names no split, the first split in `TESTED` that the data set has is used. If it has
@@ -41,9 +44,11 @@ def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
       described: the data set.
       kind: kind of source (`data.source`) for a data set that is a folder.
       options: the suite's options.
+      log: callback for a message about a data set without the split `test`.
     """
     if described.kind == "tfds":
-        return described._replace(path=in_data_dir(described.path, options["data_dir"]))
+        path = in_data_dir(described.path, options["data_dir"])
+        return with_test_split(described._replace(path=path), log)
     if described.kind == "folder":
         described = described._replace(kind=kind)
     layout_at = SOURCES[described.kind].layout_at
@@ -51,6 +56,8 @@ def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
         return described
     _, splits = layout_at(described.path)
     split = next(name for name in (*TESTED, *splits) if name in splits)
+    if split not in ("test", "all"):
+        log(no_test_split(described, split))
     return described._replace(test_split=split)
 
 

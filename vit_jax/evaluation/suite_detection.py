@@ -43,7 +43,7 @@ def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source
     """
     names = subject.detector.class_names
     check_pycocotools()
-    described = tested_set(described, "coco", options)
+    described = tested_set(described, "coco", options, subject.log)
     source = open_source(
         described.kind,
         described.test_split,

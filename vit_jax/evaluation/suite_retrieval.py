@@ -107,7 +107,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             lambda name: fingerprint(opened().source, COMPARED_EXAMPLES),
         )
 
-    if described := tested_sets(options):
+    if described := tested_sets(subject, options):
         return list(map(measurement, described))
     return [_without_data()]
 

@@ -52,7 +52,7 @@ def open_masked(described: DataSet, options: Options, subject: Subject) -> Sourc
         names = subject.segmenter.class_names
     else:
         names = open_training(described, options, subject).class_names
-    described = tested_set(described, "masks", options)
+    described = tested_set(described, "masks", options, subject.log)
     source = opened(described, described.test_split, subject, len(names))
     check_fields(source, (MASK,), "test")
     check_classes(described, source, names, "segmenter")
