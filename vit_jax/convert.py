@@ -20,6 +20,7 @@ Transformers, or for timm if Transformers does not have the model. DALL-E's enco
 DALL-E's own code. `--to` selects another library.
 """
 
+import dataclasses
 import re
 import tempfile
 from collections import Counter
@@ -32,7 +33,7 @@ from vit_jax import command
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
 from vit_jax.interop.checkpoint import Checkpoint
-from vit_jax.interop.depth_heads import read_depth_head
+from vit_jax.interop.depth_heads import POSITION_RESIZE, read_depth_head
 from vit_jax.interop.layout import Entry
 from vit_jax.interop.libraries import LIBRARIES, WRITTEN
 from vit_jax.interop.open import open_checkpoint
@@ -217,6 +218,8 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
 def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) -> Checkpoint:
     """Adds a depth head of DINOv2's authors to the checkpoint of a backbone.
 
+    The backbone's position embeddings are then resized as in the authors' code.
+
     Args:
       checkpoint: checkpoint of the backbone.
       file: PyTorch file with the depth head.
@@ -228,7 +231,10 @@ def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) 
     with phase(f"reading {file}"), tempfile.TemporaryDirectory() as folder:
         tensors, _ = read_tensors(file, Path(folder))
     head = read_depth_head(file, tensors, checkpoint.options, max_depth)
-    return checkpoint._replace(objective=head)
+    options = checkpoint.options
+    if hasattr(options, "position_resize"):
+        options = dataclasses.replace(options, position_resize=POSITION_RESIZE)
+    return checkpoint._replace(options=options, objective=head)
 
 
 def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:

@@ -121,7 +121,7 @@ def load_depth(
       decode: `fast`, or `exact` to decode whole JPEGs with Pillow; None: the run's mode.
       log: callback for each line of the log.
       **changes: other model arguments to change, as in `load_model`. For example,
-        `position_resize='bicubic_offset'` resizes position embeddings as DINOv2's code does.
+        `position_resize='bicubic'` changes how position embeddings are resized for `image_size`.
 
     Raises:
       UserError: the checkpoint does not exist, is damaged, or has no depth head.
@@ -218,6 +218,7 @@ class DetectionPredictor(Predictor):
         source: Source,
         on_unreadable: OnUnreadable,
         threshold: float = 0.0,
+        encode: Callable[[np.ndarray], Any] | None = None,
     ) -> Iterator[tuple[int, Detections]]:
         def crops() -> Iterator[tuple[int, Placement, np.ndarray]]:
             for index in range(len(source)):
@@ -233,7 +234,7 @@ class DetectionPredictor(Predictor):
             best = jax.tree.map(np.asarray, self._best(model, padded))
             for row, (index, placement, _) in enumerate(batch):
                 one = jax.tree.map(lambda x, row=row: x[row], best)
-                yield index, detections(one, placement, threshold)
+                yield index, detections(one, placement, threshold, encode)
 
 
 # Class of the predictor for each objective.
@@ -254,20 +255,30 @@ def placed_crop(crop: TestCrop, image: bytes | np.ndarray) -> tuple[Placement, n
     return crop.place(opened.height, opened.width), crop(opened)
 
 
-def detections(best: Best, placement: Placement, threshold: float = 0.0) -> Detections:
+def detections(
+    best: Best,
+    placement: Placement,
+    threshold: float = 0.0,
+    encode: Callable[[np.ndarray], Any] | None = None,
+) -> Detections:
     """Converts a detector's outputs for a crop to objects in the original image.
 
     Args:
       best: the outputs of one image, as NumPy arrays without a batch axis.
       placement: placement of the crop in the original image.
       threshold: minimum score of an object.
+      encode: function that encodes a mask, bool `[height, width]`, such as `run_lengths_of`. Each
+        mask is encoded at once, so that memory does not contain all of them. None: masks remain.
     """
     selected = best.scores >= threshold
     masks = None
     if best.masks is not None:
-        masks = np.zeros((selected.sum(), *placement.image), bool)
-        for mask, logits in zip(masks, best.masks[selected], strict=True):
-            mask[:] = original_mask(logits, placement)
+        count = selected.sum()
+        one = () if encode else placement.image  # Shape of a mask; an encoded mask is one object.
+        masks = np.empty((count, *one), object if encode else bool)
+        for place, logits in enumerate(best.masks[selected]):
+            mask = original_mask(logits, placement)
+            masks[place] = encode(mask) if encode else mask
     corners = original_corners(best.boxes[selected], placement)
     return Detections(
         corners, best.classes[selected].astype(np.int32), best.scores[selected], masks

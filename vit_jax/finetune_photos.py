@@ -10,6 +10,7 @@ the checkpoint that is best on validation images is kept. The report is report.h
 """
 
 import time
+from typing import Any
 
 STARTED = time.time()
 
@@ -44,7 +45,8 @@ WORKDIR = flags.DEFINE_string(
 GROUP = flags.DEFINE_string(
     "group",
     None,
-    "Keeps images of a group in one split: a regular expression of the path, or a CSV's column.",
+    "Keeps images of a group in one split: a regular expression of the path, or a CSV's column; "
+    "none: no groups. By default groups are recognized by file names.",
 )
 BALANCE = flags.DEFINE_enum(
     "balance",
@@ -61,12 +63,7 @@ def main(arguments: list[str]) -> None:
     config = CONFIG.value
     if len(arguments) > 1:
         raise UserError(f"unexpected argument {arguments[1]!r}: give one folder, CSV or data set")
-    short = {"data.groups": GROUP.value, "data.balance": BALANCE.value, "minutes": MINUTES.value}
-    short["finetune.checkpoint"] = FROM.value and checkpoint_of(FROM.value)
-    short["data.path"] = arguments[0] if arguments else None
-    config.update_from_flattened_dict(
-        {key: value for key, value in short.items() if value is not None}
-    )
+    config.update_from_flattened_dict(_of_short_flags(arguments))
     if not config.data.path and config.data.source in ("digits", "folder"):
         raise UserError("name the images: vit-jax finetune PHOTOS")
     command.use_compilation_cache()
@@ -87,6 +84,15 @@ def main(arguments: list[str]) -> None:
         if line := leak_note(train_split, test_split, "test", LEAK_SECONDS):
             print(f"warning: {line}")
     train(config, workdir, started=STARTED)
+
+
+def _of_short_flags(arguments: list[str]) -> dict[str, Any]:
+    """Returns the config's values, by key, that the path and the command's own flags set."""
+    short = {"data.groups": GROUP.value, "data.balance": BALANCE.value, "minutes": MINUTES.value}
+    short["finetune.checkpoint"] = FROM.value and checkpoint_of(FROM.value)
+    short["data.path"] = arguments[0] if arguments else None
+    values = {key: value for key, value in short.items() if value is not None}
+    return values | ({"data.groups": None} if GROUP.value == "none" else {})
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
 from vit_jax.evaluation.results import Results, in_words
 from vit_jax.evaluation.suite import (
+    COMPARED_EXAMPLES,
     DenseHeads,
     Impossible,
     Measurement,
@@ -217,6 +218,7 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
     digests, failure = digests_of_data(measurement)
     reused, changed = [], []
     unknown = []  # Rows with unavailable data.
+    same = f"the same checkpoint, names and sizes of files, and {COMPARED_EXAMPLES} examples"
     for name in measurement.names:
         if not results.has(suite.name, name):
             continue
@@ -228,7 +230,7 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
             changed.append(name)
     for names, words in (
         (changed, "recomputed, since the data have changed"),
-        (reused, f"reused from {results.folder}: the same checkpoint, names and sizes of files"),
+        (reused, f"reused from {results.folder}: {same}"),
         (unknown, f"reused from {results.folder}, with no data to compare: {failure}"),
     ):
         if names:

@@ -15,8 +15,9 @@ from vit_jax.data import dense_fields
 from vit_jax.data.dense_fields import boxes_field, depth_field, instances_field, mask_field
 from vit_jax.data.fields import IGNORED, Boxes
 from vit_jax.data.pipeline import training_batches
-from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
+from vit_jax.data.preprocess import PADDING, FixedCrop, TestCrop, TrainCrop
 from vit_jax.data.sources import open_handed_in, open_source
+from vit_jax.data.views import ViewSpec
 from vit_jax.errors import UserError
 from vit_jax.options.data import CROPS, INTERPOLATIONS, TEST_CROPS
 from vit_jax.training.mixing import augment
@@ -313,3 +314,32 @@ def test_masks_of_a_batch_follow_crops_that_are_drawn_again():
     assert np.mean(before) > 0.5 and np.mean(after) < 0.05
     kept = [np.array_equal(*pair) for pair in zip(free["mask"], limited["mask"], strict=True)]
     assert kept == [not redrawn for redrawn in before]
+
+
+@pytest.mark.parametrize("with_masks", [True, False])
+def test_padding_keeps_its_colour_when_the_image_is_distorted(with_masks):
+    images = np.random.default_rng(0).integers(256, size=(8, 30, 60, 3), dtype=np.uint8)
+    masks = np.random.default_rng(1).integers(2, size=images.shape[:3], dtype=np.uint8)
+    source = open_handed_in(
+        {"train": (images, masks if with_masks else [0] * 8)},
+        "train",
+        labels=not with_masks,
+        fields=("mask",) if with_masks else (),
+    )
+    fields = (mask_field(SIZE),) if with_masks else ()
+    crop, heights = TrainCrop(SIZE, "scale_jitter", scale=(0.5, 0.6)), []
+
+    def invert(pixels, rng):
+        heights.append(pixels.shape[0])
+        return 255 - pixels
+
+    def batch(augment):
+        view = ViewSpec("image", SIZE, crop, augment)
+        values = dict(seed=0, first_step=0, workers=0, threads=1, batch_size=4)
+        return next(training_batches(source, views=(view,), fields=fields, **values))
+
+    for plain, inverted in zip(batch(None)["image"], batch(invert)["image"], strict=True):
+        height = heights.pop(0)
+        assert 0.5 * SIZE <= height <= 0.6 * SIZE
+        np.testing.assert_array_equal(inverted[:height], 255 - plain[:height])
+        assert (inverted[height:] == PADDING).all() and (plain[height:] == PADDING).all()

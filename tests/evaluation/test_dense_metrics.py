@@ -200,7 +200,7 @@ def test_given_overlaps_replace_those_of_boxes():
         for found, true in zip(detections, objects, strict=True)
     ]
     by_masks = coco_metrics(detections, objects, 3, masks=True)
-    given = coco_metrics(detections, objects, 3, overlaps=overlaps)
+    given = coco_metrics(detections, objects, 3, overlaps=overlaps.__getitem__)
     assert [given[name] for name in ("AP", "AP50", "AP75", "AR100")] == pytest.approx(
         [by_masks[name] for name in ("AP", "AP50", "AP75", "AR100")]
     )

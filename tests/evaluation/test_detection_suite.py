@@ -195,8 +195,10 @@ def test_the_default_split_is_that_of_test_or_validation_images(tmp_path, splits
     for split in splits:
         (tmp_path / split).mkdir()
         (tmp_path / split / "_annotations.coco.json").touch()
-    (described,) = parse_sets([str(tmp_path)])
-    assert dense_suite.tested_set(described, "coco", {}).test_split == expected
+    (described,), lines = parse_sets([str(tmp_path)]), []
+    assert dense_suite.tested_set(described, "coco", {}, lines.append).test_split == expected
+    said = f"has no split test: {expected} is evaluated"
+    assert [said in line for line in lines] == ([] if expected == "test" else [True])
 
 
 def test_other_classes_and_data_without_boxes_are_rejected(data, tmp_path):

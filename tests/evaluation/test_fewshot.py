@@ -391,6 +391,26 @@ def test_folder_with_splits_is_taken_as_it_is(tmp_path):
         assert fewshot.cut_in_two(described, pytest.fail) == described
 
 
+@pytest.mark.parametrize(
+    ("splits", "expected"),
+    [(("train", "valid"), "valid"), (("train", "val", "test"), "test"), (("train",), "test")],
+)
+@pytest.mark.parametrize("lists", [False, True])
+def test_dev_split_is_evaluated_where_there_is_no_test_split(tmp_path, splits, expected, lists):
+    for split in splits:
+        if lists:
+            (tmp_path / f"{split}.csv").write_text("file,label\n0.jpg,cat\n")
+        else:
+            make_folder(tmp_path / split, {"ant": 1, "cat": 1})
+    lines = []
+    described = fewshot.with_test_split(fewshot.data_set(str(tmp_path)), lines.append)
+    assert described.test_split == expected
+    said = f"{tmp_path.name} has no split test: valid is evaluated"
+    assert [line.startswith(said) for line in lines] == ([] if expected == "test" else [True])
+    named = fewshot.data_set(f"{tmp_path}@train,train[:1]")
+    assert fewshot.with_test_split(named, pytest.fail) == named
+
+
 def test_data_set_that_is_not_there_ends_a_run_before_it_starts(tmp_path):
     with pytest.raises(
         UserError, match="^config.fewshot.sets: cannot open folder:/nowhere: no folder"

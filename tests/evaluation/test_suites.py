@@ -4,6 +4,7 @@ too.
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from vit_jax import evaluate
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
 from vit_jax.evaluation.imagenet import IMAGENET_V2
+from vit_jax.evaluation.suite_fewshot import parse_sets
+from vit_jax.evaluation.suites import SUITES
 from vit_jax.interop.checkpoint import params_of
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.writing import save
@@ -158,6 +161,31 @@ def test_figures_are_reused_for_the_same_parameters_and_images_alone(command, tm
     assert "figures of another content of it, which are removed: knn pets, 1-NN" in found()
     shutil.rmtree(root)
     assert "reused from" in (said := found()) and "with no data to compare: " in said
+
+
+def test_an_exchanged_file_of_the_same_name_and_size_changes_the_identity_of_the_data(tmp_path):
+    def draw(split, number, shade):
+        file = tmp_path / split / "ab"[number % 2] / f"{number}.bmp"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), shade).save(file)
+        return file.stat().st_size
+
+    def identity():
+        suite = SUITES["knn"]
+        values = suite.defaults() | {"set": parse_sets([f"folder:{tmp_path}"]), "image_size": 8}
+        (measurement,) = suite.measurements(SimpleNamespace(log=print), values)
+        return measurement.identify(measurement.names[0])
+
+    sizes = {draw(split, number, number) for split in ("train", "test") for number in range(100)}
+    before = identity()
+    assert before == identity() and len(sizes) == 1
+    for split in ("train", "test"):
+        draw(split, 37, 200)
+        after = identity()
+        assert {name.split()[0] for name in after if after[name] != before[name]} == {
+            {"train": "training"}.get(split, split)
+        }
+        before = after
 
 
 def test_imagenet_is_seen_through_the_checkpoints_crop_which_the_row_says(command, tmp_path):

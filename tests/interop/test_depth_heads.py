@@ -1,5 +1,8 @@
 """Depth heads that DINOv2's authors published, compared with PyTorch under their names."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 from helpers import random_model, write
@@ -14,6 +17,7 @@ from vit_jax.interop.depth_heads import read_depth_head
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.torch_files import unpack
 from vit_jax.models.dense.depth import even_layers
+from vit_jax.save import write_checkpoint
 
 NAME = "ViT-Ti/4"
 SIZES = dict(dim=16, depth=4, mlp_dim=32, heads=2, image_size=16, num_classes=0)
@@ -156,10 +160,35 @@ def test_converted_head_is_loaded_with_its_backbone(torch, backbone, tmp_path):
     assert objective_at(str(folder)) == "depth" and objective_at(str(backbone)) is None
     model = vit_jax.load_depth(folder, log=str)
     assert model.head.range == (0.001, 80.0)
+    assert model.model.options.position_resize == "bicubic_offset"  # As in DINOv2's code.
     kernel = load_file(folder / "objective.safetensors")["head/classifier/kernel"]
     np.testing.assert_array_equal(kernel, tensors["decode_head.conv_depth.weight"][..., 0, 0].T)
     (depth,) = model.predict([np.zeros((20, 30, 3), np.uint8)])
     assert depth.shape == (20, 30) and 0.001 <= depth.min() <= depth.max() <= 80
+
+
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_converted_depth_model_is_resized_as_before(backbone, tmp_path, library):
+    checkpoint = open_checkpoint(backbone)
+    head = read_depth_head("nyu.pth", head_of("linear"), checkpoint.options, max_depth=None)
+    options = dataclasses.replace(checkpoint.options, position_resize="linear")
+    converted = checkpoint._replace(options=options, objective=head)
+    write_checkpoint(converted, tmp_path / "depth", library, str)
+    larger = vit_jax.load_depth(tmp_path / "depth", image_size=24, log=str)
+    expected = vit_jax.load_model(backbone, image_size=24, position_resize="linear", log=str)
+    images = np.random.default_rng(1).integers(256, size=(2, 24, 24, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(larger.model(images)[0], expected(images)[0])
+
+
+def test_unknown_arguments_of_a_folder_with_a_head_are_rejected(backbone, tmp_path):
+    checkpoint = open_checkpoint(backbone)
+    head = read_depth_head("nyu.pth", head_of("linear"), checkpoint.options, max_depth=None)
+    write_checkpoint(checkpoint._replace(objective=head), tmp_path / "depth", "timm", str)
+    described = tmp_path / "depth" / "objective.json"
+    content = json.loads(described.read_text())
+    described.write_text(json.dumps(content | {"model": {"pooling": "gap"}}))
+    with pytest.raises(UserError, match="unknown arguments of the model: pooling"):
+        open_checkpoint(tmp_path / "depth")
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from vit_jax.data.fields import Boxes
 from vit_jax.data.map_files import run_lengths
 from vit_jax.data.placement import Placement
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.dense import original_corners, original_mask
+from vit_jax.dense import detections, original_corners, original_mask
 from vit_jax.evaluation.dense_metrics import coco_metrics
 from vit_jax.evaluation.suite_fewshot import parse_sets
-from vit_jax.models.dense.detector import least_score
+from vit_jax.models.dense.detector import Best, least_score
 from vit_jax.run_suites import run_suites
 
 CONFIG = "configs/detect.py:backbone=ViT-32x2/8,size=64"
@@ -171,6 +171,17 @@ def test_corners_are_mapped_back_to_the_original_image():
     boxes = np.array([[10.0, 20.0, 50.0, 40.0]], np.float32)
     shares = placement.place_boxes(boxes) / 64
     np.testing.assert_allclose(original_corners(shares, placement), boxes, atol=1e-4)
+
+
+def test_masks_are_encoded_one_by_one():
+    rng = np.random.default_rng(0)
+    boxes = np.tile([0.1, 0.2, 0.5, 0.8], (3, 1))
+    best = Best(np.array([0.9, 0.5, 0.1]), np.zeros(3), boxes, rng.normal(size=(3, 16, 16)))
+    placement = TestCrop(64, "fit", 64).place(60, 80)
+    expected = detections(best, placement, 0.3)
+    encoded = detections(best, placement, 0.3, encode=run_lengths)
+    assert encoded.masks.tolist() == [*map(run_lengths, expected.masks)]
+    assert expected.masks.shape == (2, 60, 80)
 
 
 @pytest.mark.parametrize("kind", ["fit", "short_side", "square"])

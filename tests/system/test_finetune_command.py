@@ -48,6 +48,23 @@ def tuned(run, finished, photos, tmp_path_factory):
     return workdir, result.stdout, arguments
 
 
+@pytest.mark.parametrize("flag", [(), ("--group=none",)])
+def test_groups_in_file_names_are_kept_together_unless_the_flag_is_none(run, tmp_path, flag):
+    for number in range(36):
+        group, view = divmod(number, 3)
+        file = tmp_path / "pets" / "ab"[group % 2] / f"{group:02}_view{view}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(file)
+    # The run ends after the choices, because its workdir contains other files.
+    model = vit_jax.create_model("ViT-32x1/8", image_size=16, num_classes=0, mlp_dim=32)
+    weights = vit_jax.save_model(model, tmp_path / "tiny.npz", log=str)
+    arguments = tmp_path / "pets", f"--from={weights}", f"--workdir={tmp_path}", *FEW
+    result = run(*arguments, *flag, module=MODULE)
+    assert "contains files but no run" in result.stderr
+    chosen = "names show 12 groups, each of which is in one split; without groups: --group=none"
+    assert (chosen in result.stdout) == (not flag)
+
+
 def test_every_choice_is_said_with_its_flag(tuned):
     _, printed, _ = tuned
     for words in (

@@ -30,13 +30,13 @@ import grain
 import numpy as np
 
 from vit_jax.data.balance import balanced_order, single_labels
-from vit_jax.data.decode import Unreadable, decode, why_unreadable
+from vit_jax.data.decode import Jpeg, Pixels, Unreadable, decode, why_unreadable
 from vit_jax.data.fields import Field
 from vit_jax.data.order import Order
 from vit_jax.data.placement import Placement
 from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
 from vit_jax.data.sources.base import Source
-from vit_jax.data.views import ViewSpec
+from vit_jax.data.views import Augmentation, ViewSpec
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -297,22 +297,42 @@ def _show(
     placement = None
     if any(field.spatial for field in fields):
         image = views[0].crop.open(image)
-        copy = np.random.Generator(np.random.Philox())
-        copy.bit_generator.state = rngs[0].bit_generator.state
-        placement = views[0].crop.place(image.height, image.width, copy)
+        placement = _place(views[0], image, rngs[0])
     draws = iter(rngs)
     for view in views:
         outs = batch[view.name][row]
         distortions = view.distort or itertools.repeat(None)
         for out, distort in zip((outs,) if view.count is None else outs, distortions, strict=False):
-            rng = next(draws)
-            pixels = view.crop(image, rng, out)
-            for change in (view.augment, distort):
-                if change:
-                    pixels = change(pixels, rng)
-            if pixels is not out:
-                out[:] = pixels
+            changes = [change for change in (view.augment, distort) if change]
+            _crop_and_augment(view, image, changes, next(draws), out)
     return placement
+
+
+def _crop_and_augment(
+    view: ViewSpec,
+    image: bytes | np.ndarray | Jpeg | Pixels,
+    augmentations: Sequence[Augmentation],
+    rng: np.random.Generator,
+    out: np.ndarray,
+) -> None:
+    """Writes a crop of a view into `out`. The augmentations change the image, not its padding."""
+    height, width = out.shape[:2]
+    if augmentations and view.crop.pads:
+        image = view.crop.open(image)
+        height, width = _place(view, image, rng).shown
+    view.crop(image, rng, out)
+    pixels = np.ascontiguousarray(out[:height, :width])
+    for augment in augmentations:
+        pixels = augment(pixels, rng)
+    if augmentations:
+        out[:height, :width] = pixels
+
+
+def _place(view: ViewSpec, image: Jpeg | Pixels, rng: np.random.Generator) -> Placement:
+    """Returns the placement of the crop that `rng` will draw; the state of `rng` is unchanged."""
+    copy = np.random.Generator(np.random.Philox())
+    copy.bit_generator.state = rng.bit_generator.state
+    return view.crop.place(image.height, image.width, copy)
 
 
 def _encode(

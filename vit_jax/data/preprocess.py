@@ -103,7 +103,7 @@ class TrainCrop:
                 "data.crop='simple_random' mirrors the borders of images, which masks, boxes and "
                 "depth maps cannot follow: use another crop, such as 'scale_jitter'"
             )
-        if self.kind in ("scale_jitter", "large_scale_jitter"):
+        if self.pads:
             whole = self.size / (min if self.kind == "scale_jitter" else max)(height, width)
             factor = whole * (self.scale[0] + rng.random() * (self.scale[1] - self.scale[0]))
             for _ in range(1 + REDRAWS):
@@ -123,6 +123,11 @@ class TrainCrop:
         else:
             box = Box(0, 0, width, height)
         return Placement(box, size, size, (height, width))
+
+    @property
+    def pads(self) -> bool:
+        """Whether a crop of a small image is padded."""
+        return self.kind in ("scale_jitter", "large_scale_jitter")
 
     @property
     def _resizes_first(self) -> bool:
@@ -271,6 +276,11 @@ class FixedCrop(NamedTuple):
     """An evaluation crop with the interface of `TrainCrop`; the argument `rng` is not used."""
 
     crop: TestCrop
+
+    @property
+    def pads(self) -> bool:
+        """Whether a crop is padded if its aspect ratio differs from the image's."""
+        return self.crop.kind == "fit"
 
     def __call__(
         self, image: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None = None

@@ -23,7 +23,7 @@ class View(NamedTuple):
       same_rectangle_as: name of an earlier view. This view shows the same rectangles of the image
         at another size. None: the view draws its own rectangles.
       augment: augmentation of a crop on the CPU, `(pixels, rng) -> pixels`; "config": the config's
-        augmentation; None: no augmentation.
+        augmentation; None: no augmentation. The pixels are those of the image, without padding.
       distort: an augmentation for each crop of the view, applied after `augment`. An entry None
         leaves its crop unchanged. Empty: no such augmentations.
       training_only: the view is used in training, and not in evaluation.

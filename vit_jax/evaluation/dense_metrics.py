@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -139,7 +139,7 @@ def coco_metrics(
     objects: Sequence[Boxes],
     classes: int,
     masks: bool = False,
-    overlaps: Sequence[np.ndarray] | None = None,
+    overlaps: Callable[[int], np.ndarray] | None = None,
 ) -> dict[str, float]:
     """Computes COCO's metrics of detected objects with pycocotools.
 
@@ -148,8 +148,9 @@ def coco_metrics(
       objects: true objects of each image. They must have masks if `masks` is True.
       classes: number of classes.
       masks: True: compare masks. False: compare boxes.
-      overlaps: for each image, the IoU of detections and objects, `[detections, objects]`; None:
-        the IoU is computed from boxes or masks.
+      overlaps: called with the index of an image; returns the IoU of its detections and objects,
+        `[detections, objects]`. IoUs below 0.5 have no effect. None: the IoU is computed from boxes
+        or masks.
 
     Returns:
       A dictionary of these metrics, from 0 to 1. A metric is -1 without true objects of its size.
@@ -176,7 +177,7 @@ def _coco_evaluation(
     objects: Sequence[Boxes],
     classes: int,
     masks: bool,
-    overlaps: Sequence[np.ndarray] | None = None,
+    overlaps: Callable[[int], np.ndarray] | None = None,
 ) -> Any:
     """Returns pycocotools' `COCOeval` for the arguments of `coco_metrics`."""
     check_pycocotools()
@@ -197,7 +198,7 @@ def _coco_evaluation(
                 return []
             found = sorted(found, key=lambda row: -row["score"])[: self.params.maxDets[-1]]
             places = [row["place"] for row in found], [row["place"] for row in true]
-            return overlaps[imgId][np.ix_(*places)].astype(np.float64)
+            return overlaps(imgId)[np.ix_(*places)].astype(np.float64)
 
     def indexed(each: Sequence[Boxes] | Sequence[Detections]) -> Any:
         table: Any = COCO()
@@ -272,17 +273,19 @@ def _image(number: int, masks: np.ndarray | None) -> dict[str, int]:
 Objects = TypeVar("Objects", Boxes, Detections)
 
 
+def run_lengths_of(mask: np.ndarray) -> dict[str, Any]:
+    """Compresses a mask, bool `[height, width]`, to pycocotools' run lengths."""
+    from pycocotools import mask as coco_mask
+
+    return coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+
+
 def compressed(objects: Objects) -> Objects:
-    """Compresses the masks of objects to pycocotools' run lengths.
-
-    A compressed mask takes some hundred bytes.
-    """
-    if objects.masks is None:
+    """Compresses the masks of objects to pycocotools' run lengths, some hundred bytes each."""
+    if objects.masks is None or objects.masks.dtype == object:
         return objects
-    from pycocotools import mask
-
     masks = np.empty(len(objects.masks), object)
-    masks[:] = [mask.encode(np.asfortranarray(one.astype(np.uint8))) for one in objects.masks]
+    masks[:] = list(map(run_lengths_of, objects.masks))
     return objects._replace(masks=masks)
 
 
@@ -302,8 +305,7 @@ def _annotations(each: Sequence[Boxes] | Sequence[Detections], masks: bool) -> l
         sides = corners[:, 2:] - corners[:, :2]
         areas, codes = sides.prod(axis=1), None
         if objects.masks is not None and (masks or isinstance(objects, Boxes)):
-            encoded = objects.masks if objects.masks.dtype == object else compressed(objects).masks
-            codes = encoded.tolist()
+            codes = compressed(objects).masks.tolist()
             areas = run_lengths.area(codes)
         if isinstance(objects, Boxes) and objects.areas is not None:
             areas = objects.areas

@@ -14,7 +14,16 @@ from vit_jax.data.sources import SOURCES, DataSet
 from vit_jax.data.sources.base import Source, Subset, fingerprint
 from vit_jax.data.sources.pairs import DEV
 from vit_jax.errors import UserError
-from vit_jax.evaluation.suite import Measurement, Options, Row, Stopped, Subject, in_data_dir
+from vit_jax.evaluation.fewshot import no_test_split, with_test_split
+from vit_jax.evaluation.suite import (
+    COMPARED_EXAMPLES,
+    Measurement,
+    Options,
+    Row,
+    Stopped,
+    Subject,
+    in_data_dir,
+)
 from vit_jax.progress import Progress
 
 MOST_SHOWN = 24  # Maximum number of images on the page of a data set.
@@ -23,7 +32,9 @@ MOST_SHOWN = 24  # Maximum number of images on the page of a data set.
 TESTED = ("test", *DEV)
 
 
-def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
+def tested_set(
+    described: DataSet, kind: str, options: Options, log: Callable[[str], None] = lambda line: None
+) -> DataSet:
     """Completes a data set of the flag `--set` with its source kind, folder and split.
 
     If the user names no split, the first split in `TESTED` that the data set has is used. If the
@@ -33,9 +44,11 @@ def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
       described: the data set.
       kind: kind of source (`data.source`) for a data set that is a folder.
       options: the suite's options.
+      log: callback for a message about a data set without the split `test`.
     """
     if described.kind == "tfds":
-        return described._replace(path=in_data_dir(described.path, options["data_dir"]))
+        path = in_data_dir(described.path, options["data_dir"])
+        return with_test_split(described._replace(path=path), log)
     if described.kind == "folder":
         described = described._replace(kind=kind)
     layout_at = SOURCES[described.kind].layout_at
@@ -43,6 +56,8 @@ def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
         return described
     _, splits = layout_at(described.path)
     split = next(name for name in (*TESTED, *splits) if name in splits)
+    if split not in ("test", "all"):
+        log(no_test_split(described, split))
     return described._replace(test_split=split)
 
 
@@ -80,6 +95,7 @@ class Predicted:
       source: the images.
       stream: function like `DenseModel.stream`, which yields the index and the prediction of each
         readable image of a source.
+      shown: the same for the worst images, which are shown on a page; None: `stream`.
     """
 
     def __init__(
@@ -88,8 +104,10 @@ class Predicted:
         subject: Subject,
         source: Source,
         stream: Callable[..., Iterator[tuple[int, Any]]],
+        shown: Callable[..., Iterator[tuple[int, Any]]] | None = None,
     ):
         self._subject, self._source, self._stream = subject, source, stream
+        self._shown = shown or stream
         self._progress = Progress(described.name, len(source), "images", subject.log)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
@@ -118,7 +136,7 @@ class Predicted:
         """
         lowest = heapq.nsmallest(MOST_SHOWN, scores)
         chosen = Subset(self._source, [index for _, index in lowest])
-        again = self._stream(chosen, self._skip)
+        again = self._shown(chosen, self._skip)
         return chosen, [(place, lowest[place][0], predicted) for place, predicted in again]
 
     def _skip(self, index: int, error: Unreadable | OSError) -> None:
@@ -133,7 +151,8 @@ def dense_measurements(
     open_set: Callable[[DataSet, Options, Subject], Source],
     measured: Callable[[DataSet, Options, Subject, Source], list[Row]],
     example: str,
-    identity: Callable[[DataSet, Options, Subject, Source], dict[str, int | str]] | None = None,
+    identity: Callable[[DataSet, Options, Subject, Source, int], dict[str, int | str]]
+    | None = None,
 ) -> list[Measurement]:
     """Returns the evaluation (a `Measurement`) of each data set of the flag `--set`.
 
@@ -146,8 +165,8 @@ def dense_measurements(
       open_set: function that opens the test images of a data set.
       measured: function that computes the result rows (metrics) of a data set.
       example: example of `--set` with a description, for the error message.
-      identity: function that returns the fingerprint of a data set; None: the fingerprint of the
-        test images.
+      identity: function that returns the fingerprint of a data set, given also the number of
+        examples whose content is included; None: the fingerprint of the test images.
     """
 
     def measurement(described: DataSet) -> Measurement:
@@ -155,17 +174,17 @@ def dense_measurements(
         def opened() -> Source:
             return open_set(described, options, subject)
 
-        def identified(source: Source) -> dict[str, int | str]:
+        def identified(source: Source, samples: int = 16) -> dict[str, int | str]:
             if identity is None:
-                return fingerprint(source)
-            return identity(described, options, subject, source)
+                return fingerprint(source, samples)
+            return identity(described, options, subject, source, samples)
 
         return Measurement(
             tuple(f"{described.name}, {name}" for name in metrics),
             lambda names: opened(),
             functools.partial(measured, described, options),
             identified,
-            lambda name: identified(opened()),
+            lambda name: identified(opened(), COMPARED_EXAMPLES),
         )
 
     def rejected(names: Sequence[str] | str) -> Any:

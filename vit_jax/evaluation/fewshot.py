@@ -4,9 +4,10 @@ The model is frozen. A linear classifier is fitted by least squares to the featu
 training images per class, and evaluated on the whole test split.
 """
 
+import contextlib
 import hashlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from jax.sharding import Mesh
 
 from vit_jax.data.sources import SOURCES, DataSet, data_set, open_source
 from vit_jax.data.sources.base import Source, Subset, check_labelled, fingerprint, lacking
+from vit_jax.data.sources.pairs import DEV
 from vit_jax.errors import UserError
 from vit_jax.evaluation import least_squares
 from vit_jax.evaluation.features import Extractor, Features, extractor_of, single_labels
@@ -234,6 +236,35 @@ def cut_in_two(described: DataSet, log: Callable[[str], None] = print) -> DataSe
     return described._replace(train_split=train, test_split=test)
 
 
+def with_test_split(described: DataSet, log: Callable[[str], None] = print) -> DataSet:
+    """Replaces the split `test` by the data set's dev split, such as `val`, if it has no `test`.
+
+    Other data sets are returned unchanged.
+
+    Args:
+      described: the data set.
+      log: callback for a message about the split.
+    """
+    splits: Collection[str] = ()
+    if described.test_split == "test":
+        with contextlib.suppress(UserError):  # It is raised again when the data are opened.
+            splits = SOURCES[described.kind].splits_at(described.path)
+    dev = next((name for name in DEV if name in splits), None)
+    if dev is None or "test" in splits:
+        return described
+    log(no_test_split(described, dev))
+    return described._replace(test_split=dev)
+
+
+def no_test_split(described: DataSet, split: str) -> str:
+    """Returns a log line: a data set without the split `test` is evaluated on another split."""
+    train = described.train_split
+    return (
+        f"{described.name} has no split test: {split} is evaluated "
+        f"(--set={described.kind}:{described.path}@{train},SPLIT selects another one)"
+    )
+
+
 def open_data_set(
     described: DataSet, image_size: int = 224, log: Callable[[str], None] = print
 ) -> tuple[Source, Source]:
@@ -297,9 +328,15 @@ def choose(
     }
 
 
-def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
-    """Returns fingerprints of training and test images: short values to compare between hosts."""
-    of_both = {"training": fingerprint(train), "test": fingerprint(test)}
+def fingerprints(train: Source, test: Source, samples: int = 16) -> dict[str, int | str]:
+    """Returns fingerprints of training and test images: short values to compare between hosts.
+
+    Args:
+      train: the training images.
+      test: the test images.
+      samples: number of examples in each set whose content is included.
+    """
+    of_both = {"training": fingerprint(train, samples), "test": fingerprint(test, samples)}
     return {
         f"{split} {key}": value
         for split, of_split in of_both.items()

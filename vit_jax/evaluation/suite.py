@@ -348,6 +348,10 @@ class Subject:
         return seen
 
 
+# Number of examples in a data set whose content decides whether earlier metrics are reused.
+COMPARED_EXAMPLES = 256
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Evaluation on one data set: names of the result rows, and functions that compute the rows.
@@ -359,8 +363,9 @@ class Measurement:
       measure: function that computes the rows from the model and the opened data.
       fingerprint: function from opened data to short values. The values are equal on two hosts if
         both have opened the same data.
-      identify: function that returns the fingerprint of a row's data, given the row's name. It does
-        not read all labels. It raises UserError if the data cannot be opened.
+      identify: function that returns the fingerprint of a row's data, given the row's name. It
+        includes the content of `COMPARED_EXAMPLES` examples, and does not read all labels. It
+        raises UserError if the data cannot be opened.
     """
 
     names: tuple[str, ...]

@@ -62,7 +62,7 @@ def open_ranged(described: DataSet, options: Options, subject: Subject) -> Sourc
       UserError: the checkpoint has no depth head, or the data cannot be opened or have no depth
         maps.
     """
-    described = tested_set(described, "depth", options)
+    described = tested_set(described, "depth", options, subject.log)
     source = open_source(
         described.kind,
         described.test_split,

@@ -1,6 +1,7 @@
 """The suite `detection`: COCO's metrics of a detector, at the original image size."""
 
 import contextlib
+import functools
 
 from vit_jax.data.fields import BOXES, INSTANCES
 from vit_jax.data.sources import DataSet, open_source
@@ -12,6 +13,7 @@ from vit_jax.evaluation.dense_metrics import (
     coco_metrics,
     compressed,
     image_matches,
+    run_lengths_of,
 )
 from vit_jax.evaluation.dense_suite import (
     Predicted,
@@ -41,7 +43,7 @@ def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source
     """
     names = subject.detector.class_names
     check_pycocotools()
-    described = tested_set(described, "coco", options)
+    described = tested_set(described, "coco", options, subject.log)
     source = open_source(
         described.kind,
         described.test_split,
@@ -59,12 +61,11 @@ def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
     """Returns a data set's metrics, and passes the worst images to `subject.on_outputs`."""
-    detector = subject.detector
-    predictions = Predicted(described, subject, source, detector.stream)
+    detector, predictions = subject.detector, _predictions(described, subject, source)
     numbers, detections = [], []
     for index, found in predictions:
         numbers.append(index)
-        detections.append(compressed(found))
+        detections.append(found)
     objects = [compressed(source.fields_of(index)[BOXES]) for index in numbers]
     classes = len(detector.class_names)
     metrics = coco_metrics(detections, objects, classes)
@@ -76,10 +77,7 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
     certain = [found.above(LEAST_SCORE) for found in detections]
     matches = dict(zip(numbers, image_matches(certain, objects, classes), strict=True))
     chosen, worst = predictions.worst([(each.f1, index) for index, each in matches.items()])
-    shown = [
-        (place, matches[int(chosen.indices[place])], found.above(LEAST_SCORE))
-        for place, _, found in worst
-    ]
+    shown = [(place, matches[int(chosen.indices[place])], found) for place, _, found in worst]
     subject.on_outputs(Detected(described.name, chosen, detector.class_names, LEAST_SCORE, shown))
     (height, width), crop = detector.image_size, subject.test_crop
     note = f"{crop.kind} {height}x{width}, {crop.interpolation}"
@@ -94,6 +92,19 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
         )
         for name, value in metrics.items()
     ]
+
+
+def _predictions(described: DataSet, subject: Subject, source: Source) -> Predicted:
+    """Returns the predictions for the images of a data set.
+
+    Masks are encoded as run lengths, a few hundred bytes each, because all objects remain in memory
+    until all images are predicted. Masks of the worst images are not encoded.
+    """
+    detector = subject.detector
+    encoded = dict(encode=run_lengths_of) if detector.predicts_masks else {}
+    stream = functools.partial(detector.stream, **encoded)
+    shown = functools.partial(detector.stream, threshold=LEAST_SCORE)
+    return Predicted(described, subject, source, stream, shown)
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:

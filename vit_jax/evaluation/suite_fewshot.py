@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from vit_jax.data.sources import DataSet, data_set
 from vit_jax.data.sources.base import Source
+from vit_jax.data.sources.pairs import DEV
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import (
     DATA_SETS,
@@ -17,8 +18,10 @@ from vit_jax.evaluation.fewshot import (
     cut_in_two,
     fingerprints,
     open_data_set,
+    with_test_split,
 )
 from vit_jax.evaluation.suite import (
+    COMPARED_EXAMPLES,
     DATA_DIR,
     Impossible,
     Measurement,
@@ -58,20 +61,23 @@ SETS = SuiteOption(
 def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
     """Returns the data sets of the flag `--set`, or the default data sets.
 
-    TFDS data sets get their folder, and folders without splits get training and test slices.
+    TFDS data sets get their folder, and folders without splits get training and test slices. If a
+    data set has no split `test`, its dev split is evaluated.
     """
-    return [
+    chosen = [
         described._replace(path=in_data_dir(described.path, options["data_dir"]))
         if described.kind == "tfds"
         else cut_in_two(described, subject.log)
         for described in options["set"] or DATA_SETS
     ]
+    return [with_test_split(described, subject.log) for described in chosen]
 
 
 def split_note(described: DataSet) -> str:
-    """Returns a note that names the training and test slices of a data set without splits."""
+    """Returns a note that names the splits of a data set that has no split `test`."""
     train, test = described.train_split, described.test_split
-    return f"; {train} to train, {test} to test" if train.startswith("all") else ""
+    named = train.startswith("all") or test in DEV
+    return f"; {train} to train, {test} to test" if named else ""
 
 
 def name_of_shots(name: str, shots: int) -> str:
@@ -101,7 +107,7 @@ def identify(
     sources_of: Callable[[DataSet], tuple[Source, Source]], described: DataSet, name: str
 ) -> dict[str, int | str]:
     """Implements `Measurement.identify`: returns a data set's fingerprint, for any of its rows."""
-    return fingerprints(*sources_of(described))
+    return fingerprints(*sources_of(described), COMPARED_EXAMPLES)
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:

@@ -14,6 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluation import imagenet as sets
 from vit_jax.evaluation.features import Features, first_five
 from vit_jax.evaluation.suite import (
+    COMPARED_EXAMPLES,
     DATA_DIR,
     Measurement,
     Options,
@@ -125,7 +126,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             return rows(names, seen.values, seen.labels, crop)
 
         def identify(name: str) -> dict[str, int | str]:
-            return fingerprint(_with_check(subject, open_set)([name]))
+            return fingerprint(_with_check(subject, open_set)([name]), COMPARED_EXAMPLES)
 
         names = (name, f"{name}, top-5")
         return Measurement(
@@ -134,7 +135,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
     @functools.cache
     def of_images() -> dict[str, int | str]:
-        return fingerprint(_with_check(subject, validation)(OWN))
+        return fingerprint(_with_check(subject, validation)(OWN), COMPARED_EXAMPLES)
 
     def identify(name: str) -> dict[str, int | str]:
         return of_images() | ({} if name in OWN else {"real": digest_of({"classes": real})})

@@ -12,6 +12,7 @@ from vit_jax.data.sources.base import Source, check_fields, fingerprint
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import image_embedding
 from vit_jax.evaluation.suite import (
+    COMPARED_EXAMPLES,
     DATA_DIR,
     Matched,
     Measurement,
@@ -103,10 +104,10 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             lambda names: opened(),
             functools.partial(measure, described),
             lambda opened: fingerprint(opened.source),
-            lambda name: fingerprint(opened().source),
+            lambda name: fingerprint(opened().source, COMPARED_EXAMPLES),
         )
 
-    if described := tested_sets(options):
+    if described := tested_sets(subject, options):
         return list(map(measurement, described))
     return [_without_data()]
 

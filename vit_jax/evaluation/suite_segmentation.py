@@ -21,6 +21,7 @@ from vit_jax.evaluation.dense_suite import (
 )
 from vit_jax.evaluation.fewshot import fingerprints
 from vit_jax.evaluation.suite import (
+    COMPARED_EXAMPLES,
     DATA_DIR,
     Measurement,
     Options,
@@ -51,7 +52,7 @@ def open_masked(described: DataSet, options: Options, subject: Subject) -> Sourc
         names = subject.segmenter.class_names
     else:
         names = open_training(described, options, subject).class_names
-    described = tested_set(described, "masks", options)
+    described = tested_set(described, "masks", options, subject.log)
     source = opened(described, described.test_split, subject, len(names))
     check_fields(source, (MASK,), "test")
     check_classes(described, source, names, "segmenter")
@@ -93,12 +94,12 @@ def opened(described: DataSet, split: str, subject: Subject, classes: int | None
 
 
 def identity(
-    described: DataSet, options: Options, subject: Subject, source: Source
+    described: DataSet, options: Options, subject: Subject, source: Source, samples: int
 ) -> dict[str, int | str]:
     """Returns the fingerprint of the test images; with a linear probe, also of training images."""
     if subject.dense.task == TASK:
-        return fingerprint(source)
-    return fingerprints(open_training(described, options, subject), source)
+        return fingerprint(source, samples)
+    return fingerprints(open_training(described, options, subject), source, samples)
 
 
 def trained_probe(
@@ -112,7 +113,7 @@ def trained_probe(
       subject: the evaluated model.
       source: the test images.
     """
-    data = digest_of(identity(described, options, subject, source))
+    data = digest_of(identity(described, options, subject, source, COMPARED_EXAMPLES))
     described = tested_set(described, "masks", options)
     (size, _), steps = subject.test_crop.size, int(options["segmentation_steps"])
     config = segmentation("linear", steps)

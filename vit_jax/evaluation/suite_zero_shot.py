@@ -12,9 +12,10 @@ from vit_jax.data.sources import SOURCES, DataSet, open_source
 from vit_jax.data.sources.base import Source, check_labelled, fingerprint
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import image_embedding, single_labels
-from vit_jax.evaluation.fewshot import DATA_SETS, read_single_labels
+from vit_jax.evaluation.fewshot import DATA_SETS, read_single_labels, with_test_split
 from vit_jax.evaluation.imagenet import accuracy, synsets
 from vit_jax.evaluation.suite import (
+    COMPARED_EXAMPLES,
     DATA_DIR,
     Classified,
     Measurement,
@@ -75,10 +76,13 @@ def parse_templates(text: str) -> tuple[str, ...]:
     return checked_templates([line for line in read_lines(text, "templates") if line.strip()])
 
 
-def tested_sets(options: Options, default: Sequence[DataSet] = ()) -> list[DataSet]:
+def tested_sets(
+    subject: Subject, options: Options, default: Sequence[DataSet] = ()
+) -> list[DataSet]:
     """Returns the data sets of the flag `--set`.
 
-    All images of a folder without splits are test images.
+    All images of a folder without splits are test images. If a data set has no split `test`, its
+    dev split is evaluated.
     """
     described = []
     for one in options["set"] or default:
@@ -86,7 +90,7 @@ def tested_sets(options: Options, default: Sequence[DataSet] = ()) -> list[DataS
             one = one._replace(path=in_data_dir(one.path, options["data_dir"]))
         elif one.test_split == "test" and SOURCES[one.kind].is_whole(one.path):
             one = one._replace(test_split="all")
-        described.append(one)
+        described.append(with_test_split(one, subject.log))
     return described
 
 
@@ -218,10 +222,10 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             lambda names: opened(),
             functools.partial(measure, described),
             lambda opened: fingerprint(opened.source),
-            lambda name: fingerprint(opened().source),
+            lambda name: fingerprint(opened().source, COMPARED_EXAMPLES),
         )
 
-    return [measurement(described) for described in tested_sets(options, DATA_SETS)]
+    return [measurement(described) for described in tested_sets(subject, options, DATA_SETS)]
 
 
 def names_of(described: DataSet) -> tuple[str, ...]:

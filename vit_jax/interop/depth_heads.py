@@ -25,6 +25,9 @@ START = "decode_head."
 # Maximum depth in metres for each data set. The data set's name is part of the file name.
 RANGES = {"nyu": 10.0, "kitti": 80.0}
 
+# How the authors' backbones resize position embeddings.
+POSITION_RESIZE = "bicubic_offset"
+
 # vit_jax's names of the head's modules by the authors' names.
 _UNITS = r"fusion_blocks\.(\d)\.res_conv_unit{}\.conv{}\.conv"
 _MODULES = {

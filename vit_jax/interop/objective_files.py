@@ -2,9 +2,10 @@
 
 Other libraries ignore these files.
 
-`objective.json` contains the objective's name and the values of `config.objective` that determine
-its parameters. `objective.safetensors` contains the parameters under vit_jax's parameter paths, and
-the objective's state as `state/...`.
+`objective.json` contains the objective's name, the values of `config.objective` that determine its
+parameters, and arguments of the model that libraries' files do not contain (`MODEL_VALUES`).
+`objective.safetensors` contains the parameters under vit_jax's parameter paths, and the objective's
+state as `state/...`.
 """
 
 import functools
@@ -21,6 +22,9 @@ from vit_jax.interop.tensor_files import Tensor, check_float, open_tensors, writ
 from vit_jax.small_files import read_small
 
 WORDS, TENSORS = "objective.json", "objective.safetensors"
+# Arguments of the model in `objective.json`. They change the outputs for images of other sizes, and
+# libraries' formats imply them.
+MODEL_VALUES = ("position_resize",)
 MASK = "mask"  # Stands for any objective whose only parameter is a mask token.
 _STATE = "state/"
 
@@ -40,6 +44,7 @@ class ObjectiveParams(NamedTuple):
       state: the objective's state, such as a codebook, by name. Nested state has a path as name,
         such as `statistics/norm/mean`.
       class_names: class names of the objective's own head; empty: it has no head.
+      model_values: arguments of the model (`MODEL_VALUES`) that replace those of the model's files.
     """
 
     name: str
@@ -48,6 +53,7 @@ class ObjectiveParams(NamedTuple):
     shapes: Callable[[], Shapes] | None = None
     state: dict[str, Tensor] = {}
     class_names: tuple[str, ...] = ()
+    model_values: dict[str, Any] = {}
 
     @property
     def words(self) -> str:
@@ -84,7 +90,7 @@ def check_shapes(place: str, name: str, shapes: Shapes, expected: Shapes) -> Non
 def open_objective_files(
     folder: Path, finite: Callable[[np.ndarray, str], np.ndarray]
 ) -> ObjectiveParams | None:
-    """Opens the parameters of an objective in a folder; returns None if the folder has none.
+    """Opens the parameters of an objective in a folder; None: it has none, or is a file.
 
     Args:
       folder: the folder of the model.
@@ -103,6 +109,9 @@ def open_objective_files(
         values = {
             key: tuple(x) if isinstance(x, list) else x for key, x in content["values"].items()
         }
+        model_values = dict(content.get("model", {}))
+        if unknown := sorted(model_values.keys() - set(MODEL_VALUES)):
+            raise ValueError(f"unknown arguments of the model: {', '.join(unknown)}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{words} does not describe an objective ({type(error).__name__}: {error})"
@@ -127,7 +136,9 @@ def open_objective_files(
         for path, tensor in tensors.items()
         if path.startswith(_STATE)
     }
-    return ObjectiveParams(name, values, sources, lambda: shapes_by_path, state)
+    return ObjectiveParams(
+        name, values, sources, lambda: shapes_by_path, state, model_values=model_values
+    )
 
 
 def write_objective_files(
@@ -136,8 +147,21 @@ def write_objective_files(
     values: dict[str, Any],
     params: dict[str, np.ndarray],
     state: dict[str, np.ndarray],
+    model_values: dict[str, Any] | None = None,
 ) -> None:
-    """Writes an objective's parameters, state and config values into a model's folder."""
+    """Writes an objective's parameters, state and config values into a model's folder.
+
+    Args:
+      folder: the folder of the model.
+      name: name of the objective.
+      values: values of `config.objective`.
+      params: parameters by path.
+      state: the objective's state by name.
+      model_values: arguments of the model. Those in `MODEL_VALUES` are written.
+    """
     arrays = params | {_STATE + key: array for key, array in state.items()}
     write_safetensors(folder / TENSORS, {path: np.asarray(array) for path, array in arrays.items()})
-    (folder / WORDS).write_text(json.dumps(dict(name=name, values=values), indent=2) + "\n")
+    content: dict[str, Any] = dict(name=name, values=values)
+    if kept := {key: x for key, x in (model_values or {}).items() if key in MODEL_VALUES}:
+        content["model"] = kept
+    (folder / WORDS).write_text(json.dumps(content, indent=2) + "\n")

@@ -98,7 +98,10 @@ def _open(
     image_size: int | tuple[int, int] | None,
 ) -> Checkpoint:
     """Opens a checkpoint of a known format; `tensors` have the names in the format's rules."""
-    options, preprocessing, assumed = _options(path, library, form, config, tensors, image_size)
+    objective = open_objective_files(path, check_finite)
+    options, preprocessing, assumed = _options(
+        path, library, form, config, tensors, image_size, objective
+    )
     values = asdict(options)
     _check_depth(path, values, tensors)
     shapes = parameter_shapes(sketch(options))
@@ -107,7 +110,6 @@ def _open(
     objective_tensors = {name: x for name, x in tensors.items() if owned and owned.match(name)}
     tensors = {name: x for name, x in tensors.items() if name not in objective_tensors}
     check_tensors(path, mapped, tensors)
-    objective = open_objective_files(path, check_finite) if path.is_dir() else None
     if objective is None and form.objective and objective_tensors:
         objective = _objective_params(
             path, library.title, form.objective, objective_tensors, config, values
@@ -140,8 +142,12 @@ def _options(
     config: dict,
     tensors: Tensors,
     image_size: int | tuple[int, int] | None,
+    objective: ObjectiveParams | None,
 ) -> tuple[ImageOptions, Preprocessing | None, str]:
-    """Returns the model's options, its preprocessing, and a text with the assumptions made."""
+    """Returns the model's options, its preprocessing, and a text with the assumptions made.
+
+    Arguments in `objective.model_values` replace those that the model's own files imply.
+    """
     values, assumed = form.arguments(tensors, config, image_size)
     statistics, preprocessing, unknown = library.preprocessing(
         config, _read_json(path, PREPROCESSOR), values["channels"]
@@ -150,6 +156,7 @@ def _options(
     # `image_size` is None.
     if not family_of(form.model).any_size or image_size is not None:
         statistics.pop("image_size", None)
+    statistics |= objective.model_values if objective else {}
     assumed = " and ".join(part for part in (assumed, unknown) if part)
     options = make_options(form.model.options_type, values | statistics)
     return options, preprocessing, assumed

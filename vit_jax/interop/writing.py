@@ -99,6 +99,7 @@ def save(
                     objective_arrays.values,
                     objective_arrays.params,
                     objective_arrays.state,
+                    values,
                 )
         written = open_files(temporary, values["image_size"])
         compare_arguments(written, target.title, model, values)

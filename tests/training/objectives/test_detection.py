@@ -11,10 +11,16 @@ from scipy.optimize import linear_sum_assignment
 
 import vit_jax
 from vit_jax.config import from_json, run_options
+from vit_jax.evaluation.dense_metrics import coco_metrics
 from vit_jax.models.dense.detector import best_of, corners_of
 from vit_jax.training.objectives import make_objective
 from vit_jax.training.objectives.box_losses import centred, focal_losses, generalized_iou
-from vit_jax.training.objectives.detection import SampledMasks, mask_overlaps, set_losses
+from vit_jax.training.objectives.detection import (
+    SampledMasks,
+    largest_overlaps,
+    mask_overlaps,
+    set_losses,
+)
 from vit_jax.training.objectives.mask_losses import Points, draw_points, sample
 from vit_jax.training.objectives.objective import StepContext
 
@@ -155,6 +161,44 @@ def test_overlaps_of_masks_are_those_of_pycocotools():
     np.testing.assert_array_equal(found[:, 3], 0)
 
 
+def drawn_masks(rng, size=48, most=6):
+    """Returns the field `instances` of an image, its boxes, and predicted masks near the true ones."""
+    corners = rng.integers(0, size - 20, (most, 2))
+    corners = np.concatenate([corners, corners + rng.integers(8, 20, (most, 2))], axis=1)
+    labels = rng.choice([0, 1, -2, -1], most, p=[0.4, 0.3, 0.1, 0.2])
+    rows = np.full((size, size), 255, np.uint8)
+    for row, (left, top, right, bottom) in enumerate(corners):
+        if labels[row] != -1:
+            rows[top:bottom, left:right] = row
+    found = rows == np.concatenate([np.arange(most), np.arange(most)])[:, None, None]
+    found = [np.roll(mask, rng.integers(-2, 3, 2), axis=(0, 1)) for mask in found]
+    return rows, np.concatenate([corners, labels[:, None]], axis=1), np.where(found, 1.0, -1.0)
+
+
+def test_precision_of_masks_needs_only_the_largest_overlaps(program):
+    pytest.importorskip("pycocotools")
+    rng = np.random.default_rng(0)
+    rows, boxes, logits = map(np.stack, zip(*(drawn_masks(rng) for _ in range(40)), strict=True))
+    overlaps = np.asarray(jax.vmap(mask_overlaps)(logits, rows, boxes[..., 4]))
+    outputs = dict(zip(("overlaps", "overlapped"), largest_overlaps(overlaps), strict=True))
+    assert outputs["overlaps"].shape == (40, 12, 2)
+    outputs["boxes"] = np.tile(boxes[..., :4], (1, 2, 1)).astype(float)
+    classes = np.tile(boxes[..., 4].clip(0), (1, 2))
+    outputs["classes"] = np.where(rng.random((40, 12)) < 0.8, classes, 1)
+    outputs["scores"], outputs["true"] = rng.random((40, 12)), boxes
+    outputs = {name: np.asarray(x) for name, x in outputs.items()}
+    _, objective, _ = program
+    found = objective.over_split(outputs)
+
+    def all_overlaps(image):
+        return overlaps[image][:, boxes[image, :, 4] != -1]
+
+    true, detected = objective.objects(outputs)
+    expected = coco_metrics(detected, true, 2, overlaps=all_overlaps)
+    assert (found["mask_ap"], found["mask_ap50"]) == (expected["AP"], expected["AP50"])
+    assert 0.05 < expected["AP"] < 0.9
+
+
 def test_focal_losses_are_their_definition():
     logits = np.linspace(-8, 8, 33, dtype=np.float32)
     for target in (0, 1):
@@ -172,6 +216,34 @@ def test_best_predictions_come_first():
     assert classes.tolist() == [[1, 0, 0]]
     assert np.all(np.diff(scores[0]) <= 0)
     np.testing.assert_allclose(corners[0, 1], [0.7, 0.7, 1.0, 1.0], atol=1e-6)
+
+
+def test_scores_of_objects_with_masks_contain_the_quality_of_the_mask():
+    rng = np.random.default_rng(0)
+    predicted = {
+        "classes": rng.normal(size=(1, 2, 5, 3)),
+        "boxes": rng.uniform(0.2, 0.4, (1, 2, 5, 4)),
+        "masks": rng.normal(size=(1, 2, 5, 4)),
+        "pixels": rng.normal(size=(2, 7, 6, 4)),
+    }
+    predicted["masks"][0, 1, 2], predicted["pixels"][..., 0] = [-9, 0, 0, 0], 1  # It is empty.
+    best = best_of({name: jnp.asarray(x, jnp.float32) for name, x in predicted.items()}, 9)
+    for image in range(2):
+        probabilities = 1 / (1 + np.exp(-predicted["classes"][0, image]))
+        logits = np.einsum("qd,hwd->qhw", predicted["masks"][0, image], predicted["pixels"][image])
+        inside = logits > 0
+        quality = (inside / (1 + np.exp(-logits))).sum((1, 2)) / (inside.sum((1, 2)) + 1e-6)
+        # The nine highest probabilities, by the product with the quality of the query's mask.
+        chosen = np.argsort(-probabilities, axis=None)[:9]
+        scores = (probabilities * quality[:, None]).ravel()[chosen]
+        order = np.argsort(-scores, kind="stable")
+        queries, classes = np.divmod(chosen[order], 3)
+        np.testing.assert_allclose(best.scores[image], scores[order], rtol=1e-4)
+        found = best.scores[image] > 0  # The order of objects without pixels is arbitrary.
+        np.testing.assert_array_equal(best.classes[image][found], classes[found])
+        np.testing.assert_allclose(best.masks[image][found], logits[queries[found]], atol=1e-4)
+        corners = corners_of(predicted["boxes"][0, image][queries[found]])
+        np.testing.assert_allclose(best.boxes[image][found], corners, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -641,4 +641,5 @@ CSV = SourceKind(
     "file_name and label or caption, or a folder with train.csv and test.csv",
     name_of=lambda path: last_folder(re.sub(r"\.(csv|jsonl)$", "", path, flags=re.IGNORECASE)),
     is_whole=_is_whole,
+    splits_at=split_files,
 )

@@ -348,6 +348,14 @@ def _is_whole(path: str) -> bool:
     return bool(names) and not {"train", "test"} & {*map(split_name, names)}
 
 
+def _splits_at(root: str) -> list[str]:
+    """Returns the splits that the folders in a local folder stand for; empty for a URL."""
+    if "://" in root or not os.path.isdir(root):
+        return []
+    names = (split_name(os.path.basename(folder)) for folder in folders_in(root))
+    return [name for name in names if name]
+
+
 FOLDER = SourceKind(
     "folder",
     "image files, in a folder for each class",
@@ -356,4 +364,5 @@ FOLDER = SourceKind(
     ),
     path="the folder, local or at a URL (gs://, s3://)",
     is_whole=_is_whole,
+    splits_at=_splits_at,
 )

@@ -73,6 +73,8 @@ class SourceKind:
       name_of: called with a path; returns the name of the data set for metrics and tables.
       is_whole: called with a path; returns True if the data set has no splits. The user must then
         define slices for training and test.
+      splits_at: called with a path; returns the names of the data set's splits, without opening
+        them; empty: unknown. Raises UserError if there is no data set.
       counts: called with a path; returns the numbers of training images and of classes, if they are
         known without reading images.
       layout_at: for kinds with several file layouts: called with a path; returns a description of
@@ -88,5 +90,6 @@ class SourceKind:
     made_up: bool = False
     name_of: Callable[[str], str] = last_folder
     is_whole: Callable[[str], bool] = lambda path: False
+    splits_at: Callable[[str], Collection[str]] = lambda path: ()
     counts: Callable[[str], tuple[int, int] | None] = lambda path: None
     layout_at: Callable[[str], tuple[str, Collection[str]]] | None = None

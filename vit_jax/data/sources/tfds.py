@@ -279,4 +279,5 @@ TFDS = SourceKind(
     path="NAME or NAME:DATA_DIR of a prepared data set, or the folder that holds its files",
     reads_slices=True,
     name_of=_name_of,
+    splits_at=lambda path: tuple(tfds_builder(path).info.splits),
 )

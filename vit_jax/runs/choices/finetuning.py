@@ -199,7 +199,7 @@ def _groups(
     config.data.groups, count = groups
     reason = (
         f"names show {count:,} groups, each of which is in one split; without groups: "
-        "--config.data.groups=None"
+        "--group=none, or --config.data.groups=None"
     )
     return [Choice("data.groups", config.data.groups, reason)]
 

@@ -154,7 +154,8 @@ class Detection(Objective):
         """Returns the loss of each image, and the loss's terms as metrics.
 
         In evaluation `Loss.outputs` contains the predictions with the highest scores, and the true
-        boxes, in pixels. With masks it also contains `overlaps`, the result of `mask_overlaps`.
+        boxes, in pixels. With masks it also contains `overlaps` and `overlapped`, the result of
+        `largest_overlaps`.
 
         Args:
           model: the model.
@@ -187,7 +188,8 @@ class Detection(Objective):
         best = best_of(predicted, DETECTIONS)
         outputs = {"scores": best.scores, "classes": best.classes, "boxes": best.boxes * sides}
         if best.masks is not None:
-            outputs["overlaps"] = jax.vmap(mask_overlaps)(best.masks, batch[INSTANCES], labels)
+            overlaps = jax.vmap(mask_overlaps)(best.masks, batch[INSTANCES], labels)
+            outputs["overlaps"], outputs["overlapped"] = largest_overlaps(overlaps)
         return Loss(each, terms, outputs=outputs | {"true": batch[BOXES]})
 
     def _sampled_masks(self, predicted: dict, batch: Batch) -> SampledMasks | None:
@@ -213,15 +215,20 @@ class Detection(Objective):
         The metrics are NaN if the split has no objects.
 
         Args:
-          outputs: `scores`, `classes`, `boxes`, `true` and `overlaps`: `Loss.outputs` of all
-            images.
+          outputs: `scores`, `classes`, `boxes`, `true`, `overlaps` and `overlapped`: `Loss.outputs`
+            of all images.
         """
         objects, found = self.objects(outputs)
+
+        def overlaps_of(image: int) -> np.ndarray:
+            values, present = outputs["overlaps"][image], outputs["true"][image, :, 4] != NO_OBJECT
+            overlaps = np.zeros((len(values), len(present)), values.dtype)
+            np.put_along_axis(overlaps, outputs["overlapped"][image], values, axis=1)
+            return overlaps[:, present]
+
         compared: dict[str, Any] = {"": None}
         if "overlaps" in outputs:
-            present = outputs["true"][..., 4] != NO_OBJECT
-            pairs = zip(outputs["overlaps"], present, strict=True)
-            compared["mask_"] = [overlaps[:, rows] for overlaps, rows in pairs]
+            compared["mask_"] = overlaps_of
         metrics = {}
         for start, overlaps in compared.items():
             of_coco = coco_metrics(found, objects, self.num_classes, overlaps=overlaps)
@@ -352,6 +359,21 @@ def mask_overlaps(logits: jax.Array, instances: jax.Array, labels: jax.Array) ->
     (shared, of_found, of_true), _ = jax.lax.scan(of_row, sums, (by_row, instances))
     of_true = jnp.where(labels <= CROWD, shared, of_true)
     return shared / jnp.maximum(of_found[:, None] + of_true - shared, 1)
+
+
+def largest_overlaps(overlaps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the two largest overlaps of each predicted mask, and the indices of their objects.
+
+    COCO's metrics need only overlaps of at least 0.5. True masks are disjoint, so at most two of
+    them have such an overlap with a predicted mask.
+
+    Args:
+      overlaps: result of `mask_overlaps`, `[..., detections, objects]`.
+
+    Returns:
+      Float32 and int32 arrays, `[..., detections, 2]`.
+    """
+    return tuple(jax.lax.top_k(overlaps, min(2, overlaps.shape[-1])))
 
 
 OBJECTIVE = Detection
