@@ -109,7 +109,7 @@ def open_towers(
 
 
 def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
-    """Reads text encoder, tokenizer and similarity scale of an image-text model.
+    """Reads an image-text model without its image encoder.
 
     Args:
       place: the model's workdir, folder or file, as returned by `towers_place`.

@@ -95,7 +95,15 @@ class Masked(NamedTuple):
 
 
 def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
-    """Returns the pre-training values common to EVA and EVA-02, on ImageNet-21k without labels."""
+    """Returns a config with the values that are common to the pre-training of EVA and EVA-02.
+
+    The training images are ImageNet-21k; its labels are not used.
+
+    Args:
+      model: name of the model.
+      row: values that differ between the models.
+      teacher: the frozen model whose features are predicted.
+    """
     config = _like_eva(
         model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES
     )

@@ -28,7 +28,7 @@ class Towers(NamedTuple):
       options: arguments of the image tower.
       read: called with the path of a parameter of the image tower; returns the parameter.
       preprocessing: preprocessing of images; None: the default, `DEFAULT_PREPROCESSING`.
-      text_part: text tower, tokenizer and similarity.
+      text_part: text tower and tokenizer, and scale and bias of the similarity.
     """
 
     options: ImageOptions

@@ -8,9 +8,9 @@ Layout of windows: norms and MLPs treat each position independently, on a map
 `[batch, height, width, dim]`. Before attention the map is cut into windows,
 `[batch, windows, tokens, dim]`; after attention the windows are joined to a map again. Each of
 these two steps is a transpose that keeps vectors of `dim` numbers contiguous. Queries, keys and
-values are computed from the windows. Therefore no transpose is needed for these three arrays, whose
-heads are narrow. Shifted windows require a cyclic shift of the map before the cut and after the
-join, which is a copy.
+values are computed after the cut. If they were computed before the cut, three arrays would have to
+be transposed instead of one, and only the narrow vectors of one head would be contiguous. Shifted
+windows require a cyclic shift of the map before the cut and after the join, which is a copy.
 """
 
 import dataclasses

@@ -126,11 +126,13 @@ def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
 
 
 def _below(folder: str, place: Place) -> Place:
-    """Returns a place whose split has the name `FOLDER/SPLIT`, to distinguish several folders.
+    """Renames the split of an image to `FOLDER/SPLIT`; returns the new split and the class.
+
+    This distinguishes the splits of several folders.
 
     Args:
-      folder: name of the folder; empty: the place is returned unchanged.
-      place: split and class of an image.
+      folder: name of the folder; empty: the split keeps its name.
+      place: split and class of the image.
     """
     split, label = place
     return Place("/".join(part for part in (folder, split) if part), label)

@@ -59,7 +59,10 @@ class Ledger:
         }
 
     def in_words(self) -> str:
-        """Returns a line of text with each kind's share of the total time."""
+        """Returns a line with the goodput, the total time, and the shares of other kinds of work.
+
+        Shares below 0.05 % are omitted.
+        """
         row = self.row()
         total = sum(self.seconds.values())
         rest = sorted(

@@ -335,10 +335,11 @@ class VQKD(Objective):
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the images, and their reconstructions from other patches, in [0, 255].
+        """Returns the images and their reconstructions, each `[batch, height, width, channels]`.
 
-        The decoder predicts features, not pixels. Each patch is therefore replaced by the patch of
-        the batch whose teacher features are nearest to the features decoded from its code.
+        Pixels are in [0, 255]. The decoder predicts features, not pixels. In a reconstruction each
+        patch is therefore replaced by another patch of the batch: the patch whose teacher features
+        are nearest to the features that the decoder predicts.
         """
         images = batch["image"].astype(jnp.float32)
         _, codes = self.quantise(self.project(model, batch["image"]), context.state["codebook"])
