@@ -37,7 +37,7 @@ def load_image_text(
 ) -> ImageTextModel:
     """Loads a CLIP, SigLIP or SigLIP 2: image encoder, text encoder and tokenizer.
 
-    `model.encode_image(images)` and `model.encode_text(texts)` return embeddings of length 1, and
+    `model.encode_image(images)` and `model.encode_text(texts)` return embeddings of unit norm, and
     `model.classifier(names)` is an image classifier for any class names.
 
     Args:

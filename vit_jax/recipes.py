@@ -655,7 +655,7 @@ def bit_hyperrule(
     The schedule and mixup depend on the number of images.
 
     Args:
-      dataset: as in `finetune`.
+      dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.
       model: the model's name; empty: the checkpoint's model.
       images: number of training images; 0: the number in the data set, if it is known.
       side: side of the images in pixels, the square root of height times width. 0: the data set's

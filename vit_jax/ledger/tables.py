@@ -175,7 +175,7 @@ def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) 
 
     Args:
       table: the published table.
-      figures: as in `comparison_table`.
+      figures: our values, by row and column of the published table.
     """
     printed = table.by_model()
     return {

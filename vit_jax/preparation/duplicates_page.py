@@ -112,7 +112,7 @@ def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
     """Lists the images in folders or CSVs, with their splits and classes.
 
     Args:
-      folders: as in `find_duplicates`.
+      folders: paths of folders of images, or of CSVs that list images.
     """
     images, places, left_out = [], [], Counter()
     for folder in folders:
@@ -132,7 +132,7 @@ def _below(folder: str, place: Place) -> Place:
 
     Args:
       folder: name of the folder; empty: the split keeps its name.
-      place: split and class of the image.
+      place: the current split and the class of the image.
     """
     split, label = place
     return Place("/".join(part for part in (folder, split) if part), label)

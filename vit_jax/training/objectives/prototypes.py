@@ -100,7 +100,7 @@ def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS
 
     Each Sinkhorn-Knopp iteration has two steps. First exp(logits) is scaled to equal sums for all
     prototypes, then to the sum 1 for each sample (SwAV, 2006.09882, section 3.1). The samples must
-    be those of the global batch, from all devices.
+    be the global batch, from all devices.
 
     Args:
       logits: logits, already divided by the temperature, `[samples, prototypes]`.

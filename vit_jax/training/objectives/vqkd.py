@@ -159,7 +159,7 @@ class Tokeniser(nnx.Module):
 class VQKD(Objective):
     """Quantization of patches to codebook entries, trained to predict a teacher's features.
 
-    The model's output of each patch is projected to a vector with few dimensions and length 1. The
+    The model's output of each patch is projected to a vector with few dimensions and unit norm. The
     vector is quantized to the nearest code, with a straight-through gradient. A decoder predicts
     the teacher's features from the codes. The loss is 1 minus the cosine similarity of predicted
     and true features, plus the squared distance between vectors and their codes.
@@ -318,7 +318,7 @@ class VQKD(Objective):
     def project(
         self, model: nnx.Module, images: jax.Array, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """Encodes and projects patches to vectors of length 1, `[batch, patches, code_dim]`."""
+        """Encodes and projects patches to vectors of unit norm, `[batch, patches, code_dim]`."""
         x = model.features(images, rngs, dense=True)
         return unit(self.projection(x.reshape(len(x), self.patches, -1)))
 
