@@ -414,7 +414,7 @@ class WholeJpeg(Jpeg):
 
 
 class Turn(NamedTuple):
-    """How a stored image is turned upright: its axes are mirrored, and then swapped."""
+    """The steps that turn a stored image upright: axes are mirrored, and then swapped."""
 
     swap: bool
     flip_x: bool

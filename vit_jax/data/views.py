@@ -45,7 +45,7 @@ class View(NamedTuple):
 
 
 class ViewSpec(NamedTuple):
-    """A resolved `View`: the config's values replace its defaults.
+    """A `View` whose unset values are replaced by the config's values.
 
     Attributes:
       crop: `(image, rng, out) -> pixels`, such as a `TrainCrop`.

@@ -257,7 +257,7 @@ def accuracy(
 def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool) -> float:
     """Returns the mean cross-entropy of images with one label each.
 
-    The arguments are the same as of `accuracy`.
+    The docstring of `accuracy` describes the arguments.
     """
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)

@@ -94,7 +94,7 @@ def fewshot(
 
 
 def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -> int:
-    """Returns the number of steps with which a changed config has the compute of the original.
+    """Returns the number of steps for which a changed config needs as much compute as the original.
 
     Args:
       config: name of the original config, with its argument after a colon.

@@ -107,7 +107,9 @@ def at_best(
 
 
 def best(points: Sequence[Mapping[str, Any]], choices: Mapping[str, Sequence]) -> dict[str, Any]:
-    """Returns the choices of the point with the highest mean accuracy; empty if `points` is empty.
+    """Returns the tuned values of the point with the highest mean accuracy.
+
+    The result is empty if `points` is empty.
 
     Args:
       points: results of runs, from `Study.points`.

@@ -139,7 +139,9 @@ def _below(folder: str, place: Place) -> Place:
 
 
 def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Returns, by the index of an image, its most similar other image and their similarity.
+    """Returns the most similar other image of each image, and the similarity of the two images.
+
+    The result is a dict by the index of the image.
 
     Args:
       pairs: pairs from `find_pairs`, in descending order of similarity.

@@ -130,7 +130,9 @@ class RawDataSet:
 
 
 class Keys(NamedTuple):
-    """Where the label and the captions of an example are stored. None: the usual names are tried.
+    """The columns or keys with the label and the captions of an example.
+
+    None: the usual names are tried.
 
     Attributes:
       label: the Parquet column, JSON key or TFDS feature with the label.
@@ -770,7 +772,7 @@ def _prefixes(stem: str) -> Iterator[str]:
 
 
 def _captions_of_tar(path: str, end: int) -> str | None:
-    """Returns where the captions of a tar are stored: `txt` (text files) or a JSON key.
+    """Returns the storage of a tar's captions: `txt` for text files, or the key in JSON files.
 
     The first sample with captions determines the result.
 

@@ -78,7 +78,7 @@ def _source(config: dict[str, Any]) -> str:
 def _protocol(
     config: dict[str, Any], manifest: dict, which: str, checkpoint: Checkpoint, kept: int | None
 ) -> list[str]:
-    """Returns sentences about how a checkpoint was selected and evaluated.
+    """Returns sentences about the selection and the evaluation of a checkpoint.
 
     Args:
       kept: the earlier step, with better results, whose parameters the checkpoint contains. None:

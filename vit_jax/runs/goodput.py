@@ -52,7 +52,7 @@ class Ledger:
         self.seconds[kind] += seconds
 
     def row(self) -> dict[str, float]:
-        """Returns metrics: seconds of each kind so far, and `goodput`, the share of training."""
+        """Returns metrics: the seconds of each kind of work so far (`time/KIND`), and `goodput`."""
         self.enter(self._kind)
         return {f"time/{kind}": value for kind, value in self.seconds.items()} | {
             "goodput": self.seconds["train"] / sum(self.seconds.values())

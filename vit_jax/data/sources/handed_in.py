@@ -402,8 +402,8 @@ def _check_array(images: np.ndarray, name: str) -> None:
 def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | None, str | None]:
     """Returns the data set, the key of images and the key of labels in its items.
 
-    The keys are None if items are not mappings. The returned data set is the argument; a Hugging
-    Face data set is changed to return undecoded images.
+    The keys are None if items are not mappings. The data set is returned unchanged, except that a
+    Hugging Face data set then returns undecoded images.
     """
     features, kinds = getattr(data, "features", None), {}
     if isinstance(features, Mapping):  # A Hugging Face data set.
