@@ -41,8 +41,8 @@ class TowersFiles(NamedTuple):
     """The content of a library's files for an image-text model.
 
     Attributes:
-      towers: the model as it is stored. Its parameters may differ from those of the original model,
-        but its embeddings are the same.
+      towers: the model as it is stored. Its parameters may differ from the original model's, but
+        its embeddings are the same.
       arrays: tensors by name.
       files: content of each JSON file.
       tokenizer: values to add to `tokenizer_config.json`.

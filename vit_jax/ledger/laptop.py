@@ -128,7 +128,7 @@ def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) ->
     """Returns the mean few-shot accuracy over the collections `DOWNSTREAM`, for each seed.
 
     Args:
-      point: results of runs from `Study.points`, with the metrics of all these collections.
+      point: a point from `Study.points`, with the few-shot metrics of all these collections.
       prefix: `best ` for the best values of all evaluations, or empty.
       shots: training images per class.
     """

@@ -159,7 +159,7 @@ class Study:
         Args:
           stage: name of the stage.
           *figures: metrics, such as `accuracy`, `fewshot/glyphs/5` or `seconds`. With the prefix
-            `best ` it is the highest value of all evaluations (as with early stopping). `exaflops`
+            `best `, the highest value of all evaluations is used (as with early stopping). `exaflops`
             is the compute of the run.
           **factors: factors that the runs must have.
 
