@@ -113,7 +113,7 @@ def _zero_shot(
 ) -> tuple[ImageModel, ImageTextModel]:
     """Loads an image-text model; returns its zero-shot classifier and the model.
 
-    Arguments are as in `open_classifier`.
+    The arguments have the same meaning as in `open_classifier`.
     """
     if classes:
         raise UserError("--names and --classes exclude each other: give the names in one of them")

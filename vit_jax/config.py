@@ -122,9 +122,10 @@ class Config(ConfigDict):
             ) from None
 
     def _dotted(self, key: str) -> str:
-        """Returns the dotted key of a key in this section.
+        """Returns the dotted form of a key of this section: `optimizer.clip_norm` for `clip_norm`.
 
-        The name of a section is not stored. It is found by comparing the section's keys.
+        A section does not store its own name. The section with the same set of keys is searched in
+        `SECTIONS`. Keys of the top level do not change.
         """
         names = {*self.keys()}
         section = next(

@@ -223,7 +223,7 @@ def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) 
     Args:
       checkpoint: checkpoint of the backbone.
       file: PyTorch file with the depth head.
-      max_depth: as in `read_depth_head`.
+      max_depth: maximum depth in metres; None: the data set in the file name determines it.
 
     Raises:
       UserError: the file cannot be read, or its head belongs to another backbone.

@@ -37,7 +37,7 @@ def load_image_text(
 ) -> ImageTextModel:
     """Loads a CLIP, SigLIP or SigLIP 2: image encoder, text encoder and tokenizer.
 
-    `model.encode_image(images)` and `model.encode_text(texts)` return embeddings of length 1, and
+    `model.encode_image(images)` and `model.encode_text(texts)` return embeddings of unit norm, and
     `model.classifier(names)` is an image classifier for any class names.
 
     Args:
@@ -109,7 +109,7 @@ def open_towers(
 
 
 def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
-    """Reads text encoder, tokenizer and similarity scale of an image-text model.
+    """Reads an image-text model without its image encoder.
 
     Args:
       place: the model's workdir, folder or file, as returned by `towers_place`.

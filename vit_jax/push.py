@@ -215,9 +215,10 @@ def read_origin(
       licence: the Hub's identifier of the new model's licence.
 
     Returns:
-      The facts, or None if the checkpoint is not from a run. The base model, `owner/name`: for a
-      run, the model on the Hub from which the run was initialized; for other checkpoints, the
-      checkpoint itself if it is on the Hub; None: there is no such model.
+      The facts, or None if the checkpoint is not from a run; and the name `owner/name` of the base
+      model, or None. The base model of a run is the model on the Hub from which the run was
+      initialized. The base model of another checkpoint is the checkpoint itself, if it is on the
+      Hub.
     """
     from vit_jax.publishing.run_facts import read_facts, repository
     from vit_jax.runs.workdir import place_of

@@ -95,7 +95,15 @@ class Masked(NamedTuple):
 
 
 def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
-    """Returns the pre-training values common to EVA and EVA-02, on ImageNet-21k without labels."""
+    """Returns a config with the values that are common to the pre-training of EVA and EVA-02.
+
+    The training images are ImageNet-21k; its labels are not used.
+
+    Args:
+      model: name of the model.
+      row: values that differ between the models.
+      teacher: the frozen model whose features are predicted.
+    """
     config = _like_eva(
         model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES
     )
@@ -647,7 +655,7 @@ def bit_hyperrule(
     The schedule and mixup depend on the number of images.
 
     Args:
-      dataset: as in `finetune`.
+      dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.
       model: the model's name; empty: the checkpoint's model.
       images: number of training images; 0: the number in the data set, if it is known.
       side: side of the images in pixels, the square root of height times width. 0: the data set's

@@ -97,7 +97,7 @@ def most_similar(
     Args:
       model: an image-text model.
       text: the text.
-      embeddings: embeddings of the images with length 1, float32 `[images, dim]`.
+      embeddings: embeddings of the images with unit norm, float32 `[images, dim]`.
       most: maximum number of images.
     """
     similarities = embeddings @ np.asarray(model.encode_text(text))[0]

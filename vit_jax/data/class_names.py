@@ -124,7 +124,7 @@ def has_names(class_names: Sequence[str]) -> bool:
 def numbers_by_name(
     data_names: Sequence[str], class_names: Sequence[str], used: Collection[int]
 ) -> dict[int, int] | None:
-    """Maps the class indices of a data set to those of the training data, by class name.
+    """Maps the class indices of a data set to the training data's indices, by class name.
 
     Args:
       data_names: class names of the data set.

@@ -191,18 +191,18 @@ def open_image(
 ) -> "Jpeg | Pixels":
     """Opens an image without decoding it; the methods of the result decode rectangles.
 
-    `height` and `width` of the result are those of the upright image.
+    `height` and `width` of the result are the size of the upright image.
 
     Args:
       image: an encoded image, or RGB uint8 `[height, width, 3]`. An opened image is returned
         unchanged.
       mode: `fast`, or `exact`: always decode the whole image with Pillow.
-      background: as in `decode`.
+      background: colour behind a transparent image, one of `BACKGROUNDS`.
       several: many rectangles will be read; therefore the whole image is decoded only once.
 
     Raises:
-      Unreadable: as in `decode`. Damage after the header of a JPEG is detected later, when a
-        rectangle is decoded.
+      Unreadable: the content is not an image, is cut short, or has too many pixels. Damage after
+        the header of a JPEG is detected later, when a rectangle is decoded.
     """
     if isinstance(image, Jpeg | Pixels):
         return image
@@ -414,7 +414,7 @@ class WholeJpeg(Jpeg):
 
 
 class Turn(NamedTuple):
-    """How a stored image is turned upright: its axes are mirrored, and then swapped."""
+    """The steps that turn a stored image upright: axes are mirrored, and then swapped."""
 
     swap: bool
     flip_x: bool

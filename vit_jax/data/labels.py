@@ -48,7 +48,9 @@ def check_lists(counts: np.ndarray, values: np.ndarray, classes: int | None = No
     a table with one column per class.
 
     Args:
-      counts, values, classes: see `one_hot_width`.
+      counts: length of each example's label, without unlabelled examples.
+      values: all labels, concatenated.
+      classes: number of classes; None: unknown.
     """
     if not len(counts) or counts[0] < 2 or (counts != counts[0]).any():
         return

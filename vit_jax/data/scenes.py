@@ -137,8 +137,9 @@ class Scene:
     Attributes:
       main: index of the item that defines the label.
       lattice: shades of the texture at the points of its lattice, uint16 `[16 * 16]`.
-      steps: scale and rotation of the texture: the offset in the lattice, in 256ths of a point,
-        from the left to the right side of the image.
+      steps: vector `(x, y)` in the lattice, from the left to the right side of the image, in 256ths
+        of the distance between two points. The length of the vector is the scale of the texture,
+        and its direction is the rotation of the texture.
       colours: colours of the texture's lowest and highest shade, int32 `[2, 3]`.
       noise: amplitude of the noise.
     """

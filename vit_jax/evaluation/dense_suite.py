@@ -95,7 +95,8 @@ class Predicted:
       source: the images.
       stream: function like `DenseModel.stream`, which yields the index and the prediction of each
         readable image of a source.
-      shown: the same for the worst images, which are shown on a page; None: `stream`.
+      shown: function like `stream` for the worst images, which are shown on a page; None:
+        `stream`.
     """
 
     def __init__(

@@ -143,7 +143,7 @@ def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
 
 
 def image_embedding(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """Returns embeddings of an image-text model's image encoder, scaled to length 1.
+    """Returns embeddings of an image-text model's image encoder, scaled to unit norm.
 
     The result is float32 `[batch, dim]`.
     """

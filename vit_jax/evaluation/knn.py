@@ -68,7 +68,7 @@ def knn_accuracies(
 
 
 def unit(values: np.ndarray) -> np.ndarray:
-    """Scales each row (the features of an image) to length 1. Rows of zeros stay unchanged."""
+    """Scales each row (the features of an image) to unit L2 norm. Rows of zeros stay unchanged."""
     return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
 
 

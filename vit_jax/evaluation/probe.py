@@ -255,7 +255,10 @@ def accuracy(
 
 
 def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool) -> float:
-    """Returns the mean cross-entropy of images with one label each; arguments as in `accuracy`."""
+    """Returns the mean cross-entropy of images with one label each.
+
+    The docstring of `accuracy` describes the arguments.
+    """
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
     targets = over_devices(test.labels.max(axis=1), mesh, fill=-1)

@@ -175,8 +175,8 @@ def likeliest_classes(
     result is padded with -1.
 
     Args:
-      images: image embeddings of length 1, float32 `[images, dim]`.
-      classes: embeddings of the classes' names with length 1, float32 `[classes, dim]`.
+      images: image embeddings of unit norm, float32 `[images, dim]`.
+      classes: embeddings of the classes' names with unit norm, float32 `[classes, dim]`.
       texts: the model's text encoder.
 
     Returns:

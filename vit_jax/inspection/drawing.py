@@ -218,7 +218,7 @@ def look(model, images: np.ndarray, batch_size: int) -> dict:
 
 
 def _say_progress(done: int, count: int) -> None:
-    """Prints how many of `count` images are done, if standard error is a terminal."""
+    """Prints the number of finished images of `count`, if standard error is a terminal."""
     if sys.stderr.isatty():
         done = min(done, count)
         print(

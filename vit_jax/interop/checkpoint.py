@@ -138,7 +138,7 @@ def fill(module: Kind, sources: dict[str, Callable[[], np.ndarray]]) -> Kind:
 
     Args:
       module: a module with shapes in place of arrays.
-      sources: as in `build`.
+      sources: for each parameter, by path, a function that reads it.
     """
     shapes = parameter_shapes(module)
     device = jax.local_devices()[0]

@@ -51,7 +51,15 @@ _PROBES = ("a cat", "red dogs", "three")  # Texts to compare tokenizers; text cl
 
 
 class TextPart(NamedTuple):
-    """An image-text model without the image tower: text tower, tokenizer and similarity."""
+    """An image-text model without its image tower.
+
+    Attributes:
+      tower: the text tower.
+      tokenizer: the tokenizer of the text tower.
+      logit_scale: logarithm of the factor that multiplies cosine similarities.
+      logit_bias: number that is added to the product; None: nothing is added.
+      probabilities: function from similarities to probabilities, `softmax` or `sigmoid`.
+    """
 
     tower: TextTower
     tokenizer: Tokenizer
@@ -106,7 +114,7 @@ def download_towers(address: str) -> Path:
 
 
 def open_text(path: Path) -> TextPart:
-    """Reads the text tower, tokenizer and similarity of another library's image-text model.
+    """Reads an image-text model of another library, without its image tower.
 
     Args:
       path: a result of `towers_at`.
@@ -140,7 +148,7 @@ def _check_end(path: Path, options: TextOptions, tokenizer: Tokenizer) -> None:
 
 
 def open_trained_text(checkpoint: Checkpoint, workdir: Path) -> TextPart:
-    """Reads the text tower, tokenizer and similarity of a training run's image-text model.
+    """Reads the image-text model of a training run, without its image tower.
 
     Args:
       checkpoint: the opened checkpoint of the run.

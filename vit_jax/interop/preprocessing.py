@@ -246,7 +246,7 @@ def _sides(size: Any, alone: str | None = None) -> dict[str, int]:
 
 
 def _named_sides(size: Any, alone: str | None) -> dict[str, Any]:
-    """Returns the same as `_sides`, without checking that the values are positive integers."""
+    """Implements `_sides`, without checking that the values are positive integers."""
     if size is None:
         return {}
     if isinstance(size, dict):

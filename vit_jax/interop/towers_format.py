@@ -28,7 +28,7 @@ class Towers(NamedTuple):
       options: arguments of the image tower.
       read: called with the path of a parameter of the image tower; returns the parameter.
       preprocessing: preprocessing of images; None: the default, `DEFAULT_PREPROCESSING`.
-      text_part: text tower, tokenizer and similarity.
+      text_part: text tower and tokenizer, and scale and bias of the similarity.
     """
 
     options: ImageOptions
@@ -41,8 +41,8 @@ class TowersFiles(NamedTuple):
     """The content of a library's files for an image-text model.
 
     Attributes:
-      towers: the model as it is stored. Its parameters may differ from those of the original model,
-        but its embeddings are the same.
+      towers: the model as it is stored. Its parameters may differ from the original model's, but
+        its embeddings are the same.
       arrays: tensors by name.
       files: content of each JSON file.
       tokenizer: values to add to `tokenizer_config.json`.

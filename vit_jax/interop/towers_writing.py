@@ -54,11 +54,14 @@ def save_towers(destination: Path, library: str, towers: Towers) -> list[str]:
 
 
 def _compare_text(written: TextPart, text_part: TextPart, title: str) -> None:
-    """Raises UserError if text tower, similarity or tokens in the files differ from the model's.
+    """Raises UserError if the written files do not store the text tower and tokenizer exactly.
+
+    The scale and bias of the similarity are also compared. Tokenizers are compared by the tokens of
+    a few texts.
 
     Args:
-      written: text tower, similarity and tokenizer, read from the files.
-      text_part: those of the model.
+      written: text tower and tokenizer that were read from the files.
+      text_part: text tower and tokenizer of the original model.
       title: name of the library, for errors.
     """
     written_params, params = params_of(written.tower), params_of(text_part.tower)

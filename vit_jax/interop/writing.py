@@ -207,7 +207,13 @@ def compare_parameters(written: Checkpoint, title: str, read: Callable[[str], An
 
 
 def _compare_objective(written: ObjectiveParams | None, title: str, objective: _Objective) -> None:
-    """Raises UserError if the objective's parameters or state in the files differ."""
+    """Raises UserError if the files do not store the objective's parameters and state exactly.
+
+    Args:
+      written: the objective's parameters and state that were read from the files.
+      title: name of the library, for errors.
+      objective: the original parameters and state.
+    """
     if written is None:
         raise UserError(f"{title} cannot store {objective.name}'s parameters")
     for name, value in written.values.items():

@@ -94,7 +94,7 @@ def fewshot(
 
 
 def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -> int:
-    """Returns the number of steps with which a changed config has the compute of the original.
+    """Returns the number of steps for which a changed config needs as much compute as the original.
 
     Args:
       config: name of the original config, with its argument after a colon.
@@ -128,7 +128,7 @@ def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) ->
     """Returns the mean few-shot accuracy over the collections `DOWNSTREAM`, for each seed.
 
     Args:
-      point: results of runs from `Study.points`, with the metrics of all these collections.
+      point: a point from `Study.points`, with the few-shot metrics of all these collections.
       prefix: `best ` for the best values of all evaluations, or empty.
       shots: training images per class.
     """

@@ -187,10 +187,11 @@ def with_verdict(
 
     Args:
       record: a record without verdict.
-      verdict: a key of `VERDICTS`, the scale, and a sentence or two, separated by colons:
-        `not seen at this scale: At 16 pixels, 1,200 steps: BiTs lead throughout.` If it is empty
-        and the existing record has the same results, the verdict of that record is used.
-      folder: folder of the existing records.
+      verdict: text of the form `WORD: At SCALE: REASON`, where WORD is a key of `VERDICTS` and
+        REASON is a sentence or two. Example:
+        `contradicts: At 16 pixels, 1,200 steps: BiTs lead throughout.` Empty: the verdict of the
+        experiment's earlier record in `folder` is used, if that record has the same results.
+      folder: folder with the records of experiments.
 
     Raises:
       UserError: the verdict is malformed, or it is empty and there is no record with these results.

@@ -107,11 +107,14 @@ def at_best(
 
 
 def best(points: Sequence[Mapping[str, Any]], choices: Mapping[str, Sequence]) -> dict[str, Any]:
-    """Returns the choices of the point with the highest mean accuracy; empty if `points` is empty.
+    """Returns the tuned values of the point with the highest mean accuracy.
+
+    The result is empty if `points` is empty.
 
     Args:
       points: results of runs, from `Study.points`.
-      choices: as in `at_best`.
+      choices: the values that were tried, by name of the factor. The result contains only these
+        factors.
     """
     if not points:
         return {}
@@ -174,9 +177,11 @@ def transfer(
     Args:
       models: config and overrides of each model, by the table's column (a key of
         `Table.by_model`).
-      data_sets: a data set as in `fine_tuning` for each row of the table.
+      data_sets: for each row of the table, a name in `TRANSFER`, or `vtab/NAME` for a task of
+        VTAB-1k.
       table: name of a table in `vit_jax.published`.
-      high_resolution: as in `fine_tuning`.
+      high_resolution: image size in pixels for runs on ImageNet, by model. None: 384 for all
+        models.
     """
     return Experiment(
         claim="",
@@ -217,7 +222,7 @@ def fine_tuning(
     recipe is chosen on validation images.
 
     Args:
-      models: as in `pretraining`.
+      models: for each model, by name, a config in configs/ and its overrides.
       data_sets: names in `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.
       seeds: random seeds of the runs.
       high_resolution: image size in pixels for runs on ImageNet, by model; 384 for other models.

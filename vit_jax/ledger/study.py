@@ -159,8 +159,8 @@ class Study:
         Args:
           stage: name of the stage.
           *figures: metrics, such as `accuracy`, `fewshot/glyphs/5` or `seconds`. With the prefix
-            `best ` it is the highest value of all evaluations (as with early stopping). `exaflops`
-            is the compute of the run.
+            `best `, the highest value of all evaluations is used, as with early stopping.
+            `exaflops` is the compute of the run.
           **factors: factors that the runs must have.
 
         Returns:

@@ -379,10 +379,13 @@ def _smallest(values: dict) -> dict:
 def _layers(model: ConvNeXt) -> Callable[[str], float]:
     """Returns a function from a parameter's path to its layer number, for layer-wise decay.
 
-    The numbers are those of the papers' fine-tuning. Models with 27 or more blocks in the third
-    stage (V1, and large V2) have twelve layers: three consecutive blocks of the third stage form
-    one layer, and each of the other stages is one layer. In smaller models (V2) each block is one
-    layer, and the stem belongs to the first layer.
+    The number of blocks in the third stage selects one of two rules, in V1 and in V2:
+
+    - 27 or more blocks (Small and larger): three consecutive blocks of the third stage form one
+      layer, and each of the other stages is one layer. With 27 blocks there are twelve layers, as
+      in both papers' fine-tuning. The stem has the number -1.
+    - Fewer blocks (Tiny and smaller): each block is one layer, as in V2's fine-tuning. The stem
+      belongs to the first layer, number 0.
     """
     blocks = model.options.blocks
     grouped = len(blocks) == 4 and blocks[2] >= 27

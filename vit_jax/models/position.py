@@ -325,7 +325,7 @@ class Rope(NamedTuple):
       stretched: rows and columns are scaled to the pre-training grid: they are multiplied by the
         size of this grid, divided by the size of the model's grid.
       after_cls: in models with a class token, rows and columns are counted from 1.
-      centred: a patch's coordinates are those of its centre, from -1 to 1, times 2 pi.
+      centred: a patch's coordinates are the coordinates of its centre, from -1 to 1, times 2 pi.
     """
 
     base: float

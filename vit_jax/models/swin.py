@@ -8,9 +8,9 @@ Layout of windows: norms and MLPs treat each position independently, on a map
 `[batch, height, width, dim]`. Before attention the map is cut into windows,
 `[batch, windows, tokens, dim]`; after attention the windows are joined to a map again. Each of
 these two steps is a transpose that keeps vectors of `dim` numbers contiguous. Queries, keys and
-values are computed from the windows. Therefore no transpose is needed for these three arrays, whose
-heads are narrow. Shifted windows require a cyclic shift of the map before the cut and after the
-join, which is a copy.
+values are computed after the cut. If they were computed before the cut, three arrays would have to
+be transposed instead of one, and only the narrow vectors of one head would be contiguous. Shifted
+windows require a cyclic shift of the map before the cut and after the join, which is a copy.
 """
 
 import dataclasses
@@ -267,7 +267,7 @@ class WindowAttention(nnx.Module):
 
 
 def unit_length(x: jax.Array) -> jax.Array:
-    """Normalizes vectors along the last axis to length 1 in float32; zeros stay zeros."""
+    """Normalizes vectors along the last axis to unit L2 norm in float32; zeros stay zeros."""
     wide = x.astype(jnp.float32)
     # The maximum is inside the square root because the root's gradient at zero is infinite.
     return (wide * jax.lax.rsqrt(jnp.maximum((wide**2).sum(-1, keepdims=True), 1e-24))).astype(
@@ -536,7 +536,7 @@ def _stacks(stack: Stack, heads: tuple[int, ...]) -> list[Stack]:
 def windows(
     grid: tuple[int, int], window: int | tuple[int, ...], stages: int
 ) -> list[tuple[int, int]]:
-    """Returns height and width of each stage's windows, at most those of the stage's feature map.
+    """Returns height and width of each stage's windows, limited to the size of its feature map.
 
     Args:
       grid: rows and columns of patches in the first stage. Each further stage has half as many rows

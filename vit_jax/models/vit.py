@@ -861,7 +861,10 @@ STEM += ("register_tokens", "stem_norm")
 
 
 def _layer(path: str) -> float:
-    """Returns the index of a parameter's encoder layer; -1: before the encoder, inf: after it."""
+    """Returns the index of a parameter's encoder layer.
+
+    The result is -1 for parameters before the encoder, and infinite for parameters after it.
+    """
     first, *rest = path.split("/")
     if first in ("blocks", "position_embedding") and rest[0].isdigit():
         return int(rest[0])

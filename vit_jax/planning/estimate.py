@@ -21,7 +21,7 @@ from vit_jax.training.program import model_arguments, shapes_of_batch
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of a run. Memory, collectives and operations are those of one device."""
+    """Estimate of a run. Memory, collectives and operations are for one device."""
 
     model: str
     where: Slice
@@ -266,7 +266,7 @@ def _run_rows(plan: Estimate, slower: float) -> list[str]:
 
     Args:
       plan: the estimate.
-      slower: as in `_time_rows`.
+      slower: the slowest step time, divided by the fastest step time.
     """
     job, run = plan.job, plan.cost
     core_days, chip_days = (_range(days, ",.1f", slower) for days in (run.core_days, run.chip_days))

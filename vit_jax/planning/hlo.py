@@ -28,7 +28,7 @@ _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128} | {
 class Operation:
     """One operation of a step on one device.
 
-    `cycles`, `flops` and `sent` are those of a single execution. In a loop, an operation is
+    `cycles`, `flops` and `sent` are for a single execution. In a loop, an operation is
     executed several times in a step.
     """
 

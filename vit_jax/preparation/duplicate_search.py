@@ -288,13 +288,13 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
 def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> str:
     """Returns a one-line warning about test images with near-duplicates among training images.
 
-    The result is "" if there are none. The test images may be those of any other split.
+    The result is "" if there are none. The test images may be the images of any other split.
 
     Args:
       train: the training images.
       other: the images of the other split.
       name: name of the other split.
-      seconds: as in `leaks`.
+      seconds: time limit for decoding in seconds.
     """
     found = leaks(train, other, seconds)
     if not found.pairs:

@@ -201,7 +201,7 @@ def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -
 
 
 def directions(embeddings: np.ndarray) -> np.ndarray:
-    """Scales embeddings `[n, dim]` to length 1.
+    """Scales embeddings `[n, dim]` to unit L2 norm.
 
     Embeddings of zeros, or with infinite values or NaN, are replaced by zeros.
     """

@@ -76,10 +76,11 @@ def in_chunks(
 def each_file(
     function: Callable[[int, Path], None], files: list[Path], name: str, folder: Path, run: Run
 ) -> list[Path]:
-    """Runs `function(number, new file)` for each file number 0, 1, ...; returns the new files.
+    """Computes a new file from each of `files`; returns the new files.
 
     Args:
-      function: function that computes a new file from file `number` of `files`.
+      function: called as `function(number, new_file)` for each file number 0, 1, ... It computes
+        `new_file` from `files[number]`.
       files: files from `in_chunks`.
       name: name of the tasks, also part of the file names.
       folder: folder of the new files.

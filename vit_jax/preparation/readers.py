@@ -130,12 +130,14 @@ class RawDataSet:
 
 
 class Keys(NamedTuple):
-    """Where the label and the captions of an example are stored. None: the usual names are tried.
+    """The columns or keys with the label and the captions of an example.
+
+    None: the usual names are tried.
 
     Attributes:
       label: the Parquet column, JSON key or TFDS feature with the label.
-      caption: the column, JSON key or TFDS feature with the captions; `txt`: text files in a tar;
-        `NO_CAPTIONS`: captions are ignored.
+      caption: the column, JSON key or TFDS feature with the captions. `txt`: the captions are text
+        files in a tar. `NO_CAPTIONS`: captions are ignored.
     """
 
     label: str | None = None
@@ -713,7 +715,7 @@ def _described(
 
     An image belongs to a label or caption in two cases: both have the same name up to the last dot,
     or they are the only image and the only label of the key (`000.photo.jpg`, `000.cls`). An image
-    without label and caption is an example, unless its name starts with that of a sample with a
+    without label and caption is an example, unless its name starts with the name of a sample with a
     label or caption. Then it is a further image of this sample, and is skipped.
 
     Args:
@@ -740,7 +742,8 @@ def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _
     """Returns the only sample with an image, and the only sample with a label or a caption.
 
     Returns:
-      None if there is not exactly one sample of each kind, or if both are the same sample.
+      The two samples. None if there are no or several samples with an image, if there are no or
+      several samples with a label or a caption, or if the same sample has both.
     """
     images = [sample for sample in samples if sample.images]
     noted = [sample for sample in samples if sample.has_note(notes)]
@@ -769,7 +772,7 @@ def _prefixes(stem: str) -> Iterator[str]:
 
 
 def _captions_of_tar(path: str, end: int) -> str | None:
-    """Returns where the captions of a tar are stored: `txt` (text files) or a JSON key.
+    """Returns the storage of a tar's captions: `txt` for text files, or the key in JSON files.
 
     The first sample with captions determines the result.
 
@@ -1135,7 +1138,7 @@ def _too_large(path: str, limit: int) -> str:
 
 
 def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> tuple[int, ...]:
-    """Converts the class indices of a file to those of the data set.
+    """Converts class indices of a file to class indices of the data set.
 
     Args:
       labels: class indices of an example in the file.

@@ -180,7 +180,7 @@ def prepare(
 def _settings(
     source: readers.RawDataSet, options: Options, embedding: tuple[Embedder, Run] | None
 ) -> dict:
-    """Returns the settings on which the data set's content depends; arguments as in `prepare`."""
+    """Returns the settings on which the content of the prepared data set depends."""
     settings = {
         "source": str(source.root.absolute()),
         "kind": source.kind,
@@ -211,10 +211,10 @@ def _write_splits(
       folder: folder of the data set.
       name: name of the data set.
       splits: names of the ordered splits.
-      source: as in `prepare`.
+      source: the data set to convert.
       index: the examples of `source`.
-      options: as in `prepare`.
-      write: as in `prepare`.
+      options: options of the data set.
+      write: function that runs the tasks of writing shards.
     """
     if options.shots:  # This first call raises errors before the splits are written.
         choose_shots(source, index, options.shots, (), folder / WORK)

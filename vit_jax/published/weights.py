@@ -54,11 +54,11 @@ class Weights(NamedTuple):
       pixels: side of the images.
       classes: number of classes; 0: no head.
       data: the data sets of training in their order, as keys of `DATA_SETS`. They are derived from
-        the tag. The data of a teacher are not included, and those of initial weights only if the
-        tag contains them.
+        the tag. The data of a teacher are not included. The data of the initial weights are
+        included only if the tag contains them.
       crop: side of the square crop relative to the resized image.
       kind: sides that are resized before the central crop: `short_side`, or both (`square`).
-      interpolation: as in `data.interpolation`.
+      interpolation: interpolation of the resize, as in `config.data.interpolation`.
       mean, std: normalization of pixels in [0, 1]; one number, or one per channel.
       licence: licence as in timm's registry.
       gelu: the GELU with which the model was trained, if the files of the repository declare

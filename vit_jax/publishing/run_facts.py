@@ -78,11 +78,11 @@ def _source(config: dict[str, Any]) -> str:
 def _protocol(
     config: dict[str, Any], manifest: dict, which: str, checkpoint: Checkpoint, kept: int | None
 ) -> list[str]:
-    """Returns sentences about how a checkpoint was selected and evaluated.
+    """Returns sentences about the selection and the evaluation of a checkpoint.
 
     Args:
       kept: the earlier step, with better results, whose parameters the checkpoint contains. None:
-        the parameters are those of the checkpoint's own step.
+        the checkpoint contains the parameters of its own step.
     """
     chosen_by = "dev" if config["data.dev_split"] is not None else "test"
     best = f", the best of its checkpoints by the {chosen_by} images" if which == "best" else ""
@@ -109,7 +109,7 @@ def _figures(rows: Sequence[dict[str, float]], step: int) -> dict[str, str]:
     """Returns the results of a step from the rows of a run's log, formatted for the card.
 
     If the log has several rows for the step, later values replace earlier values. If the checkpoint
-    contains the parameters of an earlier step, the dev results are those of the earlier step.
+    contains the parameters of an earlier step, the dev results are from the earlier step.
     """
     words = {}
     for key, value in _values(rows, step).items():
@@ -127,7 +127,7 @@ def _figures(rows: Sequence[dict[str, float]], step: int) -> dict[str, str]:
 
 
 def _values(rows: Sequence[dict[str, float]], step: int) -> dict[str, float]:
-    """Returns the logged values of a step; dev results are those of the step in `_kept_step`."""
+    """Returns the logged values of a step; dev results are from the step in `_kept_step`."""
 
     def logged(step: int) -> dict[str, float]:
         return {key: x for row in rows if row["step"] == step for key, x in row.items()}

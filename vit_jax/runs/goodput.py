@@ -52,14 +52,17 @@ class Ledger:
         self.seconds[kind] += seconds
 
     def row(self) -> dict[str, float]:
-        """Returns metrics: seconds of each kind so far, and `goodput`, the share of training."""
+        """Returns metrics: the seconds of each kind of work so far (`time/KIND`), and `goodput`."""
         self.enter(self._kind)
         return {f"time/{kind}": value for kind, value in self.seconds.items()} | {
             "goodput": self.seconds["train"] / sum(self.seconds.values())
         }
 
     def in_words(self) -> str:
-        """Returns a line of text with each kind's share of the total time."""
+        """Returns a line with the goodput, the total time, and the shares of other kinds of work.
+
+        Shares below 0.05 % are omitted.
+        """
         row = self.row()
         total = sum(self.seconds.values())
         rest = sorted(

@@ -44,7 +44,7 @@ class Needs(NamedTuple):
 
     @property
     def certain(self) -> int:
-        """Bytes that a step certainly needs: all bytes except those of activations."""
+        """Bytes that a step certainly needs: all bytes except the activations."""
         return self.parameters + self.optimizer + self.gradients + self.batch
 
     def __str__(self):

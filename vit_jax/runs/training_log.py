@@ -166,7 +166,10 @@ class TrainLog:
         return line
 
     def account(self, step: int) -> None:
-        """Writes the seconds so far to `metrics.jsonl`; a later start of the run adds its own."""
+        """Writes the seconds of each kind of work so far to `metrics.jsonl`.
+
+        A later start of the run reads these seconds, and adds its own seconds.
+        """
         if self._writer:
             self._writer.write(step, self._ledger.row())
 

@@ -268,7 +268,7 @@ def ends_run(row: dict[str, float], steps: int) -> bool:
 
 
 def _check_same(workdir: Path, saved: dict, current: dict) -> None:
-    """Raises UserError if values that identify the model differ from those of the saved run."""
+    """Raises UserError if values that identify the model differ from the saved run's values."""
     for name, known in saved.items():
         if differing := [
             key for key, value in known.items() if current.get(name, {}).get(key) != value

@@ -78,7 +78,7 @@ def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _mirrored(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """Draws which images `random_flip` mirrors, bool `[..., 1, 1, 1]`: True for mirrored images."""
+    """Draws the images to mirror in `random_flip`: True for mirrored images, `[..., 1, 1, 1]`."""
     return jax.random.bernoulli(key, shape=(*shape[:-3], 1, 1, 1))
 
 

@@ -389,7 +389,7 @@ def make_pictures(
 def _prepare(objective, objective_params, mesh, batch, key, numbers) -> dict[str, jax.Array]:
     """Adds the objective's random draws, such as masks, to the batch.
 
-    The random key of an image is folded from `key` and the image's index in `numbers`.
+    The random key of image i is `fold_in(key, numbers[i])`.
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     drawn = nnx.merge(objective, objective_params).prepare(batch, keys)

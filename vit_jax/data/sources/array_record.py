@@ -131,7 +131,7 @@ class Records(Source):
         return tuple(label for label, is_set in enumerate(row) if is_set)
 
     def checked(self, samples: int = 16) -> "Records":
-        """Checks a few examples; returns the source with the `one_hot` that they require.
+        """Checks a few examples; returns the source with `one_hot` set as their labels require.
 
         Raises:
           UserError: an example lacks the image, a required label or a caption, or has a label of an

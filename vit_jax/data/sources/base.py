@@ -71,7 +71,7 @@ class Source:
         raise NotImplementedError
 
     def fair_order(self) -> Sequence[int] | np.ndarray:
-        """Returns all indices in an order of which every slice is a representative sample."""
+        """Returns all indices in an order in which every slice is a representative sample."""
         return range(len(self))
 
     def groups(self, key: str) -> Sequence:

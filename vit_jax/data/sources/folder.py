@@ -244,7 +244,10 @@ def _list_local(where: str) -> tuple[list[str], set[str]]:
 
 
 def _check_link(entry: os.DirEntry) -> None:
-    """Raises UserError for a broken link that may be a class: its name is not that of an image."""
+    """Raises UserError for a broken link that may be the folder of a class.
+
+    This is assumed if the link's name is not the name of an image and does not start with a dot.
+    """
     is_class_name = not entry.name.startswith(".") and why_left_out(entry.name)
     if is_class_name and not os.path.exists(entry.path):
         raise UserError(f"{entry.path} is a broken link: fix it or remove it")

@@ -138,7 +138,7 @@ class Entry(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How the folders in a data set's root are interpreted: as splits or as classes.
+    """Meaning of the folders in a data set's root: they are splits or classes.
 
     Attributes:
       splits: the folder of each split, by the split's name; None: the folders are classes.

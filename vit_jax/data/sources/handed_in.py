@@ -219,7 +219,7 @@ def _captions(source: HandedIn, column: Any, key: str, name: str) -> tuple[tuple
       column: the captions of all examples, if they are passed separately. None: each item contains
         its captions.
       key: the key of the captions, if items are mappings.
-      name: as in `handed_in`.
+      name: name of the data in error messages.
 
     Raises:
       UserError: an example has no caption, or a caption is not text.
@@ -349,7 +349,7 @@ def checked_columns(data: tuple, name: str, second: str) -> tuple[Any, Any]:
 
     Args:
       data: the two columns.
-      name: as in `handed_in`.
+      name: name of the data in error messages.
       second: name of the second column, for errors.
     """
     images, values = data
@@ -402,8 +402,8 @@ def _check_array(images: np.ndarray, name: str) -> None:
 def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | None, str | None]:
     """Returns the data set, the key of images and the key of labels in its items.
 
-    The keys are None if items are not mappings. The returned data set is the argument; a Hugging
-    Face data set is changed to return undecoded images.
+    The keys are None if items are not mappings. The data set is returned unchanged, except that a
+    Hugging Face data set then returns undecoded images.
     """
     features, kinds = getattr(data, "features", None), {}
     if isinstance(features, Mapping):  # A Hugging Face data set.
@@ -450,8 +450,8 @@ def _label_column(keys: list[str], classes: list[str], name: str, label_key: str
     Args:
       keys: names of all columns.
       classes: names of the columns with the feature `ClassLabel`.
-      name: as in `handed_in`.
-      label_key: as in `handed_in`.
+      name: name of the data in error messages.
+      label_key: name of the label column, as requested by the user.
 
     Raises:
       UserError: no column or several columns may contain the labels.
@@ -540,8 +540,8 @@ def _labelled(
       source: the source without labels.
       labels: the labels of all examples; None: the labels are read from the items.
       class_names: class names of the training data, which define the class indices; empty: unknown.
-      num_classes: as in `handed_in`.
-      name: as in `handed_in`.
+      num_classes: number of classes; None: unknown.
+      name: name of the data in error messages.
     """
     labels, items_have_labels = _given_labels(source, labels)
     rows = _label_rows(labels, name)
@@ -612,9 +612,9 @@ def _numbered(
     Args:
       rows: the values in each example's label.
       data_names: the data set's own class names; empty: it has none.
-      class_names: as in `_labelled`.
-      num_classes: as in `handed_in`.
-      name: as in `handed_in`.
+      class_names: class names of the training data; empty: unknown.
+      num_classes: number of classes; None: unknown.
+      name: name of the data in error messages.
     """
     names = data_names or class_names
     counts, values = _flattened(rows, name)
@@ -651,7 +651,7 @@ def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name:
       counts: number of values in each label.
       values: the values of all labels, concatenated.
       num_names: number of class names; 0: there are no class names.
-      name: as in `handed_in`.
+      name: name of the data in error messages.
     """
     try:
         check_lists(counts, values, num_names or None)

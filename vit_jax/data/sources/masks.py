@@ -36,7 +36,7 @@ INVALID = -1  # Class of mask values that must not occur.
 
 
 class Layout(NamedTuple):
-    """How the masks of a folder are stored.
+    """The files, classes and values of the masks in a folder.
 
     Attributes:
       words: description of the layout for the user.

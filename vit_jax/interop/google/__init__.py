@@ -19,7 +19,7 @@ def _prepare(
     """Returns the image model's tensors, and a dictionary that replaces a `config.json`.
 
     The dictionary is derived from the tensors' names. `prefix` is the prefix of the image model's
-    parameters in the file. `by_kind` is True if the names are those of big_vision.
+    parameters in the file. `by_kind` is True if the names are big_vision's.
     """
     starts = ("params/", "opt/target/")
     prefix = next(

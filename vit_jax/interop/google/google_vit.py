@@ -148,7 +148,7 @@ def _values(shapes: dict, by_kind: bool) -> dict:
 
     Args:
       shapes: shapes of the arrays by name.
-      by_kind: the names are those of big_vision.
+      by_kind: the arrays have big_vision's names.
     """
     patch, _, channels, dim = shapes["embedding/kernel"]
     values = dict(
@@ -191,7 +191,7 @@ def _describe(values: dict) -> dict:
     """Returns {}, because npz files have no `config.json`; checks that the model can be written.
 
     Raises:
-      UserError: the files could not be distinguished from those of another model.
+      UserError: the files would look like the files of another model.
     """
     if values.get("mlp") == "swiglu":
         raise UserError("Google's npz has no mlp='swiglu'")

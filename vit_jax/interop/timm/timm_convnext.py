@@ -192,7 +192,12 @@ def _values(shapes: dict) -> dict:
 
 
 def _stem(shapes: dict, width: int) -> str:
-    """Returns the argument `stem`, for a first stage of `width` channels."""
+    """Returns the value of the model argument `stem`, such as `patches`.
+
+    Args:
+      shapes: shapes of the tensors by name.
+      width: number of channels of the first stage.
+    """
     # In other stems, `stem.2` is not a convolution.
     if len(shapes.get("stem.2.weight", ())) == 4:
         return "activated"

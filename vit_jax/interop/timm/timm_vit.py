@@ -176,7 +176,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     Args:
       tensors: renamed tensors.
       config: content of `config.json`, or {}.
-      image_size: as in `image_size_of`.
+      image_size: image size for which the model is loaded, or None.
 
     Raises:
       UserError: the tensors are not a ViT or contradict `config`, or the model is unsupported.

@@ -362,10 +362,7 @@ def doubled(x: jax.Array) -> jax.Array:
 
 
 def _doubling(size: int) -> np.ndarray:
-    """Returns the matrix `[2 * size, size]` that doubles an axis by linear interpolation.
-
-    Its shape is `[2 * size, size]`.
-    """
+    """Returns the matrix `[2 * size, size]` that doubles an axis by linear interpolation."""
     places = np.linspace(0, size - 1, 2 * size)
     return np.maximum(0, 1 - np.abs(places[:, None] - np.arange(size)))
 

@@ -131,7 +131,7 @@ def best_of(predicted: dict[str, Any], most: int) -> Best:
 def mask_quality(logits: jax.Array) -> jax.Array:
     """Returns the mean probability of each mask's pixels, `[...]`; 0 for a mask without pixels.
 
-    The pixels of a mask are those with a probability of more than 0.5. Mask DINO computes the mean
+    The pixels of a mask have a probability of more than 0.5. Mask DINO computes the mean
     at the size of the image; here it is computed at the size of the logits.
 
     Args:

@@ -21,7 +21,8 @@ class Masking(NamedTuple):
     """Random choice of the queries that attend only within their own predicted masks.
 
     Attributes:
-      probabilities: probability of this restriction in each layer with queries, `[layers]`.
+      probabilities: probability that a query is restricted to its mask, in each layer with queries,
+        `[layers]`.
       draws: uniform random numbers in [0, 1), `[batch, layers, queries]`. A query is restricted in
         a layer if its number is smaller than the layer's probability.
     """
@@ -111,8 +112,8 @@ class EoMT(nnx.Module):
           images: uint8, or floats in [-1, 1].
           rngs: random keys, in training.
           state: unused.
-          masking: which queries attend only within their predicted masks, in training. None: no
-            query is restricted.
+          masking: choice of the queries that attend only within their predicted masks, in training.
+            None: no query is restricted.
 
         Returns:
           A dictionary of `masks` `[predictions, batch, queries, rows, columns]` and `classes`

@@ -47,8 +47,9 @@ class Axis(NamedTuple):
 
         Args:
           places: number of scores of a window along this side.
-          blended: where windows overlap, weight the scores near a window's ends less than the
-            scores in its middle. This hides the edges between windows. False: equal weights.
+          blended: True: where windows overlap, the scores near a window's ends have a smaller
+            weight than the scores in its middle. This hides the edges between windows. False: equal
+            weights.
 
         Returns:
           The matrix, float32 `[original, windows * places]`.
@@ -134,8 +135,8 @@ class Windows(NamedTuple):
           dtype: dtype of the map.
           finish: called with the scores of pixels, `[..., classes]`; returns the values of the map,
             such as the class with the highest score.
-          blended: where windows overlap, weight the scores near a window's ends less than the
-            scores in its middle.
+          blended: True: where windows overlap, the scores near a window's ends have a smaller
+            weight than the scores in its middle.
         """
         _, rows, columns, classes = scores.shape
         across = len(self.columns.starts)

@@ -136,7 +136,7 @@ def _checkpoint(config: ConfigDict) -> tuple[Checkpoint, list[Choice]]:
 def _splits(
     config: ConfigDict, user_keys: Collection[str], data_set: DataAt
 ) -> tuple[Images, list[Choice]]:
-    """Chooses the splits: those of the data set, or stratified slices of all its images."""
+    """Chooses the splits: the splits of the data set, or stratified slices of all its images."""
     keys = {"data.train_split", "data.dev_split", "data.test_split"} & {*user_keys}
     first = _first_split(config, keys, data_set)
     source = open_split(config, first)

@@ -129,7 +129,7 @@ class Delivery:
         return True
 
     def _send(self, item: _Row | _Picture) -> None:
-        """Sends an item, without those of its metrics that were sent before."""
+        """Sends an item, without the metrics that were sent before."""
         tracker = self._tracker = self._tracker or self._open()
         sent = self._sent
         if isinstance(item, _Picture):

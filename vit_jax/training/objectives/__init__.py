@@ -110,8 +110,8 @@ def abstract_objective(
 ) -> Objective:
     """Creates the config's objective with shapes in place of arrays.
 
-    The arguments are those of `make_objective`, except `class_weights`: the weight of each class in
-    the classification loss. The attribute `frozen` of the result is set.
+    The arguments are the same as in `make_objective`, except `class_weights`: the weight of each
+    class in the classification loss. The attribute `frozen` of the result is set.
     """
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))
     if frozen is not None:

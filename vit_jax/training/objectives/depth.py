@@ -84,7 +84,8 @@ class Depth(Objective):
     def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss and the metrics of each image.
 
-        In evaluation `Loss.outputs` contains the result of `depth_errors`, for `over_split`.
+        `Loss.outputs` contains the errors of each image (`depth_errors`). In evaluation
+        `over_split` computes their means over the images of a split.
 
         Args:
           batch: `image`, and `depth` float32 `[batch, height, width]` in metres, 0 if unknown.

@@ -1,7 +1,7 @@
 """Object detection: a set of boxes with classes, matched one to one with the true objects.
 
-Matching costs and loss weights of boxes are from Deformable DETR (Zhu et al., 2010.04159), and
-those of masks are from Mask DINO (Li et al., 2206.02777).
+Matching costs and loss weights are from Deformable DETR (Zhu et al., 2010.04159) for boxes, and
+from Mask DINO (Li et al., 2206.02777) for masks.
 """
 
 from collections.abc import Sequence
@@ -153,9 +153,10 @@ class Detection(Objective):
     def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image, and the loss's terms as metrics.
 
-        In evaluation `Loss.outputs` contains the predictions with the highest scores, and the true
-        boxes, in pixels. With masks it also contains `overlaps` and `overlapped`, the result of
-        `largest_overlaps`.
+        In evaluation `Loss.outputs` contains the predictions with the highest scores (`scores`,
+        `classes` and `boxes`), and the true boxes (`true`), in pixels. With masks it also contains
+        the two largest IoUs of each predicted mask with true masks (`overlaps`), and the indices of
+        these true masks (`overlapped`).
 
         Args:
           model: the model.
@@ -312,8 +313,9 @@ def set_losses(
 def matched_mask_losses(embeddings: jax.Array, masks: SampledMasks) -> tuple[jax.Array, jax.Array]:
     """Returns the cross-entropy and the dice loss of each object's mask, each `[objects]`.
 
-    Most points are those candidates where the predicted mask is most uncertain. All masks of the
-    image share the remaining points, `Points.others`.
+    The losses are computed at sampled points. Most points of a mask are chosen among the candidates
+    (`Points.candidates`): the points at which the predicted mask is most uncertain. All masks of
+    the image share the remaining points, `Points.others`.
 
     Args:
       embeddings: mask embedding of each object's matched query, `[objects, dim]`.

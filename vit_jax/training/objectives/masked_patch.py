@@ -181,7 +181,11 @@ class MaskedPatch(Objective):
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the images with corrupted patches in grey, and with predictions, in [0, 255]."""
+        """Returns two versions of the images in [0, 255], each `[batch, height, width, channels]`.
+
+        In the first version the corrupted patches are grey. In the second version they contain the
+        predicted pixels or colours.
+        """
         predicted = self.predict(model, batch)
         if self.target == "pixels":
             pixels = (predicted + 1) * 127.5

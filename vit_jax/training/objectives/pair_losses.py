@@ -15,8 +15,8 @@ class Pairs(NamedTuple):
     """A batch of image-text pairs.
 
     Attributes:
-      images: image embeddings of length 1, float32 `[batch, dim]`.
-      texts: text embeddings of length 1, float32 `[batch, dim]`. Image i and text i are a pair.
+      images: image embeddings of unit norm, float32 `[batch, dim]`.
+      texts: text embeddings of unit norm, float32 `[batch, dim]`. Image i and text i are a pair.
       scale: factor by which cosine similarities are multiplied.
       keep: bool `[batch]`; False for padding. Padding is not a negative for other pairs.
     """

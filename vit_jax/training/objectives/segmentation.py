@@ -115,7 +115,8 @@ class Segmentation(Objective):
     def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss and the pixel accuracy of each image.
 
-        In evaluation `Loss.outputs` contains `areas`, the result of `class_areas`.
+        `Loss.outputs` contains `areas`: the numbers of correct, predicted and true pixels of each
+        class (`class_areas`). In evaluation `over_split` sums them over the images of a split.
 
         Args:
           model: the model.
@@ -193,7 +194,7 @@ class Segmentation(Objective):
         return jax.vmap(lambda mask: targets_of(mask, self.classes, most))(batch[MASK])
 
     def _masking(self, batch: Batch, update: jax.Array | int) -> Masking:
-        """Draws which queries of each image use masked attention, in each layer with queries."""
+        """Draws, for each image, the queries with masked attention in each layer with queries."""
         shape = self.head.layers, self.head.queries.shape[0]
         draws = jax.vmap(lambda key: jax.random.uniform(key, shape))(_keys(batch, 0))
         return Masking(mask_probabilities(update, *self.masked, self.steps), draws)
