@@ -105,20 +105,20 @@ def download_towers(address: str) -> Path:
     return download(address, (*described, OPEN_CLIP_MODEL), weights=False)
 
 
-def open_text(path: Path) -> TextPart:
+def open_text(path: Path, tokenizer_folder: Path | None = None) -> TextPart:
     """Reads the text tower, tokenizer and similarity of another library's image-text model.
 
     Args:
       path: a result of `towers_at`.
+      tokenizer_folder: the folder with the tokenizer's files; None: the folder of the checkpoint.
 
     Raises:
       UserError: the checkpoint has no text tower or no tokenizer, or is damaged.
     """
     form, tensors = _read_form(path)
     options = form.options
-    tokenizer = open_tokenizer(
-        _tokenizer_folder(path), options.length, form.cleaning, options.vocabulary
-    )
+    folder = tokenizer_folder or _tokenizer_folder(path)
+    tokenizer = open_tokenizer(folder, options.length, form.cleaning, options.vocabulary)
     _check_end(path, options, tokenizer)
     tower = fill(abstract(partial(TextTower, options)), _sources(path, form))
     scale = _number(path, tensors, form.logit_scale)
