@@ -341,8 +341,8 @@ def _form(path: Path, config: dict, tensors: Tensors) -> TextFormat:
         library = google_text
     try:
         form = library.read_text_tower(config, tensors)
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     except MALFORMED as error:
         raise UserError(
             f"{path} does not describe a supported text tower ({type(error).__name__}: {error})"
