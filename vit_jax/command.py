@@ -11,6 +11,7 @@ import runpy
 import sys
 import textwrap
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -59,6 +60,7 @@ def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> No
       common: keys of the most frequently changed config values, for `--help`.
     """
     _print_any_name()
+    warnings.formatwarning = _format_warning
     with readers_may_leave(), mistakes():
         if (section := _help_asked()) is not None:
             print(_help(section, common))
@@ -75,6 +77,23 @@ def _print_any_name() -> None:
         if isinstance(stream, io.TextIOWrapper):
             utf_8 = stream.encoding.lower() in ("utf-8", "utf8")
             stream.reconfigure(errors="surrogateescape" if utf_8 else "backslashreplace")
+
+
+_FORMAT_OF_PYTHON = warnings.formatwarning
+
+
+def _format_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """Formats a warning of this package about the user's data without its place in the code."""
+    own = Path(filename).is_relative_to(Path(__file__).parent)
+    if own and category is UserWarning:
+        return f"warning: {message}\n"
+    return _FORMAT_OF_PYTHON(message, category, filename, lineno, line)
 
 
 def _help_asked() -> str | None:

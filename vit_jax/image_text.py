@@ -155,9 +155,9 @@ def towers_place(source: str | Path) -> str | Path:
                 f"weights, and commands take hf://{found[0].repository}"
             )
         raise UserError(
-            f"{source} has no text tower: a model of images and texts is the workdir of a run with "
-            "config.objective.name='contrastive', a folder of Transformers or open_clip, an "
-            "npz file of big_vision's, or hf://owner/name"
+            f"there is no {source}: give an image-text model, which is the workdir of a run with "
+            "config.objective.name='contrastive', a folder of Transformers or open_clip, an npz "
+            "file of big_vision, or hf://owner/name"
         )
     return towers_at(Path(source))
 

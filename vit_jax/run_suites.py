@@ -241,8 +241,8 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
     subject.log(f"== {suite.name}: {missing[0]}")
     rows = measured_rows(suite, measurement, subject, missing)
     results.put(*rows, data=digests)
-    for row in rows:
-        subject.log(in_words(row))
+    for line in in_words(rows):
+        subject.log(line)
 
 
 def measured_rows(

@@ -58,6 +58,8 @@ def main(arguments: list[str]) -> None:
 
     place = towers_place(CHECKPOINT.value)
     model = load_image_text(place)
+    if model.tokenizer.tokens_of(text) == model.tokenizer.tokens_of(""):
+        raise UserError(f"the text {text!r} has no tokens: give one, such as 'a dog on a beach'")
     crop = checkpoint_crop(open_checkpoint(place), model.image.image_size)
     paths, embeddings = embed_images(model, images, crop)
     results = most_similar(model, text, embeddings, TOP.value)

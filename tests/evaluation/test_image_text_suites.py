@@ -1,6 +1,8 @@
 """The suites `zero_shot` and `retrieval`, on a small run with both towers."""
 
 import csv
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -180,6 +182,24 @@ def test_a_model_without_text_tower_is_a_row_with_one_line(tmp_path):
     vit_jax.save_model(model, tmp_path / "image.npz", log=str)
     rows = evaluated(tmp_path / "image.npz", "zero_shot", "digits:", tmp_path / "out")
     assert "has no text tower" in rows["digits, top-1"].note
+
+
+def test_a_command_that_measures_nothing_fails_with_one_line(tmp_path):
+    """The same reason is logged once for all rows."""
+    model = vit_jax.create_model("ViT-mu/16", image_size=32, num_classes=10)
+    vit_jax.save_model(model, tmp_path / "image.npz", log=str)
+    arguments = "--checkpoint=image.npz", "--suite=zero_shot", "--set=digits:", "--out=out"
+    done = subprocess.run(
+        [sys.executable, "-m", "vit_jax.evaluate", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: nothing was evaluated: image.npz: the checkpoint has no text t")
+    assert "\ndigits, top-1, digits, top-5: image.npz: the checkpoint has no text" in done.stdout
+    assert (tmp_path / "out" / "results.md").is_file()
 
 
 def test_a_run_without_text_tower_is_rejected_before_it_starts(tmp_path):

@@ -191,9 +191,15 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
     )
 
 
-def in_words(row: Row) -> str:
-    """Formats a row as a log line: the metric, or the note why the row has no metric."""
-    return f"{row.name}: {row.note if row.accuracy is None else formatted(row, sign=True)}"
+def in_words(rows: Iterable[Row]) -> list[str]:
+    """Formats rows as log lines: metrics, and for each reason the rows that have no metric."""
+    lines, missing = [], dict[str, list[str]]()
+    for row in rows:
+        if row.accuracy is None:
+            missing.setdefault(row.note, []).append(row.name)
+        else:
+            lines.append(f"{row.name}: {formatted(row, sign=True)}")
+    return lines + [f"{', '.join(names)}: {note}" for note, names in missing.items()]
 
 
 def formatted(row: Row, sign: bool = False) -> str:

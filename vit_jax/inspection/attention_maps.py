@@ -16,9 +16,9 @@ def check_attends(model: ImageModel) -> None:
     """Raises UserError for a model without full attention between its patches."""
     if not isinstance(model, TokenModel):
         raise UserError(
-            f"a {type(model).__name__} has no attention among all patches, which rollout and "
-            f"distance are defined; in Python model(images, capture={model.captures}) gives what "
-            "it computes on the way"
+            f"a {type(model).__name__} has no attention among all patches, for which rollout "
+            f"and distance are defined; in Python model(images, capture={model.captures}) returns "
+            "its intermediate outputs"
         )
     if not model.attends_fully:
         raise UserError(

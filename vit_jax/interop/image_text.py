@@ -113,20 +113,20 @@ def download_towers(address: str) -> Path:
     return download(address, (*described, OPEN_CLIP_MODEL), weights=False)
 
 
-def open_text(path: Path) -> TextPart:
+def open_text(path: Path, tokenizer_folder: Path | None = None) -> TextPart:
     """Reads an image-text model of another library, without its image tower.
 
     Args:
       path: a result of `towers_at`.
+      tokenizer_folder: the folder with the tokenizer's files; None: the folder of the checkpoint.
 
     Raises:
       UserError: the checkpoint has no text tower or no tokenizer, or is damaged.
     """
     form, tensors = _read_form(path)
     options = form.options
-    tokenizer = open_tokenizer(
-        _tokenizer_folder(path), options.length, form.cleaning, options.vocabulary
-    )
+    folder = tokenizer_folder or _tokenizer_folder(path)
+    tokenizer = open_tokenizer(folder, options.length, form.cleaning, options.vocabulary)
     _check_end(path, options, tokenizer)
     tower = fill(abstract(partial(TextTower, options)), _sources(path, form))
     scale = _number(path, tensors, form.logit_scale)
@@ -349,8 +349,8 @@ def _form(path: Path, config: dict, tensors: Tensors) -> TextFormat:
         library = google_text
     try:
         form = library.read_text_tower(config, tensors)
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     except MALFORMED as error:
         raise UserError(
             f"{path} does not describe a supported text tower ({type(error).__name__}: {error})"

@@ -1,7 +1,7 @@
 """Writes models in the formats of other libraries, and verifies the files by reading them."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -169,9 +169,21 @@ def write_folder(
 
 
 def compare_arguments(
-    written: Checkpoint, title: str, model: type[ImageModel], values: Values
+    written: Checkpoint,
+    title: str,
+    model: type[ImageModel],
+    values: Values,
+    remedies: Collection[str] = _FLAGS,
 ) -> None:
-    """Raises UserError if the model in the files has other arguments than the written model."""
+    """Raises UserError if the model in the files has other arguments than the written model.
+
+    Args:
+      written: read from the files.
+      title: name of the library, for errors.
+      model: class of the written model.
+      values: arguments of the written model.
+      remedies: arguments that the user can change by a flag of `convert`.
+    """
     ignored = _without_effect(model, values)
     changed = {
         name: written.arguments[name]
@@ -181,7 +193,7 @@ def compare_arguments(
     if not changed:
         return
     remedy = ""
-    if changed.keys() <= _FLAGS:
+    if changed.keys() <= set(remedies):
         flags = " ".join(f"--{name}={_flag(value)}" for name, value in changed.items())
         remedy = f"; the format implies {flags}: give that to write the model so"
     arguments = ", ".join(f"{name}={_flag(values[name])}" for name in changed)

@@ -25,7 +25,7 @@ from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.runs.memory_check import held
 from vit_jax.training.program import Program, abstract_batch, make_program
 
-VERSION = "2"  # Version of the cache's format, and of `Operation.part`.
+VERSION = "3"  # Version of the cache's format, and of the operations that are read.
 
 
 @dataclass(frozen=True)

@@ -76,9 +76,7 @@ def read_operations(text: str) -> list[Operation]:
     for times, instruction in module.walk(module.entry):
         kind, sent = module.kind(instruction), 0
         for name, inner in module.collectives(instruction):
-            channel = re.search(r"channel_id=(\d+)", inner.rest)
-            # A collective that overlaps with several fusions occurs in each of these fusions.
-            key = channel[1] if channel else inner.name
+            key = _identity(name, inner, instruction)
             if key not in seen:
                 seen.add(key)
                 kind, sent = name, sent + module.payload(inner)
@@ -101,6 +99,23 @@ class _Instruction:
     rest: str  # Text of operands and attributes.
     operands: list[str]
     root: bool
+
+
+def _identity(kind: str, collective: _Instruction, operation: _Instruction) -> str:
+    """Returns a text that identifies a collective within a module.
+
+    A collective that overlaps with several fusions occurs in each of these fusions, with the same
+    channel. But different permutes of one `shard_map` also have the same channel.
+
+    Args:
+      kind: kind of the collective.
+      collective: the collective.
+      operation: the operation that contains the collective, such as a fusion, or the collective.
+    """
+    channel = re.search(r"channel_id=(\d+)", collective.rest)
+    if channel is None or (kind == "collective-permute" and collective is operation):
+        return collective.name
+    return channel[1]
 
 
 @dataclass

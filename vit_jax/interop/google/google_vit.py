@@ -202,16 +202,20 @@ def _describe(values: dict) -> dict:
 
 def _number(mapped: list[Entry], values: dict) -> list[Entry]:
     """Gives models that exist only in big_vision the tensor names of big_vision."""
-    if not _by_kind(values):
-        return mapped
+    return with_big_vision_names(mapped) if _by_kind(values) else mapped
 
-    def renamed(name):
-        if name.startswith("Transformer/encoderblock"):
-            for new, old in _NUMBERED_BY_KIND.items():
-                name = name.replace(f"/{old}/", f"/{new}/")
-        return "pos_embedding" if name == POSITIONS else name
 
-    return [entry._replace(names=tuple(map(renamed, entry.names))) for entry in mapped]
+def with_big_vision_names(mapped: list[Entry]) -> list[Entry]:
+    """Replaces the tensor names of vision_transformer by those of big_vision."""
+    return [entry._replace(names=tuple(map(big_vision_name, entry.names))) for entry in mapped]
+
+
+def big_vision_name(name: str) -> str:
+    """Returns big_vision's name of a tensor whose name is that of vision_transformer."""
+    if name.startswith("Transformer/encoderblock"):
+        for new, old in _NUMBERED_BY_KIND.items():
+            name = name.replace(f"/{old}/", f"/{new}/")
+    return "pos_embedding" if name == POSITIONS else name
 
 
 def _by_kind(values: dict) -> bool:
