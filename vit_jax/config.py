@@ -185,6 +185,10 @@ def base_config() -> "TypedConfig":
     return cast("TypedConfig", config.lock())
 
 
+# Arguments of configs that are whole numbers.
+WHOLE_NUMBERS = {"decoder", "epochs", "images", "side", "size", "steps", "window"}
+
+
 def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str], str]:
     """Splits the argument of a config, such as `model=ViT-S/16,smoke`.
 
@@ -194,6 +198,9 @@ def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str],
 
     Returns:
       The values by name, and the part without `name=value`, such as `smoke`, for `choose`.
+
+    Raises:
+      UserError: a name is unknown, or a value is not a whole number where it must be one.
     """
     values, rest = dict(defaults), []
     for part in (argument or "").split(","):
@@ -202,6 +209,8 @@ def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str],
             rest.append(part)
         elif name not in defaults:
             raise UserError(f"unknown config argument {name!r}; {nearest(name, defaults)}")
+        elif name in WHOLE_NUMBERS and value and not value.isdecimal():
+            raise UserError(f"the config argument {name}={value} must be a whole number")
         else:
             values[name] = value
     return values, ",".join(rest)

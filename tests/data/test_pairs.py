@@ -292,6 +292,8 @@ def test_folder_without_masks_is_explained(tmp_path):
     photo(tmp_path / "cats/a.png")
     with pytest.raises(UserError, match=r"has no images with masks .* put them into .*images and"):
         opened(tmp_path)
+    with pytest.raises(UserError, match="data.path is empty: give the folder of the data"):
+        open_source("masks", "train", labels=False)
     with pytest.raises(UserError, match="there is no folder"):
         opened(tmp_path / "nothing")
 

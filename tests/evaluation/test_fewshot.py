@@ -220,6 +220,8 @@ def test_data_set_is_read_from_one_text(text, described):
     "text", ["cifar100", "tfds:", "tdfs:cifar100", "tfds:cifar100@train", "folder:/a@b,"]
 )
 def test_data_set_that_cannot_be_read_is_named(text):
+    with pytest.raises(UserError, match="there is no /data/absent: write it as tfds:cifar100"):
+        fewshot.data_set("/data/absent")
     with pytest.raises(UserError, match="cannot read the data set '.*tfds:cifar100, folder:"):
         data_set(text)
 

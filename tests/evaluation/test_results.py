@@ -132,7 +132,7 @@ def test_figures_of_another_step_or_content_are_dropped(tmp_path):
     same = opened(6, "a")
     assert (same.rows, same.outdated) == (first.rows, "")
     assert (same.data_of("knn", "digits, 10-NN"), same.data_of("knn", "pets, 10-NN")) == ("1", None)
-    assert "# ViT, step 6" in same.markdown()
+    assert same.markdown().startswith("# ViT\n")
     later = opened(400, "b")
     assert (
         not later.rows

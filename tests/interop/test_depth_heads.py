@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.dense import DEPTH, with_head
 from vit_jax.interop.depth_heads import read_depth_head
 from vit_jax.interop.open import open_checkpoint
-from vit_jax.interop.torch_files import unpack
+from vit_jax.interop.torch_files import read_tensors, unpack
 from vit_jax.models.dense.depth import even_layers
 from vit_jax.save import write_checkpoint
 
@@ -147,6 +147,12 @@ def test_depth_of_a_published_head_is_the_authors(torch, backbone, kind):
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=3e-5)
     if kind == "dpt":
         assert expected.min() < 0.1 and expected.max() > 9.9
+
+
+@pytest.mark.parametrize("other", ["folder", "head.npz"])
+def test_a_head_that_is_no_file_of_pytorch_is_named(tmp_path, other):
+    with pytest.raises(UserError, match=rf"{other} is no file of PyTorch, which ends in \.pth"):
+        read_tensors(str(tmp_path / other), tmp_path)
 
 
 def test_converted_head_is_loaded_with_its_backbone(torch, backbone, tmp_path):

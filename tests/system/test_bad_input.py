@@ -11,6 +11,8 @@ from PIL import Image
 
 from tests.conftest import HANG
 from tests.system.conftest import ROOT, SMALL
+from vit_jax.command import read_config
+from vit_jax.errors import UserError
 
 pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
 
@@ -148,6 +150,14 @@ def test_mistake_in_a_config_file_is_named_with_its_line(run, tmp_path, text, li
 def test_unknown_config_argument_is_named(run, tmp_path):
     line = fails(run, "--config=configs/quickstart.py:tiny", f"--workdir={tmp_path / 'run'}")
     assert line == "error: unknown config argument 'tiny'; supported: smoke"
+
+
+@pytest.mark.parametrize(
+    "words", ["segment.py:steps=two", "detect.py:size=1e3", "detect.py:window=-1"]
+)
+def test_config_argument_that_is_no_whole_number_is_named(words):
+    with pytest.raises(UserError, match=f"{words.partition(':')[2]} must be a whole number"):
+        read_config(str(ROOT / "configs" / words))
 
 
 def test_batch_that_does_not_divide_by_the_devices_is_named(run, tmp_path):

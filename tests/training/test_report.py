@@ -370,6 +370,10 @@ def test_comparison_with_a_run_without_evaluation_says_so(workdir):
         [read_run(workdir(name="a")), read_run(workdir(rows=ROWS[:1], name="b"))]
     )
     assert "<tr><td>test accuracy<td>50.00% ± 25.00<td>not evaluated yet</tr>" in text
+    # The metrics of a run with another objective.
+    rows = [{key.replace("accuracy", "miou"): value for key, value in row.items()} for row in ROWS]
+    text = comparison_page([read_run(workdir(name="c")), read_run(workdir(rows=rows, name="d"))])
+    assert "<tr><td>test accuracy<td>50.00% ± 25.00<td>no such metric</tr>" in text
 
 
 @pytest.mark.parametrize(

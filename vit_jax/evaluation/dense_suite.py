@@ -56,7 +56,7 @@ def tested_set(
         return described
     _, splits = layout_at(described.path)
     split = next(name for name in (*TESTED, *splits) if name in splits)
-    if split not in ("test", "all"):
+    if split != "test":
         log(no_test_split(described, split))
     return described._replace(test_split=split)
 

@@ -258,10 +258,9 @@ def with_test_split(described: DataSet, log: Callable[[str], None] = print) -> D
 
 def no_test_split(described: DataSet, split: str) -> str:
     """Returns a log line: a data set without the split `test` is evaluated on another split."""
-    train = described.train_split
     return (
         f"{described.name} has no split test: {split} is evaluated "
-        f"(--set={described.kind}:{described.path}@{train},SPLIT selects another one)"
+        f"(--set={described.kind}:{described.path}@TRAIN,TEST selects other splits)"
     )
 
 

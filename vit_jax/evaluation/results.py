@@ -111,8 +111,7 @@ class Results:
 
     def markdown(self) -> str:
         """Returns a Markdown table for each suite, with published values for comparison."""
-        step = self._about["version"].get("step")
-        parts = [f"# {self._about['model']}" + (f", step {step:,}" if step else "")]
+        parts = [f"# {self._about['model']}"]
         for suite in SUITES.values():
             rows = [row for row in self.rows.values() if row.suite == suite.name]
             if rows:

@@ -181,6 +181,8 @@ def read_tensors(source: str, folder: Path) -> tuple[dict[str, np.ndarray], list
         objects other than tensors, or it contains several dicts of tensors and no key is given.
     """
     path, key = _path_and_key(source)
+    if not path.endswith(SUFFIXES):
+        raise UserError(f"{source} is no file of PyTorch, which ends in {', '.join(SUFFIXES)}")
     if not Path(path).is_file():
         raise UserError(f"there is no file {path}")
     _read(path, key, folder / READ)

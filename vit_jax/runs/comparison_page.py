@@ -91,7 +91,9 @@ def _overview(runs: Sequence[RunFiles], several: bool) -> list[list[str]]:
 
 def _figure(run: RunFiles, key: str) -> str:
     if key not in run.figures:
-        return "not evaluated yet"
+        split = key.partition("/")[0] + "/"
+        evaluated = any(name.startswith(split) for name in run.figures)
+        return "no such metric" if evaluated else "not evaluated yet"
     return figure(key, run.figures[key], run.formats, run.figures)
 
 

@@ -189,8 +189,10 @@ def data_set(text: str) -> DataSet:
     match = re.fullmatch(r"(\w+):([^@]*)(?:@([^@,]+),([^@,]+))?", str(text))
     kind = kinds.get(match[1]) if match else None
     if not match or not kind or (kind.path and not match[2]):
+        is_path = os.sep in text and ":" not in text
+        mistake = f"there is no {text}" if is_path else f"cannot read the data set {text!r}"
         raise UserError(
-            f"cannot read the data set {text!r}: write it as tfds:cifar100, folder:/data/pets or "
+            f"{mistake}: write it as tfds:cifar100, folder:/data/pets or "
             f"tfds:uc_merced@train[:1000],train[1000:]; kinds are {', '.join(kinds)}"
         )
     path = match[2]

@@ -222,6 +222,10 @@ def folder_of(path: str) -> str:
     Raises:
       UserError: the folder does not exist or is not local.
     """
+    if not path:
+        raise UserError(
+            "data.path is empty: give the folder of the data, --config.data.path=FOLDER"
+        )
     if "://" in path:
         raise UserError(f"{path} (data.path): masks are read from disks; copy or mount the bucket")
     if not os.path.isdir(path):
