@@ -271,18 +271,26 @@ def detections(
         mask is encoded at once, so that memory does not contain all of them. None: masks remain.
     """
     selected = best.scores >= threshold
-    masks = None
-    if best.masks is not None:
-        count = selected.sum()
-        one = () if encode else placement.image  # Shape of a mask; an encoded mask is one object.
-        masks = np.empty((count, *one), object if encode else bool)
-        for place, logits in enumerate(best.masks[selected]):
-            mask = original_mask(logits, placement)
-            masks[place] = encode(mask) if encode else mask
     corners = original_corners(best.boxes[selected], placement)
-    return Detections(
-        corners, best.classes[selected].astype(np.int32), best.scores[selected], masks
-    )
+    found = Detections(corners, best.classes[selected].astype(np.int32), best.scores[selected])
+    if best.masks is None:
+        return found
+    one = () if encode else placement.image  # Shape of a mask; an encoded mask is one object.
+    masks = np.empty((selected.sum(), *one), object if encode else bool)
+    scores = np.empty_like(found.scores)
+    for place, logits in enumerate(best.masks[selected]):
+        enlarged = original_logits(logits, placement)
+        mask = enlarged > 0
+        scores[place] = found.scores[place] * mask_quality(enlarged[mask])
+        masks[place] = encode(mask) if encode else mask
+    order = np.argsort(-scores, kind="stable")
+    order = order[scores[order] >= threshold]
+    return Detections(corners[order], found.labels[order], scores[order], masks[order])
+
+
+def mask_quality(logits: np.ndarray) -> float:
+    """Returns the mean probability of a mask's pixels, given their logits; 0 without pixels."""
+    return float((1 / (1 + np.exp(-logits))).mean()) if logits.size else 0.0
 
 
 def original_corners(boxes: np.ndarray, placement: Placement) -> np.ndarray:
@@ -302,10 +310,10 @@ def original_corners(boxes: np.ndarray, placement: Placement) -> np.ndarray:
     return corners.reshape(-1, 4).astype(np.float32)
 
 
-def original_mask(logits: np.ndarray, placement: Placement) -> np.ndarray:
-    """Converts an object's mask in a crop to a mask of the original image, bool `[height, width]`.
+def original_logits(logits: np.ndarray, placement: Placement) -> np.ndarray:
+    """Converts an object's mask logits in a crop to those of the image, float32 `[height, width]`.
 
-    The logits are interpolated bilinearly. The mask is True where they are above 0.
+    The logits are interpolated bilinearly. Outside the crop they are minus infinity.
 
     Args:
       logits: logits of the object's mask, which cover the whole crop, float32 `[rows, columns]`.
@@ -329,4 +337,4 @@ def original_mask(logits: np.ndarray, placement: Placement) -> np.ndarray:
     )
     x, y = np.arange(width) + 0.5, np.arange(height) + 0.5
     shown = ((y > box.top) & (y < box.bottom))[:, None] & (x > box.left) & (x < box.right)
-    return (enlarged > 0) & shown
+    return np.where(shown, enlarged, -np.inf)

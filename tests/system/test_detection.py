@@ -12,7 +12,7 @@ from vit_jax.data.fields import Boxes
 from vit_jax.data.map_files import run_lengths
 from vit_jax.data.placement import Placement
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.dense import detections, original_corners, original_mask
+from vit_jax.dense import detections, original_corners, original_logits
 from vit_jax.evaluation.dense_metrics import coco_metrics
 from vit_jax.evaluation.suite_fewshot import parse_sets
 from vit_jax.models.dense.detector import Best, least_score
@@ -173,10 +173,31 @@ def test_corners_are_mapped_back_to_the_original_image():
     np.testing.assert_allclose(original_corners(shares, placement), boxes, atol=1e-4)
 
 
+def test_scores_of_objects_contain_the_quality_of_their_masks():
+    """The quality is computed as in Mask DINO, in pixels of the image, without padding."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(4, 16, 16)).astype(np.float32)
+    logits[0] = np.where(np.arange(16)[:, None] < 12, -1.0, 2.0)  # Most pixels are padding.
+    boxes, probabilities = np.tile([0.1, 0.2, 0.5, 0.8], (4, 1)), np.array([0.9, 0.8, 0.7, 0.4])
+    best = Best(probabilities, np.arange(4), boxes, logits)
+    placement = TestCrop(64, "fit", 64).place(48, 64)  # The image is the upper 12 rows of logits.
+    found = detections(best, placement)
+    enlarged = np.array([original_logits(each, placement) for each in logits])
+    inside = enlarged > 0
+    quality = (inside / (1 + np.exp(-enlarged))).sum((1, 2)) / (inside.sum((1, 2)) + 1e-6)
+    assert quality[0] < 0.7 < 1 / (1 + np.exp(-2.0))
+    order = np.argsort(-probabilities * quality)
+    assert found.labels.tolist() == order.tolist() != [0, 1, 2, 3]
+    np.testing.assert_allclose(found.scores, (probabilities * quality)[order], rtol=1e-5)
+    np.testing.assert_array_equal(found.masks, inside[order])
+    above = detections(best, placement, found.scores[1])
+    np.testing.assert_array_equal(above.scores, found.scores[:2])
+
+
 def test_masks_are_encoded_one_by_one():
     rng = np.random.default_rng(0)
     boxes = np.tile([0.1, 0.2, 0.5, 0.8], (3, 1))
-    best = Best(np.array([0.9, 0.5, 0.1]), np.zeros(3), boxes, rng.normal(size=(3, 16, 16)))
+    best = Best(np.array([0.9, 0.8, 0.1]), np.zeros(3), boxes, rng.normal(size=(3, 16, 16)))
     placement = TestCrop(64, "fit", 64).place(60, 80)
     expected = detections(best, placement, 0.3)
     encoded = detections(best, placement, 0.3, encode=run_lengths)
@@ -193,13 +214,13 @@ def test_masks_are_mapped_back_to_the_original_image(kind):
     placed = placement.place_map(inside, False, np.zeros((64, 64), bool))
     # The logits of every fourth pixel, as of a head whose stride is 4.
     logits = 20.0 * placed.reshape(16, 4, 16, 4).mean((1, 3)) - 10
-    found = original_mask(logits, placement)
+    found = original_logits(logits, placement) > 0
     edge = 160 / 16  # Pixels of a logit, at most.
     assert not found[(rows < 30 - edge) | (rows > 90 + edge)].any()
     assert not found[(columns < 50 - edge) | (columns > 110 + edge)].any()
     middle = (np.abs(rows - 59.5) < 30 - edge) & (np.abs(columns - 79.5) < 30 - edge)
     assert found[middle].all()
     assert abs(found.sum() / inside.sum() - 1) < 0.1
-    everywhere = original_mask(np.ones((16, 16)), placement)
+    everywhere = original_logits(np.ones((16, 16)), placement) > 0
     box = placement.box
     assert everywhere.sum() == pytest.approx((box.bottom - box.top) * (box.right - box.left))

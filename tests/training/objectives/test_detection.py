@@ -17,8 +17,8 @@ from vit_jax.training.objectives import make_objective
 from vit_jax.training.objectives.box_losses import centred, focal_losses, generalized_iou
 from vit_jax.training.objectives.detection import (
     SampledMasks,
+    compare_masks,
     largest_overlaps,
-    mask_overlaps,
     set_losses,
 )
 from vit_jax.training.objectives.mask_losses import Points, draw_points, sample
@@ -156,9 +156,12 @@ def test_overlaps_of_masks_are_those_of_pycocotools():
 
     true = encoded(rows[..., None] == np.arange(3))
     expected = coco_masks.iou(encoded((logits > 0).transpose(1, 2, 0)), true, [0, 0, 1])
-    found = mask_overlaps(logits, rows, labels)
+    found, quality = compare_masks(logits, rows, labels)
     np.testing.assert_allclose(found[:, :3], expected, rtol=1e-6)
     np.testing.assert_array_equal(found[:, 3], 0)
+    inside = logits > 0
+    probabilities = (inside / (1 + np.exp(-logits))).sum((1, 2)) / inside.sum((1, 2))
+    np.testing.assert_allclose(quality, probabilities, rtol=1e-5)
 
 
 def drawn_masks(rng, size=48, most=6):
@@ -179,7 +182,7 @@ def test_precision_of_masks_needs_only_the_largest_overlaps(program):
     pytest.importorskip("pycocotools")
     rng = np.random.default_rng(0)
     rows, boxes, logits = map(np.stack, zip(*(drawn_masks(rng) for _ in range(40)), strict=True))
-    overlaps = np.asarray(jax.vmap(mask_overlaps)(logits, rows, boxes[..., 4]))
+    overlaps = np.asarray(jax.vmap(compare_masks)(logits, rows, boxes[..., 4])[0])
     outputs = dict(zip(("overlaps", "overlapped"), largest_overlaps(overlaps), strict=True))
     assert outputs["overlaps"].shape == (40, 12, 2)
     outputs["boxes"] = np.tile(boxes[..., :4], (1, 2, 1)).astype(float)
@@ -216,34 +219,6 @@ def test_best_predictions_come_first():
     assert classes.tolist() == [[1, 0, 0]]
     assert np.all(np.diff(scores[0]) <= 0)
     np.testing.assert_allclose(corners[0, 1], [0.7, 0.7, 1.0, 1.0], atol=1e-6)
-
-
-def test_scores_of_objects_with_masks_contain_the_quality_of_the_mask():
-    rng = np.random.default_rng(0)
-    predicted = {
-        "classes": rng.normal(size=(1, 2, 5, 3)),
-        "boxes": rng.uniform(0.2, 0.4, (1, 2, 5, 4)),
-        "masks": rng.normal(size=(1, 2, 5, 4)),
-        "pixels": rng.normal(size=(2, 7, 6, 4)),
-    }
-    predicted["masks"][0, 1, 2], predicted["pixels"][..., 0] = [-9, 0, 0, 0], 1  # It is empty.
-    best = best_of({name: jnp.asarray(x, jnp.float32) for name, x in predicted.items()}, 9)
-    for image in range(2):
-        probabilities = 1 / (1 + np.exp(-predicted["classes"][0, image]))
-        logits = np.einsum("qd,hwd->qhw", predicted["masks"][0, image], predicted["pixels"][image])
-        inside = logits > 0
-        quality = (inside / (1 + np.exp(-logits))).sum((1, 2)) / (inside.sum((1, 2)) + 1e-6)
-        # The nine highest probabilities, by the product with the quality of the query's mask.
-        chosen = np.argsort(-probabilities, axis=None)[:9]
-        scores = (probabilities * quality[:, None]).ravel()[chosen]
-        order = np.argsort(-scores, kind="stable")
-        queries, classes = np.divmod(chosen[order], 3)
-        np.testing.assert_allclose(best.scores[image], scores[order], rtol=1e-4)
-        found = best.scores[image] > 0  # The order of objects without pixels is arbitrary.
-        np.testing.assert_array_equal(best.classes[image][found], classes[found])
-        np.testing.assert_allclose(best.masks[image][found], logits[queries[found]], atol=1e-4)
-        corners = corners_of(predicted["boxes"][0, image][queries[found]])
-        np.testing.assert_allclose(best.boxes[image][found], corners, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")

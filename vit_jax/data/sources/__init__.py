@@ -9,7 +9,7 @@ is pickled for worker processes. Therefore it has no open files.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.data.fields import MASK, TEXT
@@ -189,15 +189,20 @@ def data_set(text: str) -> DataSet:
     match = re.fullmatch(r"(\w+):([^@]*)(?:@([^@,]+),([^@,]+))?", str(text))
     kind = kinds.get(match[1]) if match else None
     if not match or not kind or (kind.path and not match[2]):
-        is_path = os.sep in text and ":" not in text
-        mistake = f"there is no {text}" if is_path else f"cannot read the data set {text!r}"
-        raise UserError(
-            f"{mistake}: write it as tfds:cifar100, folder:/data/pets or "
-            f"tfds:uc_merced@train[:1000],train[1000:]; kinds are {', '.join(kinds)}"
-        )
+        raise _not_a_data_set(text, kinds)
     path = match[2]
     return DataSet(
         kind.name_of(path) or kind.name, kind.name, path, match[3] or "train", match[4] or "test"
+    )
+
+
+def _not_a_data_set(text: str, kinds: Iterable[str]) -> UserError:
+    """Returns the error for a text that does not describe a data set."""
+    is_path = os.sep in text and ":" not in text
+    mistake = f"there is no {text}" if is_path else f"cannot read the data set {text!r}"
+    return UserError(
+        f"{mistake}: write it as tfds:cifar100, folder:/data/pets or "
+        f"tfds:uc_merced@train[:1000],train[1000:]; kinds are {', '.join(kinds)}"
     )
 
 

@@ -19,8 +19,8 @@ class Detections(NamedTuple):
     Attributes:
       corners: boxes as left, top, right and bottom, in pixels, float32 `[objects, 4]`.
       labels: class of each object, int32 `[objects]`.
-      scores: probability of the class, float32 `[objects]`. For a detector with masks it is
-        multiplied by the quality of the mask (`mask_quality`).
+      scores: probability of the class, float32 `[objects]`. With masks it is multiplied by the
+        quality of the mask, as in Mask DINO: the mean probability of the mask's pixels.
       masks: True for the pixels of each object, bool `[objects, height, width]`; or encoded masks,
         an array of objects `[objects]`. None: the detector predicts boxes only.
     """
@@ -51,7 +51,7 @@ class Best(NamedTuple):
     """The predictions with the highest scores for each image of a batch, the best first.
 
     Attributes:
-      scores: `[batch, objects]`.
+      scores: probability of the class, without the quality of the mask, `[batch, objects]`.
       classes: int32 `[batch, objects]`.
       boxes: left, top, right and bottom, relative to the image in [0, 1], `[batch, objects, 4]`.
       masks: logits `[batch, objects, rows, columns]`; None: the head predicts boxes only.
@@ -105,8 +105,7 @@ def corners_of(boxes: jax.Array) -> jax.Array:
 def best_of(predicted: dict[str, Any], most: int) -> Best:
     """Returns the predictions of the last decoder layer that have the highest class probabilities.
 
-    A query can give several predictions, with different classes. The score of a prediction is the
-    probability of its class. With masks it is multiplied by `mask_quality`, as in Mask DINO.
+    A query can give several predictions, with different classes.
 
     Args:
       predicted: outputs of a `DetectionHead`.
@@ -114,29 +113,12 @@ def best_of(predicted: dict[str, Any], most: int) -> Best:
     """
     logits, boxes = predicted["classes"][-1], corners_of(predicted["boxes"][-1]).clip(0, 1)
     batch, queries, classes = logits.shape
-    count = min(most, queries * classes)
-    scores, best = jax.lax.top_k(nnx.sigmoid(logits).reshape(batch, -1), count)
+    scores, best = jax.lax.top_k(
+        nnx.sigmoid(logits).reshape(batch, -1), min(most, queries * classes)
+    )
+    chosen = (best // classes)[..., None]
     masks = None
     if "masks" in predicted:
-        chosen = (best // classes)[..., None]
         embeddings = jnp.take_along_axis(predicted["masks"][-1], chosen, axis=1)
         masks = jnp.einsum("bqd,bhwd->bqhw", embeddings, predicted["pixels"])
-        scores, order = jax.lax.top_k(scores * mask_quality(masks), count)
-        best = jnp.take_along_axis(best, order, axis=1)
-        masks = jnp.take_along_axis(masks, order[..., None, None], axis=1)
-    chosen = (best // classes)[..., None]
     return Best(scores, best % classes, jnp.take_along_axis(boxes, chosen, axis=1), masks)
-
-
-def mask_quality(logits: jax.Array) -> jax.Array:
-    """Returns the mean probability of each mask's pixels, `[...]`; 0 for a mask without pixels.
-
-    The pixels of a mask have a probability of more than 0.5. Mask DINO computes the mean
-    at the size of the image; here it is computed at the size of the logits.
-
-    Args:
-      logits: mask logits, `[..., rows, columns]`.
-    """
-    inside = logits > 0
-    total = jnp.where(inside, nnx.sigmoid(logits), 0).sum((-2, -1))
-    return total / jnp.maximum(inside.sum((-2, -1)), 1)

@@ -189,8 +189,7 @@ class Detection(Objective):
         best = best_of(predicted, DETECTIONS)
         outputs = {"scores": best.scores, "classes": best.classes, "boxes": best.boxes * sides}
         if best.masks is not None:
-            overlaps = jax.vmap(mask_overlaps)(best.masks, batch[INSTANCES], labels)
-            outputs["overlaps"], outputs["overlapped"] = largest_overlaps(overlaps)
+            outputs = _with_masks(outputs, best.masks, batch[INSTANCES], labels)
         return Loss(each, terms, outputs=outputs | {"true": batch[BOXES]})
 
     def _sampled_masks(self, predicted: dict, batch: Batch) -> SampledMasks | None:
@@ -332,11 +331,38 @@ def matched_mask_losses(embeddings: jax.Array, masks: SampledMasks) -> tuple[jax
     return point_losses(predicted, at_chosen(true.candidates, true.others))
 
 
-def mask_overlaps(logits: jax.Array, instances: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the IoU of each pair of a predicted and a true mask, `[detections, objects]`.
+def _with_masks(
+    outputs: dict[str, jax.Array], logits: jax.Array, instances: jax.Array, labels: jax.Array
+) -> dict[str, jax.Array]:
+    """Adds `overlaps` and `overlapped` to a batch's detections, and the quality to their scores.
 
-    If the true object is a crowd, the intersection is divided by the predicted area instead of the
-    union, as in COCO's metrics.
+    Args:
+      outputs: `scores`, `classes` and `boxes`.
+      logits: logits of the predicted masks, `[batch, detections, rows, columns]`.
+      instances: the field `instances` of the batch.
+      labels: class of each object, `[batch, objects]`, as in the field `boxes`.
+
+    Returns:
+      The outputs, the highest score first.
+    """
+    overlaps, quality = jax.vmap(compare_masks)(logits, instances, labels)
+    values, objects = largest_overlaps(overlaps)
+    outputs = outputs | {"overlaps": values, "overlapped": objects}
+    outputs["scores"] = outputs["scores"] * quality
+    order = jnp.argsort(-outputs["scores"], axis=1)
+    return {name: jax.vmap(lambda x, rows: x[rows])(x, order) for name, x in outputs.items()}
+
+
+def compare_masks(
+    logits: jax.Array, instances: jax.Array, labels: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Compares the predicted and the true masks of an image.
+
+    Returns:
+      The IoU of each predicted and each true mask, `[detections, objects]`; and the quality of each
+      predicted mask, the mean probability of its pixels, `[detections]`. If the true object is a
+      crowd, the intersection is divided by the predicted area instead of the union, as in COCO's
+      metrics.
 
     Args:
       logits: logits of the predicted masks, `[detections, rows, columns]`.
@@ -351,16 +377,19 @@ def mask_overlaps(logits: jax.Array, instances: jax.Array, labels: jax.Array) ->
 
     def of_row(sums: Any, row: Any) -> tuple[Any, None]:
         weights, objects = row
-        found = jnp.einsum("r,drc,wc->dw", weights, logits, by_column) > 0
+        enlarged = jnp.einsum("r,drc,wc->dw", weights, logits, by_column)
+        found = enlarged > 0
         true = jax.nn.one_hot(objects, len(labels))
-        areas = found.astype(jnp.float32) @ true, found.sum(1), true.sum(0)
+        probability = jnp.where(found, nnx.sigmoid(enlarged), 0).sum(1)
+        areas = found.astype(jnp.float32) @ true, found.sum(1), true.sum(0), probability
         return jax.tree.map(jnp.add, sums, areas), None
 
     zeros = jnp.zeros((len(logits), len(labels)))
-    sums = zeros, jnp.zeros(len(logits), jnp.int32), jnp.zeros(len(labels))
-    (shared, of_found, of_true), _ = jax.lax.scan(of_row, sums, (by_row, instances))
+    sums = zeros, jnp.zeros(len(logits), jnp.int32), jnp.zeros(len(labels)), zeros[:, 0]
+    (shared, of_found, of_true, total), _ = jax.lax.scan(of_row, sums, (by_row, instances))
     of_true = jnp.where(labels <= CROWD, shared, of_true)
-    return shared / jnp.maximum(of_found[:, None] + of_true - shared, 1)
+    overlaps = shared / jnp.maximum(of_found[:, None] + of_true - shared, 1)
+    return overlaps, total / jnp.maximum(of_found, 1)
 
 
 def largest_overlaps(overlaps: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -370,7 +399,7 @@ def largest_overlaps(overlaps: jax.Array) -> tuple[jax.Array, jax.Array]:
     them have such an overlap with a predicted mask.
 
     Args:
-      overlaps: result of `mask_overlaps`, `[..., detections, objects]`.
+      overlaps: overlaps of `compare_masks`, `[..., detections, objects]`.
 
     Returns:
       Float32 and int32 arrays, `[..., detections, 2]`.
