@@ -68,7 +68,7 @@ def test_killed_run_ends_with_the_same_bits(run, finished, tmp_path, moment):
     assert_same(tmp_path / "run", finished)
 
 
-SCATTERED = "--config=configs/composed.py:model={},collection=digits,images=1000,steps=40,size=16"
+SCATTERED = "--config=configs/composed.py:model={},collection=digits,images=1000,steps=20,size=16"
 OTHER_FAMILIES = {
     "ConvNeXt-T": ("blocks=(1, 1)", "widths=(16, 32)", "stochastic_depth=0.2"),
     "Swin-T": ("dim=16", "blocks=(2, 2)", "stage_heads=(2, 4)", "window=2", "stochastic_depth=0.2"),
@@ -84,26 +84,26 @@ def test_killed_run_of_another_family_ends_with_the_same_bits(run, tmp_path, mod
     ]
     flags += [
         f"--config.{value}"
-        for value in ("batch_size=32", "checkpoint.every=10", "evaluate_every=20")
+        for value in ("batch_size=32", "checkpoint.every=5", "evaluate_every=10")
     ]
-    flags += ["--config.data.test_split=test[:200]"]
+    flags += ["--config.data.test_split=test[:64]"]
     result = run(*flags, f"--workdir={tmp_path / 'whole'}")
     assert result.returncode == 0, result.stderr
     workdir = tmp_path / "run"
-    run.killed(*flags, workdir=workdir, when=(workdir / "checkpoints" / "20").exists)
+    run.killed(*flags, workdir=workdir, when=(workdir / "checkpoints" / "10").exists)
     result = run(*flags, f"--workdir={tmp_path / 'run'}")
     assert "continuing from" in result.stdout, result.stderr
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
-# Self-distillation starts after step 8, so that both parts of the run have a teacher of their own.
+# Self-distillation starts after step 4, so that both parts of the run have a teacher of their own.
 SIGLIP2 = (
     *("contrastive.captioning=1.0", "contrastive.patch_dropout=0.25", "contrastive.text_dim=16"),
     *("contrastive.self_distillation=0.5", "contrastive.self_distillation_from=0.2"),
     *("dino.global_crops=1", "dino.local_crops=1", "dino.local_size=8", "dino.prototypes=16"),
     *("dino.head_hidden=16", "dino.patch_weight=0.25", "dino.patch_prototypes=16"),
-    *("batch_size=32", "checkpoint.every=10", "evaluate_every=20", "log_every=10"),
-    "data.test_split=test[:200]",
+    *("batch_size=32", "checkpoint.every=5", "evaluate_every=10", "log_every=5"),
+    "data.test_split=test[:64]",
 )
 
 
@@ -114,7 +114,7 @@ def test_killed_run_with_the_losses_of_siglip2_ends_with_the_same_bits(run, tmp_
     result = run(*flags, f"--workdir={tmp_path / 'whole'}")
     assert result.returncode == 0, result.stderr
     workdir = tmp_path / "run"
-    run.killed(*flags, workdir=workdir, when=(workdir / "checkpoints" / "20").exists)
+    run.killed(*flags, workdir=workdir, when=(workdir / "checkpoints" / "10").exists)
     result = run(*flags, f"--workdir={workdir}")
     assert "continuing from" in result.stdout, result.stderr
     assert_same(workdir, tmp_path / "whole")
@@ -122,8 +122,8 @@ def test_killed_run_with_the_losses_of_siglip2_ends_with_the_same_bits(run, tmp_
 
 SEGMENTATION = (
     *("objective.name=segmentation", "data.test_crop=fit", "data.flip=True"),
-    *("batch_size=16", "checkpoint.every=10", "evaluate_every=20", "log_every=10"),
-    "data.test_split=test[:100]",
+    *("batch_size=16", "checkpoint.every=5", "evaluate_every=10", "log_every=5"),
+    "data.test_split=test[:32]",
 )
 HEADS = {
     "linear": (),  # Its batch norm has running statistics.
@@ -151,7 +151,7 @@ HEADS["detection"] = DETECTION
 # The composed source has no depth maps; those of the synthetic one are random.
 HEADS["depth"] = (
     *("objective.name=depth", "data.source=synthetic", "data.path=", "data.test_split=test"),
-    *("depth.bins=16", "depth.scale_steps=10", "depth.gradient_weight=0.5"),
+    *("depth.bins=16", "depth.scale_steps=5", "depth.gradient_weight=0.5"),
 )
 
 
@@ -163,7 +163,7 @@ def test_killed_run_of_a_dense_head_ends_with_the_same_bits(run, tmp_path, head)
     result = run(*flags, f"--workdir={tmp_path / 'whole'}")
     assert result.returncode == 0, result.stderr
     workdir = tmp_path / "run"
-    run.killed(*flags, workdir=workdir, when=(workdir / "checkpoints" / "20").exists)
+    run.killed(*flags, workdir=workdir, when=(workdir / "checkpoints" / "10").exists)
     result = run(*flags, f"--workdir={workdir}")
     assert "continuing from" in result.stdout, result.stderr
     assert_same(workdir, tmp_path / "whole")

@@ -192,7 +192,7 @@ def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> No
       stopwatch: logs the results.
     """
     if jax.default_backend() == "cpu":
-        shape = (1, *shape[1:])  # Tests run the benchmark on a CPU.
+        shape = (1, 16, *shape[2:])  # Tests run the benchmark on a CPU: one image, few tokens.
     inputs, found = (
         [jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in range(3)],
         {},
