@@ -2,10 +2,10 @@
 
     python -m vit_jax.main --config=configs/composed.py:model=BiT-R14x1/4,images=10000 --workdir=DIR
 
-`source` is `scattered` or `centred`, and `collection` the kind of objects, such as `letters`.
-`images` is the number of training images; they are the first ones of the training split. The
-optimizer is Adam with weight decay as in the paper, with a cosine schedule to 0. The learning rate
-of each family of models was chosen on validation images (see the ledger).
+`source` is `scattered`, `centred` or `coloured`, and `collection` the kind of objects, such as
+`letters`. `images` is the number of training images; they are the first ones of the training
+split. The optimizer is Adam with weight decay as in the paper, with a cosine schedule to 0. The
+learning rate of each family of models was chosen on validation images (see the ledger).
 
 `captions=sigmoid` or `captions=softmax` trains on captions of the images instead of labels, with
 the loss of SigLIP or CLIP. The text tower has two layers and reads bytes.

@@ -35,6 +35,15 @@ def sheet(collection: str) -> Image.Image:
     return Image.fromarray(np.concatenate(rows))
 
 
+def coloured_sheet() -> Image.Image:
+    """A contact sheet of coloured digits: a row of the split `train`, and one of `test`."""
+    rows = []
+    for split in ("train", "test"):
+        source = open_source("coloured", split, path="digits", image_size=64)
+        rows.append(np.concatenate([source[7 * i].image for i in range(10)], axis=1))
+    return Image.fromarray(np.concatenate(rows))
+
+
 def pixels(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Images of a split of a source of `TABLES`, uint8 `[images, size * size * 3]`, and their
     classes.
@@ -87,3 +96,4 @@ if __name__ == "__main__":
     else:
         for collection in ("digits", "glyphs"):
             sheet(collection).save(IMAGES / f"scattered_{collection}.png", optimize=True)
+        coloured_sheet().save(IMAGES / "coloured_digits.png", optimize=True)

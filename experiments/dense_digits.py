@@ -1,7 +1,7 @@
 """Segmentation and detection of composed digits: vit-jax experiment dense_digits --out=DIR.
 
 First the backbones are pre-trained on 20,000 centred digits of 64 pixels: a small ViT and a small
-ConvNeXt with labels, and a small ViT by DINO without labels. Then heads are trained on them. For
+ConvNeXt, each with labels and by DINO without labels. Then heads are trained on them. For
 segmentation these are a linear layer on frozen features of the ViT, EoMT on the ViT, and UPerNet on
 the ConvNeXt; they are trained on 2,000 centred digits with masks. A detector is trained on the
 ConvNeXt, with images of one to five scattered digits. Test images are composed of other scans.
@@ -44,13 +44,9 @@ COMMON = dict(
 
 
 def pretrained(study, model, start, seed):
-    """Returns config and overrides of a pre-training run on centred digits.
-
-    Returns None for DINO with the ConvNeXt, which is not part of the experiment.
-    """
+    """Returns config and overrides of a pre-training run on centred digits."""
     values = STARTS[start] | (WIDTHS if model == CONVNEXT else {})
-    found = config_name(model, "digits", IMAGES, STEPS[start], SIZE), values
-    return None if (model, start) == (CONVNEXT, "DINO") else found
+    return config_name(model, "digits", IMAGES, STEPS[start], SIZE), values
 
 
 def with_head(study, head, start, seed):

@@ -14,16 +14,23 @@ import shutil
 import sys
 import tempfile
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+
+import tests.processes.sitecustomize  # noqa: F401
 
 # XLA's fusion emitters go through MLIR, which takes a third of the time; from 0.11 there is no
 # other way.
 OLD_EMITTERS = " --xla_cpu_use_fusion_emitters=false" if version("jaxlib") < "0.11" else ""
-FAST_COMPILE = "--xla_backend_optimization_level=0" + OLD_EMITTERS
+# Splitting a program for several threads costs a tenth of the processor time of compiling it; here
+# other tests are run by the other cores.
+ONE_THREAD = " --xla_cpu_parallel_codegen_split_count=1"
+FAST_COMPILE = "--xla_backend_optimization_level=0" + OLD_EMITTERS + ONE_THREAD
 # Where a process computes for a minute, so that code twice as fast is worth its compilation.
-SOME_SPEED = "--xla_backend_optimization_level=1" + OLD_EMITTERS
+SOME_SPEED = "--xla_backend_optimization_level=1" + OLD_EMITTERS + ONE_THREAD
 os.environ.setdefault("XLA_FLAGS", FAST_COMPILE)
+PROCESSES = Path(__file__).parent / "processes"  # Its settings are of each Python process.
 HANG = 600  # Seconds after which a process hangs, however busy the machine is.
 if (
     "JAX_COMPILATION_CACHE_DIR" not in os.environ
@@ -33,9 +40,13 @@ if (
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
-# Tracing makes many objects that live long: looking for cycles as often as Python does by default
-# takes 6 % of the time.
-gc.set_threshold(50_000, 20, 50)
+def python_path(*folders: Path | str) -> str:
+    """PYTHONPATH with these folders, and the settings of all processes of the tests."""
+    return os.pathsep.join(map(str, (PROCESSES, *folders)))
+
+
+if str(PROCESSES) not in os.environ.get("PYTHONPATH", ""):  # Else set by the process above.
+    os.environ["PYTHONPATH"] = python_path(*filter(None, [os.environ.get("PYTHONPATH")]))
 
 SKIPPED = "vit_jax/skipped"  # In pytest's cache: the tests that the last `pytest` skipped.
 

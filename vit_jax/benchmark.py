@@ -107,7 +107,7 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1 or name not in BENCHMARKS:
         raise UserError(f"unknown benchmark {name!r}; {nearest(name, BENCHMARKS)}")
     if name in ("tpu", "crops"):
-        # Must be set before JAX is imported. Otherwise libtpu would search for a TPU.
+        # This is set before JAX is imported. Otherwise libtpu would search for a TPU.
         os.environ["JAX_PLATFORMS"] = "cpu"
     command.use_compilation_cache()
     benchmark = importlib.import_module(f"vit_jax.benchmarks.bench_{name}")

@@ -97,7 +97,7 @@ def open_classifier(
 
 
 def _changes(**arguments: Any) -> dict[str, Any]:
-    """Returns the arguments of the model that are not None or 0."""
+    """Returns the changes of a model's arguments, without arguments that are None or 0."""
     return {name: value for name, value in arguments.items() if value}
 
 
@@ -113,7 +113,7 @@ def _zero_shot(
 ) -> tuple[ImageModel, ImageTextModel]:
     """Loads an image-text model; returns its zero-shot classifier and the model.
 
-    Arguments are as in `open_classifier`.
+    The arguments have the same meaning as in `open_classifier`.
     """
     if classes:
         raise UserError("--names and --classes exclude each other: give the names in one of them")

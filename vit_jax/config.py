@@ -33,11 +33,11 @@ SECTIONS = {
 OPERATIONAL = {key for key, value in VALUES.items() if value.operational}
 
 
-# Name of an attribute of a config and of each section: the keys that the user has set.
+# Name of the attribute of a config, and of each section, with the keys that the user has set.
 _GIVEN = "_given"
 
-# New keys of renamed values (CHANGELOG.md). Options that were moved from `objective` to the section
-# of their objective are not listed here; they are found by name.
+# New keys of renamed values (CHANGELOG.md), by their old keys. Options that were moved from the
+# section `objective` to the section of their objective are found by name, and not listed here.
 RENAMED = {
     "model.deviation": "model.std",
     "model.head_deviation": "model.head_std",
@@ -56,7 +56,7 @@ RENAMED = {
 class ConfigMistake(UserError, AttributeError, KeyError, TypeError):
     """Error: a config key is unknown, or a value has the wrong type.
 
-    It is also a subclass of the exceptions that ConfigDict raises in these cases.
+    The class is a subclass of the exceptions that ConfigDict raises in these cases.
     """
 
     def __str__(self):
@@ -122,9 +122,10 @@ class Config(ConfigDict):
             ) from None
 
     def _dotted(self, key: str) -> str:
-        """Returns the dotted key of a key in this section.
+        """Returns the dotted form of a key of this section: `optimizer.clip_norm` for `clip_norm`.
 
-        The name of a section is not stored. It is found by comparing the section's keys.
+        A section does not store its own name. The section with the same set of keys is searched in
+        `SECTIONS`. Keys of the top level do not change.
         """
         names = {*self.keys()}
         section = next(
@@ -281,7 +282,7 @@ def unknown_key(key: str) -> str:
 
 
 def _similar_keys(key: str) -> str:
-    """Returns similar keys for the message about an unknown key, from the same section first."""
+    """Returns keys similar to an unknown key, for a message; keys of its section come first."""
     section, _, name = key.rpartition(".")
     if section:
         inside = [key.rpartition(".")[2] for key in VALUES if key.startswith(f"{section}.")]
@@ -330,8 +331,8 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
     Args:
       config: the config.
       handed_in: the objective was passed by a program. It may use the options of all objectives.
-      file: the config before the user changed values. A change may leave values of this file
-        without effect. Such values of the file are no error.
+      file: the config as its file has returned it. A change by the user may have the consequence
+        that another value of the file has no effect. This is no error. None: no such config.
     """
     check_values(dict(leaves(config)))
     for key in VALUES:
@@ -413,16 +414,16 @@ def from_json(text: str) -> ConfigDict:
 
 
 def differences(saved: str, config: ConfigDict) -> list[str]:
-    """Returns the changes of a config with which its run cannot be resumed: `key: saved -> new`.
+    """Returns the changes that prevent a run from being resumed, each as `key: saved -> new`.
 
     Args:
       saved: the run's config as JSON.
       config: the new config.
     """
-    # Options that are newer than the saved config have their defaults in it.
+    # `from_json` adds options that did not exist when the config was saved, with their defaults.
     texts = to_json(from_json(saved)), to_json(config)
     old, new = (dict(leaves(ConfigDict(json.loads(text)))) for text in texts)
-    # Earlier versions accepted values without effect, so these are ignored.
+    # Saved values without effect are ignored, because earlier versions accepted them.
     ignored = OPERATIONAL | unread(from_json(saved)).keys()
     return [
         f"{key}: {old.get(key)} -> {new.get(key)}"

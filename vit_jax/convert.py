@@ -13,7 +13,9 @@ With `--depth_head=FILE.pth` a depth head that DINOv2's authors published (`line
 
 With `--tower=both` an image-text model is written with its image encoder, text encoder,
 preprocessing and tokenizer: for Transformers, or with `--to=open_clip` for open_clip. SOURCE is
-then a source as in `load_image_text`.
+then a source as in `load_image_text`. If DESTINATION is `FILE.npz`, a SigLIP is written for
+big_vision, without preprocessing and tokenizer. To load the file, copy the tokenizer's files into
+its folder.
 
 DESTINATION is `FILE.npz` for Google's format. If it is a new folder, the model is written for
 Transformers, or for timm if Transformers does not have the model. DALL-E's encoder is written for
@@ -50,11 +52,13 @@ from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.progress import phase
 from vit_jax.save import check_destination, left_out, library_of, objective_to_save
 
+_BOTH_ONLY = ("big_vision", "open_clip")  # Formats of image-text models only.
+
 flags.DEFINE_enum(
     "to",
     None,
-    sorted([*WRITTEN, "open_clip"]),
-    "format to write; open_clip: of --tower=both",
+    sorted([*WRITTEN, *_BOTH_ONLY]),
+    f"format to write; {', '.join(_BOTH_ONLY)}: of --tower=both",
 )
 flags.DEFINE_enum(
     "tower",
@@ -129,8 +133,8 @@ def _check_flags() -> None:
     """Raises UserError if a flag requires another flag that is not set."""
     if flags.FLAGS.max_depth is not None and not flags.FLAGS.depth_head:
         raise UserError("--max_depth is the range of --depth_head: give both, or neither")
-    if flags.FLAGS.to == "open_clip" and flags.FLAGS.tower != "both":
-        raise UserError("--to=open_clip writes both towers: add --tower=both")
+    if flags.FLAGS.to in _BOTH_ONLY and flags.FLAGS.tower != "both":
+        raise UserError(f"--to={flags.FLAGS.to} writes both towers: add --tower=both")
 
 
 def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> None:
@@ -141,9 +145,9 @@ def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> N
     """
     from vit_jax.image_text import open_towers
     from vit_jax.interop.towers_format import Towers
-    from vit_jax.interop.towers_writing import FORMATS, save_towers
+    from vit_jax.interop.towers_writing import FORMATS, library_of_towers, save_towers
 
-    library = flags.FLAGS.to or "transformers"
+    library = flags.FLAGS.to or library_of_towers(destination)
     if library not in FORMATS:
         raise UserError(
             f"Unsupported: --tower=both with --to={library}. Supported: "
@@ -223,7 +227,7 @@ def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) 
     Args:
       checkpoint: checkpoint of the backbone.
       file: PyTorch file with the depth head.
-      max_depth: as in `read_depth_head`.
+      max_depth: maximum depth in metres; None: the data set in the file name determines it.
 
     Raises:
       UserError: the file cannot be read, or its head belongs to another backbone.

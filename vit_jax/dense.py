@@ -39,7 +39,7 @@ OnUnreadable = Callable[[int, Unreadable | OSError], None]
 def objective_at(source: str) -> str | None:
     """Returns the objective of a checkpoint, such as `segmentation`; None: unknown.
 
-    It is the objective of a run, or `depth` for a folder with a depth head.
+    For a run, the result is the run's objective. For a folder with a depth head, it is `depth`.
     """
     path = Path(split_checkpoint(source)[0])
     if not is_workdir(str(path)):

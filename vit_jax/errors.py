@@ -79,7 +79,7 @@ def readers_may_leave():
     except BrokenPipeError:
         if not _unread(sys.stdout.fileno()):
             raise
-        # Otherwise Python would flush the remaining output at exit, and report another error.
+        # Without this, Python would flush the remaining output at exit, and report another error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
 

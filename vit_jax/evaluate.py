@@ -22,14 +22,14 @@
 The command writes results.json, results.md (with the paper's values for comparison) and
 results.png. The last five suites also write pages with pictures. If the same command is run again,
 it reuses results for the same checkpoint, step, parameters and data. A missing data set gets a row
-that explains how to get it.
+that explains how to get it. If no figure could be computed, the exit code is 2.
 """
 
 from absl import flags
 
 from vit_jax import command
 from vit_jax.errors import UserError
-from vit_jax.evaluation.results import draw
+from vit_jax.evaluation.results import Results, draw
 from vit_jax.evaluation.suite import SuiteOption
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.run_suites import chosen_suites, run_suites
@@ -90,6 +90,15 @@ def main(arguments: list[str]) -> None:
     if draw(results.folder / "results.png", results.rows):
         files.append("results.png")
     print(f"\n{text}\n{results.folder}: {', '.join(files)}")
+    _check_measured(results)
+
+
+def _check_measured(results: Results) -> None:
+    """Raises UserError if no row of the chosen suites has a metric."""
+    chosen = {suite.name for suite in chosen_suites(SUITE.value)}
+    rows = [row for (suite, _), row in results.rows.items() if suite in chosen]
+    if rows and all(row.accuracy is None for row in rows):
+        raise UserError(f"nothing was evaluated: {rows[0].note}")
 
 
 def parsed(name: str, option: SuiteOption, value):

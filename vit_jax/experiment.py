@@ -244,7 +244,12 @@ def steps(text: str) -> int:
 
 
 def show_plan(trials: list[Trial]) -> None:
-    """Prints a command for each run that is known in advance, with its exaFLOPs."""
+    """Prints the command of each run, with its exaFLOPs.
+
+    Args:
+      trials: result of `known_trials`. Runs of later stages are missing, because they may depend on
+        the results of these runs.
+    """
     from vit_jax.planning.estimate import make_workload
 
     total = 0.0

@@ -22,13 +22,18 @@ def has_accelerator() -> bool:
 
 
 def restart_with_huge_pages() -> None:
-    """Replaces this process by one with the same arguments whose `malloc` requests huge pages.
+    """Restarts this process with the same arguments, such that `malloc` requests huge pages.
 
-    The process is not replaced if JAX will compute on an accelerator, if the system gives huge
-    pages to all programs or to none, if glibc is older than 2.35, or if `GLIBC_TUNABLES` already
-    sets the option. It is not replaced a second time. A process that was forked is not replaced
-    either, because its arguments are unknown. Child processes do not inherit the setting. Call this
-    function before other imports, because the restarted process repeats all imports.
+    The process is restarted only once. It is not restarted in these cases:
+
+    - JAX will compute on an accelerator.
+    - The system gives huge pages to all programs, or to none.
+    - glibc is older than 2.35.
+    - `GLIBC_TUNABLES` already sets the option.
+    - The process was forked, so that its arguments are unknown.
+
+    Child processes do not inherit the setting. Call this function before other imports, because the
+    restarted process repeats all imports.
     """
     tunables = os.environ.get(_VARIABLE, "")
     if os.environ.pop(_RESTARTED, None):
@@ -43,7 +48,7 @@ def restart_with_huge_pages() -> None:
 
 
 def _on_request() -> bool:
-    """Returns True if programs get huge pages only on request, and glibc can request them."""
+    """Returns True if the system gives huge pages only on request, and glibc can request them."""
     try:
         library, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
         major, minor = map(int, version.split(".")[:2])

@@ -21,8 +21,8 @@ from vit_jax.models.prediction import Prediction
 from vit_jax.paths import is_workdir, split_checkpoint
 from vit_jax.published.towers import all_towers, find_towers
 
-# Notes that are logged when only the image encoder is read. They are wrong if both encoders are
-# read.
+# Pattern of the notes that `open_checkpoint` makes if it reads the image encoder only. They are
+# removed if both encoders are read.
 _ONE_TOWER = (
     r"(, )?the (model|tower) of images alone, of two(, and its projection as the head)?( and )?"
 )
@@ -37,7 +37,7 @@ def load_image_text(
 ) -> ImageTextModel:
     """Loads a CLIP, SigLIP or SigLIP 2: image encoder, text encoder and tokenizer.
 
-    `model.encode_image(images)` and `model.encode_text(texts)` return embeddings of length 1, and
+    `model.encode_image(images)` and `model.encode_text(texts)` return embeddings of unit norm, and
     `model.classifier(names)` is an image classifier for any class names.
 
     Args:
@@ -109,7 +109,7 @@ def open_towers(
 
 
 def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
-    """Reads text encoder, tokenizer and similarity scale of an image-text model.
+    """Reads an image-text model without its image encoder.
 
     Args:
       place: the model's workdir, folder or file, as returned by `towers_place`.
@@ -123,7 +123,9 @@ def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
         text_part = open_trained_text(checkpoint, Path(workdir))
     else:
         text_part = open_text(Path(place))
-    options: Any = checkpoint.options  # If a model family has no `dim`, the model has a head.
+    # The embedding is the head's output or, without a head, has `dim` values. Families without the
+    # option `dim` always have a head here.
+    options: Any = checkpoint.options
     width = options.num_classes or options.dim
     if width != text_part.tower.options.output_dim:
         raise UserError(
@@ -134,7 +136,7 @@ def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
 
 
 def towers_place(source: str | Path) -> str | Path:
-    """Returns the workdir, folder or file of an image-text model. It is downloaded if necessary.
+    """Returns the workdir, folder or file of an image-text model. Models on the Hub are downloaded.
 
     `open_checkpoint` opens the image encoder of the result.
 
@@ -153,9 +155,9 @@ def towers_place(source: str | Path) -> str | Path:
                 f"weights, and commands take hf://{found[0].repository}"
             )
         raise UserError(
-            f"{source} has no text tower: a model of images and texts is the workdir of a run with "
-            "config.objective.name='contrastive', a folder of Transformers or open_clip, an "
-            "npz file of big_vision's, or hf://owner/name"
+            f"there is no {source}: give an image-text model, which is the workdir of a run with "
+            "config.objective.name='contrastive', a folder of Transformers or open_clip, an npz "
+            "file of big_vision, or hf://owner/name"
         )
     return towers_at(Path(source))
 
@@ -169,7 +171,7 @@ def zero_shot(
 ) -> list[Prediction]:
     """Classifies images by class names that the model was not trained on.
 
-    For several calls with the same names, use `model.classifier(class_names, templates)`. It
+    For several calls with the same names, use `model.classifier(class_names, templates)`, which
     encodes the names only once.
 
     Args:

@@ -53,10 +53,11 @@ class Predictor:
 
         Args:
           model: the model.
-          images: as in `ImageModel.predict`.
+          images: paths, PIL images or arrays, as for `ImageModel.predict`.
           class_names: names of all classes; empty: their indices are used as names.
-          top: as in `ImageModel.predict`.
-          threshold: as in `ImageModel.predict`.
+          top: maximum number of classes for each image. None: 3 classes without `threshold`, all
+            classes with `threshold`.
+          threshold: minimum probability of the returned classes.
 
         Raises:
           UserError: the model has no head, an image cannot be read, or `top` or `threshold` is out

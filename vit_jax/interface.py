@@ -300,8 +300,9 @@ def _changed(
 
     Args:
       config: the config.
-      short: values by dotted key. Values that are None are ignored.
-      values: other values by dotted key.
+      short: values of the calling function's arguments, such as `minutes`, by dotted key. Values
+        that are None are ignored.
+      values: the user's other values, by dotted key; None: no other values.
 
     Raises:
       UserError: a key is unknown, or a value has the wrong type.

@@ -114,9 +114,9 @@ def build_model(
 
     Args:
       checkpoint: the checkpoint.
-      log: as in `load_model`.
+      log: callback for each line of the log.
       weights: entry in the registry of published weights; None: the weights are not published.
-      **changes: as in `load_model`.
+      **changes: arguments of the model to change, as in `load_model`.
     """
     options, sources, report = fit(checkpoint, changes)
     log(checkpoint.describe())

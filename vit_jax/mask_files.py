@@ -38,10 +38,11 @@ def new_folder(name: str, overwrite: bool) -> Path:
 
 
 def mask_names(paths: Sequence[str]) -> list[str]:
-    """Returns the path of the mask of each image, without suffix, relative to the masks' folder.
+    """Returns the path of each image's mask in the folder of masks, without the suffix `.png`.
 
-    It is the image's path, relative to the common folder of all images. The suffix of the image is
-    only kept if two images have the same path without it.
+    The mask's path is the image's path, relative to the common folder of all images, without the
+    image's suffix. If several images differ only in their suffixes, the suffixes are kept: `a.jpg`
+    and `a.png`.
     """
     absolute = [os.path.abspath(path) for path in paths]
     common = os.path.commonpath([os.path.dirname(path) for path in absolute])

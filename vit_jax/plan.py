@@ -89,8 +89,8 @@ def print_sweep(job, where, prices, planner, counts_traffic: bool) -> list:
 def print_plan(job, where, prices, planner) -> list:
     """Prints the estimate of the config's run.
 
-    If the run does not fit into memory, also prints a small change of the config with which it
-    fits.
+    If the run does not fit into memory, also prints a small change of the config that makes the run
+    fit.
 
     Args:
       job: amount of work of the run.

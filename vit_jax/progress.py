@@ -67,7 +67,7 @@ class Progress:
     Args:
       what: name of the task.
       total: total amount of work, for example the number of images.
-      unit: what the amount of work counts, such as `images`.
+      unit: unit of the amount of work, such as `images`.
       log: callback for each line.
     """
 

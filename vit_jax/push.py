@@ -205,9 +205,20 @@ def write_towers(source: str, name: str, licence: str, folder: Path) -> None:
 def read_origin(
     source: str, checkpoint: "Checkpoint", licence: str
 ) -> "tuple[RunFacts | None, str | None]":
-    """Returns facts about a checkpoint's run, and the name of the run's base model on the Hub.
+    """Returns facts about a checkpoint's run, and the name of its base model on the Hub.
 
-    A result is None if it is unknown. If the base model has another licence, a note is printed.
+    If the base model has another licence, a note is printed.
+
+    Args:
+      source: the checkpoint, as in `load_model`.
+      checkpoint: the opened checkpoint.
+      licence: the Hub's identifier of the new model's licence.
+
+    Returns:
+      The facts, or None if the checkpoint is not from a run; and the name `owner/name` of the base
+      model, or None. The base model of a run is the model on the Hub from which the run was
+      initialized. The base model of another checkpoint is the checkpoint itself, if it is on the
+      Hub.
     """
     from vit_jax.publishing.run_facts import read_facts, repository
     from vit_jax.runs.workdir import place_of
@@ -228,9 +239,9 @@ def check_channels(checkpoint: "Checkpoint") -> None:
 
 
 def with_class_names(checkpoint: "Checkpoint") -> "Checkpoint":
-    """Gives classes without names their indices as names.
+    """Returns the checkpoint with class names. If it has none, class indices become the names.
 
-    Without names, libraries may show ImageNet's class names.
+    Without class names in the files, libraries may show ImageNet's class names.
     """
     numbers = tuple(map(str, range(checkpoint.options.num_classes)))
     return checkpoint._replace(class_names=checkpoint.class_names or numbers)
@@ -269,7 +280,7 @@ def run_examples(
       name: the model's name on the Hub.
 
     Returns:
-      The examples whose output is the expected one, with their results.
+      The examples with the expected output, with their results.
     """
     from vit_jax.publishing.usage import try_usages
 

@@ -23,7 +23,7 @@ IMAGENET_21K_IMAGES = 14_197_122  # Number of images of the fall 2011 release, 2
 def pretraining(model: str) -> ConfigDict:
     """Returns the values common to all runs of table 3: batch 4096, Adam, warm-up, clipping.
 
-    They are described in section 4.1.
+    Section 4.1 of the paper describes these values.
     """
     config = base_config()
     config.model.name = model
@@ -95,12 +95,20 @@ class Masked(NamedTuple):
 
 
 def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
-    """Returns the pre-training values common to EVA and EVA-02, on ImageNet-21k without labels."""
+    """Returns a config with the values that are common to the pre-training of EVA and EVA-02.
+
+    The training images are ImageNet-21k; its labels are not used.
+
+    Args:
+      model: name of the model.
+      row: values that differ between the models.
+      teacher: the frozen model whose features are predicted.
+    """
     config = _like_eva(
         model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES
     )
-    # The model names are those of fine-tuned models, which have their norm after the pooling. The
-    # pre-trained model is changed accordingly.
+    # The model names stand for fine-tuned models, whose norm is after the pooling. These values
+    # change the norm for pre-training.
     config.model.update(
         dict(pooling="gap", cls_token=True, fc_norm=False, stochastic_depth=row.stochastic_depth)
     )
@@ -115,7 +123,7 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
         "train[:25600]",
     )
     config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.2, 1.0)
-    # The warm-up starts at 0: the authors' code ignores their --warmup_lr.
+    # The warm-up starts at 0, because the authors' code ignores its flag --warmup_lr.
     config.optimizer.end_learning_rate = 1e-5
     config.optimizer.beta2, config.optimizer.epsilon, config.optimizer.clip_norm = 0.98, 1e-6, 3.0
     return config
@@ -184,8 +192,8 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
         row.warmup,
         IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES,
     )
-    # The model names are those of fine-tuned models, which have their norm after the pooling, and
-    # position biases in each layer. The pre-trained model is changed accordingly.
+    # The model names stand for fine-tuned models, whose norm is after the pooling, and which have
+    # position biases in each layer. These values change both for pre-training.
     config.model.update(
         dict(
             pooling="gap",
@@ -208,8 +216,8 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
     else:
         config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.08, 1.0)
-    config.augment.color_jitter = (0.4, 0.4, 0.4)  # The tokenizer's image has the same jitter.
-    # The warm-up starts at 0: the authors' code ignores their --warmup_lr.
+    config.augment.color_jitter = (0.4, 0.4, 0.4)  # The same for the tokenizer's image.
+    # The warm-up starts at 0, because the authors' code ignores its flag --warmup_lr.
     config.optimizer.end_learning_rate = 1e-5
     config.optimizer.clip_norm = 3.0
     return config
@@ -318,8 +326,8 @@ DINOV2 = TeacherRecipe(
 def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 96) -> ConfigDict:
     """Returns the values common to DINO, DINOv2 and DINOv3: views, colours and optimizer.
 
-    An image has two large crops of 224 pixels and eight small crops. They are mirrored at random,
-    with BYOL's colour augmentation (2006.07733, table 6). The optimizer is AdamW. Learning rate,
+    An image has two large crops of 224 pixels and eight small crops. Crops are mirrored at random,
+    and get BYOL's colour augmentation (2006.07733, table 6). The optimizer is AdamW. Learning rate,
     weight decay and the teacher's momentum have cosine schedules.
     """
     config = base_config()
@@ -535,9 +543,9 @@ def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
 class Transfer(NamedTuple):
     """A row of the paper's table 4 (fine-tuning), with its learning rates (appendix B.1.1)."""
 
-    path: str  # Name of the TFDS data set.
+    path: str  # Name of the TFDS data set; empty: the user's own images.
     steps: int
-    warmup: int  # Steps of the warm-up, from the authors' code. The paper does not contain it.
+    warmup: int  # Steps of the warm-up, from the authors' code, because the paper has no number.
     rates: tuple[float, ...]
     held_out: int  # Percentage of the training images held out to compare learning rates.
     test_split: str = "test"
@@ -558,7 +566,7 @@ TRANSFER = {
 def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
     """Returns the paper's fine-tuning recipe: SGD, batch 512, cosine schedule, new head.
 
-    It is described in section 4.1 and table 4.
+    Section 4.1 and table 4 of the paper describe the recipe.
 
     Args:
       dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k. All tasks of VTAB-1k have
@@ -614,9 +622,9 @@ class HyperRule(NamedTuple):
 def hyperrule(images: int) -> HyperRule:
     """Returns the values of BiT-HyperRule for a number of training images.
 
-    They are from `bit_hyperrule.py` of google-research/big_transfer, which differs from the paper.
-    According to the paper, the learning rate is divided by 10 after 30, 60 and 90 % of the steps.
-    In the code's short schedule, it is divided after 40, 60 and 80 % of the steps.
+    The values are from `bit_hyperrule.py` of google-research/big_transfer. This code differs from
+    the paper: in the paper, the learning rate is divided by 10 after 30, 60 and 90 % of the steps;
+    in the code's short schedule, after 40, 60 and 80 % of the steps.
     """
     if images < 20_000:
         return HyperRule(500, 100, (200, 300, 400), 0.0)
@@ -647,7 +655,7 @@ def bit_hyperrule(
     The schedule and mixup depend on the number of images.
 
     Args:
-      dataset: as in `finetune`.
+      dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.
       model: the model's name; empty: the checkpoint's model.
       images: number of training images; 0: the number in the data set, if it is known.
       side: side of the images in pixels, the square root of height times width. 0: the data set's

@@ -179,7 +179,7 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
     """Returns the version of a checkpoint: its step, and a hash of its parameters and its model."""
     arrays = {path: functools.partial(opened.read, path) for path in opened.shapes}
     objective = opened.objective
-    # The fingerprint includes the objective's own head, which predicts classes, depths or objects.
+    # The hash includes the objective's own head, which predicts classes, depths or objects.
     if (
         objective is not None
         and objective.shapes is not None
@@ -195,9 +195,10 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
 
 
 def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
-    """Returns the digests (hashes) of a measurement's data by row, and reasons for missing ones.
+    """Returns the digest (hash) of the data of each row in a measurement, by the row's name.
 
-    If the data of a row cannot be opened, its digest is missing.
+    If the data of a row cannot be opened, the row has no digest. The second result is a text with
+    the reasons.
     """
     digests, failures = {}, {}
     for name in measurement.names:
@@ -209,10 +210,10 @@ def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
 
 
 def attempt(results: Results, suite: Suite, measurement: Measurement, subject: Subject) -> None:
-    """Computes those rows of a measurement that are missing, or whose data have changed.
+    """Computes the rows of a measurement that have no earlier result, or whose data have changed.
 
-    If a row cannot be computed, its note contains the reason. Earlier results are kept if their
-    data are not available now.
+    If the data of an earlier result are not available now, this result is kept. If a row cannot be
+    computed, its note contains the reason.
     """
     digests, failure = digests_of_data(measurement)
     reused, changed = [], []
@@ -240,8 +241,8 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
     subject.log(f"== {suite.name}: {missing[0]}")
     rows = measured_rows(suite, measurement, subject, missing)
     results.put(*rows, data=digests)
-    for row in rows:
-        subject.log(in_words(row))
+    for line in in_words(rows):
+        subject.log(line)
 
 
 def measured_rows(

@@ -43,13 +43,16 @@ def save_model(
 
         - A model of `load_model` or `create_model`. It is saved with its current parameters.
         - A model of `load_image_text`. It is saved for Transformers, with image encoder, text
-          encoder and tokenizer.
+          encoder and tokenizer. With `library="open_clip"` it is saved for open_clip. A `FILE.npz`
+          is saved for big_vision, without the tokenizer: copy the tokenizer's files into the folder
+          of the file.
         - A checkpoint: a source as in `load_model`.
 
       path: a new `FILE.npz` for Google's format, or a new folder. A folder is written for
         Transformers, for timm if Transformers does not have the model, or for OpenAI's code if the
         model is a `DVAE`.
-      library: `google`, `timm`, `transformers` or `openai`; None: it is chosen by path and model.
+      library: `google`, `timm`, `transformers` or `openai`; of a model of `load_image_text`
+        `transformers`, `open_clip` or `big_vision`. None: it is chosen by path and model.
       log: callback for messages about values that the format cannot store.
       **changes: arguments of a checkpoint's model to change, as in `load_model`.
 
@@ -108,9 +111,9 @@ def _save_image_text(
     """Saves image encoder, text encoder and tokenizer of a model, as `save_model` does."""
     from vit_jax.interop.image_text import TextPart
     from vit_jax.interop.towers_format import Towers
-    from vit_jax.interop.towers_writing import FORMATS, save_towers
+    from vit_jax.interop.towers_writing import FORMATS, library_of_towers, save_towers
 
-    library = library or "transformers"
+    library = library or library_of_towers(destination)
     if library not in FORMATS:
         raise UserError(
             f"Unsupported: both towers for library={library!r}. Supported: "

@@ -58,6 +58,8 @@ def main(arguments: list[str]) -> None:
 
     place = towers_place(CHECKPOINT.value)
     model = load_image_text(place)
+    if model.tokenizer.tokens_of(text) == model.tokenizer.tokens_of(""):
+        raise UserError(f"the text {text!r} has no tokens: give one, such as 'a dog on a beach'")
     crop = checkpoint_crop(open_checkpoint(place), model.image.image_size)
     paths, embeddings = embed_images(model, images, crop)
     results = most_similar(model, text, embeddings, TOP.value)
@@ -97,7 +99,7 @@ def most_similar(
     Args:
       model: an image-text model.
       text: the text.
-      embeddings: embeddings of the images with length 1, float32 `[images, dim]`.
+      embeddings: embeddings of the images with unit norm, float32 `[images, dim]`.
       most: maximum number of images.
     """
     similarities = embeddings @ np.asarray(model.encode_text(text))[0]
@@ -164,7 +166,7 @@ def compute_embeddings(
     for batch in extractor.stream(params, ImageFiles([(path, None) for path in paths.values()])):
         values.extend(batch["values"])
         masks.extend(batch["mask"].tolist())
-    # The last batch is padded to the batch size. The mask of the padding is zero.
+    # The last batch is padded to the batch size. `masks` are 0 for padding and unreadable images.
     return {key: x for key, x, read in zip(paths, values, masks, strict=False) if read}
 
 

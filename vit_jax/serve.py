@@ -107,7 +107,7 @@ CONNECTIONS = flags.DEFINE_integer(
 )
 HEAD_SECONDS = 10  # Timeout for a request's headers.
 NEEDED = "starlette", "uvicorn", "prometheus_client"
-BACKLOG = 1024  # Maximum number of connections that wait to be accepted, also at the start.
+BACKLOG = 1024  # Maximum number of connections that wait for the server, also during its start.
 
 
 def main(arguments: list[str]) -> None:
@@ -125,7 +125,7 @@ def main(arguments: list[str]) -> None:
         import uvicorn
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: pip install {' '.join(NEEDED)}") from error
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # Used while the server starts.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # This handler works during the start.
     with listen(HOST.value, PORT.value) as listening:
         command.use_compilation_cache()
         from vit_jax.serving.connections import ConnectionLimits, limited
@@ -151,7 +151,7 @@ def main(arguments: list[str]) -> None:
             backlog=BACKLOG,
             timeout_graceful_shutdown=int(TIMEOUT.value) + 1,
         )
-        # When uvicorn has ended, it raises the signal again.
+        # After uvicorn has ended, it raises the signal again. These handlers ignore the signal.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         print(f"serving on {address(listening)} (Ctrl-C ends it)", flush=True)

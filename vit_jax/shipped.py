@@ -19,10 +19,12 @@ def config_names() -> list[str]:
 
 
 def demand_checkout(what: str) -> None:
-    """Raises UserError unless the package is in a checkout. The calling command writes files there.
+    """Raises UserError if the package is not in a checkout of the project's repository.
+
+    Commands call this function before they write into folders of the checkout.
 
     Args:
-      what: start of the message, such as "record writes into experiments/records".
+      what: start of the error message, such as "record writes into experiments/records".
 
     Raises:
       UserError: the package is installed without the project's files.

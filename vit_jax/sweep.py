@@ -98,7 +98,7 @@ def print_commands(names: list[str], config_flags: tuple[str, ...], folder: Path
 
 
 def selected(jobs: Mapping[Any, Job]) -> list[Job]:
-    """Returns all jobs, or with the flag `--only` the job that it names."""
+    """Returns all jobs; if the flag `--only` is set, only the job with this name."""
     return [job for job in jobs.values() if ONLY.value in (None, job.name)]
 
 

@@ -29,6 +29,7 @@ GOLDEN = {
     ("scattered", "armenian", 48): "4a21fdce3a3a203c",
     ("centred", "digits", 32): "c328beda7e2caee6",
     ("centred", "letters", 16): "97103fc6a65d6891",
+    ("coloured", "digits", 32): "164ba55b04b16827",
 }
 
 

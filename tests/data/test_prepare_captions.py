@@ -422,6 +422,25 @@ def test_captions_of_tfds_are_a_field(tmp_path):
         open_source("tfds", "train", path=path, labels=False, fields=(TEXT,), caption_key="title")
 
 
+def test_another_caption_of_tfds_is_other_data(tmp_path, monkeypatch):
+    """The changed caption is not among the examples that a fingerprint reads."""
+
+    def fields_of(name, split):
+        path = str(make_tfds(tmp_path / name))
+        source = open_source("tfds", split, path=path, labels=False, fields=(TEXT,))
+        return fingerprint(source, samples=0)["fields"]
+
+    splits = ("train", "train[:8]+test", "train[2:][:4]", "test")
+    first = [fields_of("first", split) for split in splits]
+    assert [fields_of("same", split) for split in splits] == first
+    rows = [(name, [*texts, "one more"], label) for name, texts, label in PAIRS["train"]]
+    monkeypatch.setitem(PAIRS, "train", [*PAIRS["train"][:5], rows[5], *PAIRS["train"][6:]])
+    changed = [
+        fields_of("changed", split) == mark for split, mark in zip(splits, first, strict=True)
+    ]
+    assert changed == [False, False, False, True]
+
+
 def test_examples_of_tfds_without_a_caption_are_named(tmp_path, monkeypatch):
     gaps = [(name, [] if name[7] in "47" else texts, "a") for name, texts, _ in PAIRS["train"]]
     monkeypatch.setitem(PAIRS, "train", gaps)

@@ -1,6 +1,8 @@
 """The suites `zero_shot` and `retrieval`, on a small run with both towers."""
 
 import csv
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -182,6 +184,24 @@ def test_a_model_without_text_tower_is_a_row_with_one_line(tmp_path):
     assert "has no text tower" in rows["digits, top-1"].note
 
 
+def test_a_command_that_measures_nothing_fails_with_one_line(tmp_path):
+    """The same reason is logged once for all rows."""
+    model = vit_jax.create_model("ViT-mu/16", image_size=32, num_classes=10)
+    vit_jax.save_model(model, tmp_path / "image.npz", log=str)
+    arguments = "--checkpoint=image.npz", "--suite=zero_shot", "--set=digits:", "--out=out"
+    done = subprocess.run(
+        [sys.executable, "-m", "vit_jax.evaluate", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: nothing was evaluated: image.npz: the checkpoint has no text t")
+    assert "\ndigits, top-1, digits, top-5: image.npz: the checkpoint has no text" in done.stdout
+    assert (tmp_path / "out" / "results.md").is_file()
+
+
 def test_a_run_without_text_tower_is_rejected_before_it_starts(tmp_path):
     config = base_config()
     config.data.update(dict(source="digits", image_size=8, test_resize=8, crop="none"))
@@ -191,6 +211,15 @@ def test_a_run_without_text_tower_is_rejected_before_it_starts(tmp_path):
     config.evaluate.options = ("set=digits:",)
     with pytest.raises(UserError, match="objective.name='classification' has no text tower"):
         vit_jax.train(config, tmp_path / "run")
+
+
+def test_templates_are_one_template_or_a_file(tmp_path):
+    (tmp_path / "templates.txt").write_text("a photo of a {}.\n\na drawing of a {}\n")
+    assert parse_templates("it's {}!") == ("it's {}!",)
+    assert parse_templates(str(tmp_path / "templates.txt")) == (
+        "a photo of a {}.",
+        "a drawing of a {}",
+    )
 
 
 def test_templates_without_a_place_for_the_name_are_rejected(tmp_path):

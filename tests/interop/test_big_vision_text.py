@@ -1,6 +1,9 @@
 """Both towers of big_vision, compared with embeddings of big_vision's models."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -144,7 +147,10 @@ def renamed(old: str, new: str) -> dict:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        (renamed("/txt/", "/other/"), "has no text tower: there are no arrays called txt/"),
+        (
+            renamed("/txt/", "/other/"),
+            "siglip.npz: .* has no text tower: there are no arrays called txt/",
+        ),
         (renamed("txt/Embed_0/", "txt/BertModel_0/"), "such as the BERT of LiT"),
         (renamed("txt/head/", "txt/other/"), r"without a projection .* \(there is no txt/head"),
         (renamed("encoderblock_1/LayerNorm_0", "encoderblock_1/other"), "lacks .*encoderblock_1"),
@@ -155,6 +161,28 @@ def test_other_text_towers_are_rejected(arrays, words, tokenizer, tmp_path):
     file = checkpoint(tmp_path, tokenizer, arrays)
     with pytest.raises(UserError, match=words):
         vit_jax.load_image_text(file, log=str)
+
+
+def search(file, text) -> subprocess.CompletedProcess:
+    """Searches the images in the file's folder."""
+    command = [sys.executable, "-m", "vit_jax.search", f"--checkpoint={file}", text, file.parent]
+    cache = os.environ | {"XDG_CACHE_HOME": str(file.parent)}
+    return subprocess.run(command, capture_output=True, text=True, env=cache)
+
+
+def test_texts_that_are_too_long_or_have_no_tokens_are_one_line(tokenizer, tmp_path):
+    file = checkpoint(tmp_path, tokenizer)
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(tmp_path / "image.png")
+    done = search(file, "the quick brown fox jumps")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [
+        "warning: a text is truncated to the tower's 6 tokens: 'the quick brown fox jumps' ..."
+    ]
+    done = search(file, "\u200b")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        r"error: the text '\u200b' has no tokens: give one, such as 'a dog on a beach'"
+    ]
 
 
 def test_a_file_without_a_tokenizer_is_rejected(tmp_path):

@@ -4,18 +4,21 @@ import dataclasses
 import importlib.util
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tests.test_config import load
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.options.run import MeshOptions
 from vit_jax.parallel import chips
-from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.mesh import BATCH, make_mesh
 from vit_jax.planning import choices
 from vit_jax.planning.compile import compile_step, find_slice, topology_devices
 from vit_jax.planning.estimate import estimate, make_workload, table
-from vit_jax.planning.hlo import by, total
+from vit_jax.planning.hlo import by, read_operations, total
+from vit_jax.training.objectives.pair_losses import Pairs, sigmoid_losses
 from vit_jax.training.program import abstract_batch, make_program
 
 needs_compiler = pytest.mark.skipif(
@@ -178,3 +181,34 @@ def test_gradients_are_sent_as_they_are_computed_or_once_in_float32():
         sent[way] = found.collectives["all-reduce"] / found.job.parameters
     assert sent["float32_once"] == pytest.approx(4, rel=0.02)
     assert sent["as_computed"] > 5  # Those of layers in bfloat16, four times.
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_blocks_of_the_sigmoid_loss_need_a_thousandth_of_the_memory_of_all_similarities():
+    """32,768 pairs on 256 devices; docs/planning.md has the printed figures."""
+    where = find_slice("v5e", "16x16")
+    mesh = make_mesh(MeshOptions(), topology_devices(where))
+
+    def blocks(images, texts, scale, bias, keep):
+        return sigmoid_losses(Pairs(images, texts, scale, keep), bias, mesh)[0].mean()
+
+    def matrix(images, texts, scale, bias, keep):
+        logits = scale * jnp.matmul(images, texts.T, precision="highest") + bias
+        negatives = jnp.where(keep, jax.nn.softplus(logits), 0).sum(axis=1)
+        return (negatives - jnp.diagonal(logits)).mean()
+
+    def shape(sizes, kind, *axes):
+        return jax.ShapeDtypeStruct(sizes, kind, sharding=NamedSharding(mesh, PartitionSpec(*axes)))
+
+    embeddings, number = shape((32768, 768), "float32", BATCH), shape((), "float32")
+    inputs = embeddings, embeddings, number, number, shape((32768,), "bool", BATCH)
+    memory = {}
+    for loss in (blocks, matrix):
+        lowered = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3))).lower(*inputs)
+        options = dict(chips.compiler_options(where.chip.kind))
+        compiled = lowered.compile(compiler_options=options)
+        memory[loss] = compiled.memory_analysis().temp_size_in_bytes / 2**20
+        milliseconds = 1e3 * total(read_operations(compiled.as_text()), "cycles") / where.chip.clock
+        print(f"{loss.__name__}: {memory[loss]:.1f} MiB, {milliseconds:.1f} ms")
+    assert 0 < 500 * memory[blocks] < memory[matrix]

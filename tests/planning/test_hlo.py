@@ -77,6 +77,9 @@ metadata={op_name="jit(train_step)/gradients/jvp(loss)/while/body/dot_general" s
 backend_config={"window_config":{"estimated_cycles":"1000"}}
   %step = s32[]{:T(128)} constant(STEP)
   %next = s32[]{:T(128)} add(%j, %step)
+  %permute.1 = bf16[8,32]{1,0} collective-permute(%x), channel_id=1, source_target_pairs={{0,1}}
+  %permute.2 = bf16[8,32]{1,0} collective-permute(%permute.1), channel_id=1, \
+source_target_pairs={{0,1}}
   ROOT %tuple.1 = (s32[]{:T(128)}, bf16[8,32]{1,0}) tuple(%next, %x)
 }
 
@@ -129,6 +132,11 @@ def test_a_loop_that_depends_on_the_data_counts_once(part, other):
 
 def test_a_collective_written_into_several_fusions_counts_once(operations):
     assert by(operations, "kind", "sent")["all-gather"] == 32 * 64 * 2
+
+
+def test_permutes_of_one_channel_count_each_time(operations):
+    """`shard_map` gives all permutes of a function the same channel."""
+    assert by(operations, "kind", "sent")["collective-permute"] == 12 * 2 * 8 * 32 * 2
 
 
 def test_a_sum_of_which_a_device_keeps_its_part_is_a_reduce_scatter(operations):

@@ -19,7 +19,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
-from tests.conftest import FAST_COMPILE, HANG
+from tests.conftest import FAST_COMPILE, HANG, python_path
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,7 +70,7 @@ class Runner:
         return subprocess.Popen(
             [sys.executable, "-m", module, *map(str, arguments)],
             cwd=cwd,
-            env=self.environment | {"PYTHONPATH": str(ROOT)} | environment,
+            env=self.environment | {"PYTHONPATH": python_path(ROOT)} | environment,
             start_new_session=True,
             stdin=stdin,
             stdout=subprocess.PIPE,
@@ -208,4 +208,4 @@ def no_tensorflow(tmp_path_factory) -> NoTensorFlow:
     (folder / "tensorflow").mkdir()
     imported = folder / "imported"
     (folder / "tensorflow" / "__init__.py").write_text(TENSORFLOW.format(path=str(imported)))
-    return NoTensorFlow(os.pathsep.join([str(folder), str(ROOT)]), imported)
+    return NoTensorFlow(python_path(folder, ROOT), imported)

@@ -7,6 +7,7 @@ the module as `python -m` does, from its flags to the end of the interpreter.
 Requests and answers are lines of JSON on standard input and output.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -23,6 +24,7 @@ def main() -> None:
     for name in LIBRARIES:
         __import__(name)
     assert threading.active_count() == 1, threading.enumerate()  # A fork has but one of them.
+    gc.freeze()  # No fork looks for cycles in what was imported, and copies the pages by that.
     for line in sys.stdin:
         request = json.loads(line)
         pid = os.fork()

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
-from tests.conftest import HANG
+from tests.conftest import HANG, python_path
 from tests.system.conftest import ROOT, SMALL
 from vit_jax.interop import onnx as interop_onnx
 from vit_jax.interop import programs
@@ -28,7 +28,7 @@ assert not any(name.startswith(("vit_jax", "flax")) for name in sys.modules)
 
 def export(run, source, file, *flags):
     command = [sys.executable, "-m", "vit_jax.export", str(source), str(file), *flags]
-    environment = run.environment | {"PYTHONPATH": str(ROOT)}
+    environment = run.environment | {"PYTHONPATH": python_path(ROOT)}
     return subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=HANG
     )

@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from tests.conftest import HANG
+from tests.conftest import HANG, python_path
 from tests.system.conftest import ROOT
 
 LAUNCH = ROOT / "experiments" / "launch"
@@ -40,7 +40,7 @@ def bash(script, *arguments, **environment):
     return subprocess.run(
         ["bash", LAUNCH / script, *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | environment,
+        env=os.environ | {"PYTHONPATH": python_path(ROOT), "JAX_PLATFORMS": "cpu"} | environment,
         capture_output=True,
         text=True,
         timeout=HANG,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import vit_jax
-from tests.conftest import HANG, SOME_SPEED
+from tests.conftest import HANG, SOME_SPEED, python_path
 from tests.system.conftest import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -51,7 +51,7 @@ def test_notebook_runs_from_start_to_end(notebook, run, tmp_path):
         text = text.replace(steps, fewer)
     script.write_text(text)
     own = {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": python_path(ROOT),
         "TMPDIR": str(tmp_path),
         "MPLBACKEND": "agg",
         "XLA_FLAGS": SOME_SPEED,

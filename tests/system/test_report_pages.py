@@ -12,6 +12,7 @@ import urllib.request
 import numpy as np
 import pytest
 
+from tests.conftest import python_path
 from tests.system import browser
 from tests.system.conftest import ROOT
 from vit_jax.inspection.html_page import render
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for sec
 def of(run):
     """Starts the command with these arguments."""
 
-    environment = run.environment | {"PYTHONPATH": str(ROOT)}
+    environment = run.environment | {"PYTHONPATH": python_path(ROOT)}
 
     def start(*arguments, **values):
         command = [sys.executable, "-m", "vit_jax.report", *map(str, arguments)]

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from tests.conftest import HANG
+from tests.conftest import HANG, python_path
 from tests.system.conftest import ROOT
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.digits import digits
@@ -46,7 +46,11 @@ class Server:
         command = [sys.executable, "-m", "vit_jax.serve", *map(str, arguments)]
         temporary = folder / "temporary"
         temporary.mkdir()
-        environment = {"PYTHONPATH": str(ROOT), "JAX_LOG_COMPILES": "1", "TMPDIR": str(temporary)}
+        environment = {
+            "PYTHONPATH": python_path(ROOT),
+            "JAX_LOG_COMPILES": "1",
+            "TMPDIR": str(temporary),
+        }
         self.written = lambda: list(temporary.iterdir())
         self.errors = folder / "errors"
         with self.errors.open("w") as errors:
@@ -344,7 +348,7 @@ def test_full_port_is_one_line_with_the_remedy(run, finished):
 
 def test_missing_library_is_one_line_with_the_remedy(run, finished, tmp_path):
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('none', name='uvicorn')")
-    result = run(finished, module="vit_jax.serve", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    result = run(finished, module="vit_jax.serve", PYTHONPATH=python_path(tmp_path, ROOT))
     assert result.returncode == 2
     remedy = "pip install starlette uvicorn prometheus_client"
     assert result.stderr == f"error: uvicorn is not installed: {remedy}\n"

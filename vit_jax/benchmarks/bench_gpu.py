@@ -36,8 +36,8 @@ from vit_jax.runs.memory_check import program_memory
 
 SECONDS, TURNS = 2.0, 3  # Duration of a turn, and number of turns of each program.
 PARTS = ("machine", "train", "parity", "attention")
-# Batch size for each model and image size. It is large enough to use an H100 fully, but does not
-# fill its memory.
+# Batch size for each model and image size. The batches are large enough to use an H100 fully, but
+# do not fill the H100's memory.
 TRAINED = {
     ("ViT-B/16", 224): 128,
     ("ViT-S/16", 224): 256,
@@ -153,7 +153,7 @@ def machine(stopwatch: Stopwatch) -> None:
 def timed(call: Callable[[], Any], times: int = 20) -> float:
     """Returns the duration of a call in seconds.
 
-    It is the median of three measurements, each the mean of `times` calls.
+    The result is the median of three measurements, each the mean of `times` calls.
     """
     jax.block_until_ready(call())
     found = []

@@ -265,7 +265,7 @@ def memory_limit(gib: float | None) -> float:
 def largest_batch(memory: Callable[[int], int], limit: float) -> int:
     """Returns the largest batch size that fits into `limit` bytes; 0 if a single image does not.
 
-    It is found by doubling and bisection, with a relative precision of 1/32.
+    The batch size is found by doubling and bisection, with a relative precision of 1/32.
 
     Args:
       memory: returns the memory in bytes that a batch size needs.

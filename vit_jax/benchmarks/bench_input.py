@@ -134,7 +134,7 @@ def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str
 
 
 def two_processes(folder: str, rounds: int) -> float:
-    """Returns how many times as fast two independent processes are as one, in images/s."""
+    """Returns the speed (images/s) of two independent processes, divided by that of one process."""
     ratios = []
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for _ in range(rounds):
@@ -323,8 +323,8 @@ def draws(count: int = 10_000, rounds: int = 5) -> str:
 def quality(files: list[Path]) -> str:
     """Returns a line with mean absolute differences of pixel values (0 to 255) between crops.
 
-    It compares crops of the mode `fast` with crops of the mode `exact`. It also compares crops of
-    the mode `exact` with crops after Pillow's antialiased resize.
+    Two pairs of crops are compared: the modes `fast` and `exact`; and the mode `exact` and crops
+    after Pillow's antialiased resize.
     """
 
     def crop(data: bytes, i: int, mode: str, size: int) -> np.ndarray:

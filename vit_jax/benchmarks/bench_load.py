@@ -20,8 +20,9 @@ def measure(runs: int = 5) -> None:
     """Prints duration and memory of `load_model` for each format, with a model of 1.2 GB.
 
     The memory is the peak memory minus the size of the model. For comparison, only the arrays of
-    the file are read, by `np.load` or safetensors' `load_file`. Both ways alternate, each in a new
-    process. They are measured cold (the file is only on disk) and warm (it is in the page cache).
+    the file are read, by `np.load` or safetensors' `load_file`. `load_model` and the comparison
+    alternate, each in a new process. Both are measured cold (the file is only on disk) and warm
+    (the file is in the page cache).
 
     Args:
       runs: number of repetitions.

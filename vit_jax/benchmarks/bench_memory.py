@@ -30,7 +30,7 @@ def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
         with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             steps, megabytes = pool.submit(_watch, batches, workers).result()
         tenth = max(1, len(steps) // 10)
-        # If there is only one value, it counts for the second tenth, too.
+        # A very short run has a single value, and no second tenth: the mean is over all values.
         early = statistics.mean(megabytes[tenth : 2 * tenth] or megabytes)
         late = statistics.mean(megabytes[-tenth:])
         print(

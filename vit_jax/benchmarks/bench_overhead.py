@@ -11,7 +11,7 @@ from vit_jax.runs.assemble import assemble
 
 
 def measure(config: ConfigDict, steps: int = 100) -> None:
-    """Prints the time per step for which the host works outside the compiled program.
+    """Prints the time per step that the host spends outside the compiled program.
 
     In training most of the host's work overlaps with the computation on the devices. Here each step
     starts after the end of the previous one, so the time of all work is measured. Images are

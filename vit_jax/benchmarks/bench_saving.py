@@ -21,8 +21,8 @@ EVERY = 20
 def measure(pairs: int = 6) -> None:
     """Prints the speed of training with a checkpoint every 20 steps, and without checkpoints.
 
-    It trains a ViT-Ti/16 with batch size 8. Turns of 20 steps with and without a checkpoint
-    alternate; a turn with a checkpoint ends when the checkpoint is written.
+    The benchmark trains a ViT-Ti/16 with batch size 8. Turns of 20 steps with and without a
+    checkpoint alternate; a turn with a checkpoint ends when the checkpoint is written.
 
     The result also holds for larger models and devices, because the size of a checkpoint and the
     FLOPs of a step both grow with the number of parameters. On two CPU cores 3 MB of checkpoints

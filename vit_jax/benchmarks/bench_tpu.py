@@ -21,7 +21,7 @@ from vit_jax.planning.compile import (
 from vit_jax.planning.hlo import by, total
 
 PEERS = tuple(other_projects.PEERS)
-STEPS = 100_000  # Number of steps of the schedule. It does not change the compiled program.
+STEPS = 100_000  # Number of steps of the schedule; the compiled program does not depend on it.
 # Parts of the program, with the functions in which their operations are traced. Norms are mostly
 # fused with matmuls and counted as part of them.
 PARTS = {

@@ -136,7 +136,7 @@ def print_header(images: int, dtype: str, call: str) -> None:
     Args:
       images: images per device.
       dtype: dtype of the computation.
-      call: what is measured, such as `step` or `batch`: the column is `ms a step`.
+      call: unit of the measured durations, such as `step`: the column is `ms a step`.
     """
     print(
         f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"

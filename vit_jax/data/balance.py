@@ -41,8 +41,8 @@ def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
 
     Let N be the number of images, and n_c the number of images of class c. The weight of class c is
     `w_c = N n_c^-e / sum_k n_k^(1 - e)`. The exponent e is 1/2 for `sqrt` and 1 for `full`. With
-    `full` the weights are scikit-learn's `balanced` ones, N / (classes n_c). The mean weight of the
-    images is 1. A class without images has weight 0.
+    `full` the weight is N / (classes n_c), as with scikit-learn's `class_weight="balanced"`. The
+    mean weight of the images is 1. A class without images has weight 0.
     """
     if kind == "none":
         return ()
@@ -73,7 +73,12 @@ def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -
 
 
 def known_counts(source: Source) -> np.ndarray | None:
-    """Returns the number of images of each class; None for unknown labels or multi-label data."""
+    """Returns the number of images of each class.
+
+    Returns:
+      An array `[classes]`; None if the labels are unknown, or if not every image has exactly one
+      label.
+    """
     table = source.known_labels()
     if table is None or not len(table) or ((table >= 0).sum(axis=1) != 1).any():
         return None
@@ -90,7 +95,11 @@ def inequality(counts: np.ndarray | None) -> float:
 
 
 def note_of(source: Source) -> str | None:
-    """Returns a note if the largest class has over `NOTED` times the images of the smallest."""
+    """Returns a note for the user about unequal class sizes, with ways to balance the classes.
+
+    Returns:
+      None if the largest class has at most `NOTED` times the images of the smallest class.
+    """
     counts = known_counts(source)
     if inequality(counts) <= NOTED:
         return None

@@ -124,7 +124,7 @@ def has_names(class_names: Sequence[str]) -> bool:
 def numbers_by_name(
     data_names: Sequence[str], class_names: Sequence[str], used: Collection[int]
 ) -> dict[int, int] | None:
-    """Maps a data set's class indices to the class indices of the training data, by name.
+    """Maps the class indices of a data set to the training data's indices, by class name.
 
     Args:
       data_names: class names of the data set.
@@ -133,8 +133,9 @@ def numbers_by_name(
 
     Returns:
       A dictionary from the class index in the data set to the class index in the training data.
-      None: both have the same names, or one of them has no names. The numbers 0, 1, 2, ... are
-      names only if the other names are numbers, too, such as the folders 0, 2 and 3.
+      None if no mapping is needed: both have the same names, or one of them has no names. A list of
+      the numbers 0, 1, 2, ... counts as no names, except if the names of the other list are numbers
+      as well. For example, classes 0, 1, 2, 3 and folders 0, 2, 3 are matched by name.
 
     Raises:
       UserError: a class in `used` is not among `class_names`, or a name occurs twice.
@@ -155,7 +156,10 @@ def numbers_by_name(
 
 
 def _comparable(data_names: tuple[str, ...], class_names: tuple[str, ...]) -> bool:
-    """Returns True if both have names, or if all names are numbers and not 0, 1, 2, ... in both."""
+    """Returns True if the classes of two data sets can be compared by name.
+
+    Both must have names; or all names are numbers, and at least one list is not 0, 1, 2, ...
+    """
     named = has_names(data_names), has_names(class_names)
     if not data_names or not any(named):
         return False

@@ -87,7 +87,7 @@ def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndar
 
 
 def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:
-    """Returns the config's distortions of the first and second global views and of local views."""
+    """Returns three distortions: of the first global view, the second one, and all local views."""
     values = config.dino
 
     def of(view: int) -> ColourDistortion:

@@ -29,8 +29,8 @@ try:
 except ImportError:  # No compiler, or no libjpeg-turbo, when vit_jax was installed.
     _jpeg = None
 
-# Supported formats by Pillow's names, with their file suffixes. EPS is unsupported because Pillow
-# starts a program to read it, TIFF because its reader prints messages.
+# Supported formats by Pillow's names, with their file suffixes. Two formats are unsupported: EPS,
+# because Pillow starts a program to read it, and TIFF, because Pillow's reader prints messages.
 SUFFIXES = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp"),
     "PNG": (".png", ".apng"),
@@ -58,7 +58,7 @@ PILLOW = {
 DETAIL = dict.fromkeys(PILLOW, 2) | {"area": 4}
 
 cv2.setNumThreads(0)  # One thread per image: images are small, and processes share the cores.
-Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns above it, and raises above twice the value.
+Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow raises an error above twice this value.
 # Pillow's warnings do not contain the file's name. The pipeline reports unreadable files itself.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
@@ -138,7 +138,7 @@ def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
         return _upright(pixels, _turn(opened))
     except Unreadable:
         raise
-    except UnidentifiedImageError:  # Its message contains only a memory address.
+    except UnidentifiedImageError:  # Pillow's message contains only a memory address.
         raise Unreadable(f"not one of the formats {', '.join(FORMATS)}") from None
     except Exception as error:  # Pillow's parsers raise errors of any type.
         raise Unreadable(str(error)) from error
@@ -170,12 +170,12 @@ def has_idle_alpha(opened: Image.Image) -> bool:
 def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
     """Draws a transparent image on a background with the grey level `shade`; returns RGB."""
     rgba, key = opened.convert("RGBA"), opened.info.get("transparency")
-    # Pillow scales grey levels to 8 bits, but not the level that is transparent (the key).
+    # `key` is the transparent colour. Pillow scales grey levels to 8 bits, but not `key`.
     depth = encoded[24] if opened.format == "PNG" else 8
     if opened.mode == "L" and depth < 8:
         rgba.putalpha(opened.point(lambda level: 255 * (level != key * 255 // (2**depth - 1))))
     elif opened.mode == "RGB" and depth == 16:
-        # Pillow reduces colours to 8 bits, where other colours may become equal to the key.
+        # Pillow reduces colours from 16 to 8 bits. Others may then be equal to `key`.
         alpha = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)[..., 3]
         rgba.putalpha(Image.fromarray((alpha >> 8).astype(np.uint8)))
     result = Image.new("RGB", opened.size, (shade, shade, shade))
@@ -191,18 +191,18 @@ def open_image(
 ) -> "Jpeg | Pixels":
     """Opens an image without decoding it; the methods of the result decode rectangles.
 
-    `height` and `width` of the result are those of the upright image.
+    `height` and `width` of the result are the size of the upright image.
 
     Args:
       image: an encoded image, or RGB uint8 `[height, width, 3]`. An opened image is returned
         unchanged.
       mode: `fast`, or `exact`: always decode the whole image with Pillow.
-      background: as in `decode`.
+      background: colour behind a transparent image, one of `BACKGROUNDS`.
       several: many rectangles will be read; therefore the whole image is decoded only once.
 
     Raises:
-      Unreadable: as in `decode`. Damage after the header of a JPEG is detected later, when a
-        rectangle is decoded.
+      Unreadable: the content is not an image, is cut short, or has too many pixels. Damage after
+        the header of a JPEG is detected later, when a rectangle is decoded.
     """
     if isinstance(image, Jpeg | Pixels):
         return image
@@ -222,7 +222,7 @@ class Pixels:
         self._pixels = pixels
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Returns the pixels of `box`, uint8, repeatedly halved, but not below `size`.
+        """Returns the pixels of `box`, uint8, halved while the result is not smaller than `size`.
 
         Args:
           box: the rectangle in pixels.
@@ -329,8 +329,8 @@ class Jpeg:
           box: the rectangle in pixels.
           out: array for the result, `[height, width, 3]`.
           interpolation: a key of `DETAIL`.
-          reads_outside: pixels outside of the rectangle influence the result, as in a resized whole
-            image.
+          reads_outside: pixels around the rectangle influence its border, as if the whole image had
+            been resized and then cropped. False: only pixels of the rectangle are used.
         """
         turn, (height, width) = self._turn, self._stored
         into = np.empty((*(out.shape[1::-1] if turn.swap else out.shape[:2]), 3), np.uint8)
@@ -339,7 +339,8 @@ class Jpeg:
         place = self._as_stored(box).scaled(1 / shrink)
         if interpolation == "area":
             place = Box(*map(round, place))
-        # The last row and column may cover less than `shrink` pixels.
+        # The sides of the decoded image are rounded up: its last row and column may come from fewer
+        # than `shrink` rows and columns of the stored image.
         outer = _around(
             place,
             into.shape,
@@ -364,7 +365,7 @@ class Jpeg:
         return pixels[:, start : start + place.width]
 
     def _as_stored(self, box: Box) -> Box:
-        """Converts coordinates in the upright image to those in the stored, rotated image."""
+        """Converts coordinates in the upright image to coordinates in the stored (turned) image."""
         turn, (height, width) = self._turn, self._stored
         left, top, right, bottom = box
         if turn.swap:
@@ -376,9 +377,15 @@ class Jpeg:
         return Box(left, top, right, bottom)
 
     def _place(self, box: Box, shrink: int, by_area: int) -> tuple[int, int, int, int]:
-        """Converts coordinates in the upright image to those in the stored image, scaled down.
+        """Converts a rectangle of the upright image to the stored image, decoded at a lower size.
 
-        They are divided by `shrink // by_area`, after rounding to cells of `shrink` pixels.
+        The edges are rounded to multiples of `shrink` pixels of the stored image. Then they are
+        divided by `shrink // by_area`, the factor by which the JPEG decoder reduces the image.
+
+        Args:
+          box: the rectangle in pixels of the upright image.
+          shrink: total factor by which the image is reduced.
+          by_area: the part of this factor that averaging contributes after the JPEG decoder.
         """
         stored = self._as_stored(box)
         if shrink == 1:
@@ -407,7 +414,7 @@ class WholeJpeg(Jpeg):
 
 
 class Turn(NamedTuple):
-    """How a stored image is turned upright: its axes are mirrored, and then swapped."""
+    """The steps that turn a stored image upright: axes are mirrored, and then swapped."""
 
     swap: bool
     flip_x: bool
@@ -429,7 +436,7 @@ TURNS = {
 
 
 def _shrink(box: Box, size: int | tuple[int, int]) -> int:
-    """Returns the largest power of two that divides the sides of `box` to at least `size`."""
+    """Returns the largest power of two by which `box` can be reduced and still be >= `size`."""
     height, width = (size, size) if isinstance(size, int) else size
     times = int(min(box.height // height, box.width // width))
     return 1 << max(0, times.bit_length() - 1)

@@ -45,7 +45,7 @@ def boxes_field(size: int, most: int) -> Field:
 
     A row contains left, top, right and bottom in pixels of the crop, and the class. Rows without an
     object are 0 with class -1. A crowd (COCO's box of a group of objects) of class k has the class
-    -2 - k. It is not an object, but COCO's metrics do not count predictions in it as false
+    -2 - k. A crowd is not an object, but COCO's metrics do not count predictions in it as false
     positives. Boxes are clipped to the crop. A box is removed if less than a tenth of its area is
     in the crop, or if its clipped width or height is less than a pixel. If there are more than
     `most` boxes, objects are kept before crowds, and large boxes before small boxes.
@@ -147,7 +147,7 @@ def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) 
 
 
 def boxes_of(rows: np.ndarray) -> Boxes:
-    """Inverts `boxes_field`: converts an image's rows, `[most, 5]`, to its objects and crowds."""
+    """Converts a value of the batch field `boxes`, `[most, 5]`, back to the image's `Boxes`."""
     rows = rows[rows[:, 4] != NO_OBJECT]
     labels = rows[:, 4].astype(np.int32)
     crowd = labels <= CROWD

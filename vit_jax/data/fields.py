@@ -68,7 +68,7 @@ class Field(NamedTuple):
 
 
 def caption_keys(key: str) -> tuple[str, ...]:
-    """Returns the column names of captions to look for, given the value of `data.caption_key`."""
+    """Returns the possible names of the caption column, given the value of `data.caption_key`."""
     return CAPTION_KEYS if key == CAPTION_KEYS[0] else (key,)
 
 

@@ -42,12 +42,15 @@ def from_one_hot(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray
 def check_lists(counts: np.ndarray, values: np.ndarray, classes: int | None = None) -> None:
     """Raises UserError for labels that are neither index lists nor one-hot or multi-hot rows.
 
-    If all rows have the same length, a value that occurs twice in a row indicates a table with a
-    column per class, which is an error. If the lengths differ, a class may occur twice: an image
-    may contain several objects of a class.
+    The check depends on the lengths of the labels. If the labels have different lengths, a label
+    may contain a class twice, because an image may contain several objects of a class. If all
+    labels have the same length, a label with two equal values is an error: it is probably a row of
+    a table with one column per class.
 
     Args:
-      counts, values, classes: see `one_hot_width`.
+      counts: length of each example's label, without unlabelled examples.
+      values: all labels, concatenated.
+      classes: number of classes; None: unknown.
     """
     if not len(counts) or counts[0] < 2 or (counts != counts[0]).any():
         return

@@ -16,8 +16,8 @@ def decode_mask(content: bytes) -> np.ndarray:
     """Returns the values of a mask, uint8 or uint16 `[height, width]`.
 
     Args:
-      content: a PNG file. It has a palette, and the palette indices are the values; or it is grey,
-        with 1 to 16 bits.
+      content: a PNG file with a palette, or a grey PNG file with 1 to 16 bits. The values are the
+        palette indices or the grey levels.
 
     Raises:
       UserError: the file is a colour image, has another format, or is damaged.
@@ -27,7 +27,8 @@ def decode_mask(content: bytes) -> np.ndarray:
         lossy = ", and its compression changes classes" if opened.format == "JPEG" else ""
         raise UserError(f"a mask of the format {opened.format} is unsupported{lossy}: save a PNG")
     values = values_of(opened)
-    if opened.mode == "L" and (levels := 2 ** content[24] - 1) < 255:  # The PNG's bits.
+    # Byte 24 of a PNG file contains the number of bits per value.
+    if opened.mode == "L" and (levels := 2 ** content[24] - 1) < 255:
         values = values // (255 // levels)  # Pillow scales 2 and 4 bits to 8.
     return values
 

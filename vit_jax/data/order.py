@@ -66,7 +66,10 @@ class Order:
         return permute(place // self.repeats, size, self.seed, part, epoch)
 
     def _quotas(self) -> np.ndarray:
-        """Returns the number of turns of each part in a block of `BLOCK` turns."""
+        """Returns the number of turns of each part in a block of `BLOCK` turns.
+
+        A turn is `repeats` consecutive positions of one example.
+        """
         ends = np.cumsum(self.weights) / np.sum(self.weights) * BLOCK
         quotas = np.diff(np.round(ends).astype(np.int64), prepend=0)
         if quotas.min() == 0:
@@ -132,7 +135,7 @@ def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
     """
     # With fewer than six bits, some permutations of very small data sets would be rare.
     bits = np.uint64(max(6, (size - 1).bit_length()))
-    high, low = bits // 2, bits - bits // 2  # The halves, which are swapped each round.
+    high, low = bits // 2, bits - bits // 2  # Bits of a number's two halves; each round swaps them.
     secret = np.zeros(len(places), np.uint64)
     for number in key:
         secret = _mix(secret ^ np.asarray(number).astype(np.uint64))
@@ -153,7 +156,7 @@ def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Hashes with the mixing step of SplitMix64 (Steele, Lea and Flood, 2014).
+    """Hashes each number of `x` by the mixing step of SplitMix64 (Steele, Lea and Flood, 2014).
 
     Every output bit depends on all bits of `x`.
     """

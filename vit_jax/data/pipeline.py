@@ -43,7 +43,7 @@ Batch = dict[str, np.ndarray]
 
 MAX_CHUNK = 64  # Maximum number of images in a chunk.
 MAX_REPLACEMENTS = 100  # Number of neighbours that are tried in place of an unreadable image.
-FIELD_STREAM = 2**32  # Number of the first field's random stream; the streams of views come before.
+FIELD_STREAM = 2**32  # Number of the first field's random stream; streams of views have lower ones.
 # Starting worker processes takes seconds. A data set with fewer images is read without them.
 FEW_IMAGES = 5000
 
@@ -498,7 +498,7 @@ class _OfWorkers(Iterator[Batch]):
         A worker process inherits the blocked signals from the thread that starts it. Later,
         `_obey_parent` makes it ignore both signals.
         """
-        resource_tracker.ensure_running()  # Starting it in the thread would unblock the signals.
+        resource_tracker.ensure_running()  # If the thread started it, signals would be unblocked.
         with ThreadPoolExecutor(1, initializer=_block_signals) as thread:
             return thread.submit(self._batches.__next__).result()
 
@@ -522,9 +522,9 @@ def _cause(code: int) -> str:
 def _obey_parent(worker: int, workers: int) -> None:
     """Makes a worker process exit when the training process has ended, and not before.
 
-    It also exits if the training process was ended by SIGKILL. SIGINT and SIGTERM are ignored.
-    Ctrl-C and job schedulers send them to all processes, but after such a signal the training
-    process may still need batches.
+    The worker also exits if the training process was ended by SIGKILL. The worker ignores SIGINT
+    and SIGTERM. Ctrl-C and job schedulers send these signals to all processes, but the training
+    process may still need batches after such a signal.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -9,11 +9,12 @@ from vit_jax.errors import UserError
 
 
 class Placement(NamedTuple):
-    """The rectangle of an image that a crop shows, and the part of the crop that it fills.
+    """The rectangle of an image that a crop shows, and the size of this rectangle in the crop.
 
     Attributes:
       box: rectangle of the original image, in pixels; its edges need not be whole numbers.
-      shown: height and width of the rectangle in the crop. It is at the top left of the crop.
+      shown: height and width of the rectangle after the resize, in pixels of the crop. The
+        rectangle is at the top left of the crop.
       size: height and width of the crop. The part outside of the rectangle is padding.
       image: height and width of the original image.
     """

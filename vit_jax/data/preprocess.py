@@ -29,8 +29,8 @@ class TrainCrop:
     Kinds:
 
     - `inception`: takes a random rectangle of the image, drawn as in TensorFlow (the paper,
-      appendix B.1; AugReg, BiT, big_vision). `area` is the range of its share of the image, and
-      `aspect` the range of its aspect ratio, width over height.
+      appendix B.1; AugReg, BiT, big_vision). `area` is the range of the rectangle's share of the
+      image, and `aspect` is the range of the rectangle's aspect ratio, width over height.
     - `random_resized`: takes a random rectangle with the same two ranges, drawn as in torchvision
       (MAE, DeiT).
     - `square`: resizes the image to `resize` by `resize` pixels, ignoring its aspect ratio, and
@@ -190,8 +190,8 @@ class TestCrop:
     `resize` stands for its smaller side.
 
     With Pillow's interpolations and the mode `exact`, the result equals Pillow's resize of the
-    whole image followed by a crop. The sides of the resized image are rounded as in torchvision. If
-    the crop is not square, they are rounded as in timm.
+    whole image followed by a crop. The sides of the resized image are rounded as in torchvision, or
+    as in timm if the crop is not square.
 
     Attributes:
       resize: size of the resized image in pixels. It may be a fraction, such as 224 / 0.9; each
@@ -456,8 +456,8 @@ def resized_sides(
 ) -> tuple[int, int]:
     """Returns the image's height and width after a resize of kind `square` or `short_side`.
 
-    The two numbers are rounded as in torchvision's `Resize`. If the crop that follows is not
-    square, they are rounded as in timm's `ResizeKeepRatio`.
+    The two numbers are rounded as in torchvision's `Resize`; or as in timm's `ResizeKeepRatio`, if
+    the crop that follows is not square.
     """
     rows, columns = (int(resize * side / min(sides(size))) for side in sides(size))
     if kind == "square":

@@ -64,6 +64,18 @@ class Layout(NamedTuple):
     smaller: tuple[int, int]
 
 
+class Look(NamedTuple):
+    """A main object's colour and rotation; without a look they are random.
+
+    Attributes:
+      colour: red, green and blue.
+      turn: range of the rotation to the right, in 1,024ths of a turn.
+    """
+
+    colour: tuple[int, int, int]
+    turn: tuple[int, int]
+
+
 class Parts(NamedTuple):
     """The drawings of all classes; scenes are composed of them.
 
@@ -125,8 +137,9 @@ class Scene:
     Attributes:
       main: index of the item that defines the label.
       lattice: shades of the texture at the points of its lattice, uint16 `[16 * 16]`.
-      steps: scale and rotation of the texture: the offset in the lattice, in 256ths of a point,
-        from the left to the right side of the image.
+      steps: vector `(x, y)` in the lattice, from the left to the right side of the image, in 256ths
+        of the distance between two points. The length of the vector is the scale of the texture,
+        and its direction is the rotation of the texture.
       colours: colours of the texture's lowest and highest shade, int32 `[2, 3]`.
       noise: amplitude of the noise.
     """
@@ -177,7 +190,7 @@ class _Box(NamedTuple):
 
 
 def compose(
-    parts: Parts, layout: Layout, label: int, key: tuple[int, int]
+    parts: Parts, layout: Layout, label: int, key: tuple[int, int], look: Look | None = None
 ) -> tuple[Scene, np.random.Philox]:
     """Returns a random scene with a main object of class `label`, and the generator for its noise.
 
@@ -186,6 +199,7 @@ def compose(
       layout: ranges for the items.
       label: class of the main object.
       key: key of the random generator, which determines the scene.
+      look: colour and rotation of the main object; None: random ones.
     """
     generator = np.random.Philox(key=np.array(key, np.uint64))
     words = generator.random_raw(WORDS + LATTICE_WORDS)
@@ -203,7 +217,8 @@ def compose(
     smaller = _within(general[10], *layout.smaller)
     above = min(_within(general[11], 0, 1), smaller)
     length = _within(general[12], *layout.length)
-    items = _items(parts, label, numbers[:, :ITEMS], length, colours.sum(0, dtype=np.int64) >> 1)
+    ground = colours.sum(0, dtype=np.int64) >> 1
+    items = _items(parts, label, numbers[:, :ITEMS], length, ground, look)
     first = FRAGMENTS + BARS
     clutter = [*range(fragments), *range(FRAGMENTS, first)[:bars]]
     objects = [*range(first, first + smaller)]
@@ -224,7 +239,12 @@ def _within(number, low, high):
 
 
 def _items(
-    parts: Parts, label: int, numbers: np.ndarray, main: int, ground: np.ndarray
+    parts: Parts,
+    label: int,
+    numbers: np.ndarray,
+    main: int,
+    ground: np.ndarray,
+    look: Look | None,
 ) -> list[Item]:
     """Draws the maximum number of items of each kind; a scene uses only some of them.
 
@@ -234,6 +254,7 @@ def _items(
       numbers: random numbers below 2^32, int64 `[fields, items]`.
       main: length of the main object's longer side.
       ground: mean colour of the background.
+      look: colour and rotation of the main object; None: random ones.
     """
     labels = numbers[0] * len(parts.first) >> 32
     labels[-1] = label
@@ -244,6 +265,9 @@ def _items(
     upright = (numbers[4] & 1).astype(bool)
     width, height = np.where(upright, shorter, length), np.where(upright, length, shorter)
     turn = _within(numbers[5], -TURN[KIND], TURN[KIND]) & 1023
+    colours = _colours(numbers[12:16], ground)
+    if look:
+        turn[-1], colours[-1] = _within(numbers[5, -1], *look.turn) & 1023, look.colour
     sine, cosine = SINE_TABLE[turn], SINE_TABLE[turn + 256]
     lean = _within(numbers[6], -LEAN, LEAN)
     matrix = (
@@ -263,7 +287,7 @@ def _items(
         y.tolist(),
         length.tolist(),
         zip(*(entry.tolist() for entry in matrix), strict=True),
-        _colours(numbers[12:16], ground).tolist(),
+        colours.tolist(),
         opacity.tolist(),
         (
             cut if kind == FRAGMENT else None

@@ -103,7 +103,7 @@ class RandPolicy:
 
 
 def _posterize(image: Image.Image, bits: int) -> Image.Image:
-    """Keeps the highest bits of each value; with 0 bits (Pillow rejects them) images are black."""
+    """Keeps the highest bits of each value. 0 bits, which Pillow rejects, make the image black."""
     return image.point(3 * [value & 256 - (1 << 8 - bits) for value in range(256)])
 
 

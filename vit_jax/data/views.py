@@ -22,8 +22,8 @@ class View(NamedTuple):
         `mode` and `background` cannot differ, because an image is decoded once for all views.
       same_rectangle_as: name of an earlier view. This view shows the same rectangles of the image
         at another size. None: the view draws its own rectangles.
-      augment: augmentation of a crop on the CPU, `(pixels, rng) -> pixels`; "config": the config's
-        augmentation; None: no augmentation. The pixels are those of the image, without padding.
+      augment: augmentation of a crop on the CPU, `(pixels, rng) -> pixels`. It does not change the
+        padding of the crop. "config": the config's augmentation. None: no augmentation.
       distort: an augmentation for each crop of the view, applied after `augment`. An entry None
         leaves its crop unchanged. Empty: no such augmentations.
       training_only: the view is used in training, and not in evaluation.
@@ -45,7 +45,7 @@ class View(NamedTuple):
 
 
 class ViewSpec(NamedTuple):
-    """A resolved `View`: the config's values replace its defaults.
+    """A `View` whose unset values are replaced by the config's values.
 
     Attributes:
       crop: `(image, rng, out) -> pixels`, such as a `TrainCrop`.

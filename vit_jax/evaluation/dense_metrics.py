@@ -153,7 +153,8 @@ def coco_metrics(
         or masks.
 
     Returns:
-      A dictionary of these metrics, from 0 to 1. A metric is -1 without true objects of its size:
+      A dictionary of these metrics, from 0 to 1. A metric is -1 without true objects of its size.
+
       - `AP`: average precision, averaged over IoU thresholds from 0.5 to 0.95.
       - `AP50`, `AP75`: average precision at the IoU threshold 0.5 or 0.75.
       - `APs`, `APm`, `APl`: `AP` of small, medium and large objects.
@@ -178,7 +179,7 @@ def _coco_evaluation(
     masks: bool,
     overlaps: Callable[[int], np.ndarray] | None = None,
 ) -> Any:
-    """Returns pycocotools' `COCOeval` for some images; arguments as in `coco_metrics`."""
+    """Returns pycocotools' `COCOeval` for the arguments of `coco_metrics`."""
     check_pycocotools()
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -240,8 +241,10 @@ def image_matches(
     Crowds are not counted. Predictions that match a crowd are not counted either.
 
     Args:
-      detections, objects, classes, masks: as in `coco_metrics`. All predictions are counted,
-        whatever their score.
+      detections: predicted objects of each image. All of them are counted, whatever their score.
+      objects: true objects of each image. They must have masks if `masks` is True.
+      classes: number of classes.
+      masks: True: compare masks. False: compare boxes.
 
     Raises:
       UserError: pycocotools is not installed.

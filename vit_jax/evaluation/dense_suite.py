@@ -1,6 +1,6 @@
 """Shared code of the suites `segmentation`, `depth` and `detection`.
 
-It opens data sets and predicts masks, depths or boxes at the images' original size.
+This module opens data sets and predicts masks, depths or boxes at the images' original size.
 """
 
 import functools
@@ -37,8 +37,8 @@ def tested_set(
 ) -> DataSet:
     """Completes a data set of the flag `--set` with its source kind, folder and split.
 
-    If the user names no split, the first split in `TESTED` that the data set has is used. If it has
-    none of them, the data set's first split is used.
+    If the user names no split, the first split in `TESTED` that the data set has is used. If the
+    data set has no split in `TESTED`, its first split is used.
 
     Args:
       described: the data set.
@@ -95,7 +95,8 @@ class Predicted:
       source: the images.
       stream: function like `DenseModel.stream`, which yields the index and the prediction of each
         readable image of a source.
-      shown: the same for the worst images, which are shown on a page; None: `stream`.
+      shown: function like `stream` for the worst images, which are shown on a page; None:
+        `stream`.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ def dense_measurements(
       options: the suite's options.
       metrics: names of the metrics.
       open_set: function that opens the test images of a data set.
-      measured: function that computes the rows of a data set.
+      measured: function that computes the result rows (metrics) of a data set.
       example: example of `--set` with a description, for the error message.
       identity: function that returns the fingerprint of a data set, given also the number of
         examples whose content is included; None: the fingerprint of the test images.

@@ -51,7 +51,7 @@ class Features(NamedTuple):
 
 
 class Extractor:
-    """Feature extraction with a model. It is compiled once, for a fixed batch size.
+    """Feature extraction with a model, compiled once for a fixed batch size.
 
     The parameters are arguments of each call, so they may change.
 
@@ -61,7 +61,8 @@ class Extractor:
       mesh: mesh of devices.
       crop: the evaluation transform.
       batch_size: global batch size; rounded up to a multiple of the mesh's size.
-      workers, threads: as in `evaluation_batches`.
+      workers, threads: numbers of processes and threads that decode images; None: chosen
+        automatically.
       max_unreadable: maximum number of unreadable images per source. Unreadable images are skipped.
       compute: function `(model, images) -> outputs [batch, ...]`; default: `representation`.
       log: callback for messages about skipped images, and about the progress of long extractions.
@@ -142,7 +143,7 @@ def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
 
 
 def image_embedding(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """Returns embeddings of an image-text model's image encoder, scaled to length 1.
+    """Returns embeddings of an image-text model's image encoder, scaled to unit norm.
 
     The result is float32 `[batch, dim]`.
     """
@@ -241,7 +242,7 @@ def top_of(top: int | None, threshold: float | None, num_classes: int, default: 
 
 
 def reaching(threshold: float | None, probabilities: np.ndarray) -> int:
-    """Returns how many of the probabilities are at least the threshold.
+    """Counts the probabilities that are at least `threshold`.
 
     Args:
       threshold: the minimum probability; None: all probabilities are counted.
@@ -308,7 +309,7 @@ def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
 
 
 def transfer_crop(image_size: int | tuple[int, int], **how: str) -> TestCrop:
-    """Returns the transform of the few-shot protocol.
+    """Returns the evaluation transform of the few-shot protocol.
 
     For models with 224 x 224 pixels, images are resized to 256 x 256 and cropped to the central 224
     x 224 pixels. For other image sizes, the ratio is the same.

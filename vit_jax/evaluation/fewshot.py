@@ -78,7 +78,7 @@ class Accuracy(NamedTuple):
 
     @property
     def deviation(self) -> float:
-        """Standard deviation over the seeds, with the divisor n - 1; 0 for a single seed."""
+        """Std of the accuracy over the seeds, with the divisor n - 1; 0 for a single seed."""
         return statistics.stdev(self.by_seed.values()) if len(self.by_seed) > 1 else 0.0
 
 
@@ -164,7 +164,10 @@ class FewShotTask:
         return [Accuracy(shots, penalty, by_seed) for (shots, penalty), by_seed in by_shots.items()]
 
     def _pick(self, train: Features, shots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns features and labels of a seed's first `shots` images per class, if readable."""
+        """Returns features and labels of a seed's first `shots` images per class.
+
+        Unreadable images are omitted.
+        """
         numbers = self.chosen[seed][:, :shots].ravel()
         rows = np.flatnonzero(np.isin(self.train.indices[train.indices], numbers))
         return train.values[rows], train.labels[rows].max(axis=1)
@@ -192,14 +195,19 @@ def few_shot(
     Args:
       model: model from `load_model`. Its head is not used; its pre-logits layer is used.
       train, test: images of the data set.
-      name, shots, seeds: as in `FewShotTask`.
+      name: name of the data set, for messages.
+      shots: numbers of training images per class.
+      seeds: random seeds for the choice of training images.
       penalties: L2 penalties of least squares.
       mesh: mesh of devices; default: all devices.
-      batch_size, workers, threads: as in `Extractor`.
+      batch_size: global batch size.
+      workers, threads: numbers of processes and threads that decode images; None: chosen
+        automatically.
       log: callback for messages about progress and notes.
 
     Raises:
-      UserError: as in `FewShotTask`, or the model's images are not square.
+      UserError: a class has fewer images than shots, an image does not have exactly one label, or
+        the model's images are not square.
     """
     mesh = mesh or make_mesh()
     task = FewShotTask(name, train, test, shots, seeds, log)

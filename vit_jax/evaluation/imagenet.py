@@ -66,7 +66,7 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Match:
-    """Matches the classes of a model with ImageNet's by name.
+    """Returns the correspondence of a model's classes to ImageNet's classes, by name.
 
     Args:
       classes: number of classes of the model.
@@ -144,7 +144,8 @@ def open_imagenet(
 
     Args:
       kind: `tfds`, or `folder` for a folder of each class, named by the synset.
-      path, split: as in `vit_jax.data.sources.open_source`.
+      path: name of the TFDS data set, or path of the folder.
+      split: name of the split with the validation images.
       real: labels from `read_real`. The number in an image's file name is its index in this list.
         None: no ReaL labels.
 
@@ -228,7 +229,9 @@ class Relabelled(Source):
 
 
 def read_objectnet_map(root: str) -> dict[str, Classes]:
-    """Returns, for each ObjectNet folder whose class is in ImageNet, the ImageNet classes.
+    """Returns the ImageNet classes of each ObjectNet folder, by the folder's name.
+
+    Folders whose class is not in ImageNet are omitted.
 
     Args:
       root: the folder `objectnet-1.0` with `images` and `mappings`.

@@ -44,11 +44,11 @@ class TrainingSuites:
       fingerprints: maps a description of each measurement's data to the fingerprint of the data.
 
     Args:
-      config: config of the run. If its preprocessing options were None, the caller has replaced
-        them by the checkpoint's values.
+      config: config of the run. Preprocessing options that were None must have been replaced by the
+        checkpoint's values.
       mesh: mesh of devices.
       test_crop: the evaluation transform.
-      peers: the run's processes. Their data are compared and must be equal.
+      peers: the run's processes. The data of all processes are compared and must be equal.
       class_names: names of the classes of the run's head, by index; empty: the run has no classes.
 
     Raises:
@@ -127,7 +127,7 @@ class TrainingSuites:
           every: interval of evaluations in steps; 0: only at the end of the run.
           where: for each measurement, the config key and the value that request it, for error
             messages; None: the key is `evaluate.suites`.
-          peers: the run's processes. Their data are compared and must be equal.
+          peers: the run's processes. The data of all processes are compared and must be equal.
         """
         suite = SUITES[name]
         values = {"image_size": image_size} | suite.defaults() | options

@@ -68,13 +68,17 @@ def knn_accuracies(
 
 
 def unit(values: np.ndarray) -> np.ndarray:
-    """Scales rows to length 1. Rows of zeros stay unchanged."""
+    """Scales each row (the features of an image) to unit L2 norm. Rows of zeros stay unchanged."""
     return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
 
 
 @functools.cache
 def _closer(mesh: Mesh):
-    """Compiles an update of each query's nearest images by another block of training images."""
+    """Compiles a function that compares test images with a further block of training images.
+
+    The function takes and returns the similarities and classes of each query's (test image's)
+    nearest training images so far.
+    """
 
     def closer(queries, similarity, classes, rows, row_classes):
         similarities = jnp.matmul(queries, rows.T, precision="highest")
@@ -92,10 +96,10 @@ def _closer(mesh: Mesh):
 
 @functools.cache
 def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
-    """Compiles the vote of the nearest images.
+    """Compiles the weighted vote of each test image's nearest training images.
 
     The compiled function returns the number of correctly classified images for each number of
-    neighbours in `counts`. These must be in ascending order.
+    neighbours in `counts`. The numbers in `counts` must be in ascending order.
     """
 
     def count(similarity, classes, labels, temperature):

@@ -41,7 +41,7 @@ def linear_probe(
     seed: int = 0,
     iterations: int = 300,
 ) -> Probe:
-    """Fits a linear probe with the penalty that is best on a validation set, and tests it.
+    """Fits a linear probe with the best penalty on a validation set, and evaluates the probe.
 
     The validation set is a random tenth of the training images. The features are standardized with
     the statistics of the training images. The loss is the mean cross-entropy plus `penalty / 2`
@@ -115,7 +115,9 @@ def linear_head(
       num_classes: number of classes.
       mesh: mesh of devices.
       groups: the group of each image of the source. All images of a group are in the same fold.
-      penalties, seed, iterations: as in `linear_probe`.
+      penalties: L2 penalties to try.
+      seed: random seed of the folds.
+      iterations: maximum number of L-BFGS iterations for each fit.
 
     Raises:
       UserError: an image does not have exactly one label.
@@ -243,7 +245,7 @@ def accuracy(
       fitted: features of the training images, whose mean and std standardize the features.
       test: features of the images to evaluate.
       mesh: mesh of devices.
-      each: as in `fit`.
+      each: True: divide each feature by its own std. False: divide all features by a common std.
     """
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
@@ -253,7 +255,10 @@ def accuracy(
 
 
 def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool) -> float:
-    """Returns the mean cross-entropy of images with one label each; arguments as in `accuracy`."""
+    """Returns the mean cross-entropy of images with one label each.
+
+    The docstring of `accuracy` describes the arguments.
+    """
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
     targets = over_devices(test.labels.max(axis=1), mesh, fill=-1)
@@ -285,8 +290,8 @@ def cross_entropy(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax
     """Returns the mean cross-entropy of a linear classifier.
 
     Args:
-      weights: as in `scores`.
-      rows: as in `scores`.
+      weights: `[features + 1, classes]`. The last row contains the biases.
+      rows: features, `[images, features]`.
       labels: class of each image, `[images]`. Images with the label -1 are ignored.
     """
     there = labels >= 0

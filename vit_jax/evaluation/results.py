@@ -1,4 +1,4 @@
-"""Results of an evaluation. They are saved after each metric, and shown as tables and plots."""
+"""Evaluation results: saved to a folder after each metric, and shown as tables and plots."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -12,18 +12,18 @@ from vit_jax.evaluation.suite import Row, Suite, mean
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.small_files import read_small
 
-Rows = Mapping[tuple[str, str], Row]  # By names of suite and row.
+Rows = Mapping[tuple[str, str], Row]  # (name of the suite, name of the row) -> row.
 
 
 class Results:
-    """The results of one checkpoint in a folder. The method `put` saves them.
+    """The results of one checkpoint in a folder. The method `put` saves the results.
 
     Args:
       folder: folder of the results.
       checkpoint: name of the checkpoint.
       description: description of the model.
       version: step of the checkpoint, and hash of its content. If the folder has rows of another
-        version, they are removed.
+        version, these rows are removed.
 
     Attributes:
       outdated: message that lists the removed metrics.
@@ -85,7 +85,7 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Returns True if each row in `names` of a suite has a metric or a note about the data."""
+        """Returns True if all rows of a suite in `names` have a metric or a note about the data."""
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row and (row.accuracy is not None or row.images) for row in rows)
 
@@ -159,9 +159,9 @@ def _cells(row: Row, published: Iterable[Mapping[str, float]], sign: bool) -> li
     """Returns the cells of a row in a suite's table: name, metric and published values.
 
     Args:
-      row: the row.
+      row: the row to format.
       published: published values by row, for each model.
-      sign: as in `formatted`.
+      sign: True: append the per cent sign to percentages.
     """
     theirs = [str(figures.get(row.name, "")) for figures in published]
     images = "" if row.images is None else f"{row.images:,}"
@@ -173,7 +173,7 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
 
     Args:
       folder: folder of the results.
-      rows: rows of the other version. Without a metric among them, the message is empty.
+      rows: rows of the other version. If no row has a metric, the message is empty.
       step: the other version's step.
       step_now: the checkpoint's step.
     """
@@ -190,16 +190,22 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
     )
 
 
-def in_words(row: Row) -> str:
-    """Formats a row as a log line: the metric, or the note why the row has no metric."""
-    return f"{row.name}: {row.note if row.accuracy is None else formatted(row, sign=True)}"
+def in_words(rows: Iterable[Row]) -> list[str]:
+    """Formats rows as log lines: metrics, and for each reason the rows that have no metric."""
+    lines, missing = [], dict[str, list[str]]()
+    for row in rows:
+        if row.accuracy is None:
+            missing.setdefault(row.note, []).append(row.name)
+        else:
+            lines.append(f"{row.name}: {formatted(row, sign=True)}")
+    return lines + [f"{', '.join(names)}: {note}" for note, names in missing.items()]
 
 
 def formatted(row: Row, sign: bool = False) -> str:
     """Formats a metric with its std and unit.
 
     Args:
-      row: the row.
+      row: the row to format.
       sign: True: append the per cent sign to percentages.
     """
     if row.accuracy is None:

@@ -80,10 +80,9 @@ class SgdProbe:
         once.
 
         Raises:
-          UserError: one of these problems:
-            - There are fewer than ten training images or fewer than two classes.
-            - A training image does not have exactly one label.
-            - All classes of the validation set are missing from the other training images.
+          UserError: there are fewer than ten training images or fewer than two classes, or a
+            training image does not have exactly one label. Or all classes of the validation set are
+            missing from the other training images.
         """
         labels = single_labels(train.labels, "the training images")
         if num_classes < 2:
@@ -156,7 +155,7 @@ class SgdProbe:
     def starts(self, features: int, num_classes: int) -> dict[str, np.ndarray]:
         """Returns the initial weights (std 0.01) and biases (0) of each feature set.
 
-        They are float32 `[features + 1, classes]`. The last row contains the biases.
+        The arrays are float32 `[features + 1, classes]`. The last row contains the biases.
         """
         rng, starts = np.random.default_rng((self.seed, 1)), {}
         for name, columns in self.choices.items():

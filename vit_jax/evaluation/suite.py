@@ -64,7 +64,7 @@ class SuiteOption(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """The help text. If the default value consists of numbers, it is appended."""
+        """The option's help text, followed by the default value if it consists of numbers."""
         numbers = self.default if isinstance(self.default, list) else [self.default]
         if not numbers or not all(isinstance(x, int | float) for x in numbers):
             return self.meaning
@@ -76,7 +76,7 @@ class Stopped(Exception):
 
 
 class Impossible(UserError):
-    """Error: the rows `names` cannot be computed from the data."""
+    """Error: the result rows with the names `names` cannot be computed from the data."""
 
     def __init__(self, why: str, names: Sequence[str]):
         self.names = tuple(names)
@@ -354,10 +354,10 @@ COMPARED_EXAMPLES = 256
 
 @dataclass(frozen=True)
 class Measurement:
-    """Evaluation on one data set: the names of its rows, and functions that compute them.
+    """Evaluation on one data set: names of the result rows, and functions that compute the rows.
 
     Args:
-      names: names of the rows.
+      names: names of the rows in the suite's table.
       open: function that opens the data for some of the rows, given the rows' names. It is called
         before the model is loaded. It raises UserError if the data cannot be opened.
       measure: function that computes the rows from the model and the opened data.

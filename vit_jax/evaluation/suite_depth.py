@@ -21,7 +21,7 @@ from vit_jax.evaluation.suite import (
 )
 from vit_jax.evaluation.suite_fewshot import SETS
 
-# Name of each row of a data set: the metric's attribute in `DepthMetrics`, and its unit.
+# Name of a result row -> attribute of the metric in `DepthMetrics`, and unit.
 METRICS = {
     **{"RMSE": ("rmse", "m"), "AbsRel": ("abs_rel", ""), "log10": ("log10", "")},
     **{f"delta{power}": (f"delta{power}", "%") for power in (1, 2, 3)},
@@ -77,7 +77,7 @@ def open_ranged(described: DataSet, options: Options, subject: Subject) -> Sourc
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Computes the rows of a data set, and passes its worst images to `subject.on_outputs`."""
+    """Returns a data set's metrics, and passes the worst images to `subject.on_outputs`."""
     model = subject.depth_model
     predictions = Predicted(described, subject, source, model.stream)
     nearest, farthest = model.head.range

@@ -60,7 +60,7 @@ def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Computes the rows of a data set, and passes its worst images to `subject.on_outputs`."""
+    """Returns a data set's metrics, and passes the worst images to `subject.on_outputs`."""
     detector, predictions = subject.detector, _predictions(described, subject, source)
     numbers, detections = [], []
     for index, found in predictions:

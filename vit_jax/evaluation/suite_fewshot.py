@@ -39,7 +39,8 @@ from vit_jax.evaluation.suite import (
 def parse_sets(texts: Sequence[str]) -> list[DataSet]:
     """Parses values of the flag `--set`, which describe data sets.
 
-    The names of the data sets must be different, because each name labels a row of the results.
+    The names of the data sets must be different, because each name labels a row of the result
+    table.
     """
     described = [data_set(text) for text in texts]
     if len({one.name for one in described}) < len(described):
@@ -80,12 +81,12 @@ def split_note(described: DataSet) -> str:
 
 
 def name_of_shots(name: str, shots: int) -> str:
-    """Returns the name of a row, such as `pets, 5 shots`."""
+    """Returns the name of a row of the result table, such as `pets, 5 shots`."""
     return f"{name}, {shots} shot{'s' if shots > 1 else ''}"
 
 
 def shots_of(name: str) -> int:
-    """Returns the number of shots in the name of a row; the inverse of `name_of_shots`."""
+    """Returns the number of shots in a row's name, such as 5 for `pets, 5 shots`."""
     return int(name.rsplit(", ", 1)[1].split()[0])
 
 
@@ -105,12 +106,12 @@ def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Sour
 def identify(
     sources_of: Callable[[DataSet], tuple[Source, Source]], described: DataSet, name: str
 ) -> dict[str, int | str]:
-    """Implements `Measurement.identify`. All rows of a data set have the same fingerprint."""
+    """Implements `Measurement.identify`: returns a data set's fingerprint, for any of its rows."""
     return fingerprints(*sources_of(described), COMPARED_EXAMPLES)
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a `Measurement` for each data set, with a row per number of shots."""
+    """Returns a `Measurement` for each data set, with a result row for each number of shots."""
     seeds, penalty = options["seeds"], options["penalty"]
 
     sources_of = opener(subject, options)
@@ -159,12 +160,12 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def draw_lines(axes, rows: Sequence[Row], number: Callable[[str], int], label: str) -> None:
-    """Plots accuracy, with its std, over the number in the rows' names. Each data set has a line.
+    """Plots accuracy and its std over a number such as the shots, with a line for each data set.
 
     Args:
       axes: Matplotlib axes.
-      rows: rows with metrics.
-      number: function from a row's name to the number in it, such as the number of shots.
+      rows: rows of the result table that contain a metric.
+      number: function from a row's name to the number on the x-axis, such as the number of shots.
       label: label of the x-axis.
     """
     lines = {}

@@ -43,7 +43,7 @@ def crop_of(subject: Subject, options: Options) -> TestCrop:
 
 
 def head(subject: Subject) -> Match:
-    """Matches the classes of the model's head with ImageNet's classes; see `match_head`."""
+    """Matches the classes of the model's head with ImageNet's classes by name."""
     return sets.match_head(subject.num_classes, subject.class_names, subject.name)
 
 
@@ -85,7 +85,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """
 
     def rows(names: Sequence[str], predictions, labels, crop: TestCrop) -> list[Row]:
-        """Returns rows of a test set: top-1, and with two `names` also top-5."""
+        """Returns the result rows of a test set: top-1, and top-5 if there are two `names`."""
         scored = sets.accuracy(predictions, labels)
         note = "; ".join(filter(None, (str(crop), head(subject).note)))
         return [
@@ -101,7 +101,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         )
 
     def of_validation(subject: Subject, source: Source) -> list[Row]:
-        """Returns the rows for original labels (column 0) and ReaL labels (all other columns)."""
+        """Returns result rows for original labels (column 0) and ReaL labels (other columns)."""
         seen = predict(subject, source, crop)
         reals = rows(["ReaL"], seen.values, seen.labels[:, 1:], crop) if real else []
         return rows(OWN, seen.values, seen.labels[:, :1], crop) + reals

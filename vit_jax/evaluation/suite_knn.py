@@ -30,7 +30,7 @@ from vit_jax.evaluation.suite_fewshot import (
 
 
 class Opened(NamedTuple):
-    """Opened images of a data set, and the number of neighbours of each row."""
+    """Opened images of a data set, and the number of neighbours for each result row."""
 
     train: Source
     test: Source
@@ -38,7 +38,7 @@ class Opened(NamedTuple):
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns the evaluation (a `Measurement`) of each data set, with a row for each k of k-NN."""
+    """Returns a `Measurement` for each data set, with a result row for each k of k-NN."""
     sources_of = opener(subject, options)
 
     def open_both(described: DataSet, names: Sequence[str]) -> Opened:
@@ -76,12 +76,12 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def name_of(described: DataSet, neighbours: int) -> str:
-    """Returns the name of the row for a data set and a number of neighbours."""
+    """Returns the name of a row of the result table, such as `pets, 20-NN`."""
     return f"{described.name}, {neighbours}-NN"
 
 
 def neighbours_of(name: str) -> int:
-    """Returns the number of neighbours in the name of a row; the inverse of `name_of`."""
+    """Returns the number of neighbours in a row's name, such as 20 for `pets, 20-NN`."""
     return int(name.rsplit(", ", 1)[1].removesuffix("-NN"))
 
 

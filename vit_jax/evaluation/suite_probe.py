@@ -37,7 +37,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def name_of(described: DataSet) -> str:
-    """Returns the name of the row for a data set."""
+    """Returns the name of a data set's row in the result table, such as `pets, linear probe`."""
     return f"{described.name}, linear probe"
 
 

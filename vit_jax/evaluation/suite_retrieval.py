@@ -26,7 +26,7 @@ from vit_jax.evaluation.suite_fewshot import SETS
 from vit_jax.evaluation.suite_zero_shot import tested_sets
 from vit_jax.models.retrieval import RECALLS, Paired, distinct, recalls
 
-# Names of rows by direction.
+# Names of the two directions of retrieval in the result table.
 WAYS = {"image_to_text": "image to text", "text_to_image": "text to image"}
 
 
@@ -122,7 +122,7 @@ def _without_data() -> Measurement:
 
 
 def name_of(described: DataSet, way: str, k: int) -> str:
-    """Returns the name of a data set's row for recall at `k` in the direction `way`."""
+    """Returns the name of a result row, such as `coco, image to text, recall@5`."""
     return f"{described.name}, {WAYS[way]}, recall@{k}"
 
 

@@ -37,7 +37,7 @@ from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.recipes import segmentation
 
 TASK = "segmentation"
-# Name of each row of a data set: the metric's attribute in `SegmentationMetrics`.
+# Name of a result row -> attribute of the metric in `SegmentationMetrics`.
 METRICS = {"mIoU": "miou", "mean accuracy": "mean_accuracy", "pixel accuracy": "pixel_accuracy"}
 
 
@@ -127,7 +127,7 @@ def trained_probe(
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Computes the rows of a data set, and passes its worst images to `subject.on_outputs`."""
+    """Returns a data set's metrics, and passes the worst images to `subject.on_outputs`."""
     if subject.dense.task == TASK:
         segmenter, made = subject.segmenter, ""
     else:

@@ -27,7 +27,7 @@ BEST = "best features"
 
 
 class Opened(NamedTuple):
-    """Opened images of a data set, and the feature set of each row."""
+    """Opened images of a data set, and the feature set of each result row."""
 
     train: Source
     test: Source
@@ -35,7 +35,7 @@ class Opened(NamedTuple):
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns the evaluation (a `Measurement`) of each data set, with a row per feature set."""
+    """Returns a `Measurement` for each data set, with a result row for each feature set."""
     sources_of = opener(subject, options)
 
     def open_both(described: DataSet, names: Sequence[str]) -> Opened:
@@ -84,9 +84,9 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 def row(
     described: DataSet, choice: str, results: Mapping[str, Fitted], images: int, split: str
 ) -> Row:
-    """Returns the row of a feature set.
+    """Returns the row of the result table for a feature set.
 
-    The choice "best" means the feature set with the best validation accuracy.
+    If `choice` is "best", the row shows the feature set with the best validation accuracy.
     """
 
     def on_held_out(name: str) -> float:
@@ -100,7 +100,7 @@ def row(
 
 
 def name_of(described: DataSet, choice: str) -> str:
-    """Returns the name of the row for a data set and a feature set."""
+    """Returns the name of a result row, such as `pets, SGD on class token`."""
     return f"{described.name}, SGD on {choice}"
 
 

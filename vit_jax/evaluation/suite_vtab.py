@@ -84,7 +84,8 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 def groups(there: Collection[str]) -> dict[str, list[str]]:
     """Returns the available tasks of each group, such as natural, and of all groups together.
 
-    If some tasks of a group are missing, its key contains the number of available tasks.
+    The result is a dict by the name of the group. If some tasks of a group are missing, the key
+    also contains the number of available tasks.
 
     Args:
       there: names of the available tasks.

@@ -40,7 +40,7 @@ from vit_jax.published.prompts import imagenet_prompts
 from vit_jax.small_files import read_lines
 
 IMAGENET = "imagenet"  # Value of options: CLIP's class names and prompt templates for ImageNet.
-CLIP_NAMES = "CLIP's class names"  # Note of a row that was computed with these names.
+CLIP_NAMES = "CLIP's class names"  # Note in a result row that uses CLIP's names.
 TOP = 5
 MOST_COMPARED = 2**22  # Maximum number of similarities in memory.
 
@@ -49,7 +49,7 @@ class Opened(NamedTuple):
     """Opened test images, and the names of their classes.
 
     Attributes:
-      note: description of the source of the class names; empty: they are the data set's.
+      note: description of the source of the class names; empty: the class names are the data set's.
     """
 
     source: Source
@@ -63,13 +63,16 @@ def parse_class_names(text: str) -> tuple[str, ...] | str:
 
 
 def parse_templates(text: str) -> tuple[str, ...]:
-    """Parses the option for prompt templates, such as `a photo of a {}`.
+    """Parses the option for prompt templates.
 
     Args:
-      text: `imagenet` for CLIP's templates, or a file with a template in each line.
+      text: `imagenet` for CLIP's templates, a template such as `a photo of a {}`, or a file with a
+        template in each line.
     """
     if text == IMAGENET:
         return imagenet_prompts().templates
+    if "{}" in text:
+        return (text,)
     return checked_templates([line for line in read_lines(text, "templates") if line.strip()])
 
 
@@ -172,8 +175,8 @@ def likeliest_classes(
     result is padded with -1.
 
     Args:
-      images: image embeddings of length 1, float32 `[images, dim]`.
-      classes: embeddings of the classes' names with length 1, float32 `[classes, dim]`.
+      images: image embeddings of unit norm, float32 `[images, dim]`.
+      classes: embeddings of the classes' names with unit norm, float32 `[classes, dim]`.
       texts: the model's text encoder.
 
     Returns:
@@ -226,7 +229,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def names_of(described: DataSet) -> tuple[str, ...]:
-    """Returns the names of the rows for a data set: top-1 and top-5."""
+    """Returns the names of a data set's result rows, such as `pets, top-1` and `pets, top-5`."""
     return f"{described.name}, top-1", f"{described.name}, top-{TOP}"
 
 
@@ -245,8 +248,8 @@ SUITE = Suite(
         ),
         "templates": SuiteOption(
             TEMPLATES,
-            "File of zero_shot with a template in each line, {} for the name, or imagenet: CLIP's "
-            "80; by default 'a photo of a {}.'",
+            "Template of zero_shot with {} for the name, a file with one in each line, or "
+            "imagenet: CLIP's 80; by default 'a photo of a {}.'",
             parse_templates,
         ),
         "data_dir": DATA_DIR,

@@ -1,4 +1,4 @@
-"""Text embeddings of an image-text model. Its parameters may change, as during training."""
+"""Text embeddings of an image-text model, whose parameters may change, as during training."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -49,7 +49,10 @@ class TextEncoder:
         self._loaded: tuple[Callable, dict] | None = None
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns embeddings of length 1, float32 `[texts, dim]`. All processes get all of them."""
+        """Returns the L2-normalized embeddings of all texts, float32 `[texts, dim]`.
+
+        Every process of the run gets all embeddings.
+        """
         if self._loaded is None:
             graphdef, params, shardings = self._load()
             self._loaded = self._compiled(graphdef, shardings), params
@@ -75,8 +78,8 @@ class TextEncoder:
         """Returns the logits of all pairs of an image and a text, float32 `[images, texts]`.
 
         Args:
-          images: embeddings of images with length 1, `[images, dim]`.
-          texts: embeddings of texts with length 1, `[texts, dim]`.
+          images: embeddings of images with unit norm, `[images, dim]`.
+          texts: embeddings of texts with unit norm, `[texts, dim]`.
         """
         scale, bias = self._similarity(self._current)
         return np.float32(scale) * (images @ texts.T) + np.float32(bias or 0)

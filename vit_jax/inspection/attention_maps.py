@@ -16,9 +16,9 @@ def check_attends(model: ImageModel) -> None:
     """Raises UserError for a model without full attention between its patches."""
     if not isinstance(model, TokenModel):
         raise UserError(
-            f"a {type(model).__name__} has no attention among all patches, which rollout and "
-            f"distance are defined; in Python model(images, capture={model.captures}) gives what "
-            "it computes on the way"
+            f"a {type(model).__name__} has no attention among all patches, for which rollout "
+            f"and distance are defined; in Python model(images, capture={model.captures}) returns "
+            "its intermediate outputs"
         )
     if not model.attends_fully:
         raise UserError(
@@ -74,9 +74,9 @@ def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
 def attention_distance(model: TokenModel, attention: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the mean attention distance of each head, in pixels.
 
-    It is the distance between a patch and the patches to which it attends, weighted by the
-    attention, and averaged over patches and images. Other tokens, such as the class token, are
-    excluded, and the remaining attention of a patch is normalized to 1.
+    The attention distance of a patch is the mean of its distances to all patches, weighted by its
+    attention to them. The result is averaged over patches and images. Other tokens, such as the
+    class token, are excluded, and the remaining attention of a patch is normalized to 1.
 
     Returns:
       float64 `[layers, heads]`.

@@ -122,7 +122,12 @@ def _viewer(
 
 
 def _about(model, sheets: MapSheets | None) -> str:
-    """Returns text for the page: the meaning of bright places, and a note on skipped layers."""
+    """Returns text for the page: the meaning of bright areas in maps, and a note on skipped layers.
+
+    Args:
+      model: the model.
+      sheets: the attention maps on the page. None: the page has none, and the text is empty.
+    """
     if sheets is None:
         return ""
     whose = (
@@ -169,7 +174,15 @@ def _layer_maps(seen: dict) -> list[LayerMaps]:
 
 
 def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]:
-    """Returns features as colours, by caption: the last layer's, or each stage's (last first)."""
+    """Returns images that show features as colours, by caption.
+
+    A model of tokens has one entry, for its last layer. A model with stages has an entry for each
+    stage, the last stage first.
+
+    Args:
+      arrays: the arrays of all figures, by name.
+      seen: result of `look`.
+    """
     if "token_colours" in arrays:
         return {"tokens as colours": arrays["token_colours"]}
     stages = range(len(seen.get("stages", ())), 0, -1)
@@ -205,7 +218,7 @@ def look(model, images: np.ndarray, batch_size: int) -> dict:
 
 
 def _say_progress(done: int, count: int) -> None:
-    """Prints how many of `count` images are done, if standard error is a terminal."""
+    """Prints the number of finished images of `count`, if standard error is a terminal."""
     if sys.stderr.isatty():
         done = min(done, count)
         print(

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-TILE, TITLE = 1.5, 0.2  # Inches.
+TILE, TITLE = 1.5, 0.2  # Longer side of a tile, and height of its title, in inches.
 HEAT = 0.55  # Opacity of a heat map's colours over an image.
 
 
@@ -18,7 +18,7 @@ def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
     Args:
       image: uint8 `[height, width, 3]`.
       weights: attention of patches, `[rows, columns]`. The brightness is multiplied by the
-        attention relative to the largest one.
+        attention divided by the largest attention.
 
     Returns:
       uint8 `[height, width, 3]`.
@@ -27,7 +27,7 @@ def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Draws attention as colours over an image; they are also visible on dark images.
+    """Draws attention as colours over an image; the colours are also visible on dark images.
 
     Args:
       image: uint8 `[height, width, 3]`.
@@ -84,7 +84,7 @@ def tiles(images: Sequence[np.ndarray], columns: int, titles: Sequence[str] = ()
 
 
 def _tile(image: np.ndarray, side: float) -> tuple[float, float]:
-    """Returns the width and height of an image whose longer side is `side`."""
+    """Returns width and height for drawing an image such that its longer side is `side`."""
     height, width = image.shape[:2]
     return side * width / max(height, width), side * height / max(height, width)
 
@@ -132,7 +132,7 @@ def similarity_panels(similarities: Mapping[str, np.ndarray]) -> Figure:
 
 
 def draw_similarity(axes: Axes, similarity: np.ndarray) -> AxesImage:
-    """Draws `similarity_tiles` into `axes`; returns the image, from which to make a colour bar."""
+    """Draws `similarity_tiles` into `axes`; returns matplotlib's image, to add a colour bar."""
     rows, columns = similarity.shape[:2]
     gap = 1 + max(rows, columns) // 10
     image = axes.imshow(mosaic(similarity, gap), vmin=-1, vmax=1, interpolation="nearest")

@@ -58,6 +58,7 @@ def fit(
     - If the number of channels changes, kernels of input convolutions are converted as in timm.
     - The rules of the model's family convert other parameters; for example, they resize position
       embeddings.
+    - Norms that only the new model has (`new_norms` of the family) get scale 1 and bias 0.
     - Parameters that the new model does not have are dropped.
 
     Args:
@@ -71,8 +72,8 @@ def fit(
       values; and a report.
 
     Raises:
-      UserError: a name in `changes` is not an argument of the model, or the checkpoint lacks a
-        parameter.
+      UserError: a name in `changes` is not an argument of the model, the checkpoint lacks a
+        parameter, or the shape of a parameter cannot be adapted.
     """
     adapter = _Adapter(checkpoint, changes, new_head, seed)
     shapes = parameter_shapes(adapter.after)
@@ -137,7 +138,8 @@ class _Adapter:
     def _stored(self, path: str, shape: tuple[int, ...]) -> _Stored | None:
         """Returns the checkpoint's parameter for a path of the new model; None: it has none.
 
-        Kernels of input convolutions already have the new number of channels.
+        If the number of channels changes, the kernel of an input convolution is converted to the
+        new number.
 
         Args:
           path: path of a parameter of the new model.
@@ -195,7 +197,11 @@ class _Adapter:
 
 
 def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> dict[str, Any]:
-    """Returns arguments of any family that must change as a consequence of `changes`."""
+    """Returns further arguments that must change, in models of any family, because of `changes`.
+
+    A new head has no pre-logits layer. With another number of channels, a mean or std per channel
+    is replaced by its average.
+    """
     implied = {}
     if new_head and known.get("pre_logits"):
         implied["pre_logits"] = False

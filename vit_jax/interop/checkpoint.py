@@ -138,7 +138,7 @@ def fill(module: Kind, sources: dict[str, Callable[[], np.ndarray]]) -> Kind:
 
     Args:
       module: a module with shapes in place of arrays.
-      sources: as in `build`.
+      sources: for each parameter, by path, a function that reads it.
     """
     shapes = parameter_shapes(module)
     device = jax.local_devices()[0]
@@ -164,8 +164,8 @@ def check_finite(values: np.ndarray, name: str) -> np.ndarray:
     # A JAX array is checked on its device.
     library = np if isinstance(values, np.ndarray) else jnp
     flat = values.reshape(-1)
-    # The dot product needs one pass and no temporary arrays. If it is not finite, the values are
-    # checked one by one, because it can overflow for finite values.
+    # The dot product of the values with themselves needs one pass and no temporary arrays. It can
+    # overflow for finite values. Therefore, if it is not finite, the values are checked one by one.
     with np.errstate(over="ignore", invalid="ignore"):
         product = library.dot(flat, flat)
     if not np.isfinite(product) and not library.isfinite(flat).all():

@@ -1,4 +1,4 @@
-"""Reads training runs of dense prediction: models with a segmentation, depth or detection head."""
+"""Reads models with a segmentation, depth or detection head from their training runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -87,7 +87,8 @@ def check_upload(name: str, replace: bool) -> None:
 
     Args:
       name: `owner/name`.
-      replace: the repository may already exist, and its model is replaced.
+      replace: the repository may already exist; its model will be replaced. False: it must not
+        exist.
 
     Raises:
       UserError: the token is missing or has no write access, or the name is invalid or taken.

@@ -47,11 +47,19 @@ _TEXT_TENSORS = r"text_model\.|(text\.)?token_embedding\.|(params/|opt/target/)?
 # Options of the config section `contrastive` that describe towers, loss and similarity.
 _OF_TOWERS = ("loss", "text_tower", "text_cleaning", "text_length", "text_dim", "text_depth")
 _OF_TOWERS += ("text_heads", "text_mlp_dim", "text_gelu", "embedding_dim", "max_scale")
-_PROBES = ("a cat", "red dogs", "three")  # Texts that no cleaning changes.
+_PROBES = ("a cat", "red dogs", "three")  # Texts to compare tokenizers; text cleaning keeps them.
 
 
 class TextPart(NamedTuple):
-    """An image-text model without the image tower: text tower, tokenizer and similarity."""
+    """An image-text model without its image tower.
+
+    Attributes:
+      tower: the text tower.
+      tokenizer: the tokenizer of the text tower.
+      logit_scale: logarithm of the factor that multiplies cosine similarities.
+      logit_bias: number that is added to the product; None: nothing is added.
+      probabilities: function from similarities to probabilities, `softmax` or `sigmoid`.
+    """
 
     tower: TextTower
     tokenizer: Tokenizer
@@ -105,20 +113,20 @@ def download_towers(address: str) -> Path:
     return download(address, (*described, OPEN_CLIP_MODEL), weights=False)
 
 
-def open_text(path: Path) -> TextPart:
-    """Reads the text tower, tokenizer and similarity of another library's image-text model.
+def open_text(path: Path, tokenizer_folder: Path | None = None) -> TextPart:
+    """Reads an image-text model of another library, without its image tower.
 
     Args:
       path: a result of `towers_at`.
+      tokenizer_folder: the folder with the tokenizer's files; None: the folder of the checkpoint.
 
     Raises:
       UserError: the checkpoint has no text tower or no tokenizer, or is damaged.
     """
     form, tensors = _read_form(path)
     options = form.options
-    tokenizer = open_tokenizer(
-        _tokenizer_folder(path), options.length, form.cleaning, options.vocabulary
-    )
+    folder = tokenizer_folder or _tokenizer_folder(path)
+    tokenizer = open_tokenizer(folder, options.length, form.cleaning, options.vocabulary)
     _check_end(path, options, tokenizer)
     tower = fill(abstract(partial(TextTower, options)), _sources(path, form))
     scale = _number(path, tensors, form.logit_scale)
@@ -140,7 +148,7 @@ def _check_end(path: Path, options: TextOptions, tokenizer: Tokenizer) -> None:
 
 
 def open_trained_text(checkpoint: Checkpoint, workdir: Path) -> TextPart:
-    """Reads the text tower, tokenizer and similarity of a training run's image-text model.
+    """Reads the image-text model of a training run, without its image tower.
 
     Args:
       checkpoint: the opened checkpoint of the run.
@@ -212,15 +220,15 @@ def text_params(place: Path) -> ObjectiveParams | None:
 
 
 def check_tokenizer(place: str, objective: ObjectiveParams, options: ContrastiveOptions) -> None:
-    """Checks that a run's tokenizer is that of the text tower from which it starts.
+    """Checks that a run uses the tokenizer of the text tower that initializes the run.
 
-    Tokens of a few words and the padding are compared: two tokenizers of equal size would otherwise
-    train without an error.
+    The check compares the tokens of a few words, and the padding. Without the check, a run with a
+    wrong tokenizer of the same vocabulary size would train without an error.
 
     Args:
       place: file, folder or workdir of the checkpoint.
       objective: the checkpoint's parameters of the objective.
-      options: the run's.
+      options: the run's options of the objective `contrastive`.
 
     Raises:
       UserError: the tokenizers differ.
@@ -243,7 +251,7 @@ def check_tokenizer(place: str, objective: ObjectiveParams, options: Contrastive
             break
     else:
         if stored.padding == ours.padding or options.text_tower == "clip":
-            return  # CLIP's text tower does not see the padding.
+            return  # CLIP's text tower ignores the padding.
         difference = f"the padding is {stored.padding} there and {ours.padding} here"
     raise UserError(
         f"{place} has another tokenizer than config.contrastive.tokenizer={options.tokenizer!r}: "
@@ -302,7 +310,7 @@ def values_of_towers(source: str | Path) -> dict[str, Any]:
     if form.probabilities == "softmax":
         values["embedding_dim"] = form.options.output_dim
         if form.options.causal:
-            values["max_scale"] = 100.0  # The maximum in CLIP's training; fine-tuning keeps it.
+            values["max_scale"] = 100.0  # As in CLIP's training.
     return values
 
 
@@ -341,8 +349,8 @@ def _form(path: Path, config: dict, tensors: Tensors) -> TextFormat:
         library = google_text
     try:
         form = library.read_text_tower(config, tensors)
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     except MALFORMED as error:
         raise UserError(
             f"{path} does not describe a supported text tower ({type(error).__name__}: {error})"

@@ -41,12 +41,14 @@ def _layout(there: Callable, view: Callable) -> Layout:
 
 
 SAME = _layout(lambda x: x, lambda y, shape: y)
-# PyTorch's [out, in]. In our array, in is the first axis, and out is one axis or several axes.
+# Their weight of a PyTorch linear layer is [out, in]. Our array is [in, out], where `out` may be
+# several axes.
 LINEAR = Layout(
     lambda x: x.reshape(len(x), -1).T,
     lambda y, ours: transpose_into(ours.reshape(len(ours), -1), y),
 )
-# The output projection of attention, [heads, head_dim, dim]; the first two axes are the inputs.
+# The output projection of attention. Our array is [heads, head_dim, dim]; the first two axes are
+# merged to the inputs of their [out, in].
 LINEAR_OUT = Layout(
     lambda x: x.reshape(-1, x.shape[-1]).T,
     lambda y, ours: transpose_into(ours.reshape(-1, ours.shape[-1]), y),
@@ -75,7 +77,7 @@ STAGED = r"stages/(\d+)/(\d+)/"  # A block in a model with several stages.
 
 
 class Rule(NamedTuple):
-    """The library's name and layout of one kind of parameter.
+    """The library's name and layout of one kind of parameter, such as `fc1/kernel` of all blocks.
 
     Attributes:
       path: regular expression for vit_jax's path. Its groups are inserted in the names: `{0}` is
@@ -112,7 +114,7 @@ def torch_norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
 
 
 def moved(rules: Iterable[Rule], start: str, other: str) -> tuple[Rule, ...]:
-    """Selects the rules whose names start with `start`, and replaces this prefix by `other`."""
+    """Selects the rules whose tensor names start with `start`; replaces this prefix by `other`."""
     found = []
     for rule in rules:
         names = (rule.names,) if isinstance(rule.names, str) else rule.names
@@ -164,7 +166,7 @@ def resnet_root(side: int, channels: int) -> dict:
 
 
 class Entry(NamedTuple):
-    """One parameter of a model, with the rule of a format applied to its path."""
+    """A parameter of a model, and the names and layout of its tensors in a library's format."""
 
     path: str
     shape: tuple[int, ...]
@@ -195,7 +197,7 @@ class Entry(NamedTuple):
         return joined
 
     def their_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of the library's tensors, by name, from the shape alone."""
+        """Returns the shapes of the library's tensors, by name; no parameter values are needed."""
         return {
             name: x.shape
             for name, x in self.split(np.broadcast_to(np.float32(0), self.shape)).items()

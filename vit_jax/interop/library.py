@@ -95,7 +95,7 @@ class ObjectiveFormat(NamedTuple):
 class Format(NamedTuple):
     """A library's format for the models of one family, defined in a module of the library's folder.
 
-    The attributes below are functions of these values: `tensors`, the tensors of the files by name;
+    Most attributes are functions. Their arguments are: `tensors`, the tensors of the files by name;
     `config`, the content of `config.json` or {}; and the model's arguments, a dict.
 
     Attributes:

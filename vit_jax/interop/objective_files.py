@@ -149,7 +149,7 @@ def write_objective_files(
     state: dict[str, np.ndarray],
     model_values: dict[str, Any] | None = None,
 ) -> None:
-    """Writes an objective's parameters, values and state next to a model.
+    """Writes an objective's parameters, state and config values into a model's folder.
 
     Args:
       folder: the folder of the model.

@@ -60,7 +60,7 @@ SAME = {
     "sub": "Sub",
     "tanh": "Tanh",
 }
-# Operations that return their inputs unchanged; then operations that contain another trace.
+# NOTHING: operations that return their inputs unchanged. CALLS: operations that contain a trace.
 NOTHING = {"copy", "copy_p", "name", "optimization_barrier", "stop_gradient"}
 CALLS = {
     "jit",
@@ -255,8 +255,8 @@ class _Graph:
             return self.held(value)
         if value.known and _is_static(value.shape):
             return self.name(np.ascontiguousarray(np.broadcast_to(value.held, value.shape)))
-        # ONNX's Expand does not change dimensions whose target is 1. Therefore the batch size need
-        # not be known if the array already has it.
+        # Where the requested size is 1, ONNX's Expand keeps the array's size. Therefore 1 is
+        # requested for each axis that already has its full size, which may be symbolic.
         missing = [
             1 if old == new else new for old, new in zip(value.narrow, value.shape, strict=True)
         ]
@@ -266,7 +266,7 @@ class _Graph:
         return self.add("Expand", [self.held(value), self.add("Concat", parts, axis=0)])
 
     def size(self, dimension) -> str:
-        """Returns the name of a node that computes a symbolic size, a multiple of the batch's."""
+        """Returns the name of a node for a symbolic size, which is a multiple of the batch size."""
         batch = self.add("Shape", [self.inputs], start=0, end=1)
         times = dimension // self.batch
         if not isinstance(times, int) or times * self.batch != dimension:
@@ -394,7 +394,7 @@ class _Graph:
         return self.full(self.slice(value, start_indices, limit_indices, strides), out)
 
     def slice(self, value: _Value, starts, limits, strides) -> str:
-        """Adds a Slice node for all axes of which only a part is taken.
+        """Adds a Slice node for the axes that are not taken completely.
 
         Args:
           value: the array.
@@ -478,7 +478,7 @@ class _Graph:
             [axis for axis in range(len(value.shape)) if axis not in (*bound, *shared)]
             for value, bound, shared in zip(inputs, contracted, batch, strict=True)
         ]
-        # If the second operand has no batch axes, the free axes of the first one are not merged.
+        # If the operands have no batch axes, several free axes of the first operand stay separate.
         keeps_free = not batch[0] and bool(free[0])
         first = self._operand(inputs[0], out.dtype, batch[0], free[0], contracted[0], keeps_free)
         second = self._operand(inputs[1], out.dtype, batch[1], contracted[1], free[1], False)
@@ -645,6 +645,11 @@ def _dimension(dimension) -> int | str:
 
 
 def _together(shapes: Sequence[tuple], ndim: int) -> tuple:
-    """Returns the shape to which the shapes broadcast, as in NumPy; sizes may be symbolic."""
+    """Returns the common shape of broadcasting these shapes, as in NumPy; sizes may be symbolic.
+
+    Args:
+      shapes: the shapes.
+      ndim: number of axes of the result. Missing first axes have size 1.
+    """
     padded = [(1,) * (ndim - len(shape)) + shape for shape in shapes]
     return tuple(next((d for d in sizes if d != 1), 1) for sizes in zip(*padded, strict=True))

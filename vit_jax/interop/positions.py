@@ -47,7 +47,8 @@ def image_size_of(
 
     Args:
       values: the other arguments of the `ViT`.
-      rows: number of rows of the table; None: there is no table.
+      rows: number of rows of the table. None: there is no table; the result is `stated`, or else
+        `image_size`, or else 224 x 224 pixels.
       stated: image size in the file; None: the file does not contain it.
       image_size: image size for which the model is loaded, or None.
 

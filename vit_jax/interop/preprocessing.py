@@ -119,7 +119,7 @@ def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]
     }
     for name, value in found.items():
         if isinstance(value, list | tuple) and len(value) != channels:
-            found[name] = float(np.mean(value))  # timm's loader does the same.
+            found[name] = float(np.mean(value))  # As in timm's loader.
     interpolation, mode = (
         pretrained_cfg.get("interpolation") or "bicubic",
         pretrained_cfg.get("crop_mode") or "center",
@@ -190,8 +190,8 @@ def _with_defaults(config: dict) -> dict:
 def _of_convnext(config: dict) -> dict:
     """Converts the settings of ConvNeXt's processor to those of other processors.
 
-    For images of 384 pixels or more it resizes to a square. For smaller images it resizes the short
-    side and crops the centre.
+    If the setting `size` is 384 pixels or more, ConvNeXt's processor resizes images to a square. If
+    `size` is smaller, it resizes the short side and crops the centre.
     """
     side = min(_sides(config["size"]).values(), default=384)
     square = {"height": side, "width": side}
@@ -205,7 +205,10 @@ def _of_convnext(config: dict) -> dict:
 
 
 def _statistics(config: dict) -> dict[str, Any]:
-    """Returns the mean and std of pixels in [0, 1] that replace rescaling and normalization."""
+    """Returns a mean and a std that have the same effect as a processor's two steps on pixels.
+
+    The steps are rescaling and normalization. The result applies to pixels in [0, 1].
+    """
     scale = 255 * config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 255.0
     if not (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0):
         raise UserError(f"rescale_factor is {config['rescale_factor']!r} and must be above 0")
@@ -214,7 +217,7 @@ def _statistics(config: dict) -> dict[str, Any]:
         mean, std = config.get("image_mean", 0.5), config.get("image_std", 0.5)
 
     def scaled(value):
-        if abs(scale - 1) < 1e-9:  # Without a division there is no rounding error: 0.5 stays 0.5.
+        if abs(scale - 1) < 1e-9:  # Not divided, so that 0.5 stays exactly 0.5.
             return value
         return [x / scale for x in value] if isinstance(value, list | tuple) else value / scale
 
@@ -243,7 +246,7 @@ def _sides(size: Any, alone: str | None = None) -> dict[str, int]:
 
 
 def _named_sides(size: Any, alone: str | None) -> dict[str, Any]:
-    """Returns the same as `_sides`, without checking that the values are positive integers."""
+    """Implements `_sides`, without checking that the values are positive integers."""
     if size is None:
         return {}
     if isinstance(size, dict):

@@ -118,7 +118,7 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
         "normalization": "in the program, whose input is pixels in input_range; mean and std are "
         "of [0, 1]",
     }
-    # A `square` resize scales both sides, each in the same proportion to the crop.
+    # A `square` resize has two target sides: each side of the crop, divided by `share`.
     if seen.kind == "square":
         facts["resize_to"] = [int(side / seen.share) for side in size]
     elif seen.kind == "fit":
@@ -267,7 +267,7 @@ def random_images(shape: tuple[int, ...], dtype: np.dtype, batch: int) -> np.nda
 
 
 def random_tokens(options: TextOptions, batch: int) -> np.ndarray:
-    """Returns random texts, int32 `[batch, length]`, with the end token at random positions."""
+    """Returns random tokens, int32 `[batch, length]`, with the end token at random positions."""
     rng = np.random.default_rng(batch)
     tokens = rng.integers(options.vocabulary, size=(batch, options.length), dtype=np.int32)
     tokens[range(batch), rng.integers(options.length, size=batch)] = options.end
@@ -303,9 +303,9 @@ def _relative(actual: np.ndarray, expected: np.ndarray) -> float:
 def _objects_difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> float:
     """Returns the largest difference of the objects that model and program detect in an image.
 
-    Each object is compared with the most similar object of the other result. This is done only for
-    the half of the objects with the higher scores, because it depends on rounding which objects are
-    detected last. Objects of different classes differ by 1 or more.
+    Each object is compared with the most similar object of the other result. Only the half of the
+    objects with the higher scores is compared, because rounding decides which objects with low
+    scores are detected. Objects of different classes differ by 1 or more.
 
     Args:
       first, second: outputs of `Objects` for an image: objects `[objects, 6]` and, if any, masks.

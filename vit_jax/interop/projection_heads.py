@@ -69,7 +69,7 @@ def read_heads(tensors: Arrays) -> Heads | None:
 
 
 def _patch_head(tensors: Arrays, head: Arrays) -> tuple[Arrays | None, list[str]]:
-    """Returns the head for patches, and notes; None if patches use the same head as images."""
+    """Returns the head for patches (None if patches use the head for images), and notes."""
     if "ibot_head.mlp.0.weight" in tensors:
         return _head(tensors, "ibot_head", "last_layer"), []
     if not any(name.startswith("head.last_layer2.") for name in tensors):
@@ -109,7 +109,7 @@ def _options(heads: dict[str, Arrays]) -> dict[str, Any]:
 def _prototype_lengths(heads: dict[str, Arrays]) -> str:
     """Returns the option `prototype_lengths`.
 
-    It is `free` without gains, `one` if all gains are 1, and `learned` with other gains.
+    The value is `free` without gains, `one` if all gains are 1, and `learned` with other gains.
 
     Raises:
       UserError: only one of the heads has gains.

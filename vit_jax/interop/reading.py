@@ -163,7 +163,10 @@ def _options(
 
 
 def _check_depth(path: Path, values: Values, tensors: Tensors) -> None:
-    """Raises UserError for more layers than tensors, before a huge model would be created."""
+    """Raises UserError if a model has more layers than the file has tensors.
+
+    Without this check, a damaged `config.json` could create a huge model.
+    """
     layers = values.get("depth", 0)
     layers += sum(values.get("resnet_blocks") or ()) + sum(values.get("blocks") or ())
     if layers > len(tensors):
@@ -206,8 +209,8 @@ def read_files(path: Path) -> tuple[dict, Tensors]:
             "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW) writes safetensors."
         )
     pickles = [name for name in os.listdir(path) if name.endswith(TORCH_SUFFIXES)]
-    # `open_tensors` raises a UserError that explains the conversion. The name of the model's file
-    # sorts before the names of trainer files.
+    # `open_tensors` raises a UserError with the command to convert a pickle. It should name the
+    # model's file, not a file of the trainer.
     if pickles:
         open_tensors(path / min(pickles, key=lambda name: (name != TORCH_MODEL, name)))
     raise UserError(

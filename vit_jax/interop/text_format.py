@@ -16,7 +16,7 @@ class TextFormat(NamedTuple):
       rules: naming rules for the parameters of the text tower.
       tensors: tensors of the text tower, with the names in `rules`.
       probabilities: a key of `PROBABILITIES`: `softmax` or `sigmoid`.
-      cleaning: how texts are cleaned, as in `open_tokenizer`.
+      cleaning: kind of text cleaning, as in `open_tokenizer`.
       logit_scale: name of the tensor with the logarithm of the factor of cosine similarities.
       logit_bias: name of the tensor with the bias of the logits; None: the model has no bias.
     """

@@ -173,11 +173,12 @@ def read_tensors(source: str, folder: Path) -> tuple[dict[str, np.ndarray], list
     """Returns the tensors of a PyTorch file by name, and a note if float64 was rounded to float32.
 
     Args:
-      source: as in `unpack`.
+      source: path of the file, or `FILE@KEY` if it contains several dicts of tensors.
       folder: the folder for the extracted file `READ`.
 
     Raises:
-      UserError: as in `unpack`.
+      UserError: the file does not exist, torch 2.6 or later is not installed, the file contains
+        objects other than tensors, or it contains several dicts of tensors and no key is given.
     """
     path, key = _path_and_key(source)
     if not path.endswith(SUFFIXES):
@@ -195,12 +196,16 @@ def _path_and_key(source: str) -> tuple[str, str]:
 
 
 def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | None) -> list[str]:
-    """Writes tensors of an author's file as a timm checkpoint; returns notes as in `unpack`.
+    """Writes the tensors of an author's file to a timm checkpoint.
 
     Args:
       named: pairs of a name, converted by `_short`, and a tensor.
-      folder: as in `unpack`.
-      pixels: as in `unpack`.
+      folder: an empty folder for the checkpoint.
+      pixels: mean and std of the preprocessing, a key of `PIXELS`. None: the values that the
+        authors use.
+
+    Returns:
+      Notes about skipped tensors and assumptions.
     """
     heads, notes = None, []
     try:
@@ -282,7 +287,7 @@ def _read(path: str, key: str, destination: Path) -> None:
     """Runs a process that writes the tensors of a PyTorch file to a safetensors file.
 
     Raises:
-      UserError: as in `unpack`.
+      UserError: the file cannot be read, or contains objects other than tensors.
     """
     done = subprocess.run(
         [sys.executable, "-I", "-c", _READ, path, str(destination), key],

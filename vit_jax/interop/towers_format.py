@@ -28,7 +28,7 @@ class Towers(NamedTuple):
       options: arguments of the image tower.
       read: called with the path of a parameter of the image tower; returns the parameter.
       preprocessing: preprocessing of images; None: the default, `DEFAULT_PREPROCESSING`.
-      text_part: text tower, tokenizer and similarity.
+      text_part: text tower and tokenizer, and scale and bias of the similarity.
     """
 
     options: ImageOptions
@@ -41,8 +41,8 @@ class TowersFiles(NamedTuple):
     """The content of a library's files for an image-text model.
 
     Attributes:
-      towers: the model as it is stored. Its parameters may differ from those of the original model,
-        but its embeddings are the same.
+      towers: the model as it is stored. Its parameters may differ from the original model's, but
+        its embeddings are the same.
       arrays: tensors by name.
       files: content of each JSON file.
       tokenizer: values to add to `tokenizer_config.json`.
@@ -63,12 +63,13 @@ class TowersFormat(NamedTuple):
       title: name of the library.
       describe: called with `Towers`; returns the content of the files. Raises UserError if the
         library has no model with these arguments.
-      tensors: name of the file with the tensors.
+      tensors: name of the file with the tensors in the folder; None: the format is a single npz
+        file, without a tokenizer.
     """
 
     title: str
     describe: Callable[[Towers], TowersFiles]
-    tensors: str
+    tensors: str | None
 
 
 def text_arrays(rules: Sequence[Rule], text_part: TextPart, title: str) -> Arrays:
@@ -88,17 +89,25 @@ def similarity_arrays(text_part: TextPart, shape: tuple[int, ...]) -> Arrays:
     return arrays
 
 
-def copy_tokenizer(folder: Path, text_part: TextPart, more: dict[str, Any]) -> None:
-    """Copies the tokenizer's files, and stores the length of texts in `tokenizer_config.json`.
+def copied_files(text_part: TextPart) -> list[Path]:
+    """Returns the tokenizer's files that belong in the folder of the written model."""
+    return [file for file in text_part.tokenizer.files if file.name in TOKENIZER_FILES]
+
+
+def copy_tokenizer(folder: Path, text_part: TextPart) -> None:
+    """Copies the tokenizer's files to a folder."""
+    for file in copied_files(text_part):
+        shutil.copyfile(file, folder / file.name)
+
+
+def describe_tokenizer(folder: Path, text_part: TextPart, more: dict[str, Any]) -> None:
+    """Stores the length of texts in `tokenizer_config.json`.
 
     Args:
-      folder: the folder to which the files are copied.
+      folder: the folder with the tokenizer's files.
       text_part: the text tower and its tokenizer.
       more: further entries for `tokenizer_config.json`.
     """
-    for file in text_part.tokenizer.files:
-        if file.name in TOKENIZER_FILES:
-            shutil.copyfile(file, folder / file.name)
     described = folder / "tokenizer_config.json"
     if described.is_file():
         config = json.loads(described.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """Writes models in the formats of other libraries, and verifies the files by reading them."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ _FLAGS = {"gelu", "norm_epsilon", "resnet_epsilons", "image_size"}
 
 
 class Content(NamedTuple):
-    """The content of a library's files: entries of all parameters, `config.json` and tensors."""
+    """The content of a library's files: an `Entry` per parameter, `config.json` and tensors."""
 
     mapped: list[Entry]
     described: dict
@@ -169,9 +169,21 @@ def write_folder(
 
 
 def compare_arguments(
-    written: Checkpoint, title: str, model: type[ImageModel], values: Values
+    written: Checkpoint,
+    title: str,
+    model: type[ImageModel],
+    values: Values,
+    remedies: Collection[str] = _FLAGS,
 ) -> None:
-    """Raises UserError if the model in the files has other arguments than the written model."""
+    """Raises UserError if the model in the files has other arguments than the written model.
+
+    Args:
+      written: read from the files.
+      title: name of the library, for errors.
+      model: class of the written model.
+      values: arguments of the written model.
+      remedies: arguments that the user can change by a flag of `convert`.
+    """
     ignored = _without_effect(model, values)
     changed = {
         name: written.arguments[name]
@@ -181,7 +193,7 @@ def compare_arguments(
     if not changed:
         return
     remedy = ""
-    if changed.keys() <= _FLAGS:
+    if changed.keys() <= set(remedies):
         flags = " ".join(f"--{name}={_flag(value)}" for name, value in changed.items())
         remedy = f"; the format implies {flags}: give that to write the model so"
     arguments = ", ".join(f"{name}={_flag(values[name])}" for name in changed)
@@ -193,21 +205,27 @@ def _without_effect(model: type[ImageModel], values: Values) -> set[str]:
     names = set(TRAINING_ONLY)
     if family_of(model).any_size:
         names.add("image_size")
-    # In such a model no layer uses a GELU.
+    # In a model with gated MLPs (SwiGLU) and without attention pooling, no layer uses a GELU.
     if values.get("mlp") == "swiglu" and values["pooling"] != "map":
         names.add("gelu")
     return names
 
 
 def compare_parameters(written: Checkpoint, title: str, read: Callable[[str], Any]) -> None:
-    """Raises UserError if a parameter in the files differs from the model's, by a bit or more."""
+    """Raises UserError if a parameter in the files is not bit-exact with the model's parameter."""
     for path in written.shapes:
         if not np.array_equal(written.read(path), np.asarray(read(path)), equal_nan=True):
             raise UserError(f"{title} does not store {path} exactly")
 
 
 def _compare_objective(written: ObjectiveParams | None, title: str, objective: _Objective) -> None:
-    """Raises UserError if the objective's parameters or state in the files differ."""
+    """Raises UserError if the files do not store the objective's parameters and state exactly.
+
+    Args:
+      written: the objective's parameters and state that were read from the files.
+      title: name of the library, for errors.
+      objective: the original parameters and state.
+    """
     if written is None:
         raise UserError(f"{title} cannot store {objective.name}'s parameters")
     for name, value in written.values.items():

@@ -12,7 +12,7 @@ from vit_jax.data.map_files import run_lengths
 from vit_jax.data.sources.folder import IMAGE_SUFFIXES
 from vit_jax.errors import UserError
 
-BACKGROUND = "background"  # The first class.
+BACKGROUND = "background"  # Name of the first class.
 TEST_EVERY = 3  # Every third cut-out of a class and every third background are for testing.
 SIDE = 336  # Side of an image, in pixels.
 LENGTH = 0.35, 0.8  # Longer side of a cut-out, relative to the image's side.

@@ -37,7 +37,7 @@ def config_name(
 ) -> str:
     """Returns the name of a config for composed images, such as `composed:model=ViT-32x4/4,...`.
 
-    It is `configs/composed.py` with arguments; the batch size is 128.
+    The config is `configs/composed.py` with arguments; the batch size is 128.
 
     Args:
       model: name of the model.
@@ -45,7 +45,7 @@ def config_name(
       images: number of training images: the first images of the training split.
       steps: number of steps of the run.
       size: size of the images, in pixels.
-      source: `centred` or `scattered` objects.
+      source: `centred`, `scattered` or `coloured` objects.
     """
     images_of = f"source={source},collection={collection},images={images},size={size}"
     return f"composed:model={model},{images_of},steps={steps}"
@@ -54,8 +54,8 @@ def config_name(
 def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
     """Returns the config and overrides of a short run, which takes half a minute for a ViT.
 
-    It trains the quickstart's model on scikit-learn's digits from 0 to 6. The few-shot evaluation
-    (metric `fewshot/digits/10`) uses all ten digits.
+    The run trains the quickstart's model on scikit-learn's digits from 0 to 6. The few-shot
+    evaluation (metric `fewshot/digits/10`) uses all ten digits.
 
     Args:
       steps: number of steps of the run.
@@ -94,7 +94,7 @@ def fewshot(
 
 
 def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -> int:
-    """Returns the number of steps with which a changed config has the compute of the original.
+    """Returns the number of steps for which a changed config needs as much compute as the original.
 
     Args:
       config: name of the original config, with its argument after a colon.
@@ -128,7 +128,7 @@ def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) ->
     """Returns the mean few-shot accuracy over the collections `DOWNSTREAM`, for each seed.
 
     Args:
-      point: results of runs from `Study.points`, with the metrics of all these collections.
+      point: a point from `Study.points`, with the few-shot metrics of all these collections.
       prefix: `best ` for the best values of all evaluations, or empty.
       shots: training images per class.
     """

@@ -98,7 +98,7 @@ def order(place: str, name: str) -> tuple:
 
 
 def needs(experiment: Experiment) -> str:
-    """Returns a text about what an experiment needs: time, and packages or data."""
+    """Returns a text about the requirements of an experiment: time, and packages or data."""
     if experiment.read is None:
         return " has the paper's scale alone" + (
             f"; needs {experiment.needs}" if experiment.needs else ""

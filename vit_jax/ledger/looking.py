@@ -54,7 +54,7 @@ def of_models(
 
 
 def trained(study: Study, model: str, seed: int) -> tuple[str, Mapping[str, Any]]:
-    """Returns a training run on scattered digits, whose images have masks of the objects."""
+    """Returns a training run on scattered digits. Masks of the objects are known for its images."""
     return config_name(model, "digits", 100_000, STEPS, size=32, source="scattered"), RECIPE
 
 
@@ -129,10 +129,10 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
 def attention_jaccard(workdir: Path, share: float = 0.6) -> float:
     """Returns how well the class token's attention covers the object, as a mean Jaccard index.
 
-    It is computed on test images of a run, as in DINO (2104.14294, section 4.2.2). In each head of
-    the last layer, the patches with the highest attention are selected until their sum is `share`.
-    These patches are compared with the mask of the labelled object. The result is the index of the
-    best head of each image, averaged over the images.
+    The index is computed on test images of a run, as in DINO (2104.14294, section 4.2.2). In each
+    head of the last layer, the patches with the highest attention are selected until the sum of
+    their attention is `share`. These patches are compared with the mask of the labelled object. The
+    result is the index of the best head of each image, averaged over the images.
     """
     from vit_jax.checkpoint_crop import checkpoint_crop
     from vit_jax.inspection.drawing import look
@@ -152,7 +152,8 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
     Args:
       heads: attention, `[images, heads, rows, columns]`, with sum 1 per head.
       masks: bool `[images, height, width]`; height and width are multiples of rows and columns.
-      share: the patches with the highest attention are selected until their sum is `share`.
+      share: the patches with the highest attention are selected until the sum of their attention is
+        `share`.
     """
     flat = heads.reshape(*heads.shape[:2], -1)
     order = np.argsort(-flat, axis=-1, kind="stable")

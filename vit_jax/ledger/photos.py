@@ -29,7 +29,8 @@ def prepared(study: Study) -> tuple[Path, dict[str, Path]]:
     """Writes photographs and checkpoints, if they are missing, and returns their paths.
 
     Returns:
-      The folder of photographs, and the checkpoint for each kind of features.
+      The folder of photographs, and the checkpoints: trained and random weights, by the names in
+      `FEATURES`.
     """
     data, options, checkpoints = study.out / "photos", study.options, {}
     if not data.exists():

@@ -99,8 +99,8 @@ def first_that_fits(
     """Plans a run on a slice. If it does not fit, plans it with a config change that makes it fit.
 
     Returns:
-      The change in words, and the plan with this change. The words are empty if no change is
-      needed. They are also empty if no change makes the run fit; then the plan does not fit.
+      The change in words, and the plan with this change. If no change is needed, or if no change
+      makes the run fit, the words are empty and the plan is for the unchanged config.
     """
     job = make_workload(config, None)
     plan = estimate(config, job, where, prices)

@@ -2,7 +2,7 @@
 
 Records are committed in experiments/records. A record may be made before all runs are finished, and
 from runs of several machines. The person who makes a record writes the verdict: whether the results
-support the paper's claim, and what differs from the paper.
+support the paper's claim, and the differences from the paper.
 """
 
 import datetime
@@ -83,7 +83,7 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
 def compare_with_published(
     experiment: Experiment, scaled: Experiment, figures: Figures
 ) -> dict[str, Any]:
-    """Returns the part of a record that compares our results with published ones.
+    """Returns the part of a record that compares our results with published results.
 
     Args:
       experiment: the experiment.
@@ -91,9 +91,9 @@ def compare_with_published(
       figures: our results.
 
     Returns:
-      `published`: published values by row and column. `difference`: our values minus the published
-      ones. If there are no comparable values, `published` is a text with the reason, and
-      `difference` is empty.
+      A dict with `published`, the published values by row and column, and `difference`, our values
+      minus the published values. If there are no comparable values, `published` is a text with the
+      reason, and `difference` is empty.
     """
     pairs = {row: cells for row, cells in scaled.pairs(figures).items() if cells}
     if not pairs:
@@ -187,10 +187,11 @@ def with_verdict(
 
     Args:
       record: a record without verdict.
-      verdict: a key of `VERDICTS`, the scale, and a sentence or two, separated by colons:
-        `not seen at this scale: At 16 pixels, 1,200 steps: BiTs lead throughout.` If it is empty
-        and the existing record has the same results, the verdict of that record is used.
-      folder: folder of the existing records.
+      verdict: text of the form `WORD: At SCALE: REASON`, where WORD is a key of `VERDICTS` and
+        REASON is a sentence or two. Example:
+        `contradicts: At 16 pixels, 1,200 steps: BiTs lead throughout.` Empty: the verdict of the
+        experiment's earlier record in `folder` is used, if that record has the same results.
+      folder: folder with the records of experiments.
 
     Raises:
       UserError: the verdict is malformed, or it is empty and there is no record with these results.
@@ -211,13 +212,16 @@ def with_verdict(
 
 
 def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Splits a record's verdict; returns the text of its first word, and scale and reason."""
+    """Splits a record's verdict: returns the text for its key in `VERDICTS`, and the reason.
+
+    The reason starts with the scale of the runs, such as "At 16 pixels, 600 steps: ".
+    """
     word, _, reason = record["verdict"].partition(": ")
     return VERDICTS[word], reason
 
 
 def result_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns for which runs a record's verdict holds, and the first sentence of its reason.
+    """Returns the scale of a record's runs, and the first sentence of its verdict's reason.
 
     For example, ("16 pixels, 600 steps", "captions of three of four starts ...").
     """

@@ -23,7 +23,7 @@ from vit_jax.runs.jobs import job_of
 from vit_jax.runs.rate_search import held_out_splits
 from vit_jax.runs.warm_start import has_resnet
 
-HYPERRULE_RATE = bit_hyperrule("imagenet2012").optimizer.learning_rate  # For all data sets.
+HYPERRULE_RATE = bit_hyperrule("imagenet2012").optimizer.learning_rate  # Of all data sets.
 Stage = Callable[[Study], list[Trial]]
 # A function `(study, **factors) -> (config, overrides)` that defines the run for a combination of
 # factors. It returns None if there is no such run.
@@ -107,11 +107,14 @@ def at_best(
 
 
 def best(points: Sequence[Mapping[str, Any]], choices: Mapping[str, Sequence]) -> dict[str, Any]:
-    """Returns the choices of the point with the highest mean accuracy; empty if `points` is empty.
+    """Returns the tuned values of the point with the highest mean accuracy.
+
+    The result is empty if `points` is empty.
 
     Args:
       points: results of runs, from `Study.points`.
-      choices: as in `at_best`.
+      choices: the values that were tried, by name of the factor. The result contains only these
+        factors.
     """
     if not points:
         return {}
@@ -169,14 +172,16 @@ def transfer(
     table: str,
     high_resolution: Mapping[str, int] | None = None,
 ) -> Experiment:
-    """Returns an experiment: pre-training and fine-tuning as in the paper, compared with its table.
+    """Returns an experiment of pre-training and fine-tuning, for comparison with a paper's table.
 
     Args:
       models: config and overrides of each model, by the table's column (a key of
         `Table.by_model`).
-      data_sets: a data set as in `fine_tuning` for each row of the table.
+      data_sets: for each row of the table, a name in `TRANSFER`, or `vtab/NAME` for a task of
+        VTAB-1k.
       table: name of a table in `vit_jax.published`.
-      high_resolution: as in `fine_tuning`.
+      high_resolution: image size in pixels for runs on ImageNet, by model. None: 384 for all
+        models.
     """
     return Experiment(
         claim="",
@@ -212,12 +217,12 @@ def fine_tuning(
     """Returns stages that fine-tune the models of `pretraining` as in table 4.
 
     The first stages choose learning rates, with the values and validation images of
-    `python -m vit_jax.sweep`; one learning rate is only for ResNets. BiTs are also fine-tuned with
-    BiT-HyperRule. The paper reports the better of both results; here the recipe is chosen on
-    validation images.
+    `python -m vit_jax.sweep`. On ImageNet, BiTs and hybrids have an additional learning rate. BiTs
+    are also fine-tuned with BiT-HyperRule. The paper reports the better of both results; here the
+    recipe is chosen on validation images.
 
     Args:
-      models: as in `pretraining`.
+      models: for each model, by name, a config in configs/ and its overrides.
       data_sets: names in `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.
       seeds: random seeds of the runs.
       high_resolution: image size in pixels for runs on ImageNet, by model; 384 for other models.

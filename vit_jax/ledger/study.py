@@ -29,8 +29,8 @@ from vit_jax.runs.jobs import Job, Outcome, job_of, outcome, run_jobs
 from vit_jax.runs.workdir import saved_run
 
 Figures = Mapping[str, Any]  # Results of an experiment, as values for JSON.
-# File in a study's folder with the experiment's name, scale and flags. By this file a folder of
-# another study is detected.
+# File in a study's folder with the experiment's name, scale and flags. It shows if a folder belongs
+# to another study.
 STUDY = "study.json"
 
 
@@ -49,7 +49,7 @@ class Trial(NamedTuple):
     job: Job
 
     def has(self, factors: Mapping[str, Any]) -> bool:
-        """Returns True if all these factors have the given values."""
+        """Returns True if the run has all these factors, with the same values."""
         return factors.items() <= self.factors.items()
 
 
@@ -159,8 +159,8 @@ class Study:
         Args:
           stage: name of the stage.
           *figures: metrics, such as `accuracy`, `fewshot/glyphs/5` or `seconds`. With the prefix
-            `best ` it is the highest value of all evaluations (as with early stopping). `exaflops`
-            is the compute of the run.
+            `best `, the highest value of all evaluations is used, as with early stopping.
+            `exaflops` is the compute of the run.
           **factors: factors that the runs must have.
 
         Returns:
@@ -364,7 +364,8 @@ def rehearsed(
 ) -> list[Trial]:
     """Returns all runs of a study without starting them.
 
-    Which choices are best is not known before training, so the first choices are used.
+    The best choices, such as learning rates, are not known before training. The first choices are
+    used instead.
 
     Args:
       experiment: the experiment at this scale.

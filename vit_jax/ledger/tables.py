@@ -7,7 +7,8 @@ from typing import Any
 
 from vit_jax import published
 
-# Results of runs from `Study.points`: each point has factors, and lists of metrics over seeds.
+# Results of runs from `Study.points`. A point stands for runs that differ only in their seeds. It
+# contains the values of their factors, and for each metric a list of values, one for each seed.
 Points = Sequence[Mapping[str, Any]]
 # Pairs (published value, our value), by row and column.
 Pairs = Mapping[str, Mapping[str, tuple[float, float]]]
@@ -52,9 +53,15 @@ def in_words(factor: str) -> str:
 
 
 def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, float]:
-    """Returns the mean of a metric in per cent for each point.
+    """Returns the mean of a metric over the seeds of each point, in per cent.
 
-    The keys are the values of `factors`, such as `BiT-R14x1/8, adam`.
+    Args:
+      points: results of runs.
+      *factors: names of the factors that identify a point.
+      figure: name of the metric.
+
+    Returns:
+      The mean of each point by the values of its factors, such as `BiT-R14x1/8, adam`.
     """
     return {
         ", ".join(short(point[factor]) for factor in factors): 100 * statistics.mean(point[figure])
@@ -168,7 +175,7 @@ def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) 
 
     Args:
       table: the published table.
-      figures: as in `comparison_table`.
+      figures: our values, by row and column of the published table.
     """
     printed = table.by_model()
     return {
@@ -203,7 +210,7 @@ def pairs_in_words(published: Mapping, difference: Mapping) -> str:
 
     Args:
       published: published values by row and column.
-      difference: our values minus the published ones.
+      difference: our values minus the published values.
     """
     rows = []
     for row, cells in difference.items():
@@ -295,9 +302,9 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
 
 
 def slopes(points: Points, x: str, y: str, by: str) -> str:
-    """Returns a text with the gain in y, in points, by which each group profits if x doubles.
+    """Returns a text with the gain in y of each group for a doubling of x, in percentage points.
 
-    The gain is the slope of a line that is fitted by least squares.
+    The gain is the slope of a line over log2(x), fitted by least squares.
 
     Args:
       points: results of runs.

@@ -126,8 +126,8 @@ def _attend_to_first(
 ) -> jax.Array:
     """Computes attention to the first `attended` keys; all later keys are masked.
 
-    JAX requires even numbers of tokens for the gradients of cuDNN's attention, so callers pad odd
-    numbers.
+    JAX requires even numbers of tokens for the gradients of cuDNN's attention, so callers must pad
+    odd numbers.
     """
     fused = query.shape[1] > 1 and cudnn_takes(query.dtype, query.shape[-1])
     lengths = jnp.full(query.shape[0], attended, jnp.int32)
@@ -217,7 +217,8 @@ _attend_on_tpu.defvjp(_forward, _backward)
 def _tokens_in_lanes(x):
     """Sets a memory layout in which the tokens are along the TPU's 128 lanes.
 
-    If the 64 features of a head were along the lanes, they would fill only half of them.
+    If the 64 features of a head were along the lanes, the features would fill only half of the
+    lanes.
     """
     layout = Layout(major_to_minor=(0, 1, 3, 2))
     return jax.lax.platform_dependent(

@@ -62,7 +62,7 @@ class Common(NamedTuple):
     centred: bool
 
     def norm(self, channels: int, rngs: nnx.Rngs) -> nnx.Module:
-        """Returns a norm over the channels; its statistics are float32."""
+        """Returns a norm over the channels; its statistics are computed in float32."""
         if not self.centred:
             return DeviationNorm(channels, self.epsilon)
         return nnx.LayerNorm(channels, epsilon=self.epsilon, dtype=self.dtype, rngs=rngs)
@@ -93,7 +93,7 @@ class Common(NamedTuple):
         )
 
 
-# As in the authors' code; its truncation at -2 and 2 has no effect at this std.
+# Like the authors' initializer, whose truncation at -2 and 2 has no effect at this std.
 _small = initializers.normal(0.02)
 
 
@@ -101,7 +101,7 @@ class ResponseNorm(nnx.Module):
     """Global response normalization (GRN; Woo et al., 2023).
 
     Each channel is multiplied by its L2 norm over the image, divided by the mean norm of all
-    channels.
+    channels. The product is scaled and shifted by learned parameters, and added to the input.
     """
 
     def __init__(self, channels: int):
@@ -270,8 +270,9 @@ class ConvNeXt(ImageModel):
         """Returns the features of each stage, the finest first.
 
         Args:
-          keep: indices of the kept patches, as in `features_of`. Only the features of these patches
-            are returned, stacked vertically (see `KeptPatches`). None: all patches.
+          keep: raster indices of each image's kept patches, int32 `[batch, kept]`. Only the
+            features of these patches are returned, stacked vertically (see `KeptPatches`). None:
+            all patches.
         """
         options = self.options
         _check_size(jnp.shape(images)[1:3], len(options.blocks))
@@ -326,7 +327,7 @@ def _divisible(channels: int) -> int:
 
 
 def _check_together(options: ConvNeXtOptions) -> None:
-    """Raises UserError for arguments that contradict one another."""
+    """Raises UserError if arguments contradict one another."""
     blocks, widths = len(options.blocks), len(options.widths)
     if blocks != widths:
         raise UserError(
@@ -378,10 +379,13 @@ def _smallest(values: dict) -> dict:
 def _layers(model: ConvNeXt) -> Callable[[str], float]:
     """Returns a function from a parameter's path to its layer number, for layer-wise decay.
 
-    The numbers are those of the papers' fine-tuning. Models with 27 or more blocks in the third
-    stage (V1, and large V2) have twelve layers: three consecutive blocks of the third stage form
-    one layer, and each of the other stages is one layer. In smaller models (V2) each block is one
-    layer, and the stem belongs to the first layer.
+    The number of blocks in the third stage selects one of two rules, in V1 and in V2:
+
+    - 27 or more blocks (Small and larger): three consecutive blocks of the third stage form one
+      layer, and each of the other stages is one layer. With 27 blocks there are twelve layers, as
+      in both papers' fine-tuning. The stem has the number -1.
+    - Fewer blocks (Tiny and smaller): each block is one layer, as in V2's fine-tuning. The stem
+      belongs to the first layer, number 0.
     """
     blocks = model.options.blocks
     grouped = len(blocks) == 4 and blocks[2] >= 27

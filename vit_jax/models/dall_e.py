@@ -1,7 +1,7 @@
 """The encoder of DALL-E's discrete autoencoder (Ramesh et al., 2021): images to codes.
 
 A 7x7 convolution is followed by stages of residual blocks of four convolutions, with 2x2 max
-pooling between the stages. At each place a 1x1 convolution computes the logits of the codes. By
+pooling between the stages. At each position a 1x1 convolution computes the logits of the codes. By
 default a code represents 8x8 pixels. Names of axes: batch height width channels.
 """
 
@@ -66,8 +66,8 @@ class CodeBlock(nnx.Module):
 class DVAE(CodeModel):
     """The encoder of DALL-E's discrete autoencoder; its stride must divide the size of the images.
 
-    `code_scores` applies the linear head at each place of the last stage. A plain call applies it
-    to the mean over all places. `DVAEOptions` describes the arguments.
+    `code_scores` applies the linear head at each position of the last stage. A plain call applies
+    it to the mean over all positions. `DVAEOptions` describes the arguments.
 
     Raises:
       UserError: the numbers of blocks and widths differ, or the stride does not divide the size.
@@ -112,7 +112,7 @@ class DVAE(CodeModel):
     def features(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> Any:
-        """Returns the mean over places of relu(last stage's features), `[batch, features]`.
+        """Returns the mean over positions of relu(last stage's features), `[batch, features]`.
 
         Args:
           dense: return a list of each stage's features before the ReLU instead, `[batch, rows,
@@ -138,7 +138,7 @@ class DVAE(CodeModel):
 
 
 def convolution(inputs: int, outputs: int, side: int, *, dtype: Any, rngs: nnx.Rngs) -> nnx.Conv:
-    """Returns a convolution that keeps height and width; its weights have variance 1 / inputs."""
+    """Returns a convolution that keeps height and width; its weights have variance 1 / fan-in."""
     drawn = initializers.normal(1 / math.sqrt(inputs * side**2))
     return nnx.Conv(inputs, outputs, (side, side), kernel_init=drawn, dtype=dtype, rngs=rngs)
 

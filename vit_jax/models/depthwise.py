@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 # Maximum number of image columns in one iteration of the loop that computes the kernel's gradient.
-# So many columns fit in a core's cache.
+# This number of columns fits into a core's cache.
 COLUMNS = 28
 # Minimum number of products in one sum. In sums of fewer products XLA would copy each slice.
 LEAST = 16

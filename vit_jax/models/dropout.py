@@ -50,7 +50,7 @@ def draw16(key: jax.Array, shape: tuple[int, ...], first: jax.Array | int = 0) -
     quarter is rounded up. The second-to-last axis is the tokens' axis, which is never sharded.
 
     Args:
-      first: index of the first row within a larger array.
+      first: index in a larger array, along the first axis, at which the drawn array starts.
     """
     *outer, rows, last = shape
     blocks = (*outer, -(-rows // 4), last)

@@ -1,7 +1,7 @@
 """A family of models, such as the ViTs: the models' names and the properties of their parameters.
 
-`vit_jax.models.FAMILIES` lists all families. Code that treats ViTs and BiTs differently reads the
-difference from here.
+`vit_jax.models.FAMILIES` lists all families. Other modules read the properties in which families
+differ, such as names and parameter axes, from a `Family`.
 """
 
 import re

@@ -70,7 +70,7 @@ class About:
         self.name = name
 
     def for_classes(self, names: tuple[str, ...], probabilities: str) -> "About":
-        """Returns the metadata with these class names and this key of `PROBABILITIES`."""
+        """Returns a copy with other class names and another key of `PROBABILITIES`."""
         other = copy.copy(self)
         other.class_names, other.probabilities = names, probabilities
         return other
@@ -82,7 +82,7 @@ class About:
     def predict(
         self, model: "ImageModel", images: Any, top: int | None, threshold: float | None
     ) -> list[Prediction]:
-        """Returns the most likely classes of images; see `ImageModel.predict`."""
+        """Returns the most likely classes of images (for arguments see `ImageModel.predict`)."""
         raise UserError(
             "this model is not of a checkpoint, and has not been trained: see vit_jax.load_model"
         )
@@ -257,7 +257,7 @@ class ImageModel(nnx.Module):
         """Returns the features of each image, `[batch, features]`: the input of the head, if any.
 
         Args:
-          dense: return the features of each place instead, for dense prediction. A `TokenModel`
+          dense: return the features of each position instead, for dense prediction. A `TokenModel`
             returns the last layer's patches, `[batch, rows, columns, dim]`. Other models return a
             list of each stage's features, `[batch, rows, columns, channels]`, the finest stage
             first. The features of stages are not normalized.
@@ -268,7 +268,7 @@ class ImageModel(nnx.Module):
     def mask_patch_size(self) -> int | None:
         """Side in pixels of the patches that `features_of` can leave out; None: unsupported.
 
-        A patch of this size corresponds to one place of the last stage.
+        A patch of this size corresponds to one position of the last stage.
         """
         return None
 
@@ -440,7 +440,7 @@ class TokenModel(ImageModel):
 
     @property
     def patch_size(self) -> int:
-        """Side of a patch, in pixels; in hybrids, in places of the ResNet's feature map."""
+        """Side of a patch, in pixels; in hybrids, in positions of the ResNet's feature map."""
         return self.options.patch_size
 
     @property
@@ -554,7 +554,7 @@ class TokenModel(ImageModel):
 
 
 class CodeModel(ImageModel):
-    """An image tokenizer: predicts one code of a vocabulary for each place of an image.
+    """An image tokenizer: predicts one code of a vocabulary for each position of an image.
 
     The linear `head` computes the logits of the codes.
 
@@ -571,7 +571,7 @@ class CodeModel(ImageModel):
         return height // self.code_stride, width // self.code_stride
 
     def code_scores(self, images: jax.Array) -> jax.Array:
-        """Returns the logits of the codes at each place, float32 `[batch, rows, columns, codes]`.
+        """Returns the code logits of each position, float32 `[batch, rows, columns, codes]`.
 
         Raises:
           UserError: the images have another shape or type.
@@ -579,7 +579,7 @@ class CodeModel(ImageModel):
         raise NotImplementedError
 
     def codes(self, images: jax.Array) -> jax.Array:
-        """Returns the most likely code of each place in raster order, int32 `[batch, places]`."""
+        """Returns each position's most likely code, row by row, int32 `[batch, rows * columns]`."""
         scores = self.code_scores(images)
         return scores.argmax(-1).astype(jnp.int32).reshape(len(scores), -1)
 

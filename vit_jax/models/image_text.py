@@ -20,7 +20,7 @@ TEMPLATES = ("a photo of a {}.",)
 
 
 def unit(x: jax.Array) -> jax.Array:
-    """Returns vectors scaled to length 1."""
+    """Returns vectors scaled to unit L2 norm."""
     return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
 
 
@@ -64,10 +64,10 @@ class ImageTextModel(nnx.Module):
         self.probabilities, self.tokenizer = probabilities, tokenizer
 
     def encode_image(self, images: ImagesLike) -> jax.Array:
-        """Returns embeddings of length 1, float32 `[images, dim]`, of preprocessed images.
+        """Returns embeddings of unit norm, float32 `[images, dim]`, of preprocessed images.
 
         Args:
-          images: as in `ImageModel.__call__`.
+          images: images of the image tower's size: uint8, floats in [-1, 1], or PIL images.
         """
         return unit(self.image(images).astype(jnp.float32))
 
@@ -111,7 +111,7 @@ class ImageTextModel(nnx.Module):
         """Returns a zero-shot classifier of images for the given class names.
 
         The embedding of a class is the mean of its texts' embeddings, one for each template, scaled
-        to length 1 (Radford et al., 2021, section 3.1.4). The classifier's `predict` applies the
+        to unit norm (Radford et al., 2021, section 3.1.4). The classifier's `predict` applies the
         checkpoint's preprocessing.
 
         Args:
@@ -134,7 +134,7 @@ def class_embeddings(
     """Returns the embedding of each class, float32 `[classes, dim]`.
 
     A class has one text for each template: the template with the class name in place of `{}`. The
-    class's embedding is the mean of the embeddings of its texts, scaled to length 1.
+    class's embedding is the mean of the embeddings of its texts, scaled to unit L2 norm.
 
     Args:
       encode: returns L2-normalized embeddings of texts, `[texts, dim]`.
@@ -223,7 +223,7 @@ class ZeroShotClassifier(ImageModel):
     def features(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> Any:
-        """Returns the embeddings of length 1, `[batch, dim]`, or the tower's dense features."""
+        """Returns the embeddings of unit norm, `[batch, dim]`, or the tower's dense features."""
         if dense:
             return self.image.features(images, rngs, dense=True)
         return unit(self.image(images, rngs).astype(jnp.float32))

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 
 Initializer = Callable[..., jax.Array]  # (key, shape, dtype)
-# Numbers drawn at once: a block that fits in the processor's cache.
+# Number of values that are drawn at once. A block of this size fits in the processor's cache.
 BLOCK = 2**16
 CUT_STD = 0.87962566103423978  # Standard deviation of a standard normal truncated at -2 and 2.
 
 
 def normal(std: float) -> Initializer:
-    """Returns an initializer that draws from a normal distribution around 0."""
+    """Returns an initializer that draws from a normal distribution with mean 0 and std `std`."""
 
     def draw(generator, out):
         generator.standard_normal(out=out, dtype=np.float32)

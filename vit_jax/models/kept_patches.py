@@ -12,8 +12,8 @@ class KeptPatches(NamedTuple):
     The kept patches are stacked vertically to a tall image, `[batch, kept * side, side, channels]`.
     A layer whose receptive field lies within one patch computes the same values from the tall image
     as from the whole image. Feature maps of a lower resolution can be gathered, too, if a patch
-    covers whole places of the map. `side` is the side of a patch, in pixels or in places of the
-    map.
+    covers whole positions of the map. `side` is the side of a patch, in pixels or in positions of
+    the map.
 
     Attributes:
       positions: int32 `[batch, kept]`, distinct raster indices of the patches.

@@ -26,7 +26,10 @@ _part: ContextVar[jax.Array | int] = ContextVar("part", default=0)
 
 
 def named(name: str, x: jax.Array) -> jax.Array:
-    """Returns `x` marked with a name, which selects its sharding and lets callers capture it."""
+    """Returns `x`, marked with a name that selects the sharding of `x`.
+
+    A `capturing` context that lists the name records `x`.
+    """
     capture(name, lambda: x)
     return _place.get()(name, x)
 

@@ -45,5 +45,5 @@ def in_channels(images: jax.Array, channels: int) -> jax.Array:
 
 
 def affine(mean: Statistic, std: Statistic) -> tuple[np.ndarray, np.ndarray]:
-    """Converts the mean and std of pixels in [0, 1] to those of pixels in [-1, 1], float32."""
+    """Converts a mean and std of pixels in [0, 1] to values for pixels in [-1, 1], float32."""
     return np.float32(2 * np.asarray(mean) - 1), np.float32(2 * np.asarray(std))

@@ -218,7 +218,7 @@ def spread_offsets(table: jax.Array) -> jax.Array:
         """Expands values by offset, `[2 side - 1, ...]`, to all pairs `[query, key, ...]`."""
         side = (len(x) + 1) // 2
         # A row of 2 * side numbers is repeated. Reshaping the copies to rows of 2 * side - 1
-        # numbers shifts row i by i places.
+        # numbers shifts row i by i positions.
         row = jnp.concatenate([x[::-1], jnp.zeros_like(x[:1])])
         rows = jnp.broadcast_to(row, (side, *row.shape)).reshape(-1, *x.shape[1:])
         return rows[: side * len(x)].reshape(side, *x.shape)[:, side - 1 :]
@@ -322,10 +322,10 @@ class Rope(NamedTuple):
         base ** (-i / (D/4)).
       columns_first: the first half of a head's channel pairs is rotated by the patch's column, and
         the second half by its row. False: rows first.
-      stretched: rows and columns are scaled to the pre-training grid: they are multiplied by its
-        size divided by the size of the model's grid.
+      stretched: rows and columns are scaled to the pre-training grid: they are multiplied by the
+        size of this grid, divided by the size of the model's grid.
       after_cls: in models with a class token, rows and columns are counted from 1.
-      centred: a patch's coordinates are those of its centre, from -1 to 1, times 2 pi.
+      centred: a patch's coordinates are the coordinates of its centre, from -1 to 1, times 2 pi.
     """
 
     base: float

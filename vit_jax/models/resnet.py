@@ -90,13 +90,13 @@ class StdConv(nnx.Module):
 
 
 def _convolve_small_maps(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Computes a 3x3 convolution of feature maps of at most 2x2 places as one matrix product.
+    """Computes a 3x3 convolution of feature maps of at most 2x2 positions as one matrix product.
 
     On CPUs, XLA's convolution of such maps takes 8 to 20 times as long as the matrix product, and
     with gradients 3 to 7 times as long (docs/measurements.md).
     """
-    # For each input place and output place: the index, from 0 to 2, of the kernel element between
-    # them, in rows and in columns.
+    # For each pair of an input and an output position: the index (0 to 2) of the kernel element
+    # that connects them, in rows and in columns.
     rows, columns = (
         np.subtract.outer(np.arange(size), np.arange(size)) + 1 for size in x.shape[1:3]
     )
@@ -385,7 +385,7 @@ class BiT(ImageModel):
     def features(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> Any:
-        """Returns the last stage's features, averaged over all places, `[batch, features]`.
+        """Returns the last stage's features, averaged over all positions, `[batch, features]`.
 
         Args:
           dense: return a list of each stage's features instead, `[batch, rows, columns, channels]`,

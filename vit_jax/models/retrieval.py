@@ -12,8 +12,8 @@ class Paired(NamedTuple):
     """Embeddings of images and of distinct texts, and their correct pairs.
 
     Attributes:
-      images: embeddings of length 1, float32 `[images, dim]`.
-      texts: embeddings of length 1, one for each distinct text, float32 `[texts, dim]`.
+      images: embeddings of unit norm, float32 `[images, dim]`.
+      texts: embeddings of unit norm, one for each distinct text, float32 `[texts, dim]`.
       pairs: index of the image and index of the text of each correct pair, int `[pairs, 2]`.
     """
 
@@ -52,7 +52,7 @@ def ranks(queries: np.ndarray, keys: np.ndarray, pairs: np.ndarray) -> np.ndarra
     similarity is NaN. Therefore a model with constant embeddings retrieves nothing.
 
     Args:
-      queries, keys: embeddings of length 1, float32 `[count, dim]`.
+      queries, keys: embeddings of unit norm, float32 `[count, dim]`.
       pairs: index of the query and index of the key of each correct pair, int `[pairs, 2]`. Each
         query has at least one pair.
 

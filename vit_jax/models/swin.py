@@ -1,15 +1,16 @@
 """Swin Transformer V1 and V2 (Liu et al., 2021 and 2022): attention within shifted windows.
 
 Four stages of blocks; each stage has half the resolution and twice the width of the previous stage.
-Names of axes: batch height width dim heads head_dim tokens. The tokens are the places of one
+Names of axes: batch height width dim heads head_dim tokens. The tokens are the positions of one
 window.
 
-Layout of windows: norms and MLPs treat each place independently, on a map `[batch, height, width,
-dim]`. Before attention the map is cut into windows, `[batch, windows, tokens, dim]`; after
-attention the windows are joined to a map again. Each of these two steps is a transpose that keeps
-vectors of `dim` numbers contiguous. Queries, keys and values are computed from the windows.
-Therefore no transpose is needed for these three arrays, whose heads are narrow. Shifted windows
-require a cyclic shift of the map before the cut and after the join, which is a copy.
+Layout of windows: norms and MLPs treat each position independently, on a map
+`[batch, height, width, dim]`. Before attention the map is cut into windows,
+`[batch, windows, tokens, dim]`; after attention the windows are joined to a map again. Each of
+these two steps is a transpose that keeps vectors of `dim` numbers contiguous. Queries, keys and
+values are computed after the cut. If they were computed before the cut, three arrays would have to
+be transposed instead of one, and only the narrow vectors of one head would be contiguous. Shifted
+windows require a cyclic shift of the map before the cut and after the join, which is a copy.
 """
 
 import dataclasses
@@ -51,23 +52,23 @@ SEARCHED = {
     "B": SIZES["T"] | dict(blocks=(2, 2, 30, 2), window=(7, 7, 14, 7)),
 }
 
-PATCH, WINDOW = 4, 7  # Default patch size in pixels, and default side of a window in places.
+PATCH, WINDOW = 4, 7  # Default patch size in pixels, and default side of a window in positions.
 RATIO = 4  # Width of the MLP's hidden layer, relative to the block's width.
 EPSILON = 1e-5  # Epsilon of the layer norms.
-# Added to the score of two places that are in one window only because of the cyclic shift.
+# Added to the score of two positions that are in one window only because of the cyclic shift.
 MASKED = -100.0
-# Initial and maximum logarithm of V2's factor on cosines.
+# Initial and maximum value of the logarithm of the factor that multiplies V2's cosines.
 FIRST_SCALE, MOST_SCALE = math.log(10), math.log(100)
 UNITS = 512  # Width of the hidden layer of V2's MLP for position biases.
 MOST_BIAS = 16.0  # Maximum of V2's position bias.
 
 
 class QueryKeyValue(nnx.Module):
-    """Projection of each place to query, key and value, in one product.
+    """Projection of each position to query, key and value, in one product.
 
     Args:
-      key_bias: the projection to keys has a bias. It is False in V2, where a bias would change the
-        cosines of queries and keys.
+      key_bias: True if the projection to keys has a bias. False in V2, where a bias would change
+        the cosines of queries and keys.
     """
 
     def __init__(self, stack: Stack, key_bias: bool, rngs: nnx.Rngs):
@@ -90,7 +91,7 @@ class QueryKeyValue(nnx.Module):
 
 
 class PositionMlp(nnx.Module):
-    """V2's position bias: an MLP of the offset between two places, on a logarithmic scale.
+    """V2's position bias: an MLP of the offset between two positions, on a logarithmic scale.
 
     Args:
       window: height and width of the windows.
@@ -129,10 +130,10 @@ def log_offsets(window: tuple[int, int], unit: tuple[int, int]) -> np.ndarray:
 def shifted_regions(
     size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]
 ) -> np.ndarray:
-    """Returns the number of each place's region after a cyclic shift, int32 `[windows, tokens]`.
+    """Returns the region number of each position after a cyclic shift, int32 `[windows, tokens]`.
 
-    A cyclic shift brings places from opposite edges of the map into one window. Such places have
-    different region numbers, and attention between them is masked.
+    A cyclic shift brings positions from opposite edges of the map into one window. Such positions
+    are in different regions, and attention between them is masked.
 
     Args:
       size: height and width of the map, multiples of the window's height and width.
@@ -266,7 +267,7 @@ class WindowAttention(nnx.Module):
 
 
 def unit_length(x: jax.Array) -> jax.Array:
-    """Normalizes vectors along the last axis to length 1 in float32; zeros stay zeros."""
+    """Normalizes vectors along the last axis to unit L2 norm in float32; zeros stay zeros."""
     wide = x.astype(jnp.float32)
     # The maximum is inside the square root because the root's gradient at zero is infinite.
     return (wide * jax.lax.rsqrt(jnp.maximum((wide**2).sum(-1, keepdims=True), 1e-24))).astype(
@@ -283,7 +284,8 @@ class SwinBlock(nnx.Module):
       window: height and width of the windows.
       shifted: shift the windows by half of their height and width. An axis with only one window is
         not shifted.
-      version, unit: as in `WindowAttention`.
+      version: 1 or 2.
+      unit: height and width of the pre-training windows, used by version 2.
     """
 
     def __init__(self, stack: Stack, window, shifted: bool, version: int, unit, rngs: nnx.Rngs):
@@ -331,7 +333,7 @@ class SwinBlock(nnx.Module):
 
 
 class PatchMerging(nnx.Module):
-    """A layer that merges 2x2 places into one place of twice the width.
+    """A layer that merges 2x2 positions into one position of twice the width.
 
     The norm comes before the linear layer in V1, and after it in V2.
     """
@@ -359,7 +361,7 @@ class PatchMerging(nnx.Module):
         if height % 2 or width % 2:
             x = jnp.pad(x, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)))
         x = x.reshape(batch, (height + 1) // 2, 2, (width + 1) // 2, 2, dim)
-        # The four places are concatenated column by column: the lower neighbour before the right
+        # The four positions are concatenated column by column: the lower neighbour before the right
         # one.
         x = x.transpose(0, 1, 3, 4, 2, 5).reshape(
             batch, (height + 1) // 2, (width + 1) // 2, 4 * dim
@@ -375,7 +377,7 @@ class Swin(ImageModel):
     - `attention`, float32 `[batch, windows, heads, tokens, tokens]`. The windows and the tokens of
       a window are in raster order. In a shifted block this is the raster order of the shifted map.
     - `attended`, float32 `[batch, rows, columns, heads]`: the sum of the attention weights that a
-      place receives from all places of its window. With uniform attention the sum is 1.
+      position receives from all positions of its window. With uniform attention the sum is 1.
 
     `SwinOptions` describes the arguments.
 
@@ -534,7 +536,7 @@ def _stacks(stack: Stack, heads: tuple[int, ...]) -> list[Stack]:
 def windows(
     grid: tuple[int, int], window: int | tuple[int, ...], stages: int
 ) -> list[tuple[int, int]]:
-    """Returns height and width of each stage's windows, at most those of the stage's feature map.
+    """Returns height and width of each stage's windows, limited to the size of its feature map.
 
     Args:
       grid: rows and columns of patches in the first stage. Each further stage has half as many rows
@@ -551,7 +553,7 @@ def windows(
 
 
 def _check_together(options: SwinOptions) -> None:
-    """Raises UserError for arguments that contradict one another."""
+    """Raises UserError if arguments contradict one another."""
     stages = len(options.blocks)
     for name in ("stage_heads", "pretrained_windows", "window"):
         values = getattr(options, name)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.errors import UserError
 from vit_jax.models.layers import named
 from vit_jax.models.text_tokens import Tokenizer, open_tokenizer, tokenizer_identity
 from vit_jax.models.transformer import EncoderBlock, Stack, make_norm
@@ -108,6 +109,11 @@ def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> Te
     Raises:
       UserError: the tokenizer does not exist, or the number of heads does not divide the width.
     """
+    if options.text_dim % options.text_heads:
+        raise UserError(
+            f"config.contrastive.text_dim={options.text_dim} must be divisible by "
+            f"config.contrastive.text_heads={options.text_heads}"
+        )
     tokenizer = tokenizer_of(options)
     settings: dict[str, Any] = {}
     if options.text_tower == "clip":

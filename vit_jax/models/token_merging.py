@@ -50,11 +50,12 @@ def _mean(merge: Callable, before: jax.Array, after: jax.Array) -> Callable:
 
 
 def _merging(keys: jax.Array, patches: slice, count: int) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that adds the values of merged patches, as in the authors' `merge.py`.
+    """Returns a function that sums values of merged patches, as in the authors' `merge.py`.
 
-    The patches at even positions among all tokens are compared with those at odd positions. The
-    `count` patches at even positions that are most similar to one at an odd position are added to
-    it. The remaining patches at even positions come before those at odd positions.
+    Patches at even positions among all tokens are compared with patches at odd positions. The
+    `count` patches at even positions with the highest similarity to any patch at an odd position
+    are merged: each is added to its most similar patch at an odd position. In the result, the
+    remaining patches at even positions come before the patches at odd positions.
 
     Args:
       keys: keys of attention, `[batch, tokens, heads, head_dim]`. Patches are compared by the
@@ -74,7 +75,7 @@ def _merging(keys: jax.Array, patches: slice, count: int) -> Callable[[jax.Array
     similarities = jnp.einsum("bec,boc->beo", even, odd, precision="highest")
     _, order = jax.lax.top_k(similarities.max(axis=-1), even.shape[1])
     merged, kept = order[:, :count, None], order[:, count:, None]
-    if patches.start:  # Without tokens before the patches, the authors' code leaves them unsorted.
+    if patches.start:  # The authors' code sorts the other patches only after prefix tokens.
         kept = -jax.lax.top_k(-kept[..., 0], kept.shape[1])[0][..., None]
     targets = jnp.take_along_axis(similarities.argmax(axis=-1)[..., None], merged, axis=1)
     receives = (targets == jnp.arange(odd.shape[1])).astype(jnp.float32)

@@ -70,7 +70,7 @@ class Stack:
 
 
 def make_norm(dim: int, stack: Stack, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
-    """Returns a norm of the stack's kind and epsilon; its statistics are float32."""
+    """Returns a norm with the type and epsilon of `stack`; statistics are computed in float32."""
     kind = dict(layer=nnx.LayerNorm, rms=nnx.RMSNorm)[stack.norm]
     return kind(dim, epsilon=stack.epsilon, dtype=stack.dtype, rngs=rngs)
 
@@ -149,8 +149,8 @@ class Attention(nnx.Module):
           mask: bool `[batch, queries, tokens]`. The last `queries` tokens attend only to tokens for
             which the mask is True, and all other tokens attend to all tokens. A mask cannot be
             combined with positions that are added to the scores. None: no mask.
-          sizes: `[batch, tokens, 1]`, the number of equal tokens for which each token stands
-            (ToMe's proportional attention). None: one each.
+          sizes: `[batch, tokens, 1]`, the number of original tokens that were merged into each
+            token (ToMe's proportional attention). None: no token was merged.
         """
         query, key, value = (named("heads", part) for part in self.project(x, read))
         if self.query_norm is not None:
@@ -380,7 +380,8 @@ class AxialBlock(nnx.Module):
 class WindowBlock(EncoderBlock):
     """An encoder layer within each square window of the grid (ViTDet; Li et al., 2203.16527).
 
-    It has the same parameters as an `EncoderBlock`. The grid is padded with zeros to whole windows.
+    The layer has the same parameters as an `EncoderBlock`. The grid is padded with zeros to whole
+    windows.
     The padding is not masked: other tokens attend to it. (detectron2 pads after the first norm.)
     """
 
@@ -424,7 +425,7 @@ class WindowBlock(EncoderBlock):
         return x.reshape(batch, -1, side * side, *rest)
 
     def _joined(self, x: jax.Array) -> jax.Array:
-        """Inverts `_windows`, `[batch, rows * columns, dim]`."""
+        """Inverts `_windows`: returns `[batch, rows * columns, dim]`."""
         (rows, columns), side = self.grid, self.window
         down, across = -(-rows // side), -(-columns // side)
         x = x.reshape(len(x), down, across, side, side, -1).swapaxes(2, 3)

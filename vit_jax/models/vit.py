@@ -577,8 +577,9 @@ class ViT(TokenModel):
     def classify(self, x: jax.Array) -> jax.Array:
         """Pools tokens `[batch, tokens, dim]` and applies the head: returns logits.
 
-        A model without a head returns the pooled features. The caller applies the final norm to the
-        tokens before, if the model has one. A model with `fc_norm` applies it here, after pooling.
+        A model without a head returns the pooled features. If the model has a final norm, it must
+        have been applied to `x` already. A model with `fc_norm` applies this norm here, after
+        pooling.
         """
         if self.head is None:
             return self.pool(x)
@@ -642,7 +643,8 @@ def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
 
     Args:
       options: the model's options.
-      offsets, biases: numbers of rows of the position tables, as in `Stack`.
+      offsets: number of rows of each layer's relative position table; 0: no table.
+      biases: number of rows of each layer's table of attention biases; 0: no table.
     """
     names = {field.name for field in dataclasses.fields(Stack)} & options_of(ViTOptions).keys()
     values = {name: getattr(options, name) for name in names} | dict(
@@ -656,7 +658,7 @@ def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
 
 
 def _check_together(options: ViTOptions, stride: int) -> None:
-    """Raises UserError for arguments that contradict one another.
+    """Raises UserError if arguments contradict one another.
 
     Args:
       options: the model's options.
@@ -679,7 +681,7 @@ Contradictions = Iterable[tuple[bool, str]]
 
 
 def _of_pooling(options: ViTOptions) -> Contradictions:
-    """Checks the options for width, tokens and pooling for contradictions."""
+    """Lists possible contradictions between options of width, tokens and pooling."""
     dim, heads, pooling = options.dim, options.heads, options.pooling
     both, two_heads = pooling == "cls_gap", options.distillation == "heads"
     return (
@@ -707,7 +709,7 @@ def _of_pooling(options: ViTOptions) -> Contradictions:
 
 
 def _of_axial(options: ViTOptions) -> Contradictions:
-    """Checks the options for axial attention for contradictions."""
+    """Lists possible contradictions between axial attention and other options."""
     more_than_patches = bool(_prefix_tokens(options)) or options.registers > 0
     in_layers = options.rope != "none" or options.position in ("none", "relative", "bias")
     return (
@@ -721,7 +723,7 @@ def _of_axial(options: ViTOptions) -> Contradictions:
 
 
 def _of_windows(options: ViTOptions) -> Contradictions:
-    """Checks the options for attention within windows for contradictions."""
+    """Lists possible contradictions between attention within windows and other options."""
     more_than_patches = bool(_prefix_tokens(options)) or options.registers > 0
     in_layers = options.rope == "mixed" or options.position in ("relative", "bias")
     windows = options.attention == "windows"
@@ -741,7 +743,7 @@ def _of_windows(options: ViTOptions) -> Contradictions:
 
 
 def _of_positions(options: ViTOptions) -> Contradictions:
-    """Checks the options for position embeddings for contradictions."""
+    """Lists possible contradictions between options of position embeddings."""
     dim, position, rope = options.dim, options.position, options.rope
     head_dim, place = dim // options.heads, options.position_at
     once = ("1d", "2d", "bias") if place == "shared" else ("1d", "2d")
@@ -775,7 +777,7 @@ def _of_positions(options: ViTOptions) -> Contradictions:
 
 
 def _of_merging(options: ViTOptions) -> Contradictions:
-    """Checks the options for token merging for contradictions."""
+    """Lists possible contradictions between token merging and other options."""
     in_layers = options.rope != "none" or options.position in ("relative", "bias")
     in_layers = in_layers or options.position_at != "stem" or options.attention != "full"
     return (
@@ -788,7 +790,7 @@ def _of_merging(options: ViTOptions) -> Contradictions:
 
 
 def _of_layers(options: ViTOptions) -> Contradictions:
-    """Checks the options for the encoder's layers for contradictions."""
+    """Lists possible contradictions between options of the encoder's layers."""
     by_subset = options.depth_by == "subset" and options.stochastic_depth > 0
     return (
         (
@@ -808,7 +810,7 @@ def _of_layers(options: ViTOptions) -> Contradictions:
 
 
 def _of_map_pooling(options: ViTOptions) -> Contradictions:
-    """Checks the options for attention pooling and the pooled tokens for contradictions."""
+    """Lists possible contradictions between options of attention pooling and pooled tokens."""
     dim, pooling, heads = options.dim, options.pooling, options.pool_heads
     return (
         (
@@ -859,7 +861,10 @@ STEM += ("register_tokens", "stem_norm")
 
 
 def _layer(path: str) -> float:
-    """Returns the index of a parameter's encoder layer; -1: before the encoder, inf: after it."""
+    """Returns the index of a parameter's encoder layer.
+
+    The result is -1 for parameters before the encoder, and infinite for parameters after it.
+    """
     first, *rest = path.split("/")
     if first in ("blocks", "position_embedding") and rest[0].isdigit():
         return int(rest[0])

@@ -34,9 +34,9 @@ HEAD_WIDTH = 32
 
 # The ResNet of a hybrid. The key is the ResNet's name and the number after the slash, such as
 # ("R50", 16) for R50+ViT-B/16. The number is the total stride in pixels. Only R+ViT-Ti/16 has a
-# different stride, 32: a patch is 8 places of the ResNet's feature map wide. Hybrids with the
+# different stride, 32: a patch is 8 positions of the ResNet's feature map wide. Hybrids with the
 # numbers 4 and 8 are for images of about 32 pixels. R50 with 16, R14 with 4 and R26 with 4 have no
-# stage 4; they have its residual units in stage 3.
+# stage 4; the residual units of stage 4 are in stage 3.
 HYBRIDS = {
     ("R50", 32): dict(resnet_blocks=(3, 4, 6, 3), patch_size=1),
     ("R50", 16): dict(resnet_blocks=(3, 4, 9), patch_size=1),

@@ -98,7 +98,7 @@ def sections_of(kind: type) -> dict[str, type]:
 
 
 def all_options(kind: type) -> Iterator[tuple[str, Option]]:
-    """Yields the dotted key and the option of each value of a class and of its sections."""
+    """Yields (dotted key, option) for each option of a class, including those of its sections."""
     yield from options_of(kind).items()
     for field in dataclasses.fields(kind):
         if _SECTION in field.metadata:

@@ -39,7 +39,7 @@ def parse_profile(profile: str) -> range | None:
 
 
 def _every(help: str) -> Any:
-    """Returns the field for how often a suite evaluates, in steps."""
+    """Returns the field for the number of steps between two evaluations of a suite."""
     return option(
         0,
         whole(0),
@@ -69,7 +69,7 @@ def _of_objective(kind: type, name: str) -> Any:
 
 
 def _only_with_self_distillation(config: Any) -> str:
-    """Returns the unmet requirement of the section `dino`; empty: it is used."""
+    """Returns the condition under which the section `dino` would be used; empty: it is used."""
     if config.contrastive.self_distillation:
         return ""
     return only_with_objective("dino")(config)

@@ -22,11 +22,11 @@ def start(
     process: int | None,
     connect_seconds: float = 120.0,
 ):
-    """Yields the run's `Peers`, with JAX's collectives ready.
+    """Connects the processes of a run, starts JAX's collectives, and yields the run's `Peers`.
 
     Args:
-      coordinator: `host:port` of process 0. `auto`: this address and the next two arguments are
-        read from the Cloud TPU, GKE or SLURM environment. None: the run has one process.
+      coordinator: `host:port` of process 0. `auto`: the address, `processes` and `process` are read
+        from the Cloud TPU, GKE or SLURM environment. None: the run has one process.
       processes: number of processes.
       process: index of this process.
       connect_seconds: timeout for connecting to the other processes.
@@ -94,8 +94,8 @@ def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
             "give --coordinator=HOST:PORT --processes=N --process=I"
         )
     address, processes, process, local_devices = detected
-    # On SLURM, JAX assigns one GPU to each task. If this variable is set, JAX reads the devices
-    # from it later.
+    # On SLURM, JAX assigns one GPU to each task. The user can choose other devices by
+    # JAX_LOCAL_DEVICE_IDS. `jax.distributed.initialize` reads this variable if it gets None.
     return (
         address,
         processes,
@@ -110,7 +110,7 @@ def _free_port() -> int:
 
 
 def _hold_aborts() -> None:
-    """Delays aborts (SIGABRT) by 6 s. In this time, the thread of `peers` can report a dead leader.
+    """Delays aborts (SIGABRT) by 6 s. Meanwhile, the thread of `peers` can report a dead leader.
 
     When JAX's client loses the connection to process 0, JAX aborts with a stack trace that does not
     name the dead process. The signal handler is the C function `sleep`. Its argument is the signal

@@ -52,7 +52,8 @@ def make_mesh(options: MeshOptions = ALL_DATA, devices: Sequence[jax.Device] | N
       devices: devices of the mesh; None: all devices of all processes.
 
     Raises:
-      UserError: as in `mesh_shape`, or `data` is not divisible by the number of slices.
+      UserError: the product of the sizes is not the number of devices, or `data` is not divisible
+        by the number of slices.
     """
     devices = jax.devices() if devices is None else list(devices)
     shape = mesh_shape(options, len(devices))
@@ -86,12 +87,12 @@ def split_batch(mesh: Mesh) -> NamedSharding:
 
 
 def batch_parts(mesh: Mesh | AbstractMesh) -> int:
-    """Returns the number of parts of a batch: the size of `data` times the size of `fsdp`."""
+    """Returns the number of parts into which a batch is split: size of `data` * size of `fsdp`."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def whole_batch(mesh: Mesh, images: int) -> int:
-    """Rounds a number of images up to a number that is divisible by the parts of a batch."""
+    """Rounds a number of images up to a multiple of `batch_parts`, so it can be split evenly."""
     parts = batch_parts(mesh)
     return -(-images // parts) * parts
 
@@ -117,9 +118,9 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
 
 
 def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Copies a batch to the devices, and returns its global arrays.
+    """Copies this process's rows of a batch to the devices, and returns the global arrays.
 
-    Each process passes only its own rows of each array (`local_rows`).
+    Each process passes only the rows that `local_rows` returns in this process.
     """
     sharding = split_batch(mesh)
     return {
@@ -142,7 +143,9 @@ def everywhere(array: np.ndarray, mesh: Mesh) -> jax.Array:
 def over_devices(
     array: np.ndarray, mesh: Mesh, rows: int | None = None, fill: float = 0
 ) -> jax.Array:
-    """Splits the rows of an array over the devices, like a batch. Every process passes all rows.
+    """Pads an array's first axis and splits it over the devices, like a batch.
+
+    Every process passes all rows.
 
     Args:
       array: the array.

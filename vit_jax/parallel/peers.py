@@ -24,7 +24,7 @@ from vit_jax.errors import UserError, mistake
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 20.0  # Heartbeat timeout. If a process dies, all others end within 30 s.
-# Time between the first reported failure and the leader's decision on its cause. The cause of a
+# Seconds between the first reported failure and the leader's decision on its cause. The cause of a
 # failure may be reported after its effects.
 GRACE_SECONDS = 2.0
 BARRIER_SECONDS = 600.0
@@ -37,9 +37,9 @@ AGAIN = "the same command resumes from the newest checkpoint"
 class Peers:
     """The processes of a run. An instance of this base class is a run with one process.
 
-    It is a context manager. At the end of the context all processes wait for each other. If an
-    exception leaves the context, all processes end: the leader prints a line that names the failed
-    process, and the exit code is 2 for a UserError, else 1.
+    Instances are context managers. At the end of the context all processes wait for each other. If
+    an exception leaves the context, all processes end: the leader prints a line that names the
+    failed process, and the exit code is 2 for a UserError, else 1.
 
     Attributes:
       index: index of this process; 0 is the leader.
@@ -73,7 +73,7 @@ class Peers:
         return answer["value"]
 
     def barrier(self, name: str, seconds: float = BARRIER_SECONDS) -> None:
-        """Waits for all processes; raises UserError after a timeout, as in `share`."""
+        """Waits for all processes; raises UserError if some do not arrive within `seconds`."""
         self.share(name, None, seconds)
 
     def agree(self, what: str, values: dict[str, Any]) -> None:
@@ -118,9 +118,10 @@ class Peers:
             self._fail({"fault": message, "traceback": "".join(traceback.format_exception(error))})
 
     def _meet(self, name: str, value: Any, seconds: float) -> dict:
-        """Waits at a barrier and returns the leader's answer.
+        """Waits at a barrier and returns the leader's answer, a dict.
 
-        The answer contains `value`, or, after a timeout, the `missing` processes.
+        The item `value` of the answer is the leader's value. After a timeout the answer has the
+        item `missing` instead: the names of the missing processes.
         """
         raise NotImplementedError
 
@@ -153,7 +154,7 @@ class Connected(Peers):
     def _fail(self, news):
         self._traceback = news.pop("traceback", "")
         self._tell(news)
-        # Normally the leader ends this process while it sleeps.
+        # Normally the leader ends this process during this sleep.
         time.sleep(self._silence + 2 * GRACE_SECONDS)
         print(f"{self._traceback}error: {' '.join(news.values())}", file=sys.stderr, flush=True)
         leave(1)
@@ -313,8 +314,8 @@ class Leader(Connected):
     def _end(self):
         """Prints the cause of the failure, ends the other processes and exits.
 
-        The cause is a UserError if one was reported, else a dead process, else another error. This
-        is the order in which failures cause each other.
+        The cause is a UserError if one was reported, else a dead process, else another error. A
+        UserError can cause the death of processes, and a dead process can cause other errors.
         """
         news = self._mistakes or self._deaths or self._faults
         culprit, code = min(news), 2 if self._mistakes else 1
@@ -384,8 +385,8 @@ class Follower(Connected):
     def _orphaned(self, how: str):
         """Ends this process after the loss of the leader.
 
-        Process 1 prints the error. If the leader's host dies, process 1 may die as well. The first
-        process on another host therefore also prints the error.
+        Process 1 prints the error. The first process on another host than the leader's also prints
+        it, because process 1 may die together with the leader's host.
         """
         if self._ended:
             return

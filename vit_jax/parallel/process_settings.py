@@ -18,9 +18,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # Constants of gli
 def keep_freed_memory() -> None:
     """Makes glibc keep large freed blocks of memory for the next step.
 
-    It must be called before JAX starts, and only matters if JAX computes on the CPU. Each step
-    frees and allocates the same large arrays. By default, glibc returns freed arrays to the system.
-    New memory pages then take up to half of a step's time (docs/measurements.md).
+    The function must be called before JAX starts. It only matters if JAX computes on the CPU. Each
+    step frees and allocates the same large arrays. By default, glibc returns freed arrays to the
+    system. New memory pages then take up to half of a step's time (docs/measurements.md).
 
     With this setting, all threads share one heap. The reason is that a thread's own heap cannot
     contain blocks above 64 MB.

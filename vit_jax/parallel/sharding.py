@@ -2,8 +2,8 @@
 
 The model's family names the axes of its parameters (`models/family.py`). If the mesh axis `tensor`
 is larger than 1, it splits heads and hidden units, as in Megatron-LM (Shoeybi et al., 2019), or
-output channels. The mesh axis `fsdp` does not depend on the names. It splits the largest remaining
-axis of each array that is not small.
+output channels. The mesh axis `fsdp` does not depend on the names of axes. It splits the largest
+axis of each array that is not small, preferably an axis that `tensor` does not split.
 """
 
 import math
@@ -19,8 +19,8 @@ from vit_jax.parallel.mesh import BATCH, replicated
 # along its inputs ("features"), because the number of classes is often odd.
 TENSOR = ("heads", "mlp_dim", "outputs", "features")
 
-# For each activation, the mesh axes over which its axes are split. Negative axes are counted from
-# the end.
+# For each activation: {axis of the activation: mesh axis or axes that split it}. Negative axes are
+# counted from the end.
 ACTIVATIONS = {
     "tokens": {0: BATCH},
     "heads": {0: BATCH, -2: "tensor"},  # batch ... tokens heads head_dim

@@ -29,8 +29,8 @@ def nearest_fit(
 ) -> tuple[Changes, Estimate] | None:
     """Searches for config changes with which the training step fits into memory.
 
-    Candidates are tried in the order of their expected speed. Each one is estimated to verify that
-    it fits.
+    Candidates are estimated one after the other, in the order of their expected speed, until the
+    step of a candidate fits.
 
     Args:
       config: the config.
@@ -54,7 +54,7 @@ def nearest_fit(
         try:
             plan = planner(changed(config, changes), job, where, prices)
         except UserError:
-            continue  # The batch size is not divisible.
+            continue  # For example, the mesh does not divide the batch size.
         attempts -= 1
         if plan.fits:
             return changes, plan

@@ -25,7 +25,7 @@ from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.runs.memory_check import held
 from vit_jax.training.program import Program, abstract_batch, make_program
 
-VERSION = "2"  # Version of the cache's format, and of `Operation.part`.
+VERSION = "3"  # Version of the cache's format, and of the operations that are read.
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int)
 
 
 def parameters_of(program: Program) -> list[dict]:
-    """Returns shapes of all parameters in the state: trained and frozen ones, and averages."""
+    """Returns the shapes of all trained, frozen and averaged parameters in the state."""
     return [program.state[name] for name in ("params", "extra", "objective_state", "frozen")]
 
 

@@ -61,8 +61,8 @@ class Cost:
 def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
     """Returns the number of training images and the number of classes.
 
-    If they are unknown, the data set at `data.path` is opened. For an objective without labels, the
-    number of classes is the width of the model's head.
+    If one of the numbers is unknown, the data set at `data.path` is opened. For an objective
+    without labels, the number of classes is the width of the model's head.
 
     Args:
       config: the config.

@@ -21,7 +21,7 @@ from vit_jax.training.program import model_arguments, shapes_of_batch
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of a run. Memory, collectives and operations are those of one device."""
+    """Estimate of a run. Memory, collectives and operations are for one device."""
 
     model: str
     where: Slice
@@ -43,7 +43,10 @@ class Estimate:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization: a step's minimum FLOP/s, divided by the devices' peak FLOP/s."""
+        """Model FLOPs utilization (MFU): FLOP/s of the model, divided by the devices' peak FLOP/s.
+
+        The FLOPs of the model are a lower bound (`Workload.flops`). None: the step time is unknown.
+        """
         if self.step_seconds is None:
             return None
         return self.job.flops / self.step_seconds / self.where.devices / self.where.chip.peak_flops
@@ -98,7 +101,10 @@ def make_workload(config: ConfigDict, images: int | None) -> Workload:
 
 
 def choices(config: ConfigDict) -> dict[str, Any]:
-    """Returns the values that the search may change (keys `CHOICES`), such as `mesh.fsdp`."""
+    """Returns the config's values of the keys `CHOICES`, such as `mesh.fsdp`.
+
+    A sweep and `nearest_fit` change these values.
+    """
     values = dict(leaves(config))
     return {key: values[key] for key in CHOICES}
 
@@ -260,7 +266,7 @@ def _run_rows(plan: Estimate, slower: float) -> list[str]:
 
     Args:
       plan: the estimate.
-      slower: as in `_time_rows`.
+      slower: the slowest step time, divided by the fastest step time.
     """
     job, run = plan.job, plan.cost
     core_days, chip_days = (_range(days, ",.1f", slower) for days in (run.core_days, run.chip_days))

@@ -28,7 +28,7 @@ _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128} | {
 class Operation:
     """One operation of a step on one device.
 
-    `cycles`, `flops` and `sent` are those of a single execution. In a loop, an operation is
+    `cycles`, `flops` and `sent` are for a single execution. In a loop, an operation is
     executed several times in a step.
     """
 
@@ -49,7 +49,7 @@ def total(operations: Iterable[Operation], value: str) -> int:
 
 
 def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
-    """Returns sums over a step by `part` or `kind`, the largest first.
+    """Sums a value over a step's operations, for each `part` or `kind`; the largest sum is first.
 
     Args:
       operations: operations of the step.
@@ -63,9 +63,10 @@ def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
 
 
 def read_operations(text: str) -> list[Operation]:
-    """Parses the operations of an HLO module that take time.
+    """Returns those operations of an HLO module that take time.
 
-    Loops with an unknown number of iterations are also returned.
+    They are operations with cycles, FLOPs or bytes to send. A loop with an unknown number of
+    iterations is returned as an operation of the kind `UNKNOWN_LOOP`.
 
     Args:
       text: result of `compiled.as_text()`.
@@ -75,9 +76,7 @@ def read_operations(text: str) -> list[Operation]:
     for times, instruction in module.walk(module.entry):
         kind, sent = module.kind(instruction), 0
         for name, inner in module.collectives(instruction):
-            channel = re.search(r"channel_id=(\d+)", inner.rest)
-            # A collective that overlaps with several fusions occurs in each of these fusions.
-            key = channel[1] if channel else inner.name
+            key = _identity(name, inner, instruction)
             if key not in seen:
                 seen.add(key)
                 kind, sent = name, sent + module.payload(inner)
@@ -100,6 +99,23 @@ class _Instruction:
     rest: str  # Text of operands and attributes.
     operands: list[str]
     root: bool
+
+
+def _identity(kind: str, collective: _Instruction, operation: _Instruction) -> str:
+    """Returns a text that identifies a collective within a module.
+
+    A collective that overlaps with several fusions occurs in each of these fusions, with the same
+    channel. But different permutes of one `shard_map` also have the same channel.
+
+    Args:
+      kind: kind of the collective.
+      collective: the collective.
+      operation: the operation that contains the collective, such as a fusion, or the collective.
+    """
+    channel = re.search(r"channel_id=(\d+)", collective.rest)
+    if channel is None or (kind == "collective-permute" and collective is operation):
+        return collective.name
+    return channel[1]
 
 
 @dataclass
@@ -134,7 +150,12 @@ class _Module:
         self._of = {id(x): c for c in self.computations.values() for x in c.instructions.values()}
 
     def walk(self, name: str, times: int = 1) -> Iterator[tuple[int, _Instruction]]:
-        """Yields (number of executions, operation) for a computation and the ones that it calls."""
+        """Yields (number of executions, operation) for a computation and all computations it calls.
+
+        Args:
+          name: name of the computation.
+          times: number of executions of this computation in a step.
+        """
         for instruction in self.computations[name].instructions.values():
             yield times, instruction
             if instruction.opcode == "while":
@@ -160,7 +181,8 @@ class _Module:
     def turns(self, loop: _Instruction) -> int | None:
         """Returns a loop's number of iterations; None: unknown.
 
-        It is known if the loop has a counter that runs from 0 to a constant.
+        The number is known if the compiler has stored it (`known_trip_count`), or if the loop has a
+        counter that runs from 0 to a constant.
         """
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
@@ -180,7 +202,10 @@ class _Module:
         return math.ceil(limits[1] / next((step for step in steps if step is not None), 1))
 
     def collectives(self, instruction: _Instruction) -> Iterator[tuple[str, _Instruction]]:
-        """Yields (kind, instruction) of each collective in an operation, or of the operation."""
+        """Yields (kind, instruction) for each collective of an operation.
+
+        The operation may be a collective itself, or a fusion that contains collectives.
+        """
         for kind in COLLECTIVES:
             if instruction.opcode in (kind, f"{kind}-start"):
                 yield kind, instruction
@@ -218,8 +243,9 @@ class _Module:
     def part(self, instruction: _Instruction) -> str:
         """Returns the class, function or scope of vit_jax to which an operation belongs.
 
-        It is the named scope of attention's products, or else the class or function in
-        `vit_jax/models` that computes the operation, or else the step's named scope (`SCOPES`).
+        The result is the first of these names that exists: the named scope of the matrix products
+        in attention; the class or function in `vit_jax/models` that computes the operation; the
+        named scope in the training step (`SCOPES`); `other`.
         """
         named = re.search(r'op_name="([^"]*)"', instruction.rest)
         source = named[1] if named else ""

@@ -59,8 +59,8 @@ def text_column(path: str, schema, caption_key: str | None) -> str | None:
     Args:
       path: the file, for error messages.
       schema: the file's Arrow schema.
-      caption_key: name of the column; `NO_CAPTIONS`: ignore captions; None: a text column with one
-        of the usual names.
+      caption_key: name of the column. `NO_CAPTIONS`: captions are ignored. None: a text column with
+        one of the usual names is searched.
 
     Raises:
       UserError: the column does not exist, or does not contain text.

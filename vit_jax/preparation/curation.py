@@ -170,7 +170,7 @@ class Curated(NamedTuple):
 
     Attributes:
       compared: rows of `COMPARED`, one for each image of the uncurated set that is not excluded.
-      neighbours: rows of `NEIGHBOUR`. Their curated images are indices in `source`.
+      neighbours: rows of `NEIGHBOUR`. Their field `curated` contains indices of `source`.
       source: the images of all curated sets together.
     """
 

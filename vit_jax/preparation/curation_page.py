@@ -15,8 +15,8 @@ from vit_jax.preparation.duplicates import Thumbnail, thumbnail
 from vit_jax.spreadsheet import write_csv
 
 SHOWN = 24  # Number of curated images on the page that are shown with their neighbours.
-# Number of curated images with the least similar neighbours on the page, and number of image pairs
-# of each kind on the page.
+# The page shows this number of curated images with the least similar neighbours. It also shows this
+# number of image pairs that are removed, and of image pairs that are kept.
 FEWER = 12
 SIDE = 200  # Longer side of an image, in pixels.
 
@@ -96,7 +96,7 @@ def _retrieved(curated: Curated, train: Source) -> tuple[list[list[Figure]], lis
     """Returns two lists of rows. A row shows a curated image and its neighbours.
 
     The first list is a sample of the curated images. The second list contains the curated images
-    with the least similar neighbours. It is empty if the sample already contains all images.
+    with the least similar neighbours; this list is empty if the sample already contains all images.
     """
     neighbours = curated.neighbours
     starts = np.flatnonzero(np.diff(neighbours["curated"], prepend=-1))

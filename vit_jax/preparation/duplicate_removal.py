@@ -71,7 +71,7 @@ def report(
     Args:
       pairs: result of `near_duplicates`.
       train: the training examples.
-      tests: as in `near_duplicates`.
+      tests: `NAME:DIR/SPLIT` of the prepared TFDS data sets with the test images.
       folder: folder to write into.
       measure: meaning of the pairs' values, `distance` or `similarity`.
     """

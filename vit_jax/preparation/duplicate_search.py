@@ -110,15 +110,15 @@ def _look_at(source: Source, index: int) -> tuple | None:
 def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
     """Finds near-duplicates among images, including mirrored copies.
 
-    Candidates are pairs with similar fingerprints (perceptual hashes). The similarity of a
-    candidate is the correlation of the two images' colours at 16 x 16 pixels: the maximum over no
-    crop, and crops of 1.6 % or 3 % on each side of either image. With 100 images or more, the mean
-    image is subtracted first.
+    Candidates are pairs with similar fingerprints (perceptual hashes). The similarity of two images
+    is the correlation of their colours at 16 x 16 pixels. It is computed for the whole images, and
+    for crops of one of them by 1.6 % or 3 % on each side; the maximum is used. With 100 images or
+    more, the mean image is subtracted first.
 
-    It was tested with 31 photographs and nine edits of each photograph (JPEG, size, brightness,
-    contrast, crops of 1 % and 2 % per side). 0.7 % of the edits have a similarity below 0.98, and
-    no two different photographs are found as a pair. Among 1,797 digits of 8 x 8 pixels, 3,326
-    pairs are candidates, and 1 of them is found as a pair.
+    The search was tested with 31 photographs and nine edits of each photograph (JPEG, size,
+    brightness, contrast, crops of 1 % and 2 % per side). 0.7 % of the edits have a similarity below
+    0.98, and no two different photographs are found as a pair. Among 1,797 digits of 8 x 8 pixels,
+    3,326 pairs are candidates, and 1 of them is found as a pair.
 
     Identical files have the similarity 1. Of several identical files, each is paired with the
     first.
@@ -189,7 +189,7 @@ def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.nd
 def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
     """Converts images `[..., side, side, 3]` to unit vectors.
 
-    `typical`, the mean image, and the mean colour of each image are subtracted first.
+    The mean image (`typical`), and the mean colour of each image, are subtracted first.
     """
     vectors = pictures.reshape(*pictures.shape[:-3], -1).astype(np.float32)
     vectors = vectors - vectors.mean(axis=-1, keepdims=True)
@@ -241,7 +241,7 @@ class Leaks(NamedTuple):
 
     Attributes:
       pairs: a tuple for each of these images: index of the training image, index of the image in
-        the split, and similarity. They are in descending order of similarity.
+        the split, and similarity. The tuples are in descending order of similarity.
       compared: number of compared training images, and number of compared images of the split.
     """
 
@@ -286,13 +286,15 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
 
 
 def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> str:
-    """Returns a one-line warning about near-duplicates between training and a split, or "".
+    """Returns a one-line warning about test images with near-duplicates among training images.
+
+    The result is "" if there are none. The test images may be the images of any other split.
 
     Args:
       train: the training images.
       other: the images of the other split.
       name: name of the other split.
-      seconds: as in `leaks`.
+      seconds: time limit for decoding in seconds.
     """
     found = leaks(train, other, seconds)
     if not found.pairs:

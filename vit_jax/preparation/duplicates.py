@@ -39,7 +39,7 @@ def fingerprint(pixels: np.ndarray) -> np.uint64:
     """Returns the 64-bit perceptual hash of an image, uint8 RGB `[height, width, 3]` of any size.
 
     The image is averaged to 32x32 grey pixels. The bits are the signs of the 64 lowest frequencies
-    of its cosine transform. This resembles pHash (Zauner, Implementation and Benchmarking of
+    of its cosine transform. The method resembles pHash (Zauner, Implementation and Benchmarking of
     Perceptual Image Hash Functions, 2010, section 3.2.1), which compares the amplitudes with their
     median. With signs, the bits of the mirrored image can be computed from the bits of the image.
 
@@ -98,11 +98,12 @@ def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANC
     If no reference is within `distance`, the index is -1. The search is exact, and needs memory of
     O(n + m).
 
-    It was tested with 633 tiles of 35 photographs and a distance of 8 bits. These shares of edited
-    tiles are not found: 0.7 % of re-encoded tiles (JPEG 30 to 95), 0.5 % of resized tiles (0.25x to
-    2x), 1.5 % of tiles with another brightness or contrast, 2 % of tiles cropped by 1.25 % per
-    side, and 8 % of tiles cropped by 2 % per side. Of 381,512 pairs of tiles from different
-    photographs, including mirror images, 1 pair is found by mistake (both tiles are blurred).
+    The search was tested with 633 tiles of 35 photographs and a distance of 8 bits. These shares of
+    edited tiles are not found: 0.7 % of re-encoded tiles (JPEG 30 to 95), 0.5 % of resized tiles
+    (0.25x to 2x), 1.5 % of tiles with another brightness or contrast, 2 % of tiles cropped by
+    1.25 % per side, and 8 % of tiles cropped by 2 % per side. Of 381,512 pairs of tiles from
+    different photographs, including mirror images, 1 pair is found by mistake (both tiles are
+    blurred).
 
     Args:
       candidates: fingerprints, uint64 `[n]`.
@@ -177,8 +178,8 @@ def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -
 
     If no reference is similar enough, the index is -1. Cosine similarities are computed in float32,
     with an error of about 1e-6. With `similarity` = 1, equal embeddings may therefore not be found.
-    If several references are almost equally similar, any of them may be returned. Embeddings of
-    zeros or with NaN are never similar.
+    If several references are almost equally similar, any of them may be returned. An embedding that
+    is zero or contains NaN is not similar to any other.
 
     Args:
       candidates: embeddings, float32 `[n, dim]`.
@@ -200,7 +201,7 @@ def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -
 
 
 def directions(embeddings: np.ndarray) -> np.ndarray:
-    """Scales embeddings `[n, dim]` to length 1.
+    """Scales embeddings `[n, dim]` to unit L2 norm.
 
     Embeddings of zeros, or with infinite values or NaN, are replaced by zeros.
     """

@@ -112,7 +112,7 @@ def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
     """Lists the images in folders or CSVs, with their splits and classes.
 
     Args:
-      folders: as in `find_duplicates`.
+      folders: paths of folders of images, or of CSVs that list images.
     """
     images, places, left_out = [], [], Counter()
     for folder in folders:
@@ -126,16 +126,22 @@ def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
 
 
 def _below(folder: str, place: Place) -> Place:
-    """Writes the name of a folder before the split of a place. An empty `folder` changes nothing.
+    """Renames the split of an image to `FOLDER/SPLIT`; returns the new split and the class.
 
-    If there are several folders, a split is named by folder and split.
+    This distinguishes the splits of several folders.
+
+    Args:
+      folder: name of the folder; empty: the split keeps its name.
+      place: the current split and the class of the image.
     """
     split, label = place
     return Place("/".join(part for part in (folder, split) if part), label)
 
 
 def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Returns the most similar other image and the similarity, by the index of the image.
+    """Returns the most similar other image of each image, and the similarity of the two images.
+
+    The result is a dict by the index of the image.
 
     Args:
       pairs: pairs from `find_pairs`, in descending order of similarity.

@@ -76,10 +76,11 @@ def in_chunks(
 def each_file(
     function: Callable[[int, Path], None], files: list[Path], name: str, folder: Path, run: Run
 ) -> list[Path]:
-    """Runs `function(number, new file)` for each file number 0, 1, ...; returns the new files.
+    """Computes a new file from each of `files`; returns the new files.
 
     Args:
-      function: function that computes a new file from file `number` of `files`.
+      function: called as `function(number, new_file)` for each file number 0, 1, ... It computes
+        `new_file` from `files[number]`.
       files: files from `in_chunks`.
       name: name of the tasks, also part of the file names.
       folder: folder of the new files.
@@ -163,7 +164,7 @@ class Index(NamedTuple):
         return os.fsdecode(self.names[start : start + size].tobytes())
 
     def captions(self, entry: np.void) -> list[str]:
-        """Returns the captions of an example; empty: captions are ignored."""
+        """Returns the captions of an example; empty: the index contains no captions."""
         return captions.decoded(self.stored_captions(entry))
 
     def stored_captions(self, entry: np.void) -> bytes:
@@ -175,7 +176,7 @@ class Index(NamedTuple):
         """Returns the location of an example for messages: its file, or file and name inside it."""
         path = self.paths[entry["unit"]]
         name = self.name(entry)
-        if self.kind == "parquet":  # The path belongs to a temporary copy.
+        if self.kind == "parquet":  # The path is that of a temporary copy.
             return as_text(name)
         return as_text(
             str(Path(path).parent / name) if self.kind in readers.OF_FILES else f"{path}: {name}"
@@ -455,6 +456,10 @@ def choose_shots(
     """Writes the orders of the splits `train_<k>shot`; returns the names of these splits.
 
     A split with k shots contains the images of all splits with fewer shots.
+
+    Raises:
+      UserError: images do not have exactly one label, there is no training split, or a class has
+        too few training images.
     """
     if index.multiple or not len(index.labels):
         raise UserError(

@@ -61,7 +61,7 @@ def read_embeddings(file: Path) -> tuple[np.ndarray, np.ndarray]:
     Unreadable images, and images whose embedding is zero or not finite, are missing in the file.
 
     Returns:
-      Indices of the images in the source, uint32 `[n]`, and embeddings of length 1, float32
+      Indices of the images in the source, uint32 `[n]`, and embeddings of unit norm, float32
       `[n, dim]`.
     """
     rows = np.load(file)

@@ -62,7 +62,7 @@ ENTRY = np.dtype(
 )
 WITH_CAPTIONS = ("csv", "webdataset", "parquet", "tfds")
 OF_FILES = ("folder", "csv")  # Kinds of data sets in which each example is a file.
-MOST_CLASSES = 2**22  # Limit for class indices. It is needed because all class names are written.
+MOST_CLASSES = 2**22  # Limit for class indices, because the names of all classes are written.
 MOST_NOTE = 2**20  # Maximum size of a WebDataset label, in bytes.
 MOST_LABELS = 2**16 - 1  # Maximum number of labels of an image.
 # Images are already compressed, so a Parquet file with much more content than its own size is
@@ -106,8 +106,8 @@ class RawDataSet:
     index_labels: bool = False  # True: labels are read from the examples of a TFDS data set.
     # Number of skipped files that do not belong to a unit, by reason.
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
-    # For files whose class indices differ from the data set's: the data set's index of each class
-    # of the file; -1: the data set does not have this class.
+    # For each file with class indices of its own: the class index in the data set, by the class
+    # index in the file; -1: the data set does not have this class.
     numbers: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def fingerprint(self) -> str:
@@ -130,12 +130,14 @@ class RawDataSet:
 
 
 class Keys(NamedTuple):
-    """Where the label and the captions of an example are stored. None: the usual names are tried.
+    """The columns or keys with the label and the captions of an example.
+
+    None: the usual names are tried.
 
     Attributes:
       label: the Parquet column, JSON key or TFDS feature with the label.
-      caption: the column, JSON key or TFDS feature with the captions; `txt`: text files in a tar;
-        `NO_CAPTIONS`: captions are ignored.
+      caption: the column, JSON key or TFDS feature with the captions. `txt`: the captions are text
+        files in a tar. `NO_CAPTIONS`: captions are ignored.
     """
 
     label: str | None = None
@@ -475,7 +477,7 @@ def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
 
 
 def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
-    """Opens the CSV or CSVs at a path, by split. All use the training split's class indices."""
+    """Opens the CSV or CSVs at a path, by split. All have the training split's classes."""
     splits = [*split_files(str(root))]
     options = _options_of_lists(root, keys)
     first = "train" if "train" in splits else splits[0]
@@ -711,10 +713,10 @@ def _described(
     A key may have several examples, if names contain dots (`im.v2.000.jpg`), or if samples with the
     same key are adjacent.
 
-    An image belongs to a label in two cases: both have the same name up to the last dot, or they
-    are the only image and the only label of the key (`000.photo.jpg`, `000.cls`). An image without
-    label and caption is an example of its own, or a further image of another sample, which is
-    skipped.
+    An image belongs to a label or caption in two cases: both have the same name up to the last dot,
+    or they are the only image and the only label of the key (`000.photo.jpg`, `000.cls`). An image
+    without label and caption is an example, unless its name starts with the name of a sample with a
+    label or caption. Then it is a further image of this sample, and is skipped.
 
     Args:
       samples: the samples with this key.
@@ -737,11 +739,11 @@ def _described(
 
 
 def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _Sample] | None:
-    """Returns a sample with an image, and a sample with its label or caption.
+    """Returns the only sample with an image, and the only sample with a label or a caption.
 
     Returns:
-      None if several samples have images, or several have labels or captions, or if a single sample
-      has both.
+      The two samples. None if there are no or several samples with an image, if there are no or
+      several samples with a label or a caption, or if the same sample has both.
     """
     images = [sample for sample in samples if sample.images]
     noted = [sample for sample in samples if sample.has_note(notes)]
@@ -770,7 +772,7 @@ def _prefixes(stem: str) -> Iterator[str]:
 
 
 def _captions_of_tar(path: str, end: int) -> str | None:
-    """Returns where the captions of a tar are stored: `txt` (text files) or a JSON key.
+    """Returns the storage of a tar's captions: `txt` for text files, or the key in JSON files.
 
     The first sample with captions determines the result.
 
@@ -839,12 +841,12 @@ def _read_label(
 
 
 def _read_json(file, note: tarfile.TarInfo):
-    """Parses a member as JSON; raises ValueError or RecursionError if it is invalid."""
+    """Parses a tar member as JSON; raises ValueError or RecursionError if the JSON is invalid."""
     return json.loads(_read_note(file, note))
 
 
 def _read_note(file, note: tarfile.TarInfo) -> bytes:
-    """Returns the bytes of a member; raises ValueError if it is too large."""
+    """Returns the bytes of a tar member; raises ValueError if the member is too large."""
     if note.size > MOST_NOTE:
         raise ValueError(f"{note.size:,} bytes; the limit is {MOST_NOTE:,}")
     return os.pread(file.fileno(), note.size, note.offset_data)
@@ -1136,7 +1138,7 @@ def _too_large(path: str, limit: int) -> str:
 
 
 def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> tuple[int, ...]:
-    """Converts the class indices of a file to those of the data set.
+    """Converts class indices of a file to class indices of the data set.
 
     Args:
       labels: class indices of an example in the file.

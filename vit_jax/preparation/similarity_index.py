@@ -8,9 +8,9 @@ from vit_jax.errors import UserError
 from vit_jax.preparation.index import replacing
 
 EXACT = 100_000  # Maximum number of images for exact search. A larger index has inverted lists.
-LISTS = 4  # Number of inverted lists, divided by sqrt(images).
+LISTS = 4  # An index of n images has LISTS * sqrt(n) inverted lists.
 PROBED = 64  # Number of lists that are searched for each query.
-SAMPLE = 64  # Number of images from which centres are computed, divided by the number of lists.
+SAMPLE = 64  # Number of images per inverted list from which the lists' centres are computed.
 
 
 def need_faiss() -> None:

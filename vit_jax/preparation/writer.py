@@ -94,7 +94,7 @@ class Options:
 
 
 class Split(NamedTuple):
-    """A written split."""
+    """A split whose shards are written."""
 
     name: str
     lengths: list[int]  # Number of examples in each shard.
@@ -180,7 +180,7 @@ def prepare(
 def _settings(
     source: readers.RawDataSet, options: Options, embedding: tuple[Embedder, Run] | None
 ) -> dict:
-    """Returns the settings on which the data set's content depends; arguments as in `prepare`."""
+    """Returns the settings on which the content of the prepared data set depends."""
     settings = {
         "source": str(source.root.absolute()),
         "kind": source.kind,
@@ -211,12 +211,12 @@ def _write_splits(
       folder: folder of the data set.
       name: name of the data set.
       splits: names of the ordered splits.
-      source: as in `prepare`.
+      source: the data set to convert.
       index: the examples of `source`.
-      options: as in `prepare`.
-      write: as in `prepare`.
+      options: options of the data set.
+      write: function that runs the tasks of writing shards.
     """
-    if options.shots:  # Called here first to raise errors before the splits are written.
+    if options.shots:  # This first call raises errors before the splits are written.
         choose_shots(source, index, options.shots, (), folder / WORK)
     written = [_write(folder, name, split, options.shards, write) for split in splits]
     if options.shots:
@@ -246,7 +246,7 @@ def _digest(*parts: bytes) -> str:
 
 
 class Choice(NamedTuple):
-    """Training examples to remove: positions in the index, and numbers by reason."""
+    """Training examples to remove: their positions in the index, and their number by reason."""
 
     left_out: np.ndarray
     removed: int = 0  # Number of near-duplicates of test images.
@@ -263,7 +263,7 @@ def _choose(
 ) -> Choice:
     """Selects the training examples to remove, and writes reports.
 
-    These are near-duplicates, and images that are not neighbours of curated images.
+    The removed examples are near-duplicates, and images that are not neighbours of curated images.
     """
     if not (options.deduplicate_against or options.retrieve_for):
         return Choice(np.empty(0, np.uint32))
@@ -317,7 +317,11 @@ def _is_finished(folder: Path, settings: dict) -> bool:
 
 
 def _make_room(folder: Path, source: Path) -> None:
-    """Creates the data set's folder; raises UserError if it exists and contains other files."""
+    """Creates the data set's folder.
+
+    Raises:
+      UserError: the folder contains other files or is inside the source, or a file has its path.
+    """
     if source.resolve() in folder.resolve().parents:
         raise UserError(f"--out lies inside the source {source}: give another one")
     work = folder / WORK

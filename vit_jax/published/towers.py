@@ -31,7 +31,7 @@ class Towers(NamedTuple):
 
 @functools.cache
 def all_towers() -> tuple[Towers, ...]:
-    """Returns all published image-text models; those of a model are sorted by image size."""
+    """Returns all published image-text models. The weights of a model are sorted by image size."""
     rows = (line.split("\t") for line in FILE.read_text().splitlines()[1:])
     return tuple(
         Towers(model, tag, repository, int(pixels)) for model, tag, repository, pixels in rows

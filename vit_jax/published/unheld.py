@@ -1,4 +1,4 @@
-"""Published models that are unsupported, although similar ones are supported, with the reasons."""
+"""Unsupported published models that resemble supported models, with the reasons."""
 
 import re
 
@@ -17,7 +17,7 @@ UNHELD = {
 
 
 def refuse_unheld(name: str) -> None:
-    """Raises UserError for the name of an unsupported model; it may contain owner and tag."""
+    """Raises UserError for the name of an unsupported model. The name may contain owner and tag."""
     bare = re.sub(r"\.\w+$", "", name.removeprefix("timm/"))
     for pattern, what in UNHELD.items():
         if re.fullmatch(pattern, bare):

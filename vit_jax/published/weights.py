@@ -1,9 +1,9 @@
 """The published weights that can be loaded by a model's name and a tag, with their accuracies.
 
-They are listed in `weights.tsv`, which `tests/interop/write_weights.py` writes from timm's
-registry; `data_sets.py` describes the data sets. Accuracies are in `accuracies.json`.
-`write_accuracies.py` writes timm's evaluation results to this file. The other results in it are
-from the authors' pages, which the file cites.
+`weights.tsv` lists the weights. `tests/interop/write_weights.py` writes this file from timm's
+registry. `data_sets.py` describes the data sets. Accuracies are in `accuracies.json`:
+`write_accuracies.py` writes timm's evaluation results to this file, and other results are from the
+authors' pages, which the file cites.
 """
 
 import functools
@@ -30,7 +30,7 @@ class Accuracy(NamedTuple):
       percent: accuracy in percent.
       pixels: side of the images; None: unknown.
       crop: side of the crop relative to the resized image; None: unknown.
-      source: who published it and where.
+      source: publisher of the accuracy, and the page or file that contains it.
     """
 
     what: str
@@ -50,15 +50,15 @@ class Weights(NamedTuple):
     Attributes:
       model: our name of the model, such as `ViT-B/16`.
       tag: timm's tag, which names training method and data, such as `augreg_in21k_ft_in1k`.
-      repository: repository on the Hugging Face Hub, `owner/name`; no two have the same `name`.
+      repository: repository on the Hugging Face Hub, `owner/name`. Each `name` occurs only once.
       pixels: side of the images.
       classes: number of classes; 0: no head.
       data: the data sets of training in their order, as keys of `DATA_SETS`. They are derived from
-        the tag. The data of a teacher are not included, and those of initial weights only if the
-        tag contains them.
+        the tag. The data of a teacher are not included. The data of the initial weights are
+        included only if the tag contains them.
       crop: side of the square crop relative to the resized image.
       kind: sides that are resized before the central crop: `short_side`, or both (`square`).
-      interpolation: as in `data.interpolation`.
+      interpolation: interpolation of the resize, as in `config.data.interpolation`.
       mean, std: normalization of pixels in [0, 1]; one number, or one per channel.
       licence: licence as in timm's registry.
       gelu: the GELU with which the model was trained, if the files of the repository declare
@@ -180,7 +180,7 @@ def find_weights(model: str, pretrained: str) -> Weights:
 
 
 def _are_forms_of_dinov3(weights: list[Weights]) -> bool:
-    """Returns True if the list is the same weights twice: without biases, and with (`_qkvb`)."""
+    """Returns True if a list has the same weights without biases and with biases (`_qkvb`)."""
     if len(weights) != 2:
         return False
     return weights[1].repository == weights[0].repository.replace(".", "_qkvb.")

@@ -23,8 +23,9 @@ class Published(NamedTuple):
       task: the Hub's identifier of the task.
       properties: properties of the model, by name.
       licence: the Hub's identifier of the licence.
-      base: value of the Hub's field `base_model`, `owner/name`: the model from which the run was
-        initialized, or the published model that is uploaded again; None: unknown.
+      base: name `owner/name` of the base model, for the Hub's field `base_model`. It is the model
+        from which the run was initialized, or the published model that is uploaded again. None:
+        unknown.
       facts: facts about the training run; None: the model is not from one of our runs.
       differs: lines about preprocessing that the folder cannot store.
       tried: usage examples that were run successfully.

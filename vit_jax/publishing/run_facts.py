@@ -78,10 +78,11 @@ def _source(config: dict[str, Any]) -> str:
 def _protocol(
     config: dict[str, Any], manifest: dict, which: str, checkpoint: Checkpoint, kept: int | None
 ) -> list[str]:
-    """Returns sentences about how a checkpoint was selected and evaluated.
+    """Returns sentences about the selection and the evaluation of a checkpoint.
 
     Args:
-      kept: the earlier step whose parameters the checkpoint has; None: those of its own step.
+      kept: the earlier step, with better results, whose parameters the checkpoint contains. None:
+        the checkpoint contains the parameters of its own step.
     """
     chosen_by = "dev" if config["data.dev_split"] is not None else "test"
     best = f", the best of its checkpoints by the {chosen_by} images" if which == "best" else ""
@@ -107,8 +108,8 @@ def _protocol(
 def _figures(rows: Sequence[dict[str, float]], step: int) -> dict[str, str]:
     """Returns the results of a step from the rows of a run's log, formatted for the card.
 
-    If the log has several rows for the step, later values replace earlier ones. If the run has kept
-    the parameters of an earlier step, the dev results are those of that step.
+    If the log has several rows for the step, later values replace earlier values. If the checkpoint
+    contains the parameters of an earlier step, the dev results are from the earlier step.
     """
     words = {}
     for key, value in _values(rows, step).items():
@@ -126,7 +127,7 @@ def _figures(rows: Sequence[dict[str, float]], step: int) -> dict[str, str]:
 
 
 def _values(rows: Sequence[dict[str, float]], step: int) -> dict[str, float]:
-    """Returns the logged values of a step, with the dev results of the kept step, if any."""
+    """Returns the logged values of a step; dev results are from the step in `_kept_step`."""
 
     def logged(step: int) -> dict[str, float]:
         return {key: x for row in rows if row["step"] == step for key, x in row.items()}
@@ -139,7 +140,11 @@ def _values(rows: Sequence[dict[str, float]], step: int) -> dict[str, float]:
 
 
 def _kept_step(rows: Sequence[dict[str, float]], step: int) -> int | None:
-    """Returns the step whose parameters the checkpoint of a step has; None: those of the step."""
+    """Returns the earlier step whose parameters the checkpoint of `step` contains.
+
+    Returns:
+      None if the checkpoint contains the parameters of `step` itself.
+    """
     kept = [row["kept/step"] for row in rows if row["step"] == step and "kept/step" in row]
     return int(kept[-1]) if kept else None
 

@@ -336,6 +336,6 @@ def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
     if found.shape != expected.shape:
         return f"they give {len(found)} numbers where the model gives {len(expected)}"
     distance = float(np.abs(found - expected).max() / np.abs(expected).max())
-    if not distance <= TOLERANCE:  # Also if it is NaN.
+    if not distance <= TOLERANCE:  # This is also True if the distance is NaN.
         return f"they compute something else, {distance:.1e} of the largest number off"
     return Tried(usage, distance)

@@ -92,12 +92,12 @@ def answer_figures(predictions: Predictions, names: Sequence[str]) -> dict[str, 
 
 
 def _cards(predictions: Predictions, names: Sequence[str], rows: Sequence[int]) -> list[Card]:
-    """Returns a card for each row in `rows`. Rows whose image is not stored are skipped.
+    """Returns a `Card` for each image in `rows`. Images whose pixels are not stored are skipped.
 
     Args:
       predictions: the predictions.
       names: names of all classes.
-      rows: rows of the predictions.
+      rows: indices of the images in the arrays of `predictions`.
     """
     kept = dict(zip(predictions.shown.tolist(), predictions.images, strict=True))
     numbers = predictions.numbers.tolist()

@@ -41,7 +41,7 @@ SAMPLES, HANDED_IN_SAMPLES = 16, 256  # Number of examples that a split's finger
 class Parts(NamedTuple):
     """Everything that a run needs before it has a workdir: data, model, objective and step.
 
-    Nothing is allocated on the devices yet.
+    Creating the parts allocates no memory on the devices.
 
     Attributes:
       config: the run's config. Preprocessing options that were None have the checkpoint's values.
@@ -97,8 +97,8 @@ def assemble(
 
     Args:
       config: config of the run.
-      peers: the run's processes. Their data are compared and must be equal. None: only this
-        process.
+      peers: the run's processes. The data of all processes are compared and must be equal. None:
+        only this process.
       on_phase: callback that receives the name of each phase that may take long.
       overrides: API overrides, which replace values of the config.
       steps: length of the run; None: the config's length.
@@ -264,7 +264,10 @@ def step_count(config: RunOptions, images: int) -> int:
 
 
 def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
-    """Returns the config with the checkpoint's values in place of preprocessing values of None."""
+    """Returns the config with the interpolation and the mean of the initialization source.
+
+    If the config sets one of these values itself, `origin` contains the config's value.
+    """
     mean = origin.options.mean
     return dataclasses.replace(
         config,
@@ -274,7 +277,7 @@ def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
 
 
 def train_crop(config: RunOptions) -> TrainCrop:
-    """Returns the training transform of a config."""
+    """Returns the training transform (a random crop) of a config."""
     data = config.data
     return TrainCrop(
         data.image_size,

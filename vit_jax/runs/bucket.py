@@ -32,7 +32,9 @@ for protocol in ("gs", "gcs", "s3"):
 
 
 class Bucket:
-    """The objects of a bucket whose names start with a URL. Methods take names without this URL.
+    """Access to the objects of a bucket below a URL, such as `gs://BUCKET/RUN`.
+
+    The names in arguments and results of all methods are relative to this URL.
 
     Raises:
       UserError: (all methods) the bucket does not exist, access is denied, or the bucket cannot be
@@ -72,7 +74,7 @@ class Bucket:
             self._files.rm_file(f"{self._root}/{name}")
 
     def names(self) -> list[str]:
-        """Returns the names of all objects that start with the URL."""
+        """Returns the names of all objects below the URL."""
         with self._named_errors():
             return [name[len(self._root) + 1 :] for name in self._files.find(self._root)]
 
@@ -165,7 +167,7 @@ def fetched(url: str) -> Path:
 
 
 def url_of(workdir: Path) -> str | None:
-    """Returns the URL of the workdir whose local copy is `workdir`; None: not a copy."""
+    """Returns the URL of the workdir whose local copy is `workdir`; None if it is no copy."""
     return _urls.get(workdir)
 
 
@@ -211,7 +213,7 @@ class Upload:
     The files are also copied when the context ends.
 
     Args:
-      workdir: folder returned by `fetched`.
+      workdir: local folder of the workdir, the result of `fetched`.
       check: function that is called before files are copied. It must raise an error if another run
         now owns the workdir in the bucket.
     """

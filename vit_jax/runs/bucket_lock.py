@@ -35,7 +35,7 @@ class Sign(NamedTuple):
 
 
 class BucketLock:
-    """Lock on the workdir in a bucket; a context manager.
+    """Context manager that holds the lock on the workdir in a bucket.
 
     Args:
       log: callback for messages about a takeover and about waiting for another process.
@@ -57,7 +57,7 @@ class BucketLock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock. If another host's process holds it, first waits for its next heartbeat.
+        """Takes the lock. If a process of another host holds it, first waits for a heartbeat.
 
         Raises:
           UserError: another run holds the lock, or the bucket cannot be used.
@@ -132,13 +132,13 @@ class BucketLock:
         return sign is not None and sign.token == self._token and self._newest() == self._number
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is free.
+        """Waits until the lock is free, or until it is known that the lock's holder still runs.
 
         Returns:
           The previous holder, if it ended without releasing the lock; None if it released the lock.
 
         Raises:
-          UserError: another run holds the lock.
+          UserError: the holder still runs.
         """
         first, until = None, 0.0
         while True:

@@ -463,7 +463,8 @@ def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
 def _alone() -> ocp.Context:
     """Returns an Orbax context in which this process reads without waiting for other processes.
 
-    If one process cannot read a file, the others would otherwise wait forever in Orbax.
+    With Orbax's default context, all processes would wait forever if one of them cannot read a
+    file.
     """
     alone = ocp.Context()
     alone.multiprocessing.active_processes = {jax.process_index()}
@@ -484,9 +485,9 @@ def _read_files(path: Path | epath.Path) -> None:
 def _verdict(path: Path | epath.Path, error: Exception) -> UserError:
     """Returns the error to raise for a checkpoint that Orbax failed to read.
 
-    It is a DamagedCheckpoint, or another UserError if the files cannot be read at the moment. Orbax
-    reports files without read permission as missing. All files are therefore read again here to
-    find the cause.
+    The error is a DamagedCheckpoint, or another UserError if the files cannot be read at the
+    moment. Orbax reports files without read permission as missing. All files are therefore read
+    again here to find the cause.
     """
     while error.__cause__:
         error = error.__cause__

@@ -72,7 +72,7 @@ def _overview(runs: Sequence[RunFiles], several: bool) -> list[list[str]]:
 
     Args:
       runs: files of the runs.
-      several: True: the runs have different titles, so the titles are a row.
+      several: True: the runs have different titles, and the table has a row with the titles.
     """
     keys = dict.fromkeys(
         key
@@ -153,7 +153,11 @@ def _curves(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 
 def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
-    """Returns the title, the metric's key in the rows, and the scale of each panel of curves."""
+    """Returns (title, key, scale) of each panel of curves.
+
+    `key` is the metric's key in the rows of `metrics.jsonl`. `scale` multiplies the metric's
+    values.
+    """
     panels = [
         (f"{title}: {label}" if label else title, key, scale)
         for title, lines, scale in CURVES

@@ -80,7 +80,8 @@ class MetricWriter:
     """Writes metrics by step into `metrics.jsonl`, and sends metrics and pictures to trackers.
 
     Attributes:
-      rows: rows that earlier starts of the run wrote, up to the step from which the run continues.
+      rows: rows of `metrics.jsonl` from earlier starts of the run, up to the step from which the
+        run continues.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class MetricWriter:
         first_step: int,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
-        """Opens the file and removes the rows after `first_step`.
+        """Opens `metrics.jsonl` and removes the rows after `first_step`.
 
         A killed run wrote these rows, and this run writes them again.
 
@@ -108,7 +109,7 @@ class MetricWriter:
         self._file = path.open("a", encoding="utf-8")
 
     def deliver_to(self, deliveries: Sequence[Delivery]) -> None:
-        """Sends all following rows to trackers. `close` also closes the trackers."""
+        """Sends all later metrics to trackers; `close` also closes the trackers."""
         self._deliveries = deliveries
 
     def write(self, step: int, scalars: dict[str, float]) -> None:

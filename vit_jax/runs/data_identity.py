@@ -1,4 +1,7 @@
-"""Identity of a run's data: classes, numbers of images and files. Later starts compare it."""
+"""Identity of a run's data: classes, numbers of images and files.
+
+A later start of the run compares its data with the stored identity.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

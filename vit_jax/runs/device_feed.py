@@ -42,8 +42,8 @@ class Feed:
         """Returns the next batch.
 
         Args:
-          running: a result of the current step. When it is ready and the next batch is not, the
-            time is counted in `idle_seconds`.
+          running: a result of the current step. When this result is ready and the next batch is
+            not, the time is counted in `idle_seconds`.
         """
         while True:
             since = time.perf_counter()

@@ -110,7 +110,7 @@ class Evaluator:
         return figures | (class_figures(counts) if counts else {}) | {"images": images}
 
     def counts(self) -> ClassCounts | None:
-        """Returns counts by class of the last evaluation; None if an image lacks a single label."""
+        """Counts the last evaluation's images by class; None unless each image has one label."""
         return (
             class_counts(self.answers["labels"], self.answers["answer"]) if self.answers else None
         )

@@ -1,13 +1,13 @@
 """Goodput: share of a run's total time, over all starts, that is spent on training steps.
 
-All other time is counted by kind, such as evaluation or waiting for images.
+All other time is counted by kind of work, such as evaluation or waiting for images.
 """
 
 import json
 import time
 from pathlib import Path
 
-# Kinds of time and their descriptions. The goodput is the share of the kind `train`.
+# Kinds of work and their descriptions. The goodput is the share of the time of the kind `train`.
 KINDS = {
     "train": "training",
     "start": "starting and compiling",
@@ -19,7 +19,9 @@ KINDS = {
 
 
 class Ledger:
-    """Timer that counts the seconds of each kind of time. At any time one kind is running.
+    """Timer that counts the seconds of each kind of work in `KINDS`.
+
+    At any time, seconds are counted for one of the kinds, the current kind.
 
     Args:
       started: `time.time()` when the command began.
@@ -39,25 +41,28 @@ class Ledger:
         self._since = time.perf_counter() - (time.time() - started)
 
     def enter(self, kind: str) -> None:
-        """Counts the time from now on as the kind `kind`."""
+        """Counts the time from now on as `kind`, such as `evaluate`."""
         now = time.perf_counter()
         self.seconds[self._kind] += now - self._since
         self._kind, self._since = kind, now
 
     def move(self, kind: str, seconds: float) -> None:
-        """Moves seconds from the running kind to `kind`."""
+        """Counts some of the current kind's seconds as `kind` instead."""
         self.seconds[self._kind] -= seconds
         self.seconds[kind] += seconds
 
     def row(self) -> dict[str, float]:
-        """Returns metrics: seconds of each kind so far, and `goodput`, the share of training."""
+        """Returns metrics: the seconds of each kind of work so far (`time/KIND`), and `goodput`."""
         self.enter(self._kind)
         return {f"time/{kind}": value for kind, value in self.seconds.items()} | {
             "goodput": self.seconds["train"] / sum(self.seconds.values())
         }
 
     def in_words(self) -> str:
-        """Returns a line of text with each kind's share of the total time."""
+        """Returns a line with the goodput, the total time, and the shares of other kinds of work.
+
+        Shares below 0.05 % are omitted.
+        """
         row = self.row()
         total = sum(self.seconds.values())
         rest = sorted(

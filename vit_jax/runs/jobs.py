@@ -98,7 +98,7 @@ def outcome(job: Job) -> Outcome:
 
 
 def _figures(row: Mapping[str, float]) -> dict[str, float]:
-    """Returns the evaluation metrics in a row, without the prefix `test`."""
+    """Returns the evaluation metrics in a row of `metrics.jsonl`, without the prefix `test`."""
     return {
         key.removeprefix("test/"): value
         for key, value in row.items()

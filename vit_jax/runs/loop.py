@@ -71,12 +71,9 @@ def train(
       end.
 
     Raises:
-      UserError: one of these problems:
-        - The config is incompatible with the data, the devices or the workdir.
-        - Another run uses the workdir, or the workdir was deleted.
-        - The loss is no longer finite.
-        - The disk or a device's memory is full.
-        - Too many images are unreadable.
+      UserError: the config is incompatible with the data, the devices or the workdir. Or another
+        run uses the workdir, the workdir was deleted, the loss is no longer finite, the disk or a
+        device's memory is full, or too many images are unreadable.
     """
     peers, started = peers or Peers(), started or time.time()
     with (
@@ -412,9 +409,9 @@ class Run:
 
         Args:
           step: the current step.
-          logging: metrics are logged at this step.
-          waiting: the run waits for the result of this step, for example to save it. Only then the
-            loss is checked.
+          logging: True if metrics are logged at this step.
+          waiting: True if the run waits for the result of this step, for example to save it. Only
+            then the loss is checked.
         """
         if self.lock and (waiting or logging):
             self.lock.check()

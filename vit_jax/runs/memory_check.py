@@ -44,7 +44,7 @@ class Needs(NamedTuple):
 
     @property
     def certain(self) -> int:
-        """Bytes that a step certainly needs: all bytes except those of activations."""
+        """Bytes that a step certainly needs: all bytes except the activations."""
         return self.parameters + self.optimizer + self.gradients + self.batch
 
     def __str__(self):
@@ -332,7 +332,8 @@ def most_alive(jaxpr: core.Jaxpr) -> int:
 def program_memory(compiled: jax.stages.Compiled) -> int:
     """Returns the memory of a compiled program on a device in bytes.
 
-    It contains the arguments, temporary arrays, and results that do not reuse an argument's memory.
+    This includes the arguments, temporary arrays, and results that do not reuse an argument's
+    memory.
     """
     sizes = compiled.memory_analysis()
     new = sizes.output_size_in_bytes - sizes.alias_size_in_bytes

@@ -38,7 +38,7 @@ class PeriodicEvaluation:
     """Evaluates a run on the split for model selection, and at the end on the test images.
 
     Args:
-      writer: writes the metrics as a row. None: another process writes.
+      writer: writes the metrics to `metrics.jsonl`. None: another process writes.
       warn: callback for messages about unreadable images.
     """
 
@@ -131,13 +131,13 @@ class PeriodicEvaluation:
         return figures
 
     def _write(self, step: int, figures: Figures, row: dict[str, float], kept: int | None) -> None:
-        """Writes a row of metrics, and the predictions for the split that was evaluated last.
+        """Writes metrics to `metrics.jsonl`, and the predictions for the last evaluated split.
 
         Args:
           step: number of training steps of the run so far.
           figures: metrics of the evaluation by split.
           row: metrics of evaluation suites.
-          kept: as in `__call__`.
+          kept: the step of the evaluated parameters, if it differs from `step`.
         """
         if not self._writer:
             return
@@ -222,7 +222,7 @@ class PeriodicEvaluation:
         return figures or None
 
     def _draw(self, step: int, evaluated: Evaluated) -> None:
-        """Writes the objective's picture of this step and, before the last step, a report."""
+        """Writes the objective's picture of this step and, except at the last step, a report."""
         images = self._evaluate.pictures(self._chosen_by, evaluated)
         if jax.process_index() != 0:
             return
@@ -254,7 +254,7 @@ def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
     """Returns lines that compare k-NN accuracies and matched views before and after training.
 
     Args:
-      rows: rows of the run, in the order of their steps.
+      rows: rows of `metrics.jsonl`, in the order of their steps.
     """
     first = next((row for row in rows if row["step"] == 0), {})
     last = next((row for row in reversed(rows) if "test/loss" in row), {})

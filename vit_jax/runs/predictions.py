@@ -48,7 +48,7 @@ class Predictions(NamedTuple):
 
     @property
     def mistakes(self) -> np.ndarray:
-        """Rows of wrongly predicted images, the most confident prediction first.
+        """Indices of wrongly predicted images in the arrays, the most confident prediction first.
 
         Images without a label are skipped.
         """
@@ -149,8 +149,8 @@ def class_counts(labels: np.ndarray, answer: np.ndarray, classes: int = 0) -> Cl
     """Counts images by class; None if an image does not have exactly one label.
 
     Args:
-      labels: as in `Predictions`.
-      answer: as in `Predictions`.
+      labels: classes of each image, `[images, most]`, padded with -1.
+      answer: the most probable class of each image, `[images]`.
       classes: number of classes; 0: the largest class index plus 1.
     """
     if not len(labels) or ((labels >= 0).sum(axis=1) != 1).any():

@@ -14,8 +14,8 @@ class StopSignal:
     its calls of `reached`. After a signal, the service makes all processes stop at the same count,
     one more than the largest count of any process.
 
-    Orbax's preemption policy would also query this service in every save. It passes numbers of
-    steps, sometimes of earlier steps, so the count would jump and the run would miss the signal.
+    Orbax's preemption policy would also query this service in every save. The policy passes numbers
+    of steps, sometimes of earlier steps, so the count would jump and the run would miss the signal.
     The service is therefore hidden from Orbax.
     """
 

@@ -25,7 +25,7 @@ from vit_jax.runs.splits import MANY, open_splits
 from vit_jax.runs.warm_start import has_resnet
 from vit_jax.training.objectives import objective_of
 
-SWEEP = "sweep.json"  # File with the sweep's config. It prevents that sweeps share a folder.
+SWEEP = "sweep.json"  # File with the sweep's config. Two sweeps cannot share a folder.
 
 
 def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
@@ -46,7 +46,9 @@ def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
 
 
 def rate_jobs(config: ConfigDict, folder: Path, flags: tuple[str, ...]) -> dict[float, Job]:
-    """Returns the runs that compare learning rates, by learning rate. They read no test images.
+    """Returns the runs that compare learning rates, by learning rate.
+
+    These runs read no test images.
 
     Args:
       config: config of the sweep.
@@ -78,7 +80,8 @@ def seed_jobs(
 ) -> dict[int, Job]:
     """Returns the runs at the best learning rate, by seed.
 
-    They are trained on all training images, and evaluated on the test images only at their end.
+    These runs are trained on all training images, and evaluated on the test images only at their
+    end.
     """
     values = {"optimizer.learning_rate": rate, "evaluate_every": 10**9}
     return {
@@ -90,7 +93,7 @@ def seed_jobs(
 def held_out_splits(config: ConfigDict) -> tuple[str, str]:
     """Returns the names of the split for training and of the split for comparing learning rates.
 
-    They may be slices of the same split, such as `train[:90%]` and `train[90%:]`.
+    The two splits may be slices of the same split, such as `train[:90%]` and `train[90%:]`.
 
     Raises:
       UserError: the splits share images with each other or with the test split.
@@ -202,7 +205,7 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
 
 
 def changed(path: Path, flags: tuple[str, ...], values: dict[str, Any]) -> Job:
-    """Returns a run with these flags and config values."""
+    """Returns the job of a run in the workdir `path`, with these flags and config values."""
     return Job(path, (*flags, *(f"--config.{key}={value}" for key, value in values.items())))
 
 
@@ -236,7 +239,7 @@ def claim(folder: Path, config: ConfigDict) -> None:
 def write(
     folder: Path, rates: dict[float, Outcome], best: float, seeds: dict[int, Outcome]
 ) -> None:
-    """Writes results.md, results.json and results.png, and prints the table."""
+    """Writes a sweep's results to results.md, results.json and results.png; prints the table."""
     lines = ["| run | learning rate | images | accuracy |", "|---|---|---|---|"]
     for rate, result in rates.items():
         lines.append(f"| held-out training images | {rate:g} | {cells(result)} |")

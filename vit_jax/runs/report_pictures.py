@@ -45,8 +45,8 @@ def attention_figures(
     All processes of a run must call this.
 
     Returns:
-      Contents of the files `SEEN` by name. Empty: the model has no full attention, the attention
-      weights of one image exceed 1 GiB, or they are not finite.
+      Contents of the files that `SEEN` lists, by file name. Empty: the model has no full attention,
+      the attention weights of one image exceed 1 GiB, or the attention weights are not finite.
     """
     # Imported here: Matplotlib would slow down the start of each run.
     from vit_jax.inspection import figures

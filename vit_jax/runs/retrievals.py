@@ -66,7 +66,7 @@ def retrievals_of(
     """Selects the captions to show, with their images.
 
     Args:
-      paired: embeddings of the images and of the distinct captions of a split.
+      paired: embeddings of a split's images, and of its distinct captions.
       numbers: index of each image in the split, `[images]`.
       caption: function from an index in `paired.texts` to the caption's text.
       read: function from indices of images to their pixels, uint8 `[images, height, width, 3]`.

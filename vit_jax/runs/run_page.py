@@ -99,7 +99,7 @@ class RunFiles(NamedTuple):
 
     @property
     def kept_step(self) -> int | None:
-        """Step of the best parameters, if the run ended with them; None: it ended with the last."""
+        """Step of the best parameters, if the run kept these; None: it kept the last parameters."""
         return next((row["kept/step"] for row in reversed(self.rows) if "kept/step" in row), None)
 
     @property
@@ -326,7 +326,7 @@ def _why_no_answers(run: RunFiles) -> str:
 
 
 def _seen(folder: Path) -> dict[str, str]:
-    """Returns the data URLs of the run's attention pictures of test images, by caption."""
+    """Returns data URLs of the run's attention maps of test images, by caption."""
     kinds = {".png": "png", ".svg": "svg+xml"}  # An SVG in an <img> element cannot run scripts.
     return {
         caption: inline(file.read_bytes(), kinds[file.suffix])

@@ -116,7 +116,7 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
     Args:
       config: config of the run.
       splits: the opened splits.
-      groups: as in `open_splits`.
+      groups: API override: the group of each example of `train`.
     """
     lines = [
         line for name, source in splits.named.items() for line in lacking(SPOKEN[name], source)

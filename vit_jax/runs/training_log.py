@@ -128,7 +128,7 @@ class TrainLog:
     def _row(
         self, step: int, sums: dict, before: tuple[int, float, float]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns the row of a step, and the means of the metrics since the last row.
+        """Returns a step's row for `metrics.jsonl`, and the metrics' means since the last row.
 
         Args:
           step: step of the row.
@@ -166,7 +166,10 @@ class TrainLog:
         return line
 
     def account(self, step: int) -> None:
-        """Writes a row with the seconds so far. A later start of the run continues from them."""
+        """Writes the seconds of each kind of work so far to `metrics.jsonl`.
+
+        A later start of the run reads these seconds, and adds its own seconds.
+        """
         if self._writer:
             self._writer.write(step, self._ledger.row())
 
@@ -178,7 +181,7 @@ class TrainLog:
 
 
 class Suspicion:
-    """Detects implausible metrics at the start of a run. They are a sign of wrong labels.
+    """Detects implausible metrics at the start of a run. Such metrics are a sign of wrong labels.
 
     Args:
       classes: number of classes in the training split; 0: there are no labels.

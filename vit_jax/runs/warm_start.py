@@ -36,7 +36,7 @@ _RANDOM_OBJECTIVE = "config.finetune.objective='new' starts at random ones"  # A
 
 
 class Origin(NamedTuple):
-    """The model of a run, and the initialization source of its parameters."""
+    """The model of a run, and its initialization source: a checkpoint, or random initialization."""
 
     options: ImageOptions  # Options of the model.
     # Functions that read the model's parameters, by path. Empty: random initialization.
@@ -95,7 +95,7 @@ def find_origin(
     model: ImageModel | None = None,
     class_names: Sequence[str] = (),
 ) -> Origin:
-    """Returns the model of a run and the initialization source of its parameters.
+    """Returns the model of a run and its initialization source: a checkpoint or random numbers.
 
     A checkpoint also determines the model's arguments and the interpolation of images. The
     checkpoint's model is adapted to the run:
@@ -130,13 +130,13 @@ def find_origin(
 def _loose_arguments(
     config: RunOptions, named: ImageOptions, checkpoint: Checkpoint
 ) -> dict[str, Any]:
-    """Returns those arguments of the config's model that may differ from the checkpoint's.
+    """Returns the model arguments in the config that may differ from the checkpoint's arguments.
 
-    Each model family lists these arguments as `loose`.
+    Each model family lists the names of these arguments in `Family.loose`.
 
     Args:
       config: config of the run.
-      named: arguments of the model that the config names.
+      named: all arguments of the model `config.model.name`.
       checkpoint: the checkpoint.
 
     Raises:
@@ -215,15 +215,16 @@ def _training_defaults(options: ImageOptions) -> dict[str, Any]:
 
 
 def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict) -> Origin:
-    """Adds the objective's parameters in the checkpoint to the initialization source.
+    """Returns a copy of `origin` that also defines the initial parameters of the objective.
 
-    A line in `Origin.notes` describes whether they are read from the checkpoint or random.
+    These are the objective's parameters in the checkpoint, or random parameters. A line of
+    `Origin.notes` describes which of the two are used.
 
     Args:
-      origin: the initialization source.
+      origin: the model of the run and its initialization source.
       config: config of the run.
-      params: shapes of the objective's parameters, nested.
-      state: shapes of the objective's state, by name.
+      params: shapes of the parameters of the run's objective, nested.
+      state: shapes of the state of the run's objective, by name.
 
     Raises:
       UserError: the objective's parameters in the checkpoint have other shapes than the run's, or
@@ -247,13 +248,16 @@ def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict
 def _with_kept_objective(
     origin: Origin, config: RunOptions, stored: ObjectiveParams, params: dict, state: dict
 ) -> Origin:
-    """Adds the parameters and the state of the checkpoint's objective to the initialization source.
+    """Returns a copy of `origin` that reads the objective's parameters from the checkpoint, too.
+
+    State items that the objective carries over (`Objective.carried`) are also read.
 
     Args:
-      origin: the initialization source.
+      origin: the model of the run and its initialization source, a checkpoint.
       config: config of the run.
       stored: the objective's parameters and state in the checkpoint.
-      params, state: as in `with_objective`.
+      params: shapes of the parameters of the run's objective, nested.
+      state: shapes of the state of the run's objective, by name.
     """
     name, changed_options = stored.name, _changed_options(config, stored)
     new, dropped = _differing_parts(config, stored, params)
@@ -381,7 +385,7 @@ def _check_name(
 
     Args:
       config: config of the run.
-      named: arguments of the model that the config names.
+      named: all arguments of the model `config.model.name`.
       checkpoint: the checkpoint.
       options: arguments of the checkpoint's model.
     """
@@ -434,7 +438,7 @@ def matched_head(
 
 
 def _reordered(read: Callable[[], np.ndarray], order: np.ndarray) -> np.ndarray:
-    """Returns a parameter of a head with its last axis, the classes, in the order `order`."""
+    """Reorders the last axis of a head's parameter, the classes, by the indices `order`."""
     return np.asarray(read())[..., order]
 
 

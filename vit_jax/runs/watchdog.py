@@ -75,7 +75,7 @@ class Watchdog:
         while not self._closed.wait(self._seconds / 20):
             # A thread that hangs while it holds the GIL also blocks this thread. Python's own
             # watchdog (`faulthandler`) does not need the GIL. If its timer is not restarted here in
-            # time, it writes the stacks and ends the process.
+            # time, `faulthandler` writes the stacks and ends the process.
             if self._ends:
                 faulthandler.dump_traceback_later(2 * self._seconds, exit=True, file=sys.__stderr__)
             since, done, phase = self._last

@@ -161,8 +161,8 @@ def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int
     Args:
       workdir: the run's workdir.
       saved: the saved run.
-      config: this config.
-      steps: number of steps of this config.
+      config: the new config.
+      steps: number of steps of the new config.
     """
     differing = configs.differences(configs.to_json(saved.config), config)
     if not differing:
@@ -268,7 +268,7 @@ def ends_run(row: dict[str, float], steps: int) -> bool:
 
 
 def _check_same(workdir: Path, saved: dict, current: dict) -> None:
-    """Raises UserError if values that identify the model differ from those of the saved run."""
+    """Raises UserError if values that identify the model differ from the saved run's values."""
     for name, known in saved.items():
         if differing := [
             key for key, value in known.items() if current.get(name, {}).get(key) != value

@@ -47,7 +47,7 @@ class Holder(NamedTuple):
 
 
 class Lock:
-    """Lock on `workdir`, a folder; a context manager.
+    """Context manager that holds the lock on the workdir in the folder `workdir`.
 
     Args:
       log: callback for messages about a takeover and about waiting for another process.
@@ -69,7 +69,7 @@ class Lock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock. If another host's process holds it, first waits for its next heartbeat.
+        """Takes the lock. If a process of another host holds it, first waits for a heartbeat.
 
         Raises:
           UserError: another run holds the lock.
@@ -125,13 +125,13 @@ class Lock:
         return max((int(match[1]) for match in names if match), default=0)
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is free.
+        """Waits until the lock is free, or until it is known that the lock's holder still runs.
 
         Returns:
           The previous holder, if it ended without releasing the lock; None if it released the lock.
 
         Raises:
-          UserError: another run holds the lock.
+          UserError: the holder still runs.
         """
         seen, until = None, 0.0
         while True:
@@ -290,7 +290,7 @@ def still_held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
     Args:
       holder: the process in the lock file.
       inode: inode of the lock file.
-      locked: result of `_locked`.
+      locked: whether a process holds the file's `flock`; None: `flock` is not supported.
     """
     if holder.boot != _boot():
         return None

@@ -52,7 +52,7 @@ def open_workdir(source: str | Path) -> Checkpoint:
     options = _options_of(manifest, f"{shown(workdir)}/{MANIFEST}")
     shapes = parameter_shapes(sketch(options))
     params, step = _load_params(workdir, config, manifest, shapes, which)
-    # Such an objective was passed by a program, and `OBJECTIVES` does not contain it.
+    # If the manifest has this entry, a program passed the objective, and `OBJECTIVES` lacks it.
     handed_in = "objective" in manifest
 
     return Checkpoint(
@@ -114,7 +114,7 @@ def _at(params: dict, path: str) -> jax.Array:
 def _objective_params(
     workdir: Path, config: RunOptions, manifest: dict, step: int
 ) -> ObjectiveParams | None:
-    """Returns the objective's parameters at a step. They are only loaded when they are used.
+    """Returns the objective's parameters at a step. The arrays are only loaded when they are used.
 
     Returns:
       None if other runs cannot start from parameters of this objective.

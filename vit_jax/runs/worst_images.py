@@ -68,10 +68,12 @@ def keep_worst(workdir: Path, worst: WorstImages) -> None:
 
 
 def kept_worst(workdir: Path) -> dict[str, Any] | None:
-    """Reads the file that `keep_worst` writes; None if it does not exist or is damaged.
+    """Reads the worst images from the JSON file in a workdir.
 
     Returns:
-      The variables of the HTML template `segments.html`.
+      The variables of the HTML template `segments.html`, as written by `keep_worst`: title, note,
+      legend, pictures with captions, and the width of a picture. None if the file does not exist or
+      is damaged.
     """
     try:
         values = json.loads(read_small(workdir / WORST_IMAGES))

@@ -51,10 +51,10 @@ class Batcher:
 
     @contextlib.asynccontextmanager
     async def places(self, images: int, pixels: int) -> AsyncIterator[None]:
-        """Counts the images of a request while the context is open.
+        """Counts a request's images among the images in the server, while the context is open.
 
-        If there would be too many images in the server, the request waits first. Requests wait in
-        the order of their arrival.
+        If there would be too many images in the server, the request waits before the context is
+        opened. Requests wait in the order of their arrival.
 
         Args:
           images: number of images in the request.

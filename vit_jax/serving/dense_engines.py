@@ -187,9 +187,9 @@ class DetectorEngine(Engine):
 
 
 def _on_picture(masks: np.ndarray, placement: Placement, size: tuple[int, ...]) -> np.ndarray:
-    """Transforms masks of the original image to the returned picture.
+    """Transforms masks of the original image to masks of the returned picture.
 
-    The returned picture is the model's input, enlarged.
+    The returned picture is the model's input without padding, enlarged.
 
     Args:
       masks: masks of objects in the original image, bool `[objects, height, width]`.

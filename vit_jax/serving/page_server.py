@@ -10,7 +10,7 @@ from http import HTTPStatus
 from vit_jax.errors import UserError
 from vit_jax.serving.hosts import is_ours
 
-MOST_CONNECTIONS = 64  # If this number of connections is open, new ones are closed.
+MOST_CONNECTIONS = 64  # Maximum number of open connections. Further connections are closed.
 # Timeouts for receiving a request and for sending its response.
 HEAD_SECONDS, ANSWER_SECONDS = 10, 60
 MOST_HEAD = 2**14  # Maximum size of request line and headers, in bytes.

@@ -39,8 +39,9 @@ def polyak_share(factor: float, start: str) -> Callable[[jax.Array], jax.Array]:
     After update t, the parameters of update i have a weight proportional to factor^(t - i).
 
     With `start="zero"` the average does not contain the initial parameters, and the weights are
-    divided by their sum. With `start="weights"` the average starts at the initial parameters. Their
-    share after update t is factor^t, for example 13.5 % after 20,000 steps at 0.9999.
+    divided by their sum. With `start="weights"` the average starts at the initial parameters. After
+    update t, the initial parameters have the weight factor^t, for example 13.5 % after 20,000
+    updates at 0.9999.
     """
 
     def share(update: jax.Array) -> jax.Array:

@@ -72,7 +72,7 @@ def weight_axes(path: str, rank: int) -> Axes | None:
 
 
 def objective_weights(weights: Weights) -> dict:
-    """Returns the objective's own parameters from a run's weights; empty: it has none."""
+    """Returns the objective's own parameters from a run's weights; {} if the objective has none."""
     return weights["extra"].get("objective", {})
 
 

@@ -1,7 +1,8 @@
 """Augmentations of the whole batch, on the devices: flips, random erasing, mixup, CutMix.
 
-They are pure functions inside the compiled step. All random numbers are drawn for the global batch
-from the step's key, so they are the same for any number of devices, processes and micro-batches.
+The augmentations are pure functions inside the compiled step. All random numbers are drawn for the
+global batch from the step's key, so they are the same for any number of devices, processes and
+micro-batches.
 """
 
 import math
@@ -35,8 +36,8 @@ def augment(
       batch: `image` uint8 `[batch, height, width, 3]` and `labels` int32 `[batch, max_labels]`.
       key: random key of the step.
       flip: whether images are flipped.
-      flips: for each view, a name that is folded into the random key of its flips. Views with the
-        same name are flipped together.
+      flips: name of the random flip of each view. The name is folded into the random key, so views
+        with the same name are flipped together.
       spatial: entries of the batch that must be flipped together with `image`, such as masks. Each
         value is the entry's kind, `map` or `boxes`.
       erasing: probability that an image gets a random rectangle of noise.
@@ -45,8 +46,8 @@ def augment(
       mixup: alpha of mixup's beta distribution; 0 disables mixup.
       cutmix: alpha of CutMix's beta distribution; 0 disables CutMix.
       cutmix_share: if mixup and CutMix are both enabled, the probability that a batch uses CutMix.
-      repeats: number of successive rows with the same image (repeated augmentation). These rows are
-        not mixed with each other.
+      repeats: number of consecutive batch entries with the same image (repeated augmentation).
+        These entries are not mixed with each other.
 
     Returns:
       The batch with `image` and `labels` replaced. `image` is float32 in [-1, 1]; with flips only,
@@ -77,7 +78,7 @@ def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _mirrored(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """Draws which images `random_flip` mirrors, bool `[..., 1, 1, 1]`: True for mirrored images."""
+    """Draws the images to mirror in `random_flip`: True for mirrored images, `[..., 1, 1, 1]`."""
     return jax.random.bernoulli(key, shape=(*shape[:-3], 1, 1, 1))
 
 
@@ -116,7 +117,8 @@ def random_erasing(
     Args:
       images: float32 `[batch, height, width, channels]`, in [-1, 1].
       probability: probability that an image gets a rectangle.
-      mean, std: as in `augment`.
+      mean, std: the model's normalization of pixels in [0, 1], which is also the mean and std of
+        the noise.
     """
     batch, height, width, _ = images.shape
     keys = jax.random.split(key, 4)
@@ -152,10 +154,12 @@ def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
 def mixing_weights(
     key: jax.Array, size: tuple[int, int], mixup: float, cutmix: float, cutmix_share: float
 ) -> jax.Array:
-    """Draws the weight of each pixel of the image in `mix`, `[height, width]`, for a batch.
+    """Draws the argument `weights` of `mix` for a batch, `[height, width]`, by mixup or CutMix.
 
-    The partner's pixel has the weight 1 - weight. In mixup all pixels have the same weight. In
-    CutMix a pixel's weight is 0 or 1.
+    A pixel's weight is the share of the image in the mixed pixel. The partner's share is 1 -
+    weight. In mixup all pixels have the same weight. In CutMix a pixel's weight is 0 or 1.
+
+    If `mixup` and `cutmix` are both above 0, CutMix is used with the probability `cutmix_share`.
     """
     if not cutmix:
         return mixup_weights(_fold(key, "mixup"), size, mixup)
@@ -179,8 +183,8 @@ def cutmix_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.A
     """Returns CutMix's weights: 0 in a rectangle around a random pixel, else 1 (1905.04899).
 
     The rectangle has the image's aspect ratio and 1 - a of the image's area, a ~ Beta(alpha,
-    alpha). It is cropped at the image's edge. The rectangle's sides are rounded down to even
-    numbers, as in the paper's code and in timm 0.3.2 to 0.5.4, which the recipes use. Later
+    alpha). The rectangle is cropped at the image's edge. The rectangle's sides are rounded down to
+    even numbers, as in the paper's code and in timm 0.3.2 to 0.5.4, which the recipes use. Later
     versions of timm round down to whole pixels.
     """
     keys = jax.random.split(key, 3)
@@ -197,7 +201,8 @@ def cutmix_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.A
 def mix(batch: dict[str, jax.Array], weights: jax.Array, repeats: int = 1) -> dict[str, jax.Array]:
     """Mixes each image with a partner: `weights * image + (1 - weights) * partner`.
 
-    The partner is the image `repeats` rows earlier in the batch. `weights` is `[height, width]`.
+    The partner is the image `repeats` positions earlier in the batch. `weights` is
+    `[height, width]`.
     """
     images, labels = to_floats(batch["image"]), batch["labels"]
     partners, partner_labels = jnp.roll(images, repeats, axis=0), jnp.roll(labels, repeats, axis=0)

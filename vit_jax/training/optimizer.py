@@ -40,8 +40,8 @@ def make_optimizer(
     and Hutter, 2019). Coupled weight decay is added to the clipped gradient before the update rule,
     as in PyTorch's SGD.
 
-    The optimizer's `update` has an argument `finite`, as in `unless_skipped`. A skipped update
-    advances the schedules, but not the update rule's state.
+    The optimizer's `update` has an argument `finite`: False means that the update is skipped. A
+    skipped update advances the schedules, but not the update rule's state.
 
     Args:
       config: the section `optimizer`.
@@ -51,8 +51,9 @@ def make_optimizer(
         trained. Weights that are not trained have no optimizer state.
       layer: function from a parameter's path to its layer (`Family.layer`), for `layer_decay`.
       embedding: path prefixes of the patch embedding (`Family.embedding`), for `embedding_rate`.
-      frozen_prefixes: `Objective.frozen_prefixes`.
-      stem: as in `scale_by_layer`.
+      frozen_prefixes: numbers of initial updates in which objective parameters are frozen, by path
+        prefix (`Objective.frozen_prefixes`).
+      stem: path prefixes of objective parameters that are treated like the patch embedding.
       frozen_steps: number of initial updates that train only the heads and the objective's own
         parameters.
       backbone_schedule: the learning rate of update t for the backbone, that is, for all parameters
@@ -98,7 +99,8 @@ def _learning_rates(
     """Returns the last stages of the optimizer: multiplication by the learning rates.
 
     Args:
-      schedule, backbone_schedule: as in `make_optimizer`.
+      schedule: the learning rate of update t = 1, 2, ...
+      backbone_schedule: the learning rate of update t for the backbone. None: `schedule`.
     """
 
     def scale(schedule):
@@ -118,7 +120,10 @@ def _frozen_stages(
     """Returns optimizer stages that freeze weights in the first updates.
 
     Args:
-      frozen_prefixes, frozen_steps: as in `make_optimizer`.
+      frozen_prefixes: numbers of initial updates in which objective parameters are frozen, by path
+        prefix.
+      frozen_steps: number of initial updates that train only the heads and the objective's own
+        parameters.
     """
     stages = [
         _freeze(steps, partial(below, [f"extra/objective/{start}"]))
@@ -307,7 +312,7 @@ def layer_of(layer_number: Callable[[str], float], path: str, stem: Sequence[str
     Args:
       layer_number: function from a path in the model to its layer, see `Family.layer`.
       path: a path in a run's weights, such as `params/blocks/00/norm1/scale`.
-      stem: as in `scale_by_layer`.
+      stem: path prefixes of objective parameters that are treated like the patch embedding.
     """
     if path.startswith("extra/objective/"):  # Includes the layers of an objective's decoder.
         param_path = path.removeprefix("extra/objective/")

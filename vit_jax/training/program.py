@@ -51,11 +51,12 @@ OBJECTIVE = 2**31  # Folded into the seed to draw the objective's parameters.
 class Program(NamedTuple):
     """A run's training step, with the shapes and shardings of its arguments.
 
-    No memory is allocated on the devices yet.
+    A program allocates no memory on the devices. `initial_state` creates the arrays.
     """
 
     build: Callable[..., nnx.Module]  # Creates the model; its argument is `rngs=`.
-    # Creates the state's item `extra` from the model's parameters.
+    # Creates the state's item `extra` (weights that only training uses) from the model's
+    # parameters.
     init_extra: Callable[[dict], dict]
     graphdef: nnx.GraphDef  # Graph definition of the model.
     objective: nnx.GraphDef  # Graph definition of the objective, including its frozen model.
@@ -196,7 +197,7 @@ def make_program(
     frozen: nnx.Module | None = None,
     class_weights: tuple[float, ...] = (),
 ) -> Program:
-    """Returns the program of a run.
+    """Returns the `Program` of a run: its training step, with shapes in place of arrays.
 
     Args:
       config: config of the run.
@@ -204,7 +205,7 @@ def make_program(
       steps: length of the run.
       mesh: mesh of devices; they need not exist on this machine (ahead-of-time compilation).
       build: function that creates the model, called with `rngs=`; None: the config's model.
-      frozen: the model that the objective requires by `teacher_spec`, with shapes in place of
+      frozen: the frozen model that `Objective.teacher_spec` requests, with shapes in place of
         arrays.
       class_weights: weight of each class in the classification loss; empty: all are 1.
 
@@ -284,15 +285,16 @@ def make_program(
 
 
 def _backbone_schedule(config: RunOptions, steps: int) -> Callable[[jax.Array], jax.Array] | None:
-    """Returns the backbone's own schedule; None: `finetune.warmup_steps` is 0."""
+    """Returns the learning rate schedule of the backbone; None if `finetune.warmup_steps` is 0."""
     frozen, warmup = config.finetune.frozen_steps, config.finetune.warmup_steps
     return make_backbone_schedule(config.optimizer, steps, frozen, warmup) if warmup else None
 
 
 def _check_layers(config: RunOptions, model: nnx.Module) -> None:
-    """Raises UserError if the config sets learning rates by layer, and the model has no layers.
+    """Raises UserError if a learning rate option does not apply to the model.
 
-    The same applies to the patch embedding's learning rate for models without patch embedding.
+    `layer_decay` requires a model with encoder layers, and `embedding_rate` requires a model with a
+    patch embedding.
     """
     layers, embedding = family_of(model).layer, family_of(model).embedding
     if config.optimizer.layer_decay < 1 and layers is None:
@@ -342,7 +344,7 @@ def shapes_of_batch(
 
 
 def _copy(x, sharding) -> jax.Array:
-    """Copies an array to the devices of `sharding`, even if it is there already.
+    """Copies an array to the devices of `sharding`, even if the array is there already.
 
     The step donates its state's buffers, so the state must not share them with other arrays.
     """

@@ -11,7 +11,7 @@ from vit_jax.options.optimizer import OptimizerOptions
 
 
 def make_schedule(config: OptimizerOptions, steps: int) -> Callable[[jax.Array], jax.Array]:
-    """Returns the learning rate of update t = 1 ... `steps`, as a function.
+    """Returns a function from the number of an update, 1 ... `steps`, to the learning rate.
 
     The warm-up is linear from `warmup_learning_rate` to `learning_rate`. After the warm-up,
     `config.schedule` determines the learning rate:
@@ -58,7 +58,7 @@ def make_schedule(config: OptimizerOptions, steps: int) -> Callable[[jax.Array],
 def make_backbone_schedule(
     config: OptimizerOptions, steps: int, frozen_steps: int, warmup_steps: int
 ) -> Callable[[jax.Array], jax.Array]:
-    """Returns the learning rate of update t for a backbone that is frozen at first.
+    """Returns a function from the number of an update to the learning rate of the backbone.
 
     The learning rate is 0 for `frozen_steps` updates. Then the config's schedule starts, with a
     warm-up of `warmup_steps` from 0 (EoMT's `two_stage_warmup_poly_schedule.py`).

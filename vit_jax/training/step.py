@@ -368,8 +368,8 @@ def make_pictures(
 ) -> Callable[[Evaluated, dict], tuple[jax.Array, jax.Array]]:
     """Compiles `(evaluated, batch) -> (visible, predicted)`: `Objective.pictures` as uint8.
 
-    The entry `numbers` of the batch contains the images' indices in their split. An image thus has
-    the same random numbers as in the evaluation.
+    The entry `numbers` of the batch contains the index of each image in its split. The random
+    numbers of an image depend on this index, as in the evaluation.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
 
@@ -389,7 +389,7 @@ def make_pictures(
 def _prepare(objective, objective_params, mesh, batch, key, numbers) -> dict[str, jax.Array]:
     """Adds the objective's random draws, such as masks, to the batch.
 
-    The random key of an image is folded from `key` and the image's index in `numbers`.
+    The random key of image i is `fold_in(key, numbers[i])`.
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     drawn = nnx.merge(objective, objective_params).prepare(batch, keys)
@@ -399,10 +399,11 @@ def _prepare(objective, objective_params, mesh, batch, key, numbers) -> dict[str
 def _loss(
     graphdef, objective, mesh, params, objective_params, batch, context: StepContext, alone=False
 ) -> Loss:
-    """Computes the objective's loss, with activations sharded as in `parallel/sharding.py`.
+    """Computes the objective's loss, with activations sharded as in the table `ACTIVATIONS`.
 
     Args:
-      alone: the call is inside a `shard_map`, and `batch` is only this device's part of the batch.
+      alone: True if the call is inside a `shard_map`, and `batch` is only this device's part of the
+        batch.
     """
     platform = mesh.devices.flat[0].platform
     if alone:

@@ -374,6 +374,14 @@ def test_parts_of_a_batch_are_rejected(tmp_path):
         vit_jax.train(config, tmp_path / "run", train=pairs(16, 0), test=pairs(16, 1))
 
 
+def test_heads_that_do_not_divide_the_text_tower_are_rejected(tmp_path):
+    config = small_config("sigmoid")
+    config.contrastive.update(dict(text_dim=32, text_heads=5))
+    words = "contrastive.text_dim=32 must be divisible by config.contrastive.text_heads=5"
+    with pytest.raises(UserError, match=words):
+        vit_jax.train(config, tmp_path / "run", train=pairs(16, 0), test=pairs(16, 1))
+
+
 def test_a_random_text_tower_is_not_frozen(tmp_path):
     config = small_config("sigmoid")
     config.contrastive.text_frozen = True

@@ -28,7 +28,7 @@ COMPARED = (0, 4)  # Indices of DejaVu Sans and Serif, the fonts in which charac
 FEWEST_STYLES = 8  # Minimum number of different drawings of a character.
 CELL = 32  # Side of a drawing in pixels.
 GREYS = 4
-ALIKE = 0.4  # Two characters must differ in at least this share of their ink.
+ALIKE = 0.4  # Two different characters must differ in at least this share of their ink.
 SAME = 0.08  # Drawings of a character in two fonts must differ in at least this share of their ink.
 SLENDER = 3  # Characters with this aspect ratio or more are excluded.
 CATEGORIES = ("Lu", "Ll", "Lo", "Nd", "Sm", "So", "Sc", "Po")
@@ -102,7 +102,7 @@ def candidates(maps: list[set[int]]) -> list[str]:
     ]
     plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
     order = tuple(COLLECTIONS)
-    # Take symbols from all over the Unicode table: arrows and boxes alone fill long ranges of it.
+    # Take symbols from the whole Unicode table, because arrows and boxes alone fill long ranges.
     spread = {
         character: (index * 0.6180339887498949) % 1 for index, character in enumerate(characters)
     }

@@ -16,6 +16,7 @@ from vit_jax.data.fields import MASK, TEXT
 from vit_jax.data.sources.array_record import ARRAY_RECORD
 from vit_jax.data.sources.base import Source, of_classes
 from vit_jax.data.sources.coco import COCO
+from vit_jax.data.sources.coloured import COLOURED
 from vit_jax.data.sources.composed import CENTRED, SCATTERED
 from vit_jax.data.sources.csv_list import CSV, LISTS
 from vit_jax.data.sources.depth import DEPTHS
@@ -143,6 +144,7 @@ SOURCES: dict[str, SourceKind] = {
         DIGITS,
         SCATTERED,
         CENTRED,
+        COLOURED,
         FOLDER,
         CSV,
         MASKS,
@@ -158,7 +160,7 @@ SOURCES: dict[str, SourceKind] = {
 }
 
 
-SPLITS = ("train", "test")  # A data set's folder may contain a list of files for these splits.
+SPLITS = ("train", "test")  # Splits whose files may be listed in a file of the data set's folder.
 
 
 class DataSet(NamedTuple):

@@ -41,7 +41,7 @@ class Records(Source):
     each_labelled: bool = False
     one_hot: bool = False
     numbered: bool = False
-    distinct: bool = True  # If a label occurs twice in an example, it is read once.
+    distinct: bool = True  # A label that occurs twice in an example counts once.
     shards: tuple[tuple[str, int], ...] = ()  # Name and number of records of each file.
     caption_key: str | None = None
     captions_digest: str = ""
@@ -131,7 +131,7 @@ class Records(Source):
         return tuple(label for label, is_set in enumerate(row) if is_set)
 
     def checked(self, samples: int = 16) -> "Records":
-        """Checks a few examples; returns the source with the `one_hot` that they require.
+        """Checks a few examples; returns the source with `one_hot` set as their labels require.
 
         Raises:
           UserError: an example lacks the image, a required label or a caption, or has a label of an

@@ -71,7 +71,7 @@ class Source:
         raise NotImplementedError
 
     def fair_order(self) -> Sequence[int] | np.ndarray:
-        """Returns all indices in a mixed order: every slice of it is a representative sample."""
+        """Returns all indices in an order in which every slice is a representative sample."""
         return range(len(self))
 
     def groups(self, key: str) -> Sequence:
@@ -148,7 +148,7 @@ class Source:
 
 
 def lacking(images: str, source: Source, most: int = 20) -> list[str]:
-    """Returns a note with the names of classes without images; empty if all classes have images.
+    """Returns a list with a note on classes without images; empty if all classes have images.
 
     Args:
       images: adjective for the source's images in the note, such as "training".
@@ -188,7 +188,7 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
     def plain(value: Any) -> Any:
         """Replaces each array in a field by its shape and hash, because `repr` shortens arrays."""
         if isinstance(value, Boxes):
-            # Areas that are None are left out: fingerprints then equal those of older versions.
+            # Areas of None are excluded, because fingerprints must equal those of older versions.
             known = value if value.areas is not None else value[:-1]
             return [plain(array) for array in known]
         return (value.shape, digest(value.tobytes())) if isinstance(value, np.ndarray) else value
@@ -308,7 +308,7 @@ class Renumbered(Source):
         known = self.source.known_labels()
         if known is None:
             return None
-        # The last entry, which the padding -1 selects, maps -1 to -1.
+        # The padding -1 selects the last entry of `numbers`, which is -1: padding stays padding.
         numbers = np.full(len(self.source.class_names) + 1, -1, np.int32)
         numbers[list(self.number)] = list(self.number.values())
         table = numbers[known]
@@ -336,7 +336,7 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
       name: name of the data in errors, such as "test".
 
     Raises:
-      UserError: the source has a class that is not in `class_names`.
+      UserError: the source has a class that is not in `class_names`, or has more classes.
     """
     table = source.known_labels()
     used = (
@@ -406,7 +406,7 @@ def of_classes(source: Source, names: Sequence[str]) -> Renumbered:
     Raises:
       UserError: a class does not exist or occurs twice in `names`, or these classes have no images.
     """
-    names = tuple(map(str, names))  # For the classes of digits a config may contain numbers.
+    names = tuple(map(str, names))  # A config may name the classes of `digits` by numbers.
     if len(set(names)) < len(names):
         raise UserError(f"data.classes names a class twice: {', '.join(names)}")
     for name in names:

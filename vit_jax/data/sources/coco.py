@@ -201,6 +201,12 @@ def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
 
     These folders are: the folder of the COCO file; `stem`, `images/stem`, the folders in `folders`
     and `images`, all within `root`; and `root` itself.
+
+    Args:
+      root: folder of the data set.
+      file: path of the COCO file.
+      stem: possible name of the file's split, from `_stem`.
+      *folders: names of further folders in `root`.
     """
     inner = (stem, f"images/{stem}", *folders, "images", "")
     return Listed(

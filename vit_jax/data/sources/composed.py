@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ from vit_jax.data.scenes import (
     FRAGMENTS,
     SMALLER,
     Layout,
+    Look,
     Objects,
     Parts,
     Scene,
@@ -59,6 +61,7 @@ COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian", 
 LAYOUTS = {
     "scattered": Layout((40000, 60000), (1, FRAGMENTS), (0, BARS), (1, SMALLER)),
     "centred": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
+    "coloured": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
 }
 COUNTS = ("no", "a", "two", "three", "four")  # Words for the numbers 0 to 4 in captions.
 GLYPHS = Path(__file__).parent.parent / "glyphs"
@@ -90,7 +93,7 @@ class Composed(Source):
         return len(self.images)
 
     def __getitem__(self, index):
-        name = _kept_name(self.layout, self.collection, self.split, self.image_size)
+        name = self._kept_name()
         kept = kept_images(name, self.image_size)
         image = kept.read(self._number(index))
         if image is None:
@@ -134,7 +137,7 @@ class Composed(Source):
 
         Objects and classes are counted from 1; 0 is the background.
         """
-        name = _kept_name(self.layout, self.collection, self.split, self.image_size)
+        name = self._kept_name()
         kept = kept_images(f"{name}-objects", self.image_size, 2)
         pixels = kept.read(self._number(index))
         if pixels is None:
@@ -149,8 +152,17 @@ class Composed(Source):
         places = tuple(LAYOUTS).index(self.layout), tuple(IMAGES).index(self.split)
         key = 256 * COLLECTIONS.index(self.collection) + 16 * places[0] + places[1]
         label, number = self._main_class(index), self._number(index)
-        scene, stream = compose(parts, LAYOUTS[self.layout], label, (key, number))
+        look = self._look(index)
+        scene, stream = compose(parts, LAYOUTS[self.layout], label, (key, number), look)
         return scene, parts, stream
+
+    def _kept_name(self) -> str:
+        place = self.layout, self.collection, self.split, self.image_size
+        return _kept_name(*place, sys.modules[type(self).__module__].__file__)
+
+    def _look(self, index: int) -> Look | None:
+        """Returns colour and rotation of the main object; None: they are random."""
+        return None
 
     def _main_class(self, index: int) -> int:
         return self._number(index) % len(class_names(self.collection))
@@ -262,10 +274,15 @@ def parts_of(collection: str, split: str) -> Parts:
 
 
 @functools.cache
-def _kept_name(layout: str, collection: str, split: str, size: int) -> str:
-    """Returns the name of the cache file, with a hash of the code and the drawings."""
+def _kept_name(layout: str, collection: str, split: str, size: int, file: str) -> str:
+    """Returns the name of the cache file, with a hash of the code and the drawings.
+
+    Args:
+      layout, collection, split, size: the images.
+      file: the code of the source.
+    """
     made_of = hashlib.blake2b(digest_size=8)
-    for code in (scenes.__file__, __file__):
+    for code in (scenes.__file__, __file__, file):
         made_of.update(Path(code).read_bytes())
     for array in parts_of(collection, split):
         made_of.update(array.tobytes())

@@ -279,7 +279,7 @@ def _read(path: str, texts: Sequence[str] = ()) -> list[list[str]]:
     delimiter = next((mark for mark in ",;\t" if mark in first), ",")
     rows: list[list[str]] = []
     try:
-        # With strict=False a cell with a quote that is not closed would contain all later rows.
+        # With strict=False, an unclosed quote would add all later rows to its cell, without error.
         for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True):
             rows.append(row)
     except csv.Error as error:
@@ -307,7 +307,7 @@ def _read_json_lines(path: str, content: bytes, texts: Sequence[str]) -> list[li
     rows = [header]
     for example in examples:
         values = [_as_cells(example.get(key)) for key in header]
-        # There is a row for each item of the longest list; values that are not lists are repeated.
+        # A line becomes a row for each item of its longest list. Single values are repeated.
         for place in range(max(map(len, values))):
             rows.append([cells[min(place, len(cells) - 1)] for cells in values])
     return rows
@@ -344,12 +344,13 @@ def _caption_column(
 ) -> int | None:
     """Returns the index of the caption column; None if captions are not required.
 
-    The caption column has the name `options.caption_key`. If this option has its default, the
-    column may also be named `captions` or `text`. If no column has such a name, the caption column
-    is the only column besides the columns of files and splits.
+    The caption column has the name `options.caption_key`. If this option has its default, there are
+    two more cases. The column may be named `captions` or `text`. If no column has one of these
+    names, the caption column is the only column besides the columns of files and splits, unless
+    `LABEL_COLUMNS` contains its name.
 
     Raises:
-      UserError: there is no such column, or the only further column has a name in `LABEL_COLUMNS`.
+      UserError: there is no caption column.
     """
     if TEXT not in options.fields:
         return None
@@ -462,6 +463,9 @@ def _group_columns(
     """Returns the column that `data.groups` names: `{column name: {file: cell}}`.
 
     The result is empty if `data.groups` does not name a column.
+
+    Raises:
+      UserError: a file has several rows with different groups.
     """
     key = groups.strip().lower() if isinstance(groups, str) and columns.rows else None
     header = _header(rows)

@@ -24,7 +24,7 @@ from vit_jax.data.sources.kind import SourceKind
 from vit_jax.data.sources.slices import groups_by_path, stratified
 from vit_jax.errors import UserError, as_text
 
-PART = 4096  # Number of files whose sizes are read by one thread.
+PART = 4096  # Number of files in one task of the threads that read file sizes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +244,10 @@ def _list_local(where: str) -> tuple[list[str], set[str]]:
 
 
 def _check_link(entry: os.DirEntry) -> None:
-    """Raises UserError for a broken link that may be a class: its name is not that of an image."""
+    """Raises UserError for a broken link that may be the folder of a class.
+
+    This is assumed if the link's name is not the name of an image and does not start with a dot.
+    """
     is_class_name = not entry.name.startswith(".") and why_left_out(entry.name)
     if is_class_name and not os.path.exists(entry.path):
         raise UserError(f"{entry.path} is a broken link: fix it or remove it")

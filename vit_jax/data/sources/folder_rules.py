@@ -138,7 +138,7 @@ class Entry(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How the folders in a data set's root are interpreted: as splits or as classes.
+    """Meaning of the folders in a data set's root: they are splits or classes.
 
     Attributes:
       splits: the folder of each split, by the split's name; None: the folders are classes.
@@ -173,7 +173,7 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
 
 
 def _check_split(root: str, split: Entry, entries: Collection[Entry]) -> None:
-    """Raises UserError if only one folder has the name of a split, and it may be a class."""
+    """Raises UserError if only one folder has the name of a split, and may be a class instead."""
     others = [entry for entry in entries if entry != split]
     if any(entry.has_images for entry in others):
         names, other_names = _listed(_names(entries)), _listed(_names(others))

@@ -92,12 +92,15 @@ class HandedIn(Captioned):
         return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
     def _class_indices(self, index: int, label: Any) -> tuple[int, ...]:
-        """Returns the class indices of an example; raises UserError if `label` has different ones.
+        """Returns the class indices of an example.
 
         Args:
           index: index of the example.
-          label: the label in the example's item, which was read again. It differs from the label at
-            the first reading if the data set is not deterministic.
+          label: the label that the data set returns now for this example.
+
+        Raises:
+          UserError: `label` differs from the label that the data set returned when it was opened.
+            Such a data set is not deterministic.
         """
         if self.labels is None:
             return ()
@@ -118,7 +121,8 @@ class LabelReader(NamedTuple):
       names: class index by class name, for labels that are text.
       width: length of one-hot or multi-hot labels. None: a label is a class index or a list of
         class indices.
-      numbers: maps the data set's own class indices to class indices; None: both are equal.
+      numbers: class index by the number in the data set's labels; None: these numbers are class
+        indices.
     """
 
     names: dict[str, int]
@@ -173,7 +177,8 @@ def handed_in(
       name: name of the data in error messages, such as "training".
       labels: labels are required. False: labels are not read.
       class_names: class names of the training data; class indices follow these names. None: use the
-        data set's own class names or, without names, its distinct labels.
+        data set's own class names. Without names, text labels are class names, and integer labels
+        are class indices.
       num_classes: number of classes of a data set without class names.
       label_key: the column or key of the label, if items are mappings.
       caption_key: the column or key of the captions, if items are mappings. If items are pairs, the
@@ -214,7 +219,7 @@ def _captions(source: HandedIn, column: Any, key: str, name: str) -> tuple[tuple
       column: the captions of all examples, if they are passed separately. None: each item contains
         its captions.
       key: the key of the captions, if items are mappings.
-      name: as in `handed_in`.
+      name: name of the data in error messages.
 
     Raises:
       UserError: an example has no caption, or a caption is not text.
@@ -309,7 +314,7 @@ def _whole_numbers(values: np.ndarray) -> list[int]:
 
 
 def is_pair_of_columns(data: Any) -> bool:
-    """Returns True for a pair of columns: images, and labels or captions (these may be a tuple)."""
+    """Returns True for a pair of two columns: all images, and all labels or captions."""
     if not isinstance(data, tuple) or len(data) != 2 or not _is_column(data[0]):
         return False
     return _is_column(data[1]) or isinstance(data[1], tuple)
@@ -317,7 +322,7 @@ def is_pair_of_columns(data: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Keys:
-    """A function that returns the image and the label in an item; the item is a mapping."""
+    """Function that returns the image and the label of an item by their keys in a mapping."""
 
     image: str
     label: str | None
@@ -344,7 +349,7 @@ def checked_columns(data: tuple, name: str, second: str) -> tuple[Any, Any]:
 
     Args:
       data: the two columns.
-      name: as in `handed_in`.
+      name: name of the data in error messages.
       second: name of the second column, for errors.
     """
     images, values = data
@@ -397,8 +402,8 @@ def _check_array(images: np.ndarray, name: str) -> None:
 def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | None, str | None]:
     """Returns the data set, the key of images and the key of labels in its items.
 
-    The keys are None if items are not mappings. The returned data set is the argument; a Hugging
-    Face data set is changed to return undecoded images.
+    The keys are None if items are not mappings. The data set is returned unchanged, except that a
+    Hugging Face data set then returns undecoded images.
     """
     features, kinds = getattr(data, "features", None), {}
     if isinstance(features, Mapping):  # A Hugging Face data set.
@@ -445,8 +450,8 @@ def _label_column(keys: list[str], classes: list[str], name: str, label_key: str
     Args:
       keys: names of all columns.
       classes: names of the columns with the feature `ClassLabel`.
-      name: as in `handed_in`.
-      label_key: as in `handed_in`.
+      name: name of the data in error messages.
+      label_key: name of the label column, as requested by the user.
 
     Raises:
       UserError: no column or several columns may contain the labels.
@@ -492,7 +497,8 @@ def _class_names(data: Any, split: Callable) -> tuple[str, ...] | None:
 def _feature_names(data: Any, key: str | None) -> tuple[str, ...] | None:
     """Returns the class names from the features of a Hugging Face data set, or None."""
     feature = (getattr(data, "features", None) or {}).get(key)
-    for described in (feature, getattr(feature, "feature", None)):  # The second is for multi-label.
+    # With several labels per image, the class names are in the feature of the list's items.
+    for described in (feature, getattr(feature, "feature", None)):
         if names := getattr(described, "names", None):
             return tuple(names)
     return None
@@ -534,8 +540,8 @@ def _labelled(
       source: the source without labels.
       labels: the labels of all examples; None: the labels are read from the items.
       class_names: class names of the training data, which define the class indices; empty: unknown.
-      num_classes: as in `handed_in`.
-      name: as in `handed_in`.
+      num_classes: number of classes; None: unknown.
+      name: name of the data in error messages.
     """
     labels, items_have_labels = _given_labels(source, labels)
     rows = _label_rows(labels, name)
@@ -568,7 +574,7 @@ def _given_labels(source: HandedIn, labels: Any) -> tuple[Any, bool]:
         source.split is not _alone and _item_label(source, 0) is not None
     )
     if labels is None or (items_have_labels and not _agree(source, labels)):
-        # Items are read one after another, and each item once.
+        # Each item is read only once, and no two items are read at the same time.
         labels = [_item_label(source, index) for index in range(len(source))]
     return labels, items_have_labels
 
@@ -606,9 +612,9 @@ def _numbered(
     Args:
       rows: the values in each example's label.
       data_names: the data set's own class names; empty: it has none.
-      class_names: as in `_labelled`.
-      num_classes: as in `handed_in`.
-      name: as in `handed_in`.
+      class_names: class names of the training data; empty: unknown.
+      num_classes: number of classes; None: unknown.
+      name: name of the data in error messages.
     """
     names = data_names or class_names
     counts, values = _flattened(rows, name)
@@ -645,7 +651,7 @@ def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name:
       counts: number of values in each label.
       values: the values of all labels, concatenated.
       num_names: number of class names; 0: there are no class names.
-      name: as in `handed_in`.
+      name: name of the data in error messages.
     """
     try:
         check_lists(counts, values, num_names or None)
@@ -682,7 +688,7 @@ def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: 
 
 
 def _agree(source: HandedIn, labels: Any) -> bool:
-    """Returns False if the labels in some items differ from `labels`.
+    """Returns False if the labels in a sample of the items differ from `labels`.
 
     For example, `labels` may be the attribute `targets` of a torch data set whose `__getitem__`
     changes the labels.

@@ -9,7 +9,7 @@ from vit_jax.data.sources.base import Example, Source
 
 @dataclasses.dataclass(frozen=True)
 class InMemory(Source):
-    """Images in one uint8 array `[images, height, width, channels]`, in a random order."""
+    """Images in one uint8 array `[images, height, width, channels]`, which is already shuffled."""
 
     name: str
     images: np.ndarray

@@ -36,7 +36,7 @@ INVALID = -1  # Class of mask values that must not occur.
 
 
 class Layout(NamedTuple):
-    """How the masks of a folder are stored.
+    """The files, classes and values of the masks in a folder.
 
     Attributes:
       words: description of the layout for the user.
@@ -80,9 +80,12 @@ class Masks(Pairs):
 def open_masks(split: str, options: SourceOptions) -> Masks:
     """Opens a split of images with masks.
 
-    The layout of the folder or its `classes.txt` defines the classes. Without them,
-    `data.num_classes` defines their number. Without this option, all masks are read, and their
-    values define the number of classes.
+    The first of these that exists defines the classes:
+
+    - the classes of the training split (`options.class_names`)
+    - the layout of the folder, or its `classes.txt`
+    - `data.num_classes`
+    - the values in all masks, which are read for this purpose
 
     Raises:
       UserError: the folder has an unsupported layout, the split does not exist, an image has no
@@ -278,7 +281,7 @@ def _values_in(root: str, maps: Sequence[str]) -> Iterator[np.ndarray]:
 def check_two_classes(present: Iterable[Iterable[int]], where: str) -> None:
     """Raises UserError if all masks contain only 0 and 255 (`IGNORED`), but class 1 is expected.
 
-    Such masks probably use 255 for the foreground, and training would ignore it.
+    Such masks probably use 255 for the foreground. Training would then ignore the foreground.
 
     Args:
       present: the distinct values of each mask; read until a mask has another value.

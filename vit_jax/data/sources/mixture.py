@@ -131,7 +131,7 @@ class Mixture(Source):
             return None
         table = np.full((len(self), self.max_labels), -1, np.int32)
         for end, labels, numbers in zip(self._ends, known, self._tables, strict=True):
-            # The last entry, which the padding -1 selects, maps -1 to -1.
+            # The padding -1 selects the last entry of the array, which is -1: it stays padding.
             renumbered = np.array([*numbers, -1], np.int32)[labels]
             table[end - len(labels) : end, : labels.shape[1]] = renumbered
         return table

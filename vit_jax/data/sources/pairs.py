@@ -23,7 +23,8 @@ class Split(NamedTuple):
     """The files of a split.
 
     Attributes:
-      images, maps: folders of images and of maps, relative to the root of the data set.
+      images, maps: folders of images and of maps (masks or depth maps), relative to the root of the
+        data set.
       image_end, map_end: ends of file names before the suffix, such as `_leftImg8bit`. Without
         them, an image and its map have the same name.
       listed: path of a text file with the names of the split's images, without folder and suffix.
@@ -88,7 +89,7 @@ class Pairs(Source):
             raise UserError(f"cannot read {self.describe_map(index)}: {error.strerror}") from error
 
     def describe_map(self, index: int) -> str:
-        """Returns the name of an image's map, for messages."""
+        """Returns the name of an image's map (mask or depth map), for messages."""
         return as_text(self.root + self.maps[index])
 
     def check_sizes(self, field: str) -> None:
@@ -112,7 +113,7 @@ class Pairs(Source):
 
 
 def find_splits(root: str, map_folders: Sequence[str]) -> dict[str, Split]:
-    """Returns the splits of a data set's folder with images and maps.
+    """Returns the splits of a data set's folder with images and maps (masks or depth maps).
 
     The folders are `images/train` and `masks/train`, or `train/images` and `train/masks`. If the
     folders `images` and `masks` have no subfolders of splits, they are the split `all`.
@@ -157,7 +158,7 @@ def split_of(path: str, splits: Mapping[str, Split], name: str) -> Split:
 def find_pairs(
     root: str, split: Split, suffixes: Sequence[str], what: str
 ) -> tuple[list[str], list[str], Counter[str]]:
-    """Returns the images of a split, their maps, and the number of skipped files by reason.
+    """Returns a split's images, their maps (masks or depths), and the skipped files by reason.
 
     Args:
       root: the folder of the data set, with a trailing slash.

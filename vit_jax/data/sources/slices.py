@@ -15,7 +15,7 @@ from vit_jax.data.order import permute
 from vit_jax.data.sources.base import Source, Subset
 from vit_jax.errors import UserError, as_text
 
-# The golden ratio: its multiples, modulo 1, are more evenly spread than other numbers' multiples.
+# The golden ratio. Its multiples, modulo 1, are spread more evenly than those of other numbers.
 GOLDEN = 0.6180339887498949
 BRACKET = r"\[(-?\d+%?)?:(-?\d+%?)?\]"
 
@@ -102,10 +102,20 @@ def chosen(
 def _whole_groups(
     source: Source, split: str, part: range, in_order: bool, groups: Sequence
 ) -> np.ndarray:
-    """Returns the image indices of the groups in a slice.
+    """Returns the indices of the images in a slice that contains only complete groups.
 
-    All groups are concatenated. A group belongs to the slice if its middle is within the range
-    `part`.
+    The groups are concatenated in a fixed order. The slice contains each group whose middle
+    position is within `part`.
+
+    Args:
+      source: the whole split.
+      split: name of the split with its slices, for the error.
+      part: the slice, as a range of positions.
+      in_order: concatenate the groups in the stored order. False: in a stratified order.
+      groups: the group of each image.
+
+    Raises:
+      UserError: the slice contains no group.
     """
     names = list(map(str, groups))
     _, first, group, counts = np.unique(
@@ -195,11 +205,11 @@ def shuffled(images: int) -> np.ndarray:
 def stratified(strata: Sequence[int] | Sequence[str], names: Sequence[str]) -> np.ndarray:
     """Returns an order of images in which every slice has a proportional share of each stratum.
 
-    If all strata have the same size, a slice has less than one image too many or too few of each
-    stratum. The n images of a stratum are shuffled, and image j gets the relative position
-    (j + offset) / n in the order. The offsets of the strata are spread evenly over [0, 1). To
-    shuffle, images are sorted by hashes of their names. Therefore the order is the same on any
-    machine, file system and library version.
+    If all strata have the same size, the number of images of a stratum in a slice differs from the
+    proportional share by less than one. The n images of a stratum are shuffled, and image j gets
+    the relative position (j + offset) / n in the order. The offsets of the strata are spread evenly
+    over [0, 1). To shuffle, images are sorted by hashes of their names. Therefore the order is the
+    same on any machine, file system and library version.
 
     Args:
       strata: the stratum of each image: its class, or its folder.

@@ -77,7 +77,7 @@ def clevr_count(features: Mapping) -> int:
 def clevr_distance(features: Mapping) -> int:
     """Returns the distance class of the closest object.
 
-    The distance of an object is the third of its `pixel_coords`.
+    The distance of an object is the third component of its `pixel_coords`.
     """
     distances = features["objects/pixel_coords"].float_list.value[2::3]
     return bisect_left(CLEVR_EDGES, min(distances, default=math.inf)) - 1
@@ -106,7 +106,7 @@ def black_and_white(image: bytes) -> bytes | np.ndarray:
     try:
         return decode(image) * np.uint8(255)
     except Unreadable:
-        return image  # The pipeline will fail to decode it, too, and count it as unreadable.
+        return image  # The pipeline cannot decode the image either, and counts it as unreadable.
 
 
 NINE_TENTHS = dict(train="train[:90%]", val="train[90%:]")

@@ -12,6 +12,8 @@ from vit_jax.interop.library import Library, load_formats
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
 
+TOWERS_PREPROCESSING = Preprocessing("square", Fraction(1), "bilinear")  # Of image-text models.
+
 
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
@@ -19,7 +21,7 @@ def _prepare(
     """Returns the image model's tensors, and a dictionary that replaces a `config.json`.
 
     The dictionary is derived from the tensors' names. `prefix` is the prefix of the image model's
-    parameters in the file. `by_kind` is True if the names are those of big_vision.
+    parameters in the file. `by_kind` is True if the names are big_vision's.
     """
     starts = ("params/", "opt/target/")
     prefix = next(
@@ -41,11 +43,10 @@ def _preprocessing(
 ) -> tuple[dict, Preprocessing | None, str]:
     """Implements `Library.preprocessing` for npz files, which do not contain the preprocessing.
 
-    Mean and std have their defaults. Image-text models (SigLIP) resize images to a square. For
-    other models the preprocessing is unknown, None.
+    Mean and std have their defaults. For models that are not image-text models, the preprocessing
+    is unknown, None.
     """
-    towers = config["prefix"].endswith("img/")
-    return {}, Preprocessing("square", Fraction(1), "bilinear") if towers else None, ""
+    return {}, TOWERS_PREPROCESSING if config["prefix"].endswith("img/") else None, ""
 
 
 LIBRARY = Library(

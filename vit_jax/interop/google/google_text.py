@@ -17,9 +17,9 @@ from vit_jax.interop.text_format import TextFormat
 from vit_jax.options.text import TextOptions
 
 _STARTS = ("params/", "opt/target/", "")
-_TOWER, _ENCODER = "txt/", "Encoder_0/"
+_TOWER, _ENCODER, _IMAGE_ENCODER = "txt/", "Encoder_0/", "Transformer/"
 _OWN = (BLOCK, "norm/", "head/")  # Modules whose parameters have the same names as in a ViT.
-_RULES = (
+RULES = (
     Rule("token_embedding/embedding", "Embed_0/embedding"),
     Rule("position_embedding/embedding", google_vit.POSITIONS, LEADING),
     *(rule for rule in google_vit.RULES if rule.path.startswith(_OWN)),
@@ -56,7 +56,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
     return TextFormat(
         "big_vision",
         options,
-        _RULES,
+        RULES,
         tower,
         "sigmoid" if bias else "softmax",
         "big_vision",
@@ -97,7 +97,7 @@ def _tower(tensors: Tensors) -> tuple[str, Tensors]:
 def _as_image_model(tower: Tensors) -> Tensors:
     """Renames the tensors of the text encoder as in an image model.
 
-    Early text towers have two position tables, which are added to one table.
+    Early text towers have two position tables. They are replaced by one table, their sum.
     """
     tower = dict(tower)
     positions = tower.get("pos_embedding")
@@ -107,6 +107,14 @@ def _as_image_model(tower: Tensors) -> Tensors:
             positions.shape, "float32", lambda: np.add(positions.read(), more.read())
         )
     return {
-        "Transformer/" + name.removeprefix(_ENCODER) if name.startswith(_ENCODER) else name: tensor
+        _IMAGE_ENCODER + name.removeprefix(_ENCODER) if name.startswith(_ENCODER) else name: tensor
         for name, tensor in tower.items()
     }
+
+
+def big_vision_name(name: str) -> str:
+    """Returns big_vision's name of a text tower's tensor whose name is that in `RULES`."""
+    name = google_vit.big_vision_name(name)
+    if name.startswith(_IMAGE_ENCODER):
+        name = _ENCODER + name.removeprefix(_IMAGE_ENCODER)
+    return _TOWER + name

@@ -77,7 +77,7 @@ def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
     renamed = {}
     for name, tensor in _one_by_one(tensors).items():
         first = name.split("/")[0]
-        # These names were used during the development of ViT-G.
+        # Files from the development of ViT-G have these names for parts of the attention pooling.
         if first in _POOLING_PARTS:
             name = _POOLING + name
         elif first == "Transformer":
@@ -148,7 +148,7 @@ def _values(shapes: dict, by_kind: bool) -> dict:
 
     Args:
       shapes: shapes of the arrays by name.
-      by_kind: the names are those of big_vision.
+      by_kind: the arrays have big_vision's names.
     """
     patch, _, channels, dim = shapes["embedding/kernel"]
     values = dict(
@@ -191,7 +191,7 @@ def _describe(values: dict) -> dict:
     """Returns {}, because npz files have no `config.json`; checks that the model can be written.
 
     Raises:
-      UserError: the files could not be distinguished from those of another model.
+      UserError: the files would look like the files of another model.
     """
     if values.get("mlp") == "swiglu":
         raise UserError("Google's npz has no mlp='swiglu'")
@@ -202,16 +202,20 @@ def _describe(values: dict) -> dict:
 
 def _number(mapped: list[Entry], values: dict) -> list[Entry]:
     """Gives models that exist only in big_vision the tensor names of big_vision."""
-    if not _by_kind(values):
-        return mapped
+    return with_big_vision_names(mapped) if _by_kind(values) else mapped
 
-    def renamed(name):
-        if name.startswith("Transformer/encoderblock"):
-            for new, old in _NUMBERED_BY_KIND.items():
-                name = name.replace(f"/{old}/", f"/{new}/")
-        return "pos_embedding" if name == POSITIONS else name
 
-    return [entry._replace(names=tuple(map(renamed, entry.names))) for entry in mapped]
+def with_big_vision_names(mapped: list[Entry]) -> list[Entry]:
+    """Replaces the tensor names of vision_transformer by those of big_vision."""
+    return [entry._replace(names=tuple(map(big_vision_name, entry.names))) for entry in mapped]
+
+
+def big_vision_name(name: str) -> str:
+    """Returns big_vision's name of a tensor whose name is that of vision_transformer."""
+    if name.startswith("Transformer/encoderblock"):
+        for new, old in _NUMBERED_BY_KIND.items():
+            name = name.replace(f"/{old}/", f"/{new}/")
+    return "pos_embedding" if name == POSITIONS else name
 
 
 def _by_kind(values: dict) -> bool:

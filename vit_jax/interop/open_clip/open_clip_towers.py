@@ -129,7 +129,15 @@ def _architectures(text_part: TextPart) -> list[str]:
 
 
 def _is_architecture(name: str, pooling: str, form: Format, arrays: Arrays, values: Values) -> bool:
-    """Returns True if timm's architecture `name` has the arguments `values` of the model."""
+    """Returns True if a timm architecture is the image tower of this model.
+
+    Args:
+      name: name of the architecture.
+      pooling: timm's `global_pool`.
+      form: timm's format for the model.
+      arrays: tensors of the model by timm's names.
+      values: arguments of the model. The architecture must have the same arguments.
+    """
     tensors = {key: Tensor(x.shape, x.dtype, lambda x=x: x) for key, x in arrays.items()}
     config = dict(architecture=name, model_args=dict(global_pool=pooling), pretrained_cfg={})
     try:

@@ -49,7 +49,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     model_cfg, tower = config["model_cfg"], config["model_cfg"]["vision_cfg"]
     for name, value in tower.items():
-        droops = name.endswith("dropout")  # Dropout is used in training only.
+        droops = name.endswith("dropout")  # Ignored, because dropout is used in training only.
         if name not in _SHOWN and not droops and value not in (None, False, _ALWAYS.get(name)):
             raise UserError(f"an open_clip tower with {name}={value!r} is unsupported")
     dim, channels, patch, _ = shapes["conv1.weight"]

@@ -117,7 +117,7 @@ def _convert(tensors: Mapping[str, np.ndarray]) -> _Converted:
         return _Converted(named, side=side, pixels={"half": "BEiT", "imagenet": "BEiT v2"})
     if "blocks.0.attn.q_bias" in named and "pos_embed" in named:
         return _eva01_or_02(named, tensors, dim, patch)
-    # The models above also have tensors with these names, for LayerScale.
+    # This test follows the others, because their models, too, have this tensor (LayerScale).
     if "blocks.0.gamma_1" in named:
         return _deit3(named, patch)
     return _Converted(named)
@@ -161,7 +161,7 @@ def _eva01(named: dict[str, np.ndarray], dim: int, patch: int) -> _Converted:
 
 
 def _eva02(named: dict[str, np.ndarray], cosines: np.ndarray, patch: int) -> _Converted:
-    # Older files have two axes, for rows and columns of patches. Newer files have a single axis.
+    # In older files, rows and columns of patches are two axes. In newer files they are one axis.
     cosines = cosines.reshape(-1, cosines.shape[-1])
     _check("rope.freqs_cos", cosines, _angles(*cosines.shape))
     dim = named["patch_embed.proj.weight"].shape[0]
@@ -309,7 +309,7 @@ def _angles(rows: int, dim: int) -> np.ndarray:
 
 
 def _check(name: str, stored: np.ndarray, expected: np.ndarray) -> None:
-    """Raises UserError if positions in a file differ from the computed ones that replace them."""
+    """Raises UserError if positions in a file differ from the model's computed positions."""
     # The tolerance allows for the rounding errors of bfloat16.
     if stored.shape != expected.shape or np.abs(stored - expected).max() > 0.01 * expected.max():
         raise UserError(f"its positions ({name}) are not those of the published models")

@@ -1,4 +1,4 @@
-"""BiT in timm, which is timm's ResNetV2. Hybrids use the same naming rules for their ResNet."""
+"""BiT in timm (class ResNetV2). Hybrid ViTs use the same naming rules for their ResNet."""
 
 from collections.abc import Iterable
 

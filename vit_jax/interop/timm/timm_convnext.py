@@ -109,7 +109,7 @@ def _with_defaults(shape: dict) -> dict:
 def _rules(values: dict) -> list[Rule]:
     block = "stages.{0}.blocks.{1}."
     inside = r"stages/(\d+)/(\d+)/"
-    # Indices of the convolutions in timm's stem; the norm follows the last convolution.
+    # Indices of the convolutions in timm's stem. The norm has the index after the last convolution.
     places = dict(patches=(0,), activated=(0, 2)).get(values["stem"], (0, 1))
     stem = (torch_dense(f"stem/{ours}", f"stem.{place}", CONV) for ours, place in enumerate(places))
     return [
@@ -192,7 +192,12 @@ def _values(shapes: dict) -> dict:
 
 
 def _stem(shapes: dict, width: int) -> str:
-    """Returns the argument `stem`, for a first stage of `width` channels."""
+    """Returns the value of the model argument `stem`, such as `patches`.
+
+    Args:
+      shapes: shapes of the tensors by name.
+      width: number of channels of the first stage.
+    """
     # In other stems, `stem.2` is not a convolution.
     if len(shapes.get("stem.2.weight", ())) == 4:
         return "activated"
@@ -203,7 +208,7 @@ def _stem(shapes: dict, width: int) -> str:
 
 
 def _timm_arguments(values: dict) -> dict:
-    """Converts vit_jax's arguments that the tensors determine to timm's arguments."""
+    """Converts model arguments, which the tensors determine, to timm's names and values."""
     return dict(
         depths=values["blocks"],
         dims=values["widths"],
@@ -256,7 +261,8 @@ def _describe(values: dict) -> dict:
 def _architecture(values: dict) -> str:
     """Returns the name of timm's architecture with these sizes.
 
-    If there is none, it is the architecture `tiny`, and `model_args` override its sizes.
+    If timm has no such architecture, the result is the architecture `tiny`, whose sizes
+    `model_args` override.
     """
     family, other = ("convnextv2", "convnext") if values["grn"] else ("convnext", "convnextv2")
     if not values["centred_norm"]:

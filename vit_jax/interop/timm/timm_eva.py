@@ -1,4 +1,4 @@
-"""EVA, EVA-02, DINOv3, Perception Encoder and RoPE-ViT in timm, which are timm's class Eva."""
+"""EVA, EVA-02, DINOv3, Perception Encoder and RoPE-ViT in timm (all of class Eva)."""
 
 import re
 from collections.abc import Iterable
@@ -212,7 +212,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _join_qkv(tensors: Tensors, prefix: str) -> None:
-    """Replaces the three projections to query, key and value of a layer by timm's fused one."""
+    """Replaces a layer's three projections to query, key and value by timm's fused projection."""
     weights = [tensors.pop(f"{prefix}{part}_proj.weight") for part in "qkv"]
     tensors[f"{prefix}qkv.weight"] = _joined(weights)
     for part in "qv":
@@ -221,7 +221,7 @@ def _join_qkv(tensors: Tensors, prefix: str) -> None:
 
 
 def _join_gate(tensors: Tensors, prefix: str) -> None:
-    """Concatenates the tensors of the gate and of the gated values, unless a norm follows them."""
+    """Concatenates the tensors of an MLP's gate and gated values, if no norm follows the gate."""
     if f"{prefix}norm.weight" in tensors:
         return
     for part in ("weight", "bias"):
@@ -337,9 +337,13 @@ def _layer_values(shapes: dict) -> Values:
 
 
 def _first_in(shapes: dict, values: dict[str, str], default: str) -> str:
-    """Returns a value of `values`: that of the first key which is a tensor of the first layer.
+    """Returns the value for the tensors that a model's first layer has.
 
-    If the first layer has none of these tensors, the result is `default`.
+    Args:
+      shapes: shapes of the tensors by name.
+      values: value by tensor name, such as `attn.q_norm.weight`. The first tensor that exists in
+        the first layer determines the result.
+      default: result if none of these tensors exists.
     """
     return next((value for name, value in values.items() if f"blocks.0.{name}" in shapes), default)
 

@@ -23,7 +23,7 @@ _DECODER_RULES = (
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the position table if it equals the fixed position table of masked autoencoders."""
+    """Implements `Format.rename`: removes the position table if it is the fixed table of MAE."""
     if (table := tensors.get(_TABLE)) is not None and is_fixed(table):
         return {name: tensor for name, tensor in tensors.items() if name != _TABLE}
     return tensors
@@ -55,7 +55,10 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 
 
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the decoder's position table, which is the fixed table of masked autoencoders.
+    """Implements `ObjectiveFormat.rename`: removes the decoder's position table.
+
+    The names of the other tensors do not change. The table is not needed, because it is the fixed
+    table of masked autoencoders.
 
     Raises:
       UserError: the table differs from the fixed table.

@@ -1,4 +1,4 @@
-"""Swin and Swin V2 in timm, which are timm's SwinTransformer and SwinTransformerV2."""
+"""Swin and Swin V2 in timm (classes SwinTransformer and SwinTransformerV2)."""
 
 import math
 import re
@@ -185,7 +185,7 @@ def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int,
 
 
 def _pretrained_windows(settings: dict, stages: int, version: int) -> tuple[int, ...] | None:
-    """Returns the side of a Swin V2's windows in pre-training, by stage; None: unchanged."""
+    """Returns the side of a Swin V2's windows in pre-training, by stage; None: the same as now."""
     sides = settings.get("pretrained_window_sizes") or ()
     return tuple(sides[:stages]) if version == 2 and any(sides) else None
 
@@ -196,7 +196,7 @@ def _sides(window, stages: int) -> int | tuple[int, ...]:
     Raises:
       UserError: the windows are not square.
     """
-    # In timm, two numbers are height and width.
+    # In timm, a pair of numbers is the height and width of one window for all stages.
     whole = isinstance(window, int) or len(window) == 2 and isinstance(window[0], int)
     each = [window] * stages if whole else window
     sides = [{side} if isinstance(side, int) else set(side) for side in each]
@@ -230,7 +230,7 @@ def _describe(values: dict) -> dict:
     if values["version"] == 2:
         former = values["pretrained_windows"] or (0,) * len(values["blocks"])
         chosen["pretrained_window_sizes"] = list(former)
-        # timm has an architecture with these windows for each size.
+        # For each size, timm has an architecture with one of these windows.
         window = "window12_192" if word == "large" else "window8_256"
         architecture = f"swinv2_{word}_{window}"
     else:

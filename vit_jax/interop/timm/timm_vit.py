@@ -87,8 +87,8 @@ _HYBRIDS = {
 def _rules(values: dict) -> tuple[Rule, ...]:
     """Returns the naming rules of a model.
 
-    A hybrid whose ResNet has no stages has other names than other hybrids. In AIMv2 the gate and
-    the gated values of an MLP are separate tensors.
+    There are separate rules for hybrids whose ResNet consists of a first convolution without
+    stages. In AIMv2 the gate and the gated values of an MLP are separate tensors.
     """
     rules = _ROOT_RULES if values["resnet_blocks"] == () else _HYBRID_RULES
     return APART + rules if values["mlp"] == "swiglu" and values["norm"] == "rms" else rules
@@ -126,8 +126,8 @@ def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tens
 def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: int) -> bool:
     """Returns True if a position table has rows for patches only, and none for other tokens.
 
-    `config.json` determines this. If it does not, the number of rows does: patches form a square
-    grid.
+    If `config.json` contains neither `no_embed_class` nor an image size that matches the table, the
+    grid of patches is assumed to be square. The number of rows then determines the result.
 
     Args:
       tensors: tensors by name.
@@ -176,7 +176,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     Args:
       tensors: renamed tensors.
       config: content of `config.json`, or {}.
-      image_size: as in `image_size_of`.
+      image_size: image size for which the model is loaded, or None.
 
     Raises:
       UserError: the tensors are not a ViT or contradict `config`, or the model is unsupported.
@@ -195,7 +195,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             **_sizes(shapes, model_args, defaults),
             **_pooling_values(config, model_args, defaults, shapes),
             **_layer_values(shapes),
-            gelu=_GELUS[activation],  # A gated MLP does not use it.
+            gelu=_GELUS[activation],  # A gated MLP does not use a GELU.
             distillation=_distillation(shapes),
             norm_at=defaults.get("norm_at", "before"),
             norm_epsilon=defaults.get("eps", 1e-6),
@@ -334,7 +334,7 @@ def _pooling(config: dict, model_args: dict, shapes: dict) -> str:
     if "attn_pool.latent" in shapes:
         return "map"
     global_pool = model_args.get("global_pool") or config.get("global_pool")
-    # With average pooling, timm's default is an fc_norm.
+    # A model with `fc_norm` has average pooling, unless `config.json` contains another pooling.
     averaged = global_pool == "avg" or (global_pool is None and "fc_norm.weight" in shapes)
     return "gap" if averaged or "cls_token" not in shapes else "cls"
 

@@ -24,8 +24,11 @@ def _prepare(
 ) -> tuple[dict[str, Tensor], dict]:
     """Implements `Library.prepare`: removes an unused mask token, and prefixes of names.
 
-    A mask token that is zero was not used in training. Some classes add a prefix, such as `vit.`,
-    to the names of a model without a classifier.
+    A mask token that is zero was not used in training.
+
+    Classes for pre-training, such as `ViTForMaskedImageModeling`, add a prefix such as `vit.` to
+    the names of the model's tensors. The base classes, such as `ViTModel`, add no prefix. The
+    prefix is removed, so the formats read both. Models with a classifier keep the prefix.
 
     Raises:
       UserError: there is no `config.json`.

@@ -8,7 +8,7 @@ from vit_jax.interop.library import ObjectiveFormat
 from vit_jax.interop.objective_files import MASK
 
 _GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
-# Which of query (0), key (1) and value (2) have a bias, by the model's argument `qkv_bias`.
+# Projections with a bias, by the model's argument `qkv_bias`: 0: query, 1: key, 2: value.
 _BIASED = {"all": (0, 1, 2), "qv": (0, 2), "none": ()}
 
 
@@ -52,7 +52,12 @@ def _refuse_contradictions(config: dict, start: str, num_classes: int, two_heads
 
 
 def require_always(config: dict, always: dict) -> None:
-    """Raises UserError if a config has other values than vit_jax's models always have."""
+    """Raises UserError if a config contains a value that vit_jax does not support.
+
+    Args:
+      config: content of `config.json`.
+      always: the only supported value of each entry, by the entry's name.
+    """
     for option, only in always.items():
         if config.get(option, only) != only:
             raise UserError(
@@ -101,7 +106,10 @@ def read_sizes(config: dict) -> dict:
 
 
 def write_sizes(values: dict) -> dict:
-    """Inverts `read_sizes` and `read_gelu`: returns entries of `config.json`, without channels."""
+    """Returns the entries of `config.json` that `read_sizes` and `read_gelu` read.
+
+    The number of channels is not included.
+    """
     height, width = values["image_size"]
     return dict(
         image_size=height if height == width else [height, width],
@@ -121,14 +129,14 @@ def write_gelu(gelu: str) -> str:
 
 
 def require_square(title: str, values: dict) -> None:
-    """Raises UserError for non-square images, which Transformers' positions do not support."""
+    """Raises UserError for models of non-square images: Transformers has no positions for them."""
     height, width = values["image_size"]
     if height != width:
         raise UserError(f"{title} has positions for square images, not for {height}x{width} pixels")
 
 
 def vit_type(values: dict) -> str:
-    """Returns the model type of Transformers as which a ViT with these arguments is written."""
+    """Returns Transformers' model type, such as `dinov2`, for a ViT with these arguments."""
     if values["resnet_blocks"] is not None:
         return "vit"  # The format for this type then raises an error: hybrids are unsupported.
     if values["rope"] == "dinov3":

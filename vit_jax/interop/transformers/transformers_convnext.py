@@ -61,7 +61,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
         raise UserError(
             f"config.json has num_stages {config['num_stages']!r} and {len(depths)} depths"
         )
-    epsilon = config.get("layer_norm_eps", 1e-12)  # Only the last norm uses it.
+    epsilon = config.get("layer_norm_eps", 1e-12)  # Epsilon of the last norm only.
     values = dict(
         image_size=image_size or config.get("image_size", 224),
         channels=config.get("num_channels", 3),

@@ -104,7 +104,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
         rope="dinov3",
         rope_rescale=config["pos_embed_rescale"] or 1.0,
         mlp="swiglu" if gated else "gelu",
-        gelu="erf" if gated else read_gelu(config),  # A gated MLP does not use it.
+        gelu="erf" if gated else read_gelu(config),  # A gated MLP does not use a GELU.
         qkv_bias=next(kind for kind, parts in _BIASES.items() if parts == biases),
         bias=bias,
         layer_scale=config["layerscale_value"],

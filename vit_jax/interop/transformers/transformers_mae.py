@@ -1,7 +1,9 @@
 """Masked autoencoders in Hugging Face Transformers: the encoder and its pre-training decoder.
 
-If the image size changes, vit_jax computes fixed positions anew. Transformers interpolates them, as
-vit_jax does with `position="1d"`.
+The position embeddings of these models are fixed. If a model is loaded for another image size,
+vit_jax computes the embeddings for the new size, but Transformers interpolates them. The outputs of
+the two libraries then differ slightly. With the override `position="1d"` vit_jax interpolates the
+embeddings, too.
 """
 
 import re
@@ -49,7 +51,7 @@ def _grid(values: dict) -> tuple[int, int]:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the position table if it equals the fixed position table of masked autoencoders."""
+    """Implements `Format.rename`: removes the position table if it is the fixed table of MAE."""
     table = tensors.get(_TABLE)
     if table is not None and is_fixed(table, _grid(read_sizes(DEFAULTS | config))):
         return {name: tensor for name, tensor in tensors.items() if name != _TABLE}
@@ -123,13 +125,15 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 
 
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the decoder's position table, which is always the fixed table, and renames layers.
+    """Implements `ObjectiveFormat.rename`: renames layers, and removes the position table.
 
-    The names of layers that Transformers 5 writes differ from the names in published files.
-    Transformers reads both.
+    The names of layers that Transformers 5 writes differ from the names in published files. Both
+    are converted to the names in published files. The table is not needed, because it is the fixed
+    table of masked autoencoders.
 
     Raises:
-      UserError: the decoder differs from vit_jax's decoder.
+      UserError: the table differs from the fixed table, or the decoder has another GELU than
+        vit_jax's decoder.
     """
     config = DEFAULTS | config
     if read_gelu(config) != "erf":

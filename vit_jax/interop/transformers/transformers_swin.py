@@ -110,11 +110,11 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _refuse_other_maps(values: dict) -> None:
-    """Raises UserError for feature maps that Transformers would divide into other windows.
+    """Raises UserError if Transformers would divide a feature map into other windows than vit_jax.
 
-    There are two differences. Transformers pads a map before the cyclic shift. If a map is not
-    larger than a window, Transformers uses square windows with the map's shorter side, and the bias
-    table of a whole window.
+    The two libraries differ in two cases. If a map must be padded, Transformers pads it before the
+    cyclic shift. If a map is not larger than a window, Transformers uses square windows with the
+    map's shorter side, and the bias table of a whole window.
     """
     side, version = values["window"], values["version"]
     if not isinstance(side, int):

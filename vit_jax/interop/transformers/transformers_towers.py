@@ -19,9 +19,10 @@ from vit_jax.models import family_of
 
 _TITLE = "Transformers"
 _CLASSES = {"clip": "CLIP", "siglip": "Siglip"}
-# Model type and image processor -> the model's own image processor, which has the same settings.
+# Keys: a model type and an image processor. Values: the image processor of this model type, which
+# has the same settings.
 _PROCESSORS = {("clip", "Bit"): "CLIP", ("siglip", "ViT"): "Siglip"}
-# Notes about text cleaning that Transformers does not apply.
+# For each value of `Tokenizer.cleaning` that Transformers does not apply: words for a note.
 _CLEANINGS = {
     "open_clip": "open_clip's cleaning of texts (encodings, HTML entities, spaces)",
     "big_vision": "big_vision's cleaning of texts, which keeps the punctuation that a "
@@ -78,7 +79,7 @@ def _config(kind: str, vision: dict, text: dict) -> dict:
 
 
 def _name_processor(processor: dict, kind: str) -> None:
-    """Replaces the name of an image processor by the model's own, if both are equivalent."""
+    """Replaces an image processor's name by the model type's equivalent processor, if any."""
     name = processor["image_processor_type"].removesuffix("ImageProcessor")
     name = _PROCESSORS.get((kind, name), name)
     processor["image_processor_type"] = f"{name}ImageProcessor"

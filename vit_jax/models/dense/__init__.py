@@ -1,10 +1,10 @@
-"""Heads for dense prediction: a value for each place of the feature map.
+"""Heads for dense prediction: a value for each position of the feature map.
 
 A head runs the image model itself, because some heads change the model's last layers.
 `head(model, images, rngs, state)` returns the outputs that the loss needs. `head.scores(outputs)`
-converts these outputs to the score of each class at each place. The head's parameters belong to the
-training objective. `state` contains the running statistics of the head's batch norms, which belong
-to the state of the objective.
+converts these outputs to the score of each class at each position. The head's parameters belong to
+the training objective. `state` contains the running statistics of the head's batch norms, which
+belong to the state of the objective.
 """
 
 from functools import partial
@@ -35,7 +35,7 @@ def make_head(
       options: the section `segmentation` of the config.
       model: the image model, which may be abstract.
       num_classes: number of pixel classes.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: the head does not support the model.

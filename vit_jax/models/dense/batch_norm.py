@@ -24,7 +24,7 @@ class Statistics:
 
     Attributes:
       moments: filled if `running` is None. For each norm: `mean` and `variance` of each image over
-        its places, `[batch, channels]`, and the number of `places` of each image, `[batch]`.
+        its positions, `[batch, channels]`, and the number of `places` of each image, `[batch]`.
     """
 
     def __init__(self, running: Moments | None = None):
@@ -32,7 +32,7 @@ class Statistics:
 
 
 class BatchNorm(nnx.Module):
-    """Normalizes each channel over the batch and the places, in float32.
+    """Normalizes each channel over the batch and the positions, in float32.
 
     Args:
       name: key of this norm in `Statistics`, unique in the head.

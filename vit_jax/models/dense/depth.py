@@ -1,4 +1,4 @@
-"""Heads for monocular depth: the distance of each place in metres.
+"""Heads for monocular depth: the distance of each position in metres.
 
 A head predicts the distance directly, or as the mean of distance bins weighted by their scores.
 DINOv2 and DINOv3 evaluate depth with the linear head and with DPT (Ranftl et al., 2103.13413). The
@@ -73,9 +73,9 @@ class Layer(NamedTuple):
 def even_layers(depth: int) -> tuple[int, ...]:
     """Returns the indices, from 0, of the four encoder layers that a depth head reads.
 
-    They are the last layers of the four quarters of the encoder, such as 2, 5, 8 and 11 of 12
-    layers. With 24 layers they are 4 (not 5), 11, 17 and 23, as in DINOv2 and DINOv3. An encoder of
-    fewer than four layers has repeated indices.
+    These are the last layers of the four quarters of the encoder, such as 2, 5, 8 and 11 of 12
+    layers. With 24 layers the indices are 4 (not 5), 11, 17 and 23, as in DINOv2 and DINOv3. An
+    encoder of fewer than four layers has repeated indices.
     """
     if depth == 24:
         return 4, 11, 17, 23
@@ -89,7 +89,7 @@ class DepthHead(nnx.Module):
       options: the section `depth` of the config.
       model: the image model.
       num_layers: number of encoder layers to read: 1 (the last layer) or 4.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: `num_layers` is 4 and the model is no ViT, or `options.class_token` is True and the
@@ -196,7 +196,7 @@ class LinearDepth(DepthHead):
     Args:
       options: the section `depth` of the config.
       model: the image model. If it has stages, as a Swin has, the head reads the last stage.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: the config requests four layers and the model is no ViT, or it requests the class
@@ -237,7 +237,7 @@ class DPT(DepthHead):
     Args:
       options: the section `depth` of the config.
       model: the image model.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: the model is no ViT, or the config requests the class token and the model has none.
@@ -362,10 +362,7 @@ def doubled(x: jax.Array) -> jax.Array:
 
 
 def _doubling(size: int) -> np.ndarray:
-    """Returns the matrix that interpolates an axis of this length to twice its length.
-
-    Its shape is `[2 * size, size]`.
-    """
+    """Returns the matrix `[2 * size, size]` that doubles an axis by linear interpolation."""
     places = np.linspace(0, size - 1, 2 * size)
     return np.maximum(0, 1 - np.abs(places[:, None] - np.arange(size)))
 
@@ -381,7 +378,7 @@ def depth_head(
     Args:
       options: the section `depth` of the config.
       model: the image model, which may be abstract.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: the head does not support the model.

@@ -9,16 +9,16 @@ from vit_jax.models.dense.dense_model import DenseModel
 
 
 class DepthModel(DenseModel):
-    """An image model with a head that predicts the distance of each place."""
+    """An image model with a head that predicts the distance of each position."""
 
     loaded_by = "load_depth"
     output = "depth", "metres at each place, to be resized bilinearly to the input"
 
     def __call__(self, images: Any) -> jax.Array:
-        """Returns the depth in metres at each place of the head.
+        """Returns the depth in metres at each position of the head.
 
         Args:
-          images: of the model's size, as in `ImageModel.__call__`.
+          images: images of the model's size: uint8, floats in [-1, 1], or PIL images.
 
         Returns:
           float32 `[batch, rows, columns, 1]`.
@@ -32,7 +32,7 @@ class DepthModel(DenseModel):
         moves along the long side. Depths are blended where windows overlap.
 
         Args:
-          images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
+          images: paths, PIL images or uint8 arrays of any size, as in `ImageModel.predict`.
           whole: resize the whole image to the model's image size, ignoring its aspect ratio,
             instead of using windows.
 

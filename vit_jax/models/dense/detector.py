@@ -78,7 +78,7 @@ class Detector(DenseModel):
         """Returns the objects with the highest scores in each image.
 
         Args:
-          images: images of the model's size, as in `ImageModel.__call__`.
+          images: images of the model's size: uint8, floats in [-1, 1], or PIL images.
           most: number of objects in each image.
         """
         return best_of(self.outputs(images), most)
@@ -87,7 +87,7 @@ class Detector(DenseModel):
         """Returns the objects in images of any size.
 
         Args:
-          images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
+          images: paths, PIL images or uint8 arrays of any size, as in `ImageModel.predict`.
           threshold: minimum score of an object.
 
         Raises:

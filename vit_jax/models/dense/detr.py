@@ -1,8 +1,8 @@
-"""A head that predicts a set of objects: proposals at each place, refined by a decoder.
+"""A head that predicts a set of objects: proposals at each position, refined by a decoder.
 
-It is a DETR (Carion et al., 2005.12872) in the two-stage form of Deformable DETR (Zhu et al.,
+The head is a DETR (Carion et al., 2005.12872) in the two-stage form of Deformable DETR (Zhu et al.,
 2010.04159), with plain attention, no anchors and no non-maximum suppression. The queries are the
-places with the highest class scores, and each layer of the decoder refines their boxes.
+positions with the highest class scores, and each layer of the decoder refines their boxes.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from vit_jax.models.image_model import ImageModel
 from vit_jax.options.objective import DetectionOptions
 
 HEAD_DIM = 32  # Number of channels of an attention head.
-PRIOR = 0.01  # Initial probability of a class at a place.
+PRIOR = 0.01  # Initial probability of a class at a position.
 SMALLEST = 0.05  # Initial side of a box at the finest level, relative to the image.
 TEMPERATURE = 10000.0  # Temperature of the sine embeddings of boxes.
 
@@ -31,10 +31,10 @@ class DetectionHead(nnx.Module):
       model: the image model, which may be abstract.
       num_classes: number of classes.
       dim: width of the feature pyramid and of the decoder.
-      queries: number of predicted objects; at most the number of places of the pyramid.
+      queries: number of predicted objects; at most the number of positions of the pyramid.
       depth: number of decoder layers. 0: there is no decoder, and the head predicts the proposals.
       masks: also predict a mask of each object.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
       rngs: random keys for initialization.
     """
 
@@ -170,8 +170,8 @@ class DecoderLayer(nnx.Module):
         Args:
           x: queries, `[batch, queries, dim]`.
           boxes: the queries' boxes before this layer, `[batch, queries, 4]`.
-          memory: features of all places of the pyramid, `[batch, places, dim]`.
-          positions: position embeddings of the places, `[places, dim]`.
+          memory: features of all positions of the pyramid, `[batch, positions, dim]`.
+          positions: position embeddings of these positions, `[positions, dim]`.
         """
         first, second = self.position
         query_positions = second(nnx.relu(first(embedded(boxes, x.shape[-1]))))
@@ -208,7 +208,10 @@ class MaskBranch(nnx.Module):
 
 
 class PlacedAttention(nnx.Module):
-    """Multi-head attention; the caller adds positions to queries and keys, but not to values."""
+    """Multi-head attention. Position embeddings must be added to queries and keys before the call.
+
+    Values have no position embeddings.
+    """
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
         heads = max(1, dim // HEAD_DIM), min(HEAD_DIM, dim)

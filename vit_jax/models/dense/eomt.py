@@ -21,7 +21,8 @@ class Masking(NamedTuple):
     """Random choice of the queries that attend only within their own predicted masks.
 
     Attributes:
-      probabilities: probability of this restriction in each layer with queries, `[layers]`.
+      probabilities: probability that a query is restricted to its mask, in each layer with queries,
+        `[layers]`.
       draws: uniform random numbers in [0, 1), `[batch, layers, queries]`. A query is restricted in
         a layer if its number is smaller than the layer's probability.
     """
@@ -61,7 +62,7 @@ class EoMT(nnx.Module):
         counted.
       queries: number of queries.
       layers: number of layers, at the end of the encoder, that process the queries.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: the model is no plain ViT, or has fewer layers than `layers`.
@@ -111,8 +112,8 @@ class EoMT(nnx.Module):
           images: uint8, or floats in [-1, 1].
           rngs: random keys, in training.
           state: unused.
-          masking: which queries attend only within their predicted masks, in training. None: no
-            query is restricted.
+          masking: choice of the queries that attend only within their predicted masks, in training.
+            None: no query is restricted.
 
         Returns:
           A dictionary of `masks` `[predictions, batch, queries, rows, columns]` and `classes`
@@ -162,7 +163,7 @@ class EoMT(nnx.Module):
         return masks, self.classifier(queries).astype(jnp.float32)
 
     def scores(self, outputs: dict[str, Any]) -> jax.Array:
-        """Returns the score of each class at each place, float32 `[batch, rows, columns, classes]`.
+        """Returns the class scores of each position, float32 `[batch, rows, columns, classes]`.
 
         The score of a class is the sum, over all queries, of the query's mask probability times its
         class probability.

@@ -14,7 +14,7 @@ from vit_jax.models.image_model import ImageModel
 
 
 class LinearHead(nnx.Module):
-    """Dropout of whole channels, batch norm, and a linear layer at each place.
+    """Dropout of whole channels, batch norm, and a linear layer at each position.
 
     The head reads the normalized patches of a ViT, or the last stage of a model with stages.
     Dropout comes before the norm, as in DINOv3's `eval/segmentation/models/heads/linear_head.py`.
@@ -23,7 +23,7 @@ class LinearHead(nnx.Module):
       model: the image model.
       num_classes: number of classes.
       dropout: dropout rate of channels.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
     """
 
     def __init__(

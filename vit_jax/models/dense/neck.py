@@ -138,11 +138,11 @@ def make_neck(channels: Sequence[int], dim: int, *, rngs: nnx.Rngs) -> nnx.Modul
 
 
 def places_of(levels: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Concatenates the places of all levels of a feature pyramid to one sequence.
+    """Concatenates the positions of all levels of a feature pyramid to one sequence.
 
     Returns:
-      A tuple of the features `[batch, places, dim]`; the centre of each place, x and y in [0, 1],
-      float32 `[places, 2]`; and the level of each place, int32 `[places]`.
+      A tuple of the features `[batch, positions, dim]`; the centre of each position, x and y in
+      [0, 1], float32 `[positions, 2]`; and the level of each position, int32 `[positions]`.
     """
     features, centres, numbers = [], [], []
     for number, level in enumerate(levels):

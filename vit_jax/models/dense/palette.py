@@ -37,7 +37,7 @@ def class_legend(
       labels: indices of the classes in the legend.
       class_names: names of all classes.
       background: class 0 is the background, in black. False: there is no background, and the
-        colours are those of `object_colour`.
+        colours are from `object_colour`.
     """
     return {
         as_text(str(class_names[label])): "#"

@@ -9,20 +9,20 @@ from vit_jax.models.dense.dense_model import DenseModel
 
 
 class Segmenter(DenseModel):
-    """An image model with a head that classifies each place."""
+    """An image model with a head that classifies each position."""
 
     loaded_by = "load_segmenter"
     output = "scores", "score of each class at each place, to be resized bilinearly to the input"
 
     def __call__(self, images: Any) -> jax.Array:
-        """Returns the score of each class at each place of the head.
+        """Returns the score of each class at each position of the head.
 
         Args:
-          images: images of the model's size, as in `ImageModel.__call__`.
+          images: images of the model's size: uint8, floats in [-1, 1], or PIL images.
 
         Returns:
-          Scores, float32 `[batch, rows, columns, classes]`. The predicted class of a place is the
-          class with the highest score.
+          Scores, float32 `[batch, rows, columns, classes]`. The predicted class of a position is
+          the class with the highest score.
         """
         return self.head.scores(self.outputs(images))
 
@@ -33,7 +33,7 @@ class Segmenter(DenseModel):
         moves along the long side; see `vit_jax.models.dense.windows`.
 
         Args:
-          images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
+          images: paths, PIL images or uint8 arrays of any size, as in `ImageModel.predict`.
           whole: resize the whole image to the model's image size, ignoring its aspect ratio,
             instead of using windows.
 

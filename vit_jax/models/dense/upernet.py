@@ -59,7 +59,7 @@ class UPerNet(nnx.Module):
       dim: number of channels of the head.
       auxiliary_dim: number of channels of the auxiliary head.
       dropout: dropout rate of channels before the classifiers.
-      frozen: the model is not trained, so it runs without dropout.
+      frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:
       UserError: the model has no stages.

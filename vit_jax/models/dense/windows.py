@@ -47,8 +47,9 @@ class Axis(NamedTuple):
 
         Args:
           places: number of scores of a window along this side.
-          blended: where windows overlap, weight the scores near a window's ends less than the
-            scores in its middle. This hides the edges between windows. False: equal weights.
+          blended: True: where windows overlap, the scores near a window's ends have a smaller
+            weight than the scores in its middle. This hides the edges between windows. False: equal
+            weights.
 
         Returns:
           The matrix, float32 `[original, windows * places]`.
@@ -130,11 +131,12 @@ class Windows(NamedTuple):
         """Merges the scores of all windows to a map of the original image.
 
         Args:
-          scores: as in `class_map`.
+          scores: float32 `[windows, rows, columns, classes]`, in the order of `cut`.
           dtype: dtype of the map.
           finish: called with the scores of pixels, `[..., classes]`; returns the values of the map,
             such as the class with the highest score.
-          blended: as in `Axis.weights`.
+          blended: True: where windows overlap, the scores near a window's ends have a smaller
+            weight than the scores in its middle.
         """
         _, rows, columns, classes = scores.shape
         across = len(self.columns.starts)
@@ -188,7 +190,9 @@ def sliding(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
 def whole(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
     """Returns one window that contains the whole image, resized without keeping its aspect ratio.
 
-    The arguments are those of `sliding`.
+    Args:
+      sides: height and width of the original image in pixels.
+      window: height and width of the window in pixels.
     """
     rows, columns = (
         Axis(side, length, length, (0,)) for side, length in zip(sides, window, strict=True)

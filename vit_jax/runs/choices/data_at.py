@@ -27,7 +27,8 @@ GROUPS = (
     (rf"({ORIGIN}[-_ ]?\d+)", rf"{ORIGIN}[-_ ]?\d+"),
 )
 GROUPED = 0.9  # Groups are used if at least this share of the file names contains a group.
-FEWEST_GROUPS = 3  # Of each class: one for training, one for model selection and one for the test.
+# Minimum number of groups of each class: one for training, model selection and test each.
+FEWEST_GROUPS = 3
 MOST_NAMES = 100_000
 SHOWN = 3  # Number of missing files that an error message names.
 
@@ -117,7 +118,11 @@ def of_kind(kind: str, path: str) -> DataAt:
 
 
 def _of_csv(path: str) -> DataAt:
-    """Returns the data set of a CSV, or of a folder of CSVs; the words count rows by split."""
+    """Returns the data set of a CSV, or of a folder of CSVs.
+
+    For a CSV with a column of splits, the attribute `words` contains the number of rows of each
+    split.
+    """
     words, splits = "a CSV of files and labels", tuple(split_files(path))
     if os.path.isdir(path):
         return DataAt("csv", path, splits or ("train", "test"), "CSVs of files and labels")
@@ -129,11 +134,12 @@ def _of_csv(path: str) -> DataAt:
 
 
 def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
-    """Returns the data set of CSVs in a folder that list images; None: there are no such CSVs.
+    """Returns the data set of the CSVs in a folder; None: the folder has no CSVs that list images.
 
     Args:
       path: the folder.
-      folders: names of the folders in it. If their names are those of splits, None is returned.
+      folders: names of the folders in it. If some are names of splits, CSVs without the name of a
+        split are ignored.
     """
     if splits := tuple(split_files(path)):
         return DataAt("csv", path, splits, "CSVs of files and labels")
@@ -167,9 +173,14 @@ def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
 
 
 def _check_no_splits(path: str, folders: Sequence[str]) -> None:
-    """Raises UserError if folders without the name of a split seem to be splits, not classes.
+    """Raises UserError if the folders of a data set could be splits instead of classes.
 
-    They have no images of their own, and all contain the same two or more folders.
+    This is the case if the folders contain no images directly, and all contain the same two or more
+    folders.
+
+    Args:
+      path: the data set.
+      folders: names of the folders in it; none is the name of a split.
     """
     places = [os.path.join(path, name) for name in folders]
     inner = {tuple(sorted(_folders_of_images(place))) for place in places}
@@ -208,8 +219,8 @@ def folder_of_splits(path: str, folders: Sequence[str]) -> DataAt:
     Other folders are ignored.
 
     Raises:
-      UserError: a single folder has the name of a split, and other folders contain images, so it
-        could also be a class.
+      UserError: a single folder has the name of a split, and other folders contain images, so the
+        folder could also be a class.
     """
     named = [name for name in folders if split_name(name)]
     others = [name for name in folders if not split_name(name)]

@@ -2,7 +2,7 @@
 
 The recipe is LP-FT (Kumar et al., 2022). First a linear probe is fitted, which initializes the
 head. Then all layers are trained with AdamW, at a low learning rate with layer-wise decay. The
-parameters with the best dev accuracy are kept. These may be the linear probe's.
+parameters with the best dev accuracy are kept, which may be those of the linear probe.
 """
 
 import math
@@ -136,7 +136,7 @@ def _checkpoint(config: ConfigDict) -> tuple[Checkpoint, list[Choice]]:
 def _splits(
     config: ConfigDict, user_keys: Collection[str], data_set: DataAt
 ) -> tuple[Images, list[Choice]]:
-    """Chooses the splits: those of the data set, or stratified slices of all its images."""
+    """Chooses the splits: the splits of the data set, or stratified slices of all its images."""
     keys = {"data.train_split", "data.dev_split", "data.test_split"} & {*user_keys}
     first = _first_split(config, keys, data_set)
     source = open_split(config, first)

@@ -101,9 +101,9 @@ def _candidates(
 
 
 def _bytes_needed(parts: Parts, config: ConfigDict, available: float) -> float:
-    """Returns the memory of a training step in bytes.
+    """Returns the memory of a training step in bytes: an estimate, or a measurement.
 
-    It is an estimate. If the estimate is close to the limit, the step is compiled to measure it.
+    If the estimate is close to `available`, the step is compiled and its memory is measured.
 
     Args:
       parts: data, model, objective and step of the run.

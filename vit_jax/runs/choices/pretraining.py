@@ -311,7 +311,7 @@ def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
 def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
     """Estimates the training time of one image in seconds.
 
-    It covers teacher and student on large crops, and the student on local crops.
+    The estimate includes teacher and student on large crops, and the student on local crops.
 
     Args:
       start: the model.
@@ -396,7 +396,7 @@ def _steps(
 def _comparison(config: ConfigDict, train: Source) -> list[Choice]:
     """Chooses settings for k-NN evaluation before and after training, if the images have labels.
 
-    Labels are the names of folders, or those of a labelled data set.
+    The labels are the names of folders, or the labels of a labelled data set.
     """
     data = config.data
     whole = data.train_split.partition("[")[0]

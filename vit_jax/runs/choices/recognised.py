@@ -66,7 +66,7 @@ def _data_set(config: ConfigDict) -> DataAt | None:
 
 
 def _choices(config: ConfigDict, data_set: DataAt) -> list[Choice]:
-    """Returns those of the data set's source, path and splits that differ from the config's."""
+    """Returns the changes of the config's source, path and splits that the data set requires."""
     choices = []
     if data_set.kind != config.data.source:
         choices.append(Choice("data.source", data_set.kind, data_set.words))

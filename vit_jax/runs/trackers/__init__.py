@@ -22,12 +22,12 @@ from vit_jax.runs.workdir import saved_run
 def deliveries(
     names: Sequence[str], workdir: Path, rows: Sequence[dict], log: Say
 ) -> list[Delivery]:
-    """Opens trackers for the run in a workdir, and sends them rows that they do not have yet.
+    """Opens trackers for the run in a workdir, and sends the metrics that they do not have yet.
 
     Args:
       names: names of the trackers.
       workdir: the run's workdir.
-      rows: all rows that the run has written so far.
+      rows: all rows of `metrics.jsonl` that the run has written so far.
       log: callback for messages.
 
     Raises:

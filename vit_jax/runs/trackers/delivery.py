@@ -33,7 +33,7 @@ class _Picture(NamedTuple):
 
 
 class Delivery:
-    """Thread that sends a run's rows of metrics and pictures to a tracker, in their order.
+    """Thread that sends a run's metrics and pictures to a tracker, in the order of the steps.
 
     The file `trackers/NAME.json` in the workdir contains the tracker's identifier of the run and a
     record of the rows that were sent. If sending fails, it is tried again until the run ends.
@@ -44,7 +44,7 @@ class Delivery:
     sent again.
 
     Args:
-      rows: rows that the run has written so far.
+      rows: rows of `metrics.jsonl` that the run has written so far.
 
     Raises:
       UserError: the first connection of a new run fails. The thread tries later connections again.
@@ -129,7 +129,7 @@ class Delivery:
         return True
 
     def _send(self, item: _Row | _Picture) -> None:
-        """Sends an item, without those of its metrics that were sent before."""
+        """Sends an item, without the metrics that were sent before."""
         tracker = self._tracker = self._tracker or self._open()
         sent = self._sent
         if isinstance(item, _Picture):

@@ -22,11 +22,11 @@ OBJECTIVES: dict[str, type[Objective]] = {
     name: import_module(f"{__name__}.{name}").OBJECTIVE for name in OBJECTIVE_NAMES
 }
 
-# Number of steps for calls that only need the shapes of an objective's parameters. No schedule is
-# longer than such a run.
+# Number of steps for calls that only need the shapes of an objective's parameters. The number is
+# larger than the length of every schedule, so no check of a schedule fails.
 ENDLESS = 2**31 - 1
 
-# Objective that a caller passes to `vit_jax.train`. Only that call can see it, not other threads.
+# The objective class that was passed to `vit_jax.train`. Other threads do not see it.
 _HANDED_IN: ContextVar[type[Objective] | None] = ContextVar(
     "the objective that was passed", default=None
 )
@@ -78,14 +78,15 @@ def make_objective(
     steps: int = ENDLESS,
     frozen: nnx.Module | None = None,
 ) -> Objective:
-    """Creates the config's objective. The calling code sets the objective's attribute `frozen`.
+    """Creates the config's objective. The calling code must set its attribute `frozen` afterwards.
 
     Args:
       config: config of the run.
       model: model to train; may be abstract.
       rngs: random keys for initialization.
       steps: number of steps of the run, for schedules.
-      frozen: the abstract model that the objective requires by `teacher_spec`.
+      frozen: the frozen model that `Objective.teacher_spec` requests, with shapes in place of
+        arrays. None: the objective has no frozen model.
 
     Raises:
       UserError: the objective is incompatible with the model or with other values of the config.
@@ -107,9 +108,10 @@ def abstract_objective(
     frozen: nnx.Module | None = None,
     class_weights: tuple[float, ...] = (),
 ) -> Objective:
-    """Creates the config's objective with shapes in place of arrays, including its frozen model.
+    """Creates the config's objective with shapes in place of arrays.
 
-    Arguments are as in `make_objective`. `class_weights` is set on a classification objective.
+    The arguments are the same as in `make_objective`, except `class_weights`: the weight of each
+    class in the classification loss. The attribute `frozen` of the result is set.
     """
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))
     if frozen is not None:

@@ -82,8 +82,8 @@ class BEiT(BlockMasked):
         """Returns the number of the tokenizer's codes.
 
         Raises:
-          UserError: the frozen model has no codes, or its grid of codes differs from the model's
-            patches.
+          UserError: the frozen model is not a tokenizer, or its grid of codes differs from the
+            model's grid of patches.
         """
         if not isinstance(frozen, CodeModel) or frozen.head is None:
             raise UserError(
@@ -136,10 +136,12 @@ class BEiT(BlockMasked):
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the images with masked patches in grey, and with predicted patches, in [0, 255].
+        """Returns two versions of the images in [0, 255], each `[batch, height, width, channels]`.
 
-        A code has no pixels of its own. Therefore a masked patch is shown as an unmasked patch of
-        the batch: the patch whose code has the highest predicted probability.
+        In the first version the masked patches are grey. In the second version each masked patch is
+        replaced by the model's prediction. A code has no pixels of its own. Therefore the
+        prediction is shown as an unmasked patch of the batch: the patch whose code has the highest
+        predicted probability.
         """
         return self.filled(batch, self.predict(model, batch)[..., self.tokens(batch).reshape(-1)])
 

@@ -17,12 +17,12 @@ ATTEMPTS = 10  # Number of candidates for a block. If none is valid, no more blo
 def block_masks(
     keys: jax.Array, counts: jax.Array, grid: tuple[int, int], smallest: int = SMALLEST
 ) -> jax.Array:
-    """Draws masks, bool `[images, patches]`, each with the requested number of True.
+    """Draws a mask for each image, bool `[images, patches]`, with `counts` True values.
 
-    Blocks are drawn until none of `ATTEMPTS` candidates fits, for example because all of them are
-    too large. A block's area is uniform between `smallest` and the number of patches that are left
-    to mask. Its aspect ratio is log-uniform, and its position is uniform. The remaining patches are
-    then drawn one by one, as in DINOv3.
+    Blocks are drawn until none of `ATTEMPTS` candidates for the next block is valid, for example
+    because all candidates are too large. A block's area is uniform between `smallest` and the
+    number of patches that are left to mask. Its aspect ratio is log-uniform, and its position is
+    uniform. The remaining patches are then drawn one by one, as in DINOv3.
 
     Args:
       keys: a random key for each image.
@@ -56,9 +56,11 @@ def _mask(key: jax.Array, count: jax.Array, grid: tuple[int, int], smallest: int
 
 
 def _blocks(key: jax.Array, mask: jax.Array, left: jax.Array, grid: tuple[int, int], smallest: int):
-    """Returns candidate blocks, bool `[attempts, rows, columns]`, and True for the valid ones.
+    """Draws candidates for a block, bool `[attempts, rows, columns]`, and checks each of them.
 
-    A valid block masks at least one and at most `left` patches that are not in `mask` yet.
+    The second result is bool `[attempts]`, True for valid blocks. A block is valid if it is smaller
+    than the grid along both axes, and masks at least one and at most `left` patches that are not in
+    `mask` yet.
     """
     rows, columns = grid
     area, aspect, down, right = jax.random.uniform(key, (4, ATTEMPTS))

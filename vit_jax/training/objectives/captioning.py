@@ -1,8 +1,8 @@
 """Captioning: a decoder predicts the tokens of an image's caption from the patches of the image.
 
-The decoder is the one of CapPa (Tschannen et al., 2023; 2306.07915). LocCa (2403.19596) and SigLIP
-2 (2502.14786) train it together with the image encoder. The decoder predicts each token from the
-earlier tokens, or all tokens in parallel from mask tokens.
+The decoder has the architecture of CapPa's decoder (Tschannen et al., 2023; 2306.07915). LocCa
+(2403.19596) and SigLIP 2 (2502.14786) train such a decoder together with the image encoder. The
+decoder predicts each token from the earlier tokens, or all tokens in parallel from mask tokens.
 """
 
 import jax
@@ -94,7 +94,9 @@ class CaptionDecoder(nnx.Module):
         self.mask, self.end = text.vocabulary, end
 
     def __call__(self, image: jax.Array, tokens: jax.Array, parallel: jax.Array) -> jax.Array:
-        """Returns the inputs of the layer `head` at each token, `[batch, length, dim]`.
+        """Returns the decoder's output at each token, `[batch, length, dim]`.
+
+        The output layer `head` computes the logits of the token from it.
 
         Args:
           image: encoded patches, `[batch, patches, image_dim]`.
@@ -116,7 +118,9 @@ class CaptionDecoder(nnx.Module):
         """Returns the mean cross-entropy of each caption's tokens, float32 `[batch]`.
 
         Args:
-          image, tokens, parallel: as in `__call__`.
+          image: encoded patches, `[batch, patches, image_dim]`.
+          tokens: tokens of the captions, int32 `[batch, length]`.
+          parallel: bool `[batch]`. True: all tokens of the caption are predicted in parallel.
         """
         x = self(image, tokens, parallel)
         ends = tokens == self.end

@@ -25,7 +25,10 @@ from vit_jax.training.objectives.objective import (
 
 
 def probabilities_of(config: RunOptions) -> str:
-    """Returns the key in `PROBABILITIES` that belongs to the config's loss."""
+    """Returns the name of the function from logits to probabilities for the config's loss.
+
+    The result is a key of `PROBABILITIES`: `softmax` or `sigmoid`.
+    """
     return "softmax" if config.loss.name == "softmax" else "sigmoid"
 
 
@@ -106,7 +109,7 @@ class Classification(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the model alone, as published numbers do."""
+        """Counts the multiply-adds of one image in the model, as in published numbers."""
         return count_multiply_adds(model)
 
 

@@ -1,7 +1,7 @@
 """Codebook of unit vectors: nearest codes, and updates of the codes.
 
-The functions compare the global batch with a part of the codes at a time. The similarities of all
-patches with all codes would take gigabytes.
+The functions process the codes in groups of `AT_ONCE`. The similarities of all patches of a global
+batch with all codes would take gigabytes.
 """
 
 import jax
@@ -17,8 +17,8 @@ def nearest(x: jax.Array, codes: jax.Array) -> jax.Array:
     """Returns the index of each vector's nearest code, int32 `[...]`; the first one in a tie.
 
     Args:
-      x: vectors of length 1, `[..., dim]`.
-      codes: codes of length 1, `[codes, dim]`.
+      x: vectors of unit norm, `[..., dim]`.
+      codes: codes of unit norm, `[codes, dim]`.
     """
     found, best = jnp.zeros(x.shape[:-1], jnp.int32), jnp.full(x.shape[:-1], -jnp.inf, x.dtype)
     for first in range(0, len(codes), AT_ONCE):
@@ -64,10 +64,10 @@ def means_of_codes(
 
 
 def k_means(x: jax.Array, count: int, key: jax.Array) -> jax.Array:
-    """Returns `count` centroids of length 1, `[count, dim]`, by spherical k-means.
+    """Returns `count` centroids of unit norm, `[count, dim]`, by spherical k-means.
 
     Args:
-      x: vectors of length 1, `[vectors, dim]`, at least `count`. The initial centroids are drawn
+      x: vectors of unit norm, `[vectors, dim]`, at least `count`. The initial centroids are drawn
         from them without replacement.
       count: number of centroids.
       key: random key.
@@ -79,5 +79,5 @@ def k_means(x: jax.Array, count: int, key: jax.Array) -> jax.Array:
 
 
 def codes_after(codes: jax.Array, means: jax.Array, momentum: float) -> jax.Array:
-    """Returns `momentum * codes + (1 - momentum) * means`, scaled to length 1."""
+    """Returns `momentum * codes + (1 - momentum) * means`, scaled to unit norm."""
     return unit(momentum * codes + (1 - momentum) * means)

@@ -49,7 +49,7 @@ def perplexity(usage: jax.Array) -> jax.Array:
 
 
 def share_used(usage: jax.Array) -> jax.Array:
-    """Returns the share of codes in use: those with a frequency of at least RARE / `count`."""
+    """Returns the share of codes in use: codes with a frequency of at least RARE / `count`."""
     return (usage >= RARE / len(usage)).mean(dtype=jnp.float32)
 
 

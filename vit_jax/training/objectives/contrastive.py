@@ -353,11 +353,11 @@ class Contrastive(Objective):
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _at_most(x: jax.Array, limit: float) -> jax.Array:
-    """Returns min(x, limit) of a parameter x, with a gradient that lets x fall below the limit.
+    """Returns min(x, limit) of a parameter x, with a gradient that can lower x to the limit.
 
     If x is at the limit or above, only gradients that lower x are passed. The gradient of
-    `jnp.minimum` would be 0 above the limit. CLIP's code instead clips the parameter itself after
-    each update.
+    `jnp.minimum` would be 0 above the limit, and x would stay there. CLIP's code instead clips the
+    parameter itself after each update.
     """
     return jnp.minimum(x, limit)
 

@@ -84,7 +84,8 @@ class Depth(Objective):
     def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss and the metrics of each image.
 
-        In evaluation `Loss.outputs` contains the result of `depth_errors`, for `over_split`.
+        `Loss.outputs` contains the errors of each image (`depth_errors`). In evaluation
+        `over_split` computes their means over the images of a split.
 
         Args:
           batch: `image`, and `depth` float32 `[batch, height, width]` in metres, 0 if unknown.
@@ -176,12 +177,12 @@ def scale_invariant_losses(
 ) -> jax.Array:
     """Returns the scale-invariant loss of each image, `[batch]` (DINOv2's SigLoss, AdaBins).
 
-    It is sqrt(variance of the errors + 0.15 * (mean error)^2).
+    The loss is sqrt(variance of the errors + 0.15 * (mean error)^2).
 
     Args:
       errors: log(predicted depth) - log(true depth) of each pixel, `[batch, height, width]`.
       known: False for pixels to ignore, bool `[batch, height, width]`.
-      scale_only: omit the variance; only the mean error counts.
+      scale_only: True: the variance is omitted, so only the mean error counts.
     """
     mean, count = _means(errors, known), known.sum((1, 2))
     squares = jnp.where(known, (errors - mean[:, None, None]) ** 2, 0).sum((1, 2))
@@ -192,11 +193,14 @@ def scale_invariant_losses(
 def gradient_losses(errors: jax.Array, known: jax.Array) -> jax.Array:
     """Returns the gradient loss of each image, `[batch]` (DINOv3's GradientLogLoss, MegaDepth).
 
-    The loss is a sum over four resolutions. For each resolution the absolute differences between
-    the errors of pixels two apart are summed, and divided by the number of known pixels.
+    The loss is a sum over four resolutions: every pixel, every 2nd, every 4th and every 6th. At
+    each resolution the errors of pixels that are two positions apart in a row or a column are
+    compared. Their absolute differences are summed and divided by the number of known pixels.
 
     Args:
-      errors, known: as in `scale_invariant_losses`. The errors of unknown pixels must be 0.
+      errors: log(predicted depth) - log(true depth) of each pixel, `[batch, height, width]`; 0 for
+        unknown pixels.
+      known: False for pixels to ignore, bool `[batch, height, width]`.
     """
     total = jnp.zeros(len(errors))
     for stride in STRIDES:

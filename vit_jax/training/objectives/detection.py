@@ -1,7 +1,7 @@
 """Object detection: a set of boxes with classes, matched one to one with the true objects.
 
-Matching costs and loss weights of boxes are from Deformable DETR (Zhu et al., 2010.04159), and
-those of masks are from Mask DINO (Li et al., 2206.02777).
+Matching costs and loss weights are from Deformable DETR (Zhu et al., 2010.04159) for boxes, and
+from Mask DINO (Li et al., 2206.02777) for masks.
 """
 
 from collections.abc import Sequence
@@ -75,8 +75,8 @@ class SampledMasks(NamedTuple):
 class Detection(Objective):
     """Detection by a set of predictions; each true object is matched with one prediction.
 
-    The loss is computed for the proposals and for each decoder layer, and added up. It is a sum of
-    these terms:
+    The proposals and each decoder layer have a loss, and these losses are added. Each loss is a sum
+    of these terms:
 
     - 2 times the focal loss of all predictions,
     - 5 times the L1 distance of the matched boxes,
@@ -84,8 +84,8 @@ class Detection(Objective):
     - with masks, 5 times the cross-entropy and 5 times the dice loss of the matched masks at
       sampled points (`mask_losses.py`).
 
-    In training the loss is divided by the batch's mean number of objects per image. In evaluation
-    it is divided by the image's number of objects, at least 1.
+    In training the loss of an image is divided by the batch's mean number of objects per image. In
+    evaluation it is divided by the image's own number of objects, at least 1.
 
     Args:
       head: the head that predicts the set.
@@ -153,9 +153,10 @@ class Detection(Objective):
     def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image, and the loss's terms as metrics.
 
-        In evaluation `Loss.outputs` contains the predictions with the highest scores, and the true
-        boxes, in pixels. With masks it also contains `overlaps` and `overlapped`, the result of
-        `largest_overlaps`.
+        In evaluation `Loss.outputs` contains the predictions with the highest scores (`scores`,
+        `classes` and `boxes`), and the true boxes (`true`), in pixels. With masks it also contains
+        the two largest IoUs of each predicted mask with true masks (`overlaps`), and the indices of
+        these true masks (`overlapped`).
 
         Args:
           model: the model.
@@ -311,8 +312,9 @@ def set_losses(
 def matched_mask_losses(embeddings: jax.Array, masks: SampledMasks) -> tuple[jax.Array, jax.Array]:
     """Returns the cross-entropy and the dice loss of each object's mask, each `[objects]`.
 
-    Most points are those candidates where the predicted mask is most uncertain. All masks of the
-    image share the remaining points, `Points.others`.
+    The losses are computed at sampled points. Most points of a mask are chosen among the candidates
+    (`Points.candidates`): the points at which the predicted mask is most uncertain. All masks of
+    the image share the remaining points, `Points.others`.
 
     Args:
       embeddings: mask embedding of each object's matched query, `[objects, dim]`.
@@ -357,10 +359,10 @@ def compare_masks(
     """Compares the predicted and the true masks of an image.
 
     Returns:
-      The IoU of each predicted and each true mask, `[detections, objects]`; and the quality of each
-      predicted mask, the mean probability of its pixels, `[detections]`. If the true object is a
-      crowd, the intersection is divided by the predicted area instead of the union, as in COCO's
-      metrics.
+      The IoU of each pair of a predicted and a true mask, `[detections, objects]`; and the quality
+      of each predicted mask, the mean probability of its pixels, `[detections]`. If the true object
+      is a crowd, the intersection is divided by the predicted area instead of the union, as in
+      COCO's metrics.
 
     Args:
       logits: logits of the predicted masks, `[detections, rows, columns]`.

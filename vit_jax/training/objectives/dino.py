@@ -251,7 +251,8 @@ class DINO(Objective):
         In evaluation each image's share is drawn independently.
 
         Returns:
-          The batch with these additional entries.
+          The batch with these additional entries:
+
           - `masked`, bool `[batch, views, patches]`: True for masked patches.
           - `masked_view`, int32 `[batch]`: index of the view with masked patches.
           - `positions`, int32 `[batch, most]`: indices of the masked patches in this view.
@@ -296,13 +297,13 @@ class DINO(Objective):
         These metrics indicate collapse:
 
         - `spread` is the variance of the teacher's normalized features around their running mean.
-          It goes to 0 if all images have the same features. With a frozen teacher the student's
-          features are used.
+          The spread goes to 0 if all images have the same features. With a frozen teacher the
+          student's features are used.
         - `teacher_entropy` and `student_entropy` are the mean entropies of the distributions.
         - `kl` is the KL divergence of the student from the teacher.
-        - `prototypes_used` is the perplexity of the teacher's mean distribution. It goes to 1 if
-          all images have the same prototype.
-        - `views_matched` is the result of the function of this name. It rises as the model
+        - `prototypes_used` is the perplexity of the teacher's mean distribution. The perplexity
+          goes to 1 if all images have the same prototype.
+        - `views_matched` is the result of the function of this name. This metric rises as the model
           improves.
 
         Args:
@@ -521,8 +522,8 @@ class DINO(Objective):
     def temperature(self, update: jax.Array | int) -> jax.Array:
         """Returns the teacher's temperature at update 1, 2, ...
 
-        It changes linearly over the warm-up. The last update of the warm-up has the final
-        temperature.
+        The temperature changes linearly over the warm-up. The last update of the warm-up has the
+        final temperature.
         """
         first, last, warmup = self.temperatures
         if not warmup:

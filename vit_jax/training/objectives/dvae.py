@@ -55,7 +55,8 @@ class DVAE(Objective):
     - The mean over pixels and channels of -log p(pixel). p is a logit-Laplace distribution, and the
       decoder returns its centre and log scale (appendix A.3).
     - The mean over grid positions of the KL divergence of the code's distribution from the uniform
-      distribution. Its weight is divided by the number of pixels and channels of a grid cell.
+      distribution. Its weight is divided by the number of pixels and channels in the image region
+      of one grid position.
 
     The loss is thus the negative evidence lower bound, divided by the number of pixels and
     channels.

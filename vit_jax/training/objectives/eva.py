@@ -110,10 +110,12 @@ class EVA(BlockMasked):
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the images with masked patches in grey, and with predicted patches, in [0, 255].
+        """Returns two versions of the images in [0, 255], each `[batch, height, width, channels]`.
 
-        Predicted features have no pixels. The prediction for a masked patch is shown as the
-        unmasked patch of the batch whose teacher features are nearest to the predicted features.
+        In the first version the masked patches are grey. In the second version each masked patch is
+        replaced by the model's prediction. Predicted features have no pixels. Therefore the
+        prediction is shown as the unmasked patch of the batch whose teacher features are nearest to
+        the predicted features.
         """
         predicted = self.predict(model, batch)
         teacher_features = self.teacher_features(batch).reshape(-1, predicted.shape[-1])

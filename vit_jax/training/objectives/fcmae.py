@@ -19,8 +19,8 @@ from vit_jax.training.objectives.objective import Batch, check_self_supervised
 class FCMAE(HiddenPixels):
     """Prediction of the pixels of hidden patches by a ConvNeXt.
 
-    A patch is a position of the ConvNeXt's last stage. Hidden patches do not influence the encoder,
-    including its GRN layers, as with sparse convolutions.
+    A patch is the image region of one position in the ConvNeXt's last feature map. Hidden patches
+    do not influence the encoder, including its GRN layers, as with sparse convolutions.
 
     The objective's parameters are the decoder: a dense layer, a mask token for hidden patches,
     ConvNeXt V2 blocks over the map of all patches, and another dense layer. All kernels have the
@@ -28,7 +28,9 @@ class FCMAE(HiddenPixels):
 
     Args:
       model: the ConvNeXt to train.
-      ratio, normalize_targets: as in `HiddenPixels`.
+      ratio: share of hidden patches; the number of visible patches is rounded down.
+      normalize_targets: True: each patch's target pixels are normalized by the mean and std of the
+        patch.
       dim: width of the decoder.
       blocks: number of the decoder's blocks.
       rngs: the key for initialization.

@@ -26,9 +26,9 @@ class TeacherSpec(NamedTuple):
       objective: name of an objective, such as `dino`. The checkpoint must also contain the
         parameters of this objective.
       make_heads: function that creates the frozen model's heads; the frozen model is then a
-        `WithHeads`. The function's arguments are the objective's options in the checkpoint, and the
-        shapes of the objective's parameters and state by path. If a head's parameter has the name
-        of an item of the state, its value is read from the state.
+        `WithHeads`. The function's arguments are the options of the objective in the checkpoint,
+        and the shapes of the objective's parameters and state, by path. A head's parameter with the
+        name of a state item gets this item's value.
     """
 
     source: str

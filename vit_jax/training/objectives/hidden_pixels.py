@@ -71,7 +71,10 @@ class HiddenPixels(Objective):
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the images with hidden patches in grey, and with predicted pixels, in [0, 255].
+        """Returns two versions of the images in [0, 255], each `[batch, height, width, channels]`.
+
+        In the first version the hidden patches are grey. In the second version they contain the
+        predicted pixels.
 
         With normalized targets, the model does not predict the mean and std of a patch. The true
         mean and std are used instead.

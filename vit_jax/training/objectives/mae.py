@@ -25,8 +25,10 @@ class MAE(HiddenPixels):
     epsilon in its norms.
 
     Args:
-      model: the ViT to train. It must add position embeddings at the stem.
-      ratio, normalize_targets: as in `HiddenPixels`.
+      model: the ViT to train. It must add position embeddings at the stem (before the first layer).
+      ratio: share of hidden patches; the number of visible patches is rounded down.
+      normalize_targets: True: each patch's target pixels are normalized by the mean and std of the
+        patch.
       dim, depth, heads: width, number of layers and number of heads of the decoder. The decoder's
         MLP has the width 4 `dim`.
       position: position embedding of the decoder: `sincos2d_mae`, or `sincos2d`, as in `ViT`.

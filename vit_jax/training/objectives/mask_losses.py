@@ -41,8 +41,8 @@ class Points(NamedTuple):
 
     Attributes:
       matched: points at which the matching costs are computed.
-      candidates: points from which the loss of a mask uses the most uncertain ones.
-      others: points at which the loss of every mask is computed.
+      candidates: points for the loss of a mask; only the most uncertain ones are used.
+      others: points that are used for the loss of every mask.
     """
 
     matched: jax.Array
@@ -108,7 +108,7 @@ def sample(maps: jax.Array, points: jax.Array) -> jax.Array:
 
 
 def sample_targets(targets: Targets, points: jax.Array) -> jax.Array:
-    """Interpolates the true masks of an image at points, as in `sample`.
+    """Interpolates the true masks of an image bilinearly at points, with zero padding.
 
     The result is float32 `[targets, points]`.
     """
@@ -118,9 +118,9 @@ def sample_targets(targets: Targets, points: jax.Array) -> jax.Array:
 
 
 def _corners(size: tuple[int, ...], points: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
-    """Returns the weights and the flat indices of the four pixels around each point.
+    """Returns the bilinear weights and the flat indices of the four pixels around each point.
 
-    The result has four pairs of a weight and an index, each `[..., points]`.
+    The result is a list of four pairs (weight, index). Weight and index are `[..., points]`.
     """
     height, width = size
     x, y = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5
@@ -154,7 +154,7 @@ def matching_costs(
 def pair_losses(predicted: jax.Array, true: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the cross-entropy and the dice loss of all pairs of a true and a predicted mask.
 
-    Each is `[targets, queries]`.
+    Both losses are `[targets, queries]`.
 
     Args:
       predicted: logits of the masks at points, `[queries, points]`.

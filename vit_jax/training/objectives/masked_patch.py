@@ -159,7 +159,11 @@ class MaskedPatch(Objective):
         return x if self.target == "pixels" else x.reshape(*x.shape[:2], -1, COLORS)
 
     def targets(self, images: jax.Array) -> jax.Array:
-        """Returns targets of all patches: int32 `[batch, patches, cells]`, or pixels in [-1, 1].
+        """Returns the targets of all patches.
+
+        Targets are classes, int32 `[batch, patches, cells]`, where `cells` is 1 for the target
+        `color` and 16 for `cells`. For the target `pixels` they are pixels in [-1, 1],
+        `[batch, patches, patch * patch * 3]`.
 
         The class of a colour is 64 * red + 8 * green + blue, with levels from 0 to 7. A level is
         min(7, floor(8 * mean)), where mean is the mean of the cell's pixels in [0, 1]. Levels are
@@ -177,7 +181,11 @@ class MaskedPatch(Objective):
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the images with corrupted patches in grey, and with predictions, in [0, 255]."""
+        """Returns two versions of the images in [0, 255], each `[batch, height, width, channels]`.
+
+        In the first version the corrupted patches are grey. In the second version they contain the
+        predicted pixels or colours.
+        """
         predicted = self.predict(model, batch)
         if self.target == "pixels":
             pixels = (predicted + 1) * 127.5

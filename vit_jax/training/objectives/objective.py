@@ -109,7 +109,7 @@ class Objective(nnx.Module):
       section with this class to `RunOptions` (`options/run.py`).
 
     Attributes:
-      section: name of the config's section with its options; empty: no options.
+      section: name of the config's section with the objective's options; empty: no options.
       labels: True if the objective needs labels and a model with a head.
       own_classes: True if the objective's own head predicts the data's classes, for example of each
         pixel. `make` then reads the number of classes from `config.data.num_classes`.
@@ -119,7 +119,7 @@ class Objective(nnx.Module):
       made_by: names of the options that determine the shapes of the objective's parameters. If
         these options are equal in a checkpoint, a run can start from the checkpoint's parameters of
         the objective. Empty: the objective's parameters are never read from another run.
-      optional: path prefixes of parameters that may be missing in the run or in the checkpoint.
+      optional: path prefixes of parameters that either the run or the checkpoint may not have.
       files_option: the option that contains the folder of `files`.
       carried: names of state items that are read from a checkpoint together with the parameters.
       stem: path prefixes of parameters before the encoder, such as the mask token. Layer-wise decay
@@ -188,7 +188,7 @@ class Objective(nnx.Module):
 
     @staticmethod
     def files(config: RunOptions) -> tuple[Path, ...]:
-        """Returns files to copy to the workdir because a loaded model needs them."""
+        """Returns the files that a loaded model needs; the run copies them to its workdir."""
         return ()
 
     @staticmethod
@@ -271,7 +271,7 @@ class Objective(nnx.Module):
         raise NotImplementedError
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Computes metrics over a whole split; the keys are those of `split_metrics`.
+        """Computes metrics over a whole split, with the names in `split_metrics`.
 
         Args:
           outputs: `Loss.outputs` of all readable images of the split.
@@ -361,8 +361,8 @@ def check_self_supervised(
 
     Args:
       config: config of the run.
-      averages: the objective supports a moving average of the parameters for evaluation.
-      all_trained: the objective can only train all parameters of the model.
+      averages: True if the objective supports a moving average of the parameters for evaluation.
+      all_trained: True if the objective can only train all parameters of the model.
     """
     name = config.objective.name
     _, mixup = resolve(config.augment.level, config.augment.randaugment, config.augment.mixup)

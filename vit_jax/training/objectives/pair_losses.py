@@ -15,8 +15,8 @@ class Pairs(NamedTuple):
     """A batch of image-text pairs.
 
     Attributes:
-      images: image embeddings of length 1, float32 `[batch, dim]`.
-      texts: text embeddings of length 1, float32 `[batch, dim]`. Image i and text i are a pair.
+      images: image embeddings of unit norm, float32 `[batch, dim]`.
+      texts: text embeddings of unit norm, float32 `[batch, dim]`. Image i and text i are a pair.
       scale: factor by which cosine similarities are multiplied.
       keep: bool `[batch]`; False for padding. Padding is not a negative for other pairs.
     """
@@ -28,10 +28,11 @@ class Pairs(NamedTuple):
 
 
 def softmax_losses(pairs: Pairs) -> tuple[jax.Array, jax.Array]:
-    """Returns CLIP's loss of each image, and the accuracy of its match (see `_matched`).
+    """Returns CLIP's loss and the retrieval accuracy of each image, both `[batch]`.
 
     The loss is the mean of two cross-entropies: one over the texts of the batch, given the image,
-    and one over the images, given the text (Radford et al., 2021, figure 3).
+    and one over the images, given the text (Radford et al., 2021, figure 3). `_matched` defines the
+    accuracy.
     """
     logits = pairs.scale * _similarities(pairs.images, pairs.texts)
     of_texts = jnp.where(pairs.keep[None, :], logits, -jnp.inf)
@@ -46,11 +47,11 @@ def softmax_losses(pairs: Pairs) -> tuple[jax.Array, jax.Array]:
 def sigmoid_losses(
     pairs: Pairs, bias: jax.Array, mesh: Mesh | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns SigLIP's loss of each image, and the accuracy of its match (see `_matched`).
+    """Returns SigLIP's loss and the retrieval accuracy of each image, both `[batch]`.
 
     The loss is the binary cross-entropy, summed over all texts of the batch (Zhai et al., 2023,
     equation 1). Blocks of texts are passed around the devices. At a time, each device computes the
-    logits of its own images with one block of texts (section 3.3).
+    logits of its own images with one block of texts (section 3.3). `_matched` defines the accuracy.
 
     Args:
       pairs: batch of image-text pairs.
@@ -80,7 +81,7 @@ def _matched(positive_logits: jax.Array, most: jax.Array, equal: jax.Array) -> j
 
 
 def _most_similar(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns each image's largest logit, and the number of texts with it; each `[images]`."""
+    """Returns each image's largest logit, and its number of texts with this logit, `[images]`."""
     most = logits.max(axis=1)
     return most, (logits >= _about(most)[:, None]).sum(axis=1, dtype=jnp.float32)
 
@@ -102,9 +103,9 @@ def _own_similarities(pairs: Pairs) -> jax.Array:
 def _all_as_negatives(mesh, images, texts, scale, keep, bias):
     """Returns three values of each image's logits with all texts, each `[images]`.
 
-    They are the sum of softplus(logit), the largest logit, and the number of texts with the largest
-    logit. The sum would be the loss of the image if all texts were negatives. The backward pass
-    recomputes the logits, because the matrix of all logits would not fit in memory.
+    The values are the sum of softplus(logit), the largest logit, and the number of texts with the
+    largest logit. The sum would be the loss of the image if all texts were negatives. The backward
+    pass recomputes the logits, because the matrix of all logits would not fit in memory.
     """
 
     def on_device(images, texts, scale, keep, bias):
@@ -165,7 +166,7 @@ def _split(mesh: Mesh | None, call: Callable, inputs: tuple, outputs: tuple) -> 
       mesh: mesh of devices; None: `call` itself is returned.
       call: function to run.
       inputs: for each argument of `call`, 1 if its batch axis is split over the devices, else 0.
-      outputs: the same for each result.
+      outputs: for each result of `call`, 1 if its batch axis is split over the devices, else 0.
     """
     if mesh is None:
         return call
@@ -180,12 +181,13 @@ def _split(mesh: Mesh | None, call: Callable, inputs: tuple, outputs: tuple) -> 
 
 
 def _around(mesh: Mesh | None, block: Callable, totals, moving):
-    """Passes `moving` around a ring of all devices, and applies `block` on each device.
+    """Passes the parts of `moving` around a ring of all devices.
 
-    Each device's part of `moving` visits all devices and returns to its own device.
+    Each device calls `block(totals, moving)` with each part of `moving`. At the end each part is on
+    its first device again.
 
     Returns:
-      The totals of this device, and this device's own part of `moving`.
+      The totals of this device, and this device's part of `moving`.
     """
     if mesh is None:
         return block(totals, moving)

@@ -16,15 +16,17 @@ ITERATIONS = 3  # Sinkhorn-Knopp iterations, as in the code of all these papers.
 
 
 class PrototypeHead(nnx.Module):
-    """Three-layer MLP, followed by dot products of its normalized output with prototypes.
+    """Three-layer MLP, followed by dot products of its output with prototypes.
+
+    The output of the MLP is scaled to unit L2 norm first.
 
     Args:
       features: width of the input.
       hidden: width of the MLP.
       bottleneck: width of the MLP's output, and of a prototype.
       prototypes: number of prototypes.
-      lengths: length of the prototypes. `one`: length 1. `learned`: the length of each prototype is
-        a parameter, initially 1. `free`: prototypes are not normalized.
+      lengths: L2 norm of the prototypes. `one`: the norm is 1. `learned`: the norm of each
+        prototype is a parameter, initially 1. `free`: prototypes are not normalized.
       rngs: the key for initialization.
     """
 
@@ -74,10 +76,11 @@ class PrototypeHead(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the logits of all prototypes, `[..., prototypes]`.
 
-        If the prototypes have length 1, the logits are cosine similarities.
+        The logits are dot products of the MLP's output, scaled to unit L2 norm, with the
+        prototypes. If the prototypes have unit norm, too, the logits are cosine similarities.
 
         Args:
-          x: features, `[..., features]`.
+          x: input of the MLP, `[..., features]`; need not be normalized.
         """
         x = x.astype(jnp.float32)
         for index, layer in self.layers.items():
@@ -88,7 +91,7 @@ class PrototypeHead(nnx.Module):
 
 
 def unit(x: jax.Array, axis: int = -1) -> jax.Array:
-    """Scales vectors to length 1."""
+    """Scales vectors to unit L2 norm."""
     return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis, keepdims=True), 1e-12))
 
 
@@ -97,7 +100,7 @@ def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS
 
     Each Sinkhorn-Knopp iteration has two steps. First exp(logits) is scaled to equal sums for all
     prototypes, then to the sum 1 for each sample (SwAV, 2006.09882, section 3.1). The samples must
-    be those of the global batch, from all devices.
+    be the global batch, from all devices.
 
     Args:
       logits: logits, already divided by the temperature, `[samples, prototypes]`.
@@ -117,13 +120,14 @@ def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS
 def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None) -> jax.Array:
     """Returns the KoLeo loss of each image, `[batch]`: -log(distance to the nearest other image).
 
-    It is Kozachenko and Leonenko's entropy estimator, negated (1806.03198, section 3.1).
+    The loss is Kozachenko and Leonenko's entropy estimator, negated (1806.03198, section 3.1). If
+    an image has no other image to compare with, the loss of the image is 0.
 
     Args:
       x: features, `[batch, features]`.
       group: number of successive images that are compared with each other; None: all images are.
       real: bool `[batch]`, False for padding, which cannot be the nearest image; None: there is no
-        padding. If an image has no other image to compare with, its loss is 0.
+        padding.
     """
     x = unit(x.astype(jnp.float32)).reshape(-1, group or len(x), x.shape[-1])
     near = jnp.einsum("gid,gjd->gij", x, x, precision="highest")
@@ -143,7 +147,7 @@ def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
     labels.
 
     Args:
-      x: features of two views with length 1, `[batch, 2, features]`.
+      x: features of two views, scaled to unit L2 norm, `[batch, 2, features]`.
       real: bool `[batch]`, False for padding, which is not searched; None: there is no padding.
     """
     near = jnp.einsum("id,jd->ij", x[:, 0], x[:, 1], precision="highest")

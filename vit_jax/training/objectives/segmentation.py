@@ -115,7 +115,8 @@ class Segmentation(Objective):
     def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss and the pixel accuracy of each image.
 
-        In evaluation `Loss.outputs` contains `areas`, the result of `class_areas`.
+        `Loss.outputs` contains `areas`: the numbers of correct, predicted and true pixels of each
+        class (`class_areas`). In evaluation `over_split` sums them over the images of a split.
 
         Args:
           model: the model.
@@ -164,7 +165,8 @@ class Segmentation(Objective):
         Classes that occur neither in the masks nor in the predictions are ignored.
 
         Args:
-          outputs: `areas` int32 `[images, classes, 3]`.
+          outputs: `areas`, the result of `class_areas` for all images, int32
+            `[images, classes, 3]`.
         """
         shared, predicted, true = np.moveaxis(outputs["areas"].sum(0, np.int64), -1, 0)
         union = predicted + true - shared
@@ -187,18 +189,18 @@ class Segmentation(Objective):
         return class_legend(labels.tolist(), class_names)
 
     def _targets(self, batch: Batch) -> Targets:
-        """Returns the true masks of each image, one for each class in it."""
+        """Returns the true masks of each image, one for each class in the image."""
         most = self.head.queries.shape[0]
         return jax.vmap(lambda mask: targets_of(mask, self.classes, most))(batch[MASK])
 
     def _masking(self, batch: Batch, update: jax.Array | int) -> Masking:
-        """Draws which queries of each image use masked attention in this update."""
+        """Draws, for each image, the queries with masked attention in each layer with queries."""
         shape = self.head.layers, self.head.queries.shape[0]
         draws = jax.vmap(lambda key: jax.random.uniform(key, shape))(_keys(batch, 0))
         return Masking(mask_probabilities(update, *self.masked, self.steps), draws)
 
     def _set_losses(self, outputs: dict[str, Any], batch: Batch, *, training: bool) -> jax.Array:
-        """Returns EoMT's loss of each image, `[batch]`, summed over its predictions.
+        """Returns EoMT's loss of each image, `[batch]`, summed over the predictions of all layers.
 
         Args:
           outputs: the outputs of `EoMT`: `masks` and `classes` of each prediction.
@@ -258,7 +260,7 @@ def class_areas(predicted: jax.Array, mask: jax.Array, classes: int) -> jax.Arra
       classes: number of classes.
 
     Returns:
-      int32 `[batch, classes, 3]`.
+      int32 `[batch, classes, 3]`; the last axis contains the correct, predicted and true pixels.
     """
 
     def count(labels, counted):

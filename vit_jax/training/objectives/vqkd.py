@@ -159,7 +159,7 @@ class Tokeniser(nnx.Module):
 class VQKD(Objective):
     """Quantization of patches to codebook entries, trained to predict a teacher's features.
 
-    The model's output of each patch is projected to a vector with few dimensions and length 1. The
+    The model's output of each patch is projected to a vector with few dimensions and unit norm. The
     vector is quantized to the nearest code, with a straight-through gradient. A decoder predicts
     the teacher's features from the codes. The loss is 1 minus the cosine similarity of predicted
     and true features, plus the squared distance between vectors and their codes.
@@ -318,7 +318,7 @@ class VQKD(Objective):
     def project(
         self, model: nnx.Module, images: jax.Array, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """Encodes and projects patches to vectors of length 1, `[batch, patches, code_dim]`."""
+        """Encodes and projects patches to vectors of unit norm, `[batch, patches, code_dim]`."""
         x = model.features(images, rngs, dense=True)
         return unit(self.projection(x.reshape(len(x), self.patches, -1)))
 
@@ -335,10 +335,11 @@ class VQKD(Objective):
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the images, and their reconstructions from other patches, in [0, 255].
+        """Returns the images and their reconstructions, each `[batch, height, width, channels]`.
 
-        The decoder predicts features, not pixels. Each patch is therefore replaced by the patch of
-        the batch whose teacher features are nearest to the features decoded from its code.
+        Pixels are in [0, 255]. The decoder predicts features, not pixels. In a reconstruction each
+        patch is therefore replaced by another patch of the batch: the patch whose teacher features
+        are nearest to the features that the decoder predicts.
         """
         images = batch["image"].astype(jnp.float32)
         _, codes = self.quantise(self.project(model, batch["image"]), context.state["codebook"])

@@ -34,8 +34,8 @@ def clip_by_rms(limit: float, of: str) -> optax.GradientTransformation:
 
     Args:
       limit: maximum; 0: no limit.
-      of: `array`: one RMS for each array. `projection`: if query, key and value kernels are stacked
-        in one array, each of them has its own RMS. Published code stores the three kernels as
+      of: `array`: one RMS for each array. `projection`: if one array contains query, key and value
+        kernels, each of the three has its own RMS. Published code stores the three kernels as
         separate arrays, so `projection` gives the same result as published code.
     """
 

@@ -9,7 +9,7 @@ from vit_jax.training.update_rules import adam
 
 
 def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
-    """Returns Adam's update. The optimizer applies `to_length` to it after weight decay."""
+    """Returns Adam's update rule. The optimizer applies `to_length` after weight decay."""
     return adam.update_rule(config)
 
 
