@@ -57,5 +57,5 @@ EXPERIMENT = Experiment(
     read=lambda study: study.points("pairs", ZERO_SHOT, *RECALL),
     table=lambda figures: listing(figures, ("start",), (ZERO_SHOT, *RECALL)),
     finding=lambda figures: f"{ranking(means(figures, 'start', figure=ZERO_SHOT))} zero-shot.",
-    minutes=60,
+    minutes=45,
 )
