@@ -94,5 +94,5 @@ EXPERIMENT = Experiment(
         for task, figure in RESULTS.items()
     ),
     draw=draw,
-    minutes=90,
+    minutes=110,
 )
