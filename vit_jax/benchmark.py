@@ -4,7 +4,8 @@ overhead: time of a training step of --config on the host, outside the compiled 
 load: time and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, compared with reading
   the file.
 input: number of training crops that a CPU core makes per second, compared with tf.data, Pillow and
-  a plain decode.
+  a plain decode. --host measures only the processor time of the main process, while other
+  processes decode.
 resume: seconds to the first batch at example 10 and at example 100 million.
 saving: training with a checkpoint every 20 steps, compared with training without checkpoints.
 fewshot: seconds of the least squares of few-shot evaluation for 1,000 classes and 1,024 features,
@@ -81,6 +82,7 @@ SECONDS = flags.DEFINE_float(
 MINUTES = flags.DEFINE_float(
     "minutes", 8, "For `gpu`: time after which no measurement starts.", lower_bound=0
 )
+HOST = flags.DEFINE_bool("host", False, "For `input`: measure only the main process.")
 PARTS = flags.DEFINE_list("parts", [], "For `gpu`: parts to measure; by default all.")
 BENCHMARKS = (
     "overhead",
@@ -184,6 +186,7 @@ def _of_prediction() -> dict[str, Any]:
 # benchmarks have no arguments.
 ARGUMENTS = {
     "overhead": _of_overhead,
+    "input": lambda: dict(host=HOST.value),
     "inference": _of_inference,
     "train": _of_training,
     "tpu": _of_tpu,

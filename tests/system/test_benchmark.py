@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import re
 import textwrap
 
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 import vit_jax
 from tests.conftest import name_missing_operators
@@ -14,6 +16,7 @@ from vit_jax.benchmarks import (
     bench_crops,
     bench_depth,
     bench_inference,
+    bench_input,
     bench_tpu,
     bench_train,
     other_projects,
@@ -256,3 +259,19 @@ def test_an_image_size_that_patches_do_not_divide_is_refused_before_anything_is_
     with pytest.raises(UserError, match="patch size 16 does not divide"):
         bench_inference.measure(models=["ViT-mu/16"], images=1, image_sizes=[32, 40], against=[])
     assert not capsys.readouterr().out
+
+
+def test_time_of_the_main_process_is_measured_for_each_batch_size(monkeypatch, capsys):
+    def make_images(folder, images=8):
+        for i in range(images):
+            (folder / "train" / "a").mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 30), (i, 0, 0)).save(folder / "train" / "a" / f"{i}.jpg")
+
+    monkeypatch.setattr(bench_input, "make_photographs", make_images)
+    bench_input.measure_host(20_000, batch_sizes=(2, 4), images=8, workers=0)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0].split()[-1] for line in lines] == ["2", "4"]
+    for line in lines:
+        received, copied = re.search(r"([\d.]+) us an image to .*?,\s+([\d.]+) with", line).groups()
+        assert float(received) > 0 and float(copied) > 0
+        assert re.search(r"cores for 20,000 images/s$", line)

@@ -10,9 +10,11 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 from PIL import Image
 
@@ -24,6 +26,7 @@ from vit_jax.data.preprocess import TrainCrop, inception_box, random_resized_box
 from vit_jax.data.sources import open_source
 from vit_jax.data.views import View, view_specs
 from vit_jax.errors import UserError
+from vit_jax.parallel.mesh import make_mesh, to_devices
 
 SIZE, BATCH = 224, 64
 IMAGES = 512
@@ -33,7 +36,9 @@ PHOTOGRAPHS = (  # Colour photographs in scikit-image's package.
 )
 
 
-def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) -> None:
+def measure(
+    rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000), host: bool = False
+) -> None:
     """Prints images/s of each pipeline on one core, and the difference of `fast` and `exact` crops.
 
     Each pipeline runs in a separate process, which is bound to one core, and reads the same files.
@@ -45,7 +50,11 @@ def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) ->
     Args:
       rounds: number of turns of each pipeline.
       rates: images/s for which the required number of cores is printed.
+      host: measure only the main process, as in `measure_host`.
     """
+    if host:
+        measure_host(max(rates))
+        return
     with tempfile.TemporaryDirectory() as folder:
         make_photographs(Path(folder))
         files = sorted(Path(folder).rglob("*.jpg"))
@@ -84,6 +93,49 @@ def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) ->
             )
         )
         print(quality(files))
+
+
+def measure_host(
+    rate: int, batch_sizes: tuple[int, ...] = (64, 256, 1024), images: int = 8192, workers: int = 2
+) -> None:
+    """Prints the processor time of the main process for each image, in microseconds.
+
+    Worker processes decode the images; their time is not included. The main process receives the
+    chunks of a batch, joins them, and copies the batch to the devices. It also frees the shared
+    memory, in another thread.
+
+    Args:
+      rate: images/s for which the required number of cores is printed.
+      batch_sizes: images in a batch.
+      images: images that are measured for each batch size, after two batches of each worker.
+      workers: number of worker processes.
+    """
+    mesh = make_mesh()
+    with tempfile.TemporaryDirectory() as folder:
+        make_photographs(Path(folder))
+        for size in batch_sizes:
+            with contextlib.closing(_vit_jax(folder, 0, workers, batch_size=size)) as stream:
+                for _ in range(2 * workers):
+                    next(stream)
+                batches = max(1, images // size)
+                received = _microseconds(lambda: next(stream), batches) / size
+                copied = _microseconds(
+                    lambda: jax.block_until_ready(to_devices(next(stream), mesh)), batches
+                )
+            print(
+                f"batches of {size:5,}: {received:5.1f} us an image to receive it, "
+                f"{copied / size:5.1f} with the copy to the device; "
+                f"{received * rate / 1e6:.1f} and {copied / size * rate / 1e6:.1f} cores for "
+                f"{rate:,} images/s"
+            )
+
+
+def _microseconds(function: Callable[[], Any], calls: int) -> float:
+    """Returns the processor time of a call in microseconds, summed over the process's threads."""
+    started = time.process_time()
+    for _ in range(calls):
+        function()
+    return 1e6 * (time.process_time() - started) / calls
 
 
 def make_photographs(folder: Path, images: int = IMAGES) -> None:
@@ -186,11 +238,18 @@ def _serve(way, folder: str, core: int | None, end) -> None:
             end.send(IMAGES / (clock() - started))
 
 
-def _vit_jax(folder: str, turn: int, workers: int = 0, threads: int = 1, **crop: str) -> Iterator:
+def _vit_jax(
+    folder: str,
+    turn: int,
+    workers: int = 0,
+    threads: int = 1,
+    batch_size: int = BATCH,
+    **crop: str,
+) -> Iterator:
     return training_batches(
         open_source("folder", "train", path=folder),
         seed=turn,
-        batch_size=BATCH,
+        batch_size=batch_size,
         first_step=0,
         crop=TrainCrop(SIZE, **crop),
         workers=workers,
