@@ -1,7 +1,6 @@
 """Code that all commands share: flags, help, configs, and error messages with exit codes."""
 
 import contextlib
-import gc
 import hashlib
 import importlib.metadata
 import io
@@ -60,9 +59,6 @@ def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> No
       main: function that gets the arguments that are not flags.
       common: keys of the most frequently changed config values, for `--help`.
     """
-    # JAX makes many objects that live long. With Python's defaults, the search for reference cycles
-    # takes 12 % of the processor time of a short run.
-    gc.set_threshold(50_000, 20, 50)
     _print_any_name()
     warnings.formatwarning = _format_warning
     with readers_may_leave(), mistakes():
