@@ -107,7 +107,7 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
     config = _like_eva(
         model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES
     )
-    # The model names stand for fine-tuned models, whose norm is after the pooling. These values
+    # The model names are those of fine-tuned models, whose norm is after the pooling. These values
     # change the norm for pre-training.
     config.model.update(
         dict(pooling="gap", cls_token=True, fc_norm=False, stochastic_depth=row.stochastic_depth)
@@ -192,8 +192,8 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
         row.warmup,
         IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES,
     )
-    # The model names stand for fine-tuned models, whose norm is after the pooling, and which have
-    # position biases in each layer. These values change both for pre-training.
+    # The model names are those of fine-tuned models, whose norm is after the pooling, and whose
+    # layers have position biases. These values change both for pre-training.
     config.model.update(
         dict(
             pooling="gap",

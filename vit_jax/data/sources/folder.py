@@ -352,7 +352,7 @@ def _is_whole(path: str) -> bool:
 
 
 def _splits_at(root: str) -> list[str]:
-    """Returns the splits that the folders in a local folder stand for; empty for a URL."""
+    """Returns the names of the splits that have a folder in `root`; empty if `root` is a URL."""
     if "://" in root or not os.path.isdir(root):
         return []
     names = (split_name(os.path.basename(folder)) for folder in folders_in(root))
