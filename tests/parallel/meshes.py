@@ -32,9 +32,8 @@ MESHES = {
     "tensor": (1, 1, 8),
 }
 VIT = dict(name="ViT-Ti/4", dim=64, depth=2, mlp_dim=256, heads=8)
-ONE_LAYER = VIT | dict(
-    depth=1
-)  # For comparisons of losses and heads, which are outside of the layers.
+# For comparisons of losses and heads, which are outside of the layers.
+ONE_LAYER = VIT | dict(depth=1)
 # Maps of 8x8 and 4x4, of which the first is shifted, and padded.
 SWIN = dict(
     dim=64,
