@@ -122,8 +122,7 @@ def main(arguments: list[str]) -> None:
 
 def _of_overhead() -> dict[str, Any]:
     config = CONFIG.value or command.read_config("configs/quickstart.py")
-    check(config)
-    return dict(config=config)
+    return dict(config=check(config))
 
 
 def _of_peers() -> dict[str, Any]:
@@ -159,7 +158,9 @@ def _of_steps() -> dict[str, Any]:
 
 
 def _of_crops() -> dict[str, Any]:
-    configs = {name: command.read_config(f"configs/dino.py:model={name}") for name in MODELS.value}
+    configs = {
+        name: check(command.read_config(f"configs/dino.py:model={name}")) for name in MODELS.value
+    }
     return dict(configs=configs, slices=SLICES.value, images=IMAGES.value)
 
 

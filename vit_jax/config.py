@@ -5,6 +5,7 @@ config through `choose(config, argument)`. docs/config.md lists all values. An u
 an error.
 """
 
+import dataclasses
 import difflib
 import functools
 import json
@@ -257,7 +258,8 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     config.optimizer.warmup_steps = 1
     smaller = {key: option.smoke for key, option in VALUES.items() if option.smoke is not None}
     config.update_from_flattened_dict(smaller)
-    config.update_from_flattened_dict({key: VALUES[key].default for key in unread(config)})
+    needless = unread(run_options(config))
+    config.update_from_flattened_dict({key: VALUES[key].default for key in needless})
     return config
 
 
@@ -325,26 +327,43 @@ def check_values(values: Mapping[str, Any]) -> None:
             _require(value.rule.holds(values[key]), key, values[key], value.rule.words)
 
 
-def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None = None) -> None:
-    """Raises UserError for unknown keys, invalid values, and changed values that have no effect.
+def check(
+    config: ConfigDict, handed_in: bool = False, file: ConfigDict | None = None
+) -> RunOptions:
+    """Checks a config, and returns it as typed options.
 
     Args:
       config: the config.
       handed_in: the objective was passed by a program. It may use the options of all objectives.
       file: the config as its file has returned it. A change by the user may have the consequence
         that another value of the file has no effect. This is no error. None: no such config.
+
+    Raises:
+      UserError: a key is unknown, a value is invalid, or a changed value has no effect.
     """
     check_values(dict(leaves(config)))
+    options = run_options(config)
+    check_options(options, handed_in, file and run_options(file))
+    return options
+
+
+def check_options(
+    options: RunOptions, handed_in: bool = False, file: RunOptions | None = None
+) -> None:
+    """Raises UserError for values that are inconsistent, and for changed values without effect.
+
+    Args:
+      options: options whose values `check_values` has accepted.
+      handed_in, file: as in `check`.
+    """
     for key in VALUES:
-        check_fits(config, key)
-    values = dict(leaves(config))
+        check_fits(options, key)
+    values = dict(leaves(options))
     in_file = {} if file is None else dict(leaves(file))
     unread_in_file = {} if file is None else unread(file)
-    for key, needs in unread(config).items():
+    for key, needs in unread(options).items():
         value = values[key]
-        kept = (
-            key in in_file and key not in unread_in_file and _plain(in_file[key]) == _plain(value)
-        )
+        kept = key in in_file and key not in unread_in_file and in_file[key] == value
         of_objective = key.split(".")[0] in ("objective", *OBJECTIVE_NAMES)
         if not (kept or (handed_in and of_objective)):
             raise UserError(
@@ -353,36 +372,38 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
             )
 
 
-def unread(config: ConfigDict) -> dict[str, str]:
+def unread(options: RunOptions) -> dict[str, str]:
     """Returns the changed values that have no effect, by dotted key.
 
     Returns:
       For each key, the condition under which the value would have an effect.
     """
-    changed = [key for key, value in leaves(config) if _plain(value) != _plain(VALUES[key].default)]
-    needed = {key: needs(config) for key in changed if (needs := VALUES[key].requires)}
+    changed = [key for key, value in leaves(options) if value != VALUES[key].default]
+    needed = {key: needs(options) for key in changed if (needs := VALUES[key].requires)}
     return {key: words for key, words in needed.items() if words}
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def check_fits(config: ConfigDict | RunOptions, key: str) -> None:
-    """Raises UserError if a value is inconsistent with other values of the config."""
+def check_fits(options: RunOptions, key: str) -> None:
+    """Raises UserError if a value is inconsistent with other options."""
     if validate := VALUES[key].validate:
-        value = functools.reduce(getattr, key.split("."), config)
-        words = validate(value, config)
+        value = value_at(options, key)
+        words = validate(value, options)
         _require(not words, key, value, words)
 
 
-def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted key, value) for all values of a config."""
-    for key, value in config.items():
-        if isinstance(value, ConfigDict):
-            yield from leaves(value, f"{prefix}{key}.")
+def leaves(config: ConfigDict | RunOptions) -> Iterator[tuple[str, Any]]:
+    """Yields (dotted key, value) for all values of a config or of typed options."""
+    items = config.items() if isinstance(config, ConfigDict) else vars(config).items()
+    for key, value in items:
+        if isinstance(value, ConfigDict) or dataclasses.is_dataclass(value):
+            yield from ((f"{key}.{name}", inner) for name, inner in leaves(value))
         else:
-            yield prefix + key, value
+            yield key, value
+
+
+def value_at(options: RunOptions, key: str) -> Any:
+    """Returns the value with a dotted key, such as `optimizer.learning_rate`."""
+    return functools.reduce(getattr, key.split("."), options)
 
 
 def run_options(config: ConfigDict) -> RunOptions:
@@ -390,9 +411,9 @@ def run_options(config: ConfigDict) -> RunOptions:
     return _options(RunOptions, config)
 
 
-def _options(kind: type, config: ConfigDict) -> Any:
+def _options(kind: type, section: ConfigDict) -> Any:
     sections, values = sections_of(kind), {}
-    for name, value in config.items():
+    for name, value in section.items():
         if name in sections:
             value = _options(sections[name], value)
         elif isinstance(value, list):  # JSON has lists in place of tuples.
@@ -401,34 +422,50 @@ def _options(kind: type, config: ConfigDict) -> Any:
     return kind(**values)
 
 
-def to_json(config: ConfigDict) -> str:
-    """Returns the config as JSON for `from_json`. The order of keys is preserved."""
-    return json.dumps(config.to_dict(), indent=2)
+def with_values(options: RunOptions, values: Mapping[str, Any]) -> RunOptions:
+    """Returns options with other values, which are given by their dotted keys."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, {})[name] = value
+    top = sections.pop("", {})
+    changed = {
+        section: dataclasses.replace(getattr(options, section), **inner)
+        for section, inner in sections.items()
+    }
+    return dataclasses.replace(options, **top, **changed)
 
 
-def from_json(text: str) -> ConfigDict:
-    """Returns the config that `to_json` has written."""
+def to_json(options: RunOptions) -> str:
+    """Returns the options as JSON for `from_json`. The order of keys is preserved."""
+    return json.dumps(dataclasses.asdict(options), indent=2)
+
+
+def from_json(text: str) -> RunOptions:
+    """Returns the options that `to_json` has written.
+
+    Options that did not exist when the text was written have their defaults.
+    """
     config = base_config()
     config.unlock().update(json.loads(text))
-    return config.lock()
+    return run_options(config)
 
 
-def differences(saved: str, config: ConfigDict) -> list[str]:
+def differences(saved: str, options: RunOptions) -> list[str]:
     """Returns the changes that prevent a run from being resumed, each as `key: saved -> new`.
 
     Args:
-      saved: the run's config as JSON.
-      config: the new config.
+      saved: the run's options as JSON.
+      options: the new options.
     """
-    # `from_json` adds options that did not exist when the config was saved, with their defaults.
-    texts = to_json(from_json(saved)), to_json(config)
-    old, new = (dict(leaves(ConfigDict(json.loads(text)))) for text in texts)
+    earlier = from_json(saved)
     # Saved values without effect are ignored, because earlier versions accepted them.
-    ignored = OPERATIONAL | unread(from_json(saved)).keys()
+    ignored = OPERATIONAL | unread(earlier).keys()
+    old, new = dict(leaves(earlier)), dict(leaves(options))
     return [
-        f"{key}: {old.get(key)} -> {new.get(key)}"
-        for key in sorted(old.keys() | new.keys())
-        if key not in ignored and old.get(key) != new.get(key)
+        f"{key}: {old[key]} -> {new[key]}"
+        for key in sorted(old)
+        if key not in ignored and old[key] != new[key]
     ]
 
 

@@ -50,7 +50,7 @@ def objective_at(source: str) -> str | None:
     from vit_jax.runs.workdir import place_of, saved_run
 
     saved = saved_run(place_of(source)[0])
-    return saved and saved.options.objective.name
+    return saved and saved.config.objective.name
 
 
 def load_segmenter(

@@ -7,7 +7,7 @@ and count from 0: masked autoencoders, and the better plain baselines.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -720,11 +720,10 @@ def detection(size: int, window: int = 0, steps: int = 0) -> ConfigDict:
     return config
 
 
-def set_backbone(config: ConfigDict, backbone: str, smoke: bool = False) -> None:
-    """Sets the backbone of a dense head.
+def backbone_values(backbone: str, smoke: bool = False) -> dict[str, Any]:
+    """Returns the config values, by dotted key, that set the backbone of a dense head.
 
     Args:
-      config: the config to change.
       backbone: a checkpoint, or the name of a model. If published weights of the model exist,
         training starts from them, else from random parameters.
       smoke: the run is a smoke test. Nothing is downloaded.
@@ -737,9 +736,11 @@ def set_backbone(config: ConfigDict, backbone: str, smoke: bool = False) -> None
     except UserError:
         named = False
     if named and (smoke or not published):
-        config.model.name = backbone
         # Without published weights the backbone is trained from the first step.
-        config.finetune.frozen_steps = config.finetune.warmup_steps = 0
-    else:
-        config.model.name = ""  # The checkpoint determines the model.
-        config.finetune.checkpoint = f"hf://{published[0]}" if published else backbone
+        return {
+            "model.name": backbone,
+            "finetune.frozen_steps": 0,
+            "finetune.warmup_steps": 0,
+        }
+    checkpoint = f"hf://{published[0]}" if published else backbone
+    return {"model.name": "", "finetune.checkpoint": checkpoint}

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 from flax import nnx
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.preprocess import TestCrop
@@ -37,6 +36,7 @@ from vit_jax.interop.dense import TASKS, with_head
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.load import build_model
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
 from vit_jax.paths import absolute, is_url
@@ -103,7 +103,7 @@ def run_suites(
         loaded.predictor = PREDICTORS[task](subject.test_crop)
         return loaded
 
-    def probe(config: ConfigDict, folder: str):
+    def probe(config: RunOptions, folder: str):
         workdir = results.folder / f"{folder}-{version['content']}"
         if not train(config, workdir):  # A signal stopped the run, which has saved a checkpoint.
             raise Stopped

@@ -110,7 +110,7 @@ def test_images(checkpoint: str) -> Source:
     saved = None if str(checkpoint).startswith("hf://") else saved_run(path)
     if saved is None:
         raise UserError(f"{checkpoint} is not a run with known test images: give --images=PATH")
-    return open_splits(saved.options).test
+    return open_splits(saved.config).test
 
 
 if __name__ == "__main__":

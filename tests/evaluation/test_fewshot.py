@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.data.test_slices import make_folder
 from tests.evaluation import plain
-from vit_jax.config import base_config
+from vit_jax.config import base_config, run_options
 from vit_jax.data.sources import data_set, open_source
 from vit_jax.data.sources.base import Subset
 from vit_jax.data.sources.in_memory import InMemory
@@ -348,7 +348,7 @@ def test_signal_at_any_moment_ends_an_evaluation_without_a_result(model):
 
 def test_data_set_with_too_few_images_ends_a_run_before_it_starts(tmp_path):
     with pytest.raises(UserError, match="^digits: class .* fewer than 400 shots"):
-        train(config(shots=(1, 400)), tmp_path / "run")
+        train(run_options(config(shots=(1, 400))), tmp_path / "run")
     assert not (tmp_path / "run").exists()  # Which would now be that config's.
 
 
@@ -417,4 +417,4 @@ def test_data_set_that_is_not_there_ends_a_run_before_it_starts(tmp_path):
     with pytest.raises(
         UserError, match="^config.fewshot.sets: cannot open folder:/nowhere: no folder"
     ):
-        train(config(sets=("folder:/nowhere",)), tmp_path / "run")
+        train(run_options(config(sets=("folder:/nowhere",))), tmp_path / "run")

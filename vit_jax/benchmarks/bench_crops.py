@@ -5,14 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.benchmarks import other_projects
 from vit_jax.benchmarks.bench_tpu import STEPS
+from vit_jax.config import with_values
 from vit_jax.models import model_factory
 from vit_jax.models.attention import attend
 from vit_jax.models.model_card import abstract
 from vit_jax.models.vit import ViT
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB
 from vit_jax.parallel.mesh import make_mesh, replicated, split_batch
 from vit_jax.planning.compile import (
@@ -28,7 +29,7 @@ from vit_jax.planning.hlo import total
 CROPS = {224: 2, 96: 8}  # Number of crops per image, by side in pixels.
 
 
-def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: int) -> None:
+def measure(configs: Mapping[str, RunOptions], slices: Sequence[str], images: int) -> None:
     """Prints FLOPs, estimated cycles and memory of four programs for each model.
 
     The programs are a supervised step, DINO's step, and the backbone's forward and backward pass in
@@ -50,9 +51,10 @@ def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: in
         for each in slices:
             chip, _, topology = each.partition(":")
             where = find_slice(chip, topology)
-            supervised, steps = other_projects.our_config(name, max(CROPS), "bfloat16"), {}
-            for label, config in {"supervised step": supervised, "DINO's step": teacher}.items():
-                config.batch_size = images * where.devices
+            batch_size, steps = images * where.devices, {}
+            supervised = other_projects.our_config(name, max(CROPS), "bfloat16", batch_size)
+            taught = with_values(teacher, {"batch_size": batch_size})
+            for label, config in {"supervised step": supervised, "DINO's step": taught}.items():
                 steps[label] = compile_step(config, where, other_projects.CLASSES, STEPS)
             show(name, where, steps)
             show(

@@ -283,8 +283,7 @@ def time_training(model: str, image_size: int, images: int, stopwatch: Stopwatch
 
 def our_step(model: str, image_size: int, images: int, attends: str) -> Program:
     """Compiles our training step."""
-    config = other_projects.our_config(model, image_size, fast_dtype())
-    config.batch_size = images
+    config = other_projects.our_config(model, image_size, fast_dtype(), images)
     with attending(attends):
         compiled, seconds, step = compile_ours(config)
     facts = {

@@ -24,7 +24,6 @@ from vit_jax.benchmarks.bench_train import (
     random_batch,
     timm_model,
 )
-from vit_jax.config import run_options
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
 from vit_jax.parallel.chips import GIB
@@ -144,9 +143,7 @@ def lower_ours(
       The model's program from `make_program`, with shapes in place of arrays; and the lowered
       inference.
     """
-    config = other_projects.our_config(model, image_size, dtype)
-    config.batch_size = batch
-    options = run_options(config)
+    options = other_projects.our_config(model, image_size, dtype, batch)
     program = make_program(
         options,
         num_classes=other_projects.CLASSES,

@@ -4,13 +4,13 @@ import time
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.runs.assemble import assemble
 
 
-def measure(config: ConfigDict, steps: int = 100) -> None:
+def measure(config: RunOptions, steps: int = 100) -> None:
     """Prints the time per step that the host spends outside the compiled program.
 
     In training most of the host's work overlaps with the computation on the devices. Here each step

@@ -68,11 +68,11 @@ def measure(
     print("|---|---|---|---|---|---|---|---|---|")
     parts = []
     for model in models:
-        config = other_projects.our_config(model, image_size, "bfloat16")
         for name in slices:
             chip, _, topology = name.partition(":")
             where = find_slice(chip, topology)
-            config.batch_size = images * where.devices
+            batch_size = images * where.devices
+            config = other_projects.our_config(model, image_size, "bfloat16", batch_size)
             ours = compile_step(config, where, other_projects.CLASSES, STEPS)
             card = model_card(model, image_size=image_size)
             least = training_flops(config.batch_size * card.multiply_adds)

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from vit_jax.config import base_config
+from vit_jax.config import with_values
 from vit_jax.errors import UserError
 from vit_jax.models.vit_names import SIZES
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.mesh import replicated, split_batch
 
 CLASSES = 1000
@@ -100,15 +100,14 @@ class Step(NamedTuple):
     labels: jax.ShapeDtypeStruct
 
 
-def our_config(model: str, image_size: int, dtype: str) -> ConfigDict:
-    """Returns a config for our step with the same settings as the steps of other projects.
+def our_config(model: str, image_size: int, dtype: str, batch_size: int) -> RunOptions:
+    """Returns options of our step with the same settings as the steps of other projects.
 
     The settings are AdamW, gradient clipping at norm 1, 1,000 classes and no dropout.
     """
-    config = base_config()
-    config.model.name, config.model.dtype, config.data.image_size = model, dtype, image_size
-    config.data.num_classes = CLASSES
-    return config
+    values = {"model.name": model, "model.dtype": dtype, "batch_size": batch_size}
+    values |= {"data.image_size": image_size, "data.num_classes": CLASSES}
+    return with_values(RunOptions(), values)
 
 
 def find_checkout(peer: str, folder: str | None) -> Path:

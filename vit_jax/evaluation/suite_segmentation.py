@@ -122,7 +122,7 @@ def trained_probe(
     config.data.update(dict(train_split=described.train_split, test_split=described.test_split))
     config.data.image_size = config.data.test_resize = size
     config.evaluate_every = config.steps
-    check(config, file=config.copy_and_resolve_references())
+    config = check(config, file=config.copy_and_resolve_references())
     return subject.dense.probe(config, f"segmentation/{described.name}-{size}-{steps}-{data}")
 
 

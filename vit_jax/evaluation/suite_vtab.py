@@ -64,8 +64,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         recipe = config.copy_and_resolve_references()
         for value in options["value"]:
             set_value(config, value)
-        check(config, file=recipe)
-        figures = subject.finetune(config, f"vtab/{key}-{digest}")
+        figures = subject.finetune(check(config, file=recipe), f"vtab/{key}-{digest}")
         if not figures:  # A signal stopped the training run. It has saved a checkpoint.
             raise Stopped
         return [Row("vtab", name, figures["accuracy"], None, int(figures["images"]))]

@@ -181,7 +181,7 @@ def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import saved_run
 
-    source = open_splits(saved_run(workdir).options).test
+    source = open_splits(saved_run(workdir).config).test
     images = np.stack([crop(source[index].image) for index in range(IMAGES)])
     objects = [source.objects(index) for index in range(IMAGES)]
     return images, np.stack([each.seen == each.main for each in objects])

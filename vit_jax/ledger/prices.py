@@ -5,10 +5,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from vit_jax.config import leaves
 from vit_jax.ledger.study import Experiment, Study, config_of, known_trials
+from vit_jax.options.run import RunOptions
 from vit_jax.planning import choices, cost
 from vit_jax.planning.compile import Slice, find_slice
 from vit_jax.planning.estimate import Estimate, estimate, make_workload
@@ -86,7 +85,7 @@ def known_mfus(folder: Path) -> dict[str, float | None]:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def step_of(config: ConfigDict) -> str:
+def step_of(config: RunOptions) -> str:
     """Returns the values of `TELLING` as flags: `ViT-B/16 model.dropout=0.1 batch_size=4096`."""
     values = dict(leaves(config))
     others = (f"{key}={values[key]}" for key in TELLING[1:] if values.get(key))
@@ -94,7 +93,7 @@ def step_of(config: ConfigDict) -> str:
 
 
 def first_that_fits(
-    config: ConfigDict, where: Slice, prices: dict[str, dict]
+    config: RunOptions, where: Slice, prices: dict[str, dict]
 ) -> tuple[str, Estimate]:
     """Plans a run on a slice. If it does not fit, plans it with a config change that makes it fit.
 

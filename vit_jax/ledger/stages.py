@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from vit_jax.config import run_options
 from vit_jax.ledger.study import Experiment, Study, Trial, config_of
 from vit_jax.ledger.tables import short
 from vit_jax.models import parse_name
+from vit_jax.options.run import RunOptions
 from vit_jax.recipes import bit_hyperrule, finetune
 from vit_jax.runs.jobs import job_of
 from vit_jax.runs.rate_search import held_out_splits
@@ -265,11 +263,11 @@ def fine_tuning(
 @functools.cache
 def is_resnet(config: str) -> bool:
     """Returns True if the model of a config in configs/ is a BiT or a hybrid."""
-    return has_resnet(run_options(named_config(config)))
+    return has_resnet(named_config(config))
 
 
 @functools.cache
-def named_config(config: str) -> ConfigDict:
+def named_config(config: str) -> RunOptions:
     """Reads a config in configs/ by name, with an optional argument: `bit_i1k:model=BiT-R50x1`."""
     return config_of(job_of(Path(), config, {}))
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
 from vit_jax import published
 from vit_jax.command import read_config
+from vit_jax.config import run_options
 from vit_jax.errors import UserError
 from vit_jax.ledger.other_data import names_of, open_all, read_data, replaced
 from vit_jax.ledger.progress_page import write_progress
 from vit_jax.ledger.tables import Pairs, comparison_table, matched
 from vit_jax.options.objective import OBJECTIVE_NAMES
+from vit_jax.options.run import RunOptions
 from vit_jax.runs.jobs import Job, Outcome, job_of, outcome, run_jobs
 from vit_jax.runs.workdir import saved_run
 
@@ -394,8 +394,8 @@ def _read_by(flags: tuple[str, ...]) -> list[str]:
     return names_of(config_of(Job(Path(), flags)))
 
 
-def config_of(job: Job) -> ConfigDict:
-    """Returns the config of a run."""
+def config_of(job: Job) -> RunOptions:
+    """Returns the config of a run as typed options."""
     config = read_config(job.flags[0].removeprefix("--config="))
     values = {}
     for flag in job.flags[1:]:
@@ -404,7 +404,7 @@ def config_of(job: Job) -> ConfigDict:
         with contextlib.suppress(ValueError, SyntaxError):  # A word such as float32 stays a text.
             values[key] = ast.literal_eval(text)
     config.update_from_flattened_dict(values)
-    return config
+    return run_options(config)
 
 
 def claim(name: str, experiment: Experiment, study: Study) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from vit_jax.config import check_fits, run_options
+from vit_jax.config import check_fits
 from vit_jax.data.balance import class_weights, single_labels
 from vit_jax.data.photometric import PhotometricDistortion
 from vit_jax.data.pipeline import SkipLog, training_batches
@@ -76,9 +75,9 @@ class Parts(NamedTuple):
         """
         return open_feed(self.config, self.splits.train, first_step, log, self.mesh)
 
-    def program_of(self, config: ConfigDict) -> Program:
+    def program_of(self, config: RunOptions) -> Program:
         """Returns the program (training step) of another config for the same data."""
-        options = with_classes_of(run_options(config), self.splits.train)
+        options = with_classes_of(config, self.splits.train)
         names = all_names(learned_classes(options, self.splits.train), self.num_classes)
         origin = find_origin(options, self.num_classes, self.overrides.model, names)
         return _program(
@@ -87,7 +86,7 @@ class Parts(NamedTuple):
 
 
 def assemble(
-    config: ConfigDict,
+    config: RunOptions,
     peers: Peers | None = None,
     on_phase: Callable[[str], None] = lambda phase: None,
     overrides: ApiOverrides | None = None,
@@ -107,36 +106,36 @@ def assemble(
       UserError: the config is incompatible with the devices or the data, or its checkpoint cannot
         be read.
     """
-    peers, overrides, options = peers or Peers(), overrides or ApiOverrides(), run_options(config)
+    peers, overrides = peers or Peers(), overrides or ApiOverrides()
     on_phase("finding the devices")
-    mesh = make_mesh(options.mesh)
-    check_batch(mesh, options.batch_size, options.micro_batches)
+    mesh = make_mesh(config.mesh)
+    check_batch(mesh, config.batch_size, config.micro_batches)
     on_phase("looking through the data sets")
-    splits = open_splits(options, overrides.data, overrides.groups)
-    options = with_classes_of(options, splits.train)
+    splits = open_splits(config, overrides.data, overrides.groups)
+    config = with_classes_of(config, splits.train)
     samples = HANDED_IN_SAMPLES if overrides.data is not None else SAMPLES
     fields = {
         f"encoding of {field.name}": field.identity
-        for field in objective_of(options.objective.name).fields(options)
+        for field in objective_of(config.objective.name).fields(config)
     }
     data = {name: fingerprint(source, samples) | fields for name, source in splits.named.items()}
     if peers.count > 1:
         for name, found in data.items():
             peers.agree(f"the {SPOKEN[name]} data", found)
-    num_classes = class_count(options, splits.train)
-    steps = steps or step_count(options, len(splits.train))
+    num_classes = class_count(config, splits.train)
+    steps = steps or step_count(config, len(splits.train))
     on_phase("opening the checkpoint to start from")
-    names = all_names(learned_classes(options, splits.train), num_classes)
-    origin = find_origin(options, num_classes, overrides.model, names)
-    frozen = open_frozen(options, names)
-    seen = with_images_of(options, origin)
+    names = all_names(learned_classes(config, splits.train), num_classes)
+    origin = find_origin(config, num_classes, overrides.model, names)
+    frozen = open_frozen(config, names)
+    seen = with_images_of(config, origin)
     on_phase("looking through the data sets of evaluation suites")
     suites = TrainingSuites(seen, mesh, test_crop(seen), peers, names)
     on_phase("making the program")
-    weights = _class_weights(options, splits.train)
-    program = _program(options, mesh, origin, frozen, num_classes, steps, weights)
+    weights = _class_weights(config, splits.train)
+    program = _program(config, mesh, origin, frozen, num_classes, steps, weights)
     origin = with_objective(
-        origin, options, objective_weights(program.state), program.state["objective_state"]
+        origin, config, objective_weights(program.state), program.state["objective_state"]
     )
     data |= suites.fingerprints
     return Parts(

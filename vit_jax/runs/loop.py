@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
-from ml_collections import ConfigDict
 
-from vit_jax.config import run_options
+from vit_jax.config import value_at
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
-from vit_jax.options.run import parse_profile
+from vit_jax.options.run import RunOptions, parse_profile
 from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.parallel.sharding import path_name
@@ -49,7 +48,7 @@ from vit_jax.training.objectives import is_handed_in, objective_of
 
 
 def train(
-    config: ConfigDict,
+    config: RunOptions,
     workdir: Path,
     peers: Peers | None = None,
     started: float | None = None,
@@ -58,7 +57,7 @@ def train(
     """Trains to the end, or until SIGTERM or SIGINT, and writes all results into `workdir`.
 
     Args:
-      config: config that `vit_jax.config.check` has accepted.
+      config: options that `vit_jax.config.check` has accepted.
       workdir: a new or empty folder, or the workdir of an earlier start with the same config. In
         the latter case the run is continued.
       peers: the run's processes, if there are several (`vit_jax.parallel.distributed.start`).
@@ -97,7 +96,7 @@ def train(
 
 
 def _take_workdir(
-    config: ConfigDict,
+    config: RunOptions,
     parts: Parts,
     workdir: Path,
     peers: Peers,
@@ -155,16 +154,16 @@ def _take_workdir(
     return lock, console
 
 
-def _check_files(config: ConfigDict, workdir: Path) -> None:
+def _check_files(config: RunOptions, workdir: Path) -> None:
     """Raises UserError if a file of the objective no longer exists, but the workdir has a copy."""
     objective, copies = objective_of(config.objective.name), workdir / OBJECTIVE_FILES
     if not objective.files_option or not copies.is_dir():
         return
-    if not objective.files(run_options(config)):
-        section, key = objective.files_option.split(".")
+    if not objective.files(config):
+        key = objective.files_option
         raise UserError(
-            f"config.{objective.files_option}={config[section][key]!r} has no files any more; the "
-            f"run has a copy of them: --config.{objective.files_option}={copies}"
+            f"config.{key}={value_at(config, key)!r} has no files any more; the run has a copy of "
+            f"them: --config.{key}={copies}"
         )
 
 

@@ -1,7 +1,6 @@
 """Estimate of a step's device memory before compilation, and config changes that reduce it."""
 
 import contextlib
-import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -9,9 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
-from ml_collections import ConfigDict
 
-from vit_jax.config import run_options
+from vit_jax.config import with_values
 from vit_jax.errors import UserError, requested_bytes
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB, memory_of
@@ -92,9 +90,9 @@ class MemoryCheck:
     def __init__(
         self,
         program: Program,
-        config: ConfigDict,
+        config: RunOptions,
         max_labels: int,
-        make: Callable[[ConfigDict], Program],
+        make: Callable[[RunOptions], Program],
     ):
         self._config, self._mesh, self._max_labels, self._make = (
             config,
@@ -103,7 +101,7 @@ class MemoryCheck:
             make,
         )
         self._device = program.mesh.local_devices[0]
-        self._needs = needs_of(program, run_options(config), max_labels)
+        self._needs = needs_of(program, config, max_labels)
 
     def check(self, log: Callable[[str], None]) -> None:
         """Logs a note if the step will probably not fit into memory.
@@ -159,12 +157,9 @@ class MemoryCheck:
         for changes in itertools.islice(
             likely_changes(config, self._mesh.size, limit, *sizes), tries
         ):
-            other = changed(config, changes)
+            other = with_values(config, changes)
             with contextlib.suppress(UserError):  # The batch size may not be divisible.
-                if (
-                    total(needs_of(self._make(other), run_options(other), self._max_labels))
-                    <= limit
-                ):
+                if total(needs_of(self._make(other), other, self._max_labels)) <= limit:
                     remedies.append(in_words(changes))
                     break
         unit = batch_parts(self._mesh) * config.micro_batches
@@ -177,15 +172,8 @@ class MemoryCheck:
         return f"this should fit: {' or '.join(remedies)}"
 
 
-def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
-    """Returns a copy of the config with some values changed."""
-    config = copy.deepcopy(config)
-    config.update_from_flattened_dict(changes)
-    return config
-
-
 def likely_changes(
-    config: ConfigDict,
+    config: RunOptions,
     devices: int,
     limit: float,
     parameters: int,
@@ -217,7 +205,7 @@ def likely_changes(
             yield changes
 
 
-def _micro_batches(config: ConfigDict, devices: int) -> list[int]:
+def _micro_batches(config: RunOptions, devices: int) -> list[int]:
     """Returns factors by which the number of micro-batches can be multiplied.
 
     The batch size must be divisible by the resulting number of micro-batches. The objective must
@@ -230,7 +218,7 @@ def _micro_batches(config: ConfigDict, devices: int) -> list[int]:
     return [micro for micro in (1, 2, 4, 8, 16) if config.batch_size % (divisor * micro) == 0]
 
 
-def _changes(config: ConfigDict, micro: int, remat: str, fsdp: int) -> Changes:
+def _changes(config: RunOptions, micro: int, remat: str, fsdp: int) -> Changes:
     """Returns the config changes for `micro` times as many micro-batches, `remat` and `fsdp`."""
     changes: Changes = {}
     if micro > 1:
@@ -243,7 +231,7 @@ def _changes(config: ConfigDict, micro: int, remat: str, fsdp: int) -> Changes:
     return changes
 
 
-def groups_within(config: ConfigDict, micro_batches: int) -> Changes:
+def groups_within(config: RunOptions, micro_batches: int) -> Changes:
     """Returns the change of `dino.koleo_group` that the given number of micro-batches requires.
 
     A KoLeo group must not be larger than a micro-batch. The result is empty if no change is

@@ -12,12 +12,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from vit_jax.config import check, differences, from_json, run_options, to_json
+from vit_jax.config import differences, from_json, to_json, with_values
 from vit_jax.data.sources.base import lacking
 from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
+from vit_jax.options.run import RunOptions
 from vit_jax.paths import CONFIG, MANIFEST
 from vit_jax.runs import data_identity, workdir
 from vit_jax.runs.jobs import Job, Outcome, outcome
@@ -28,14 +27,8 @@ from vit_jax.training.objectives import objective_of
 SWEEP = "sweep.json"  # File with the sweep's config. Two sweeps cannot share a folder.
 
 
-def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
-    """Raises UserError if no sweep is possible with a config.
-
-    Args:
-      config: config of the sweep.
-      file: the config before flags changed it, for `vit_jax.config.check`.
-    """
-    check(config, file=file)
+def check_sweep(config: RunOptions) -> None:
+    """Raises UserError if no sweep is possible with a config."""
     if not config.sweep.rates or not config.sweep.seeds:
         raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
     if not objective_of(config.objective.name).labels:
@@ -45,7 +38,7 @@ def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
         )
 
 
-def rate_jobs(config: ConfigDict, folder: Path, flags: tuple[str, ...]) -> dict[float, Job]:
+def rate_jobs(config: RunOptions, folder: Path, flags: tuple[str, ...]) -> dict[float, Job]:
     """Returns the runs that compare learning rates, by learning rate.
 
     These runs read no test images.
@@ -58,14 +51,9 @@ def rate_jobs(config: ConfigDict, folder: Path, flags: tuple[str, ...]) -> dict[
     Raises:
       UserError: the splits share images.
     """
-    train_split, dev_split = held_out_splits(config)
-    held_out = {
-        "data.train_split": train_split,
-        "data.test_split": dev_split,
-        "data.dev_split": None,
-    }
+    held_out = _held_out_values(config)
     rates = dict.fromkeys(config.sweep.rates)
-    if config.sweep.resnet_rates and has_resnet(run_options(config)):
+    if config.sweep.resnet_rates and has_resnet(config):
         rates |= dict.fromkeys(config.sweep.resnet_rates)
     return {
         rate: changed(
@@ -76,7 +64,7 @@ def rate_jobs(config: ConfigDict, folder: Path, flags: tuple[str, ...]) -> dict[
 
 
 def seed_jobs(
-    config: ConfigDict, folder: Path, flags: tuple[str, ...], rate: float
+    config: RunOptions, folder: Path, flags: tuple[str, ...], rate: float
 ) -> dict[int, Job]:
     """Returns the runs at the best learning rate, by seed.
 
@@ -90,7 +78,7 @@ def seed_jobs(
     }
 
 
-def held_out_splits(config: ConfigDict) -> tuple[str, str]:
+def held_out_splits(config: RunOptions) -> tuple[str, str]:
     """Returns the names of the split for training and of the split for comparing learning rates.
 
     The two splits may be slices of the same split, such as `train[:90%]` and `train[90%:]`.
@@ -116,15 +104,21 @@ def held_out_splits(config: ConfigDict) -> tuple[str, str]:
     return train, dev
 
 
-def held_out_config(config: ConfigDict) -> ConfigDict:
+def held_out_config(config: RunOptions) -> RunOptions:
     """Returns the config with the splits of `held_out_splits` for training and evaluation."""
-    held_out = from_json(to_json(config))
+    return with_values(config, _held_out_values(config))
+
+
+def _held_out_values(config: RunOptions) -> dict[str, Any]:
     train_split, dev_split = held_out_splits(config)
-    held_out.data.update(dict(train_split=train_split, test_split=dev_split, dev_split=None))
-    return held_out
+    return {
+        "data.train_split": train_split,
+        "data.test_split": dev_split,
+        "data.dev_split": None,
+    }
 
 
-def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
+def check_data(jobs: Collection[Job], config: RunOptions) -> None:
     """Raises UserError if a run was started with other data than the config has now.
 
     Args:
@@ -134,7 +128,7 @@ def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
     begun = {job.name: saved for job in jobs if (saved := workdir.saved_run(job.workdir))}
     if not begun or config.data.changed == "accepted":
         return
-    manifest = json.loads(json.dumps(data_identity.identity_of(open_splits(run_options(config)))))
+    manifest = json.loads(json.dumps(data_identity.identity_of(open_splits(config))))
     for name, saved in begun.items():
         if changed_data := data_identity.differences(saved.manifest, manifest):
             raise UserError(
@@ -143,13 +137,13 @@ def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
             )
 
 
-def open_held_out(config: ConfigDict) -> None:
+def open_held_out(config: RunOptions) -> None:
     """Opens the two splits of `held_out_splits`, to detect errors before any run starts.
 
     Raises:
       UserError: a split cannot be opened.
     """
-    splits = open_splits(run_options(held_out_config(config)))
+    splits = open_splits(held_out_config(config))
     for name, source in {"training": splits.train, "held-out": splits.test}.items():
         for line in lacking(name, source):
             print(line)
@@ -209,7 +203,7 @@ def changed(path: Path, flags: tuple[str, ...], values: dict[str, Any]) -> Job:
     return Job(path, (*flags, *(f"--config.{key}={value}" for key, value in values.items())))
 
 
-def claim(folder: Path, config: ConfigDict) -> None:
+def claim(folder: Path, config: RunOptions) -> None:
     """Writes the sweep's config into `folder`, or checks that the folder belongs to this sweep.
 
     Raises:
@@ -220,9 +214,9 @@ def claim(folder: Path, config: ConfigDict) -> None:
         saved = from_json(file.read_text()).sweep
         differing = differences(file.read_text(), config) + [
             # Learning rates are compared on the same images.
-            f"sweep.{key}: {saved[key]} -> {config.sweep[key]}"
+            f"sweep.{key}: {getattr(saved, key)} -> {getattr(config.sweep, key)}"
             for key in ("train_split", "dev_split")
-            if saved[key] != config.sweep[key]
+            if getattr(saved, key) != getattr(config.sweep, key)
         ]
         if differing:
             raise UserError(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.config import base_config, leaves
+from vit_jax.config import base_config, leaves, to_json
 from vit_jax.data.sources import SOURCES
 from vit_jax.errors import UserError
 from vit_jax.evaluation.suites import SUITES
@@ -222,7 +222,7 @@ def run_page(run: RunFiles, live: bool = False) -> str:
         seen=_seen(run.workdir / SEEN_FOLDER),
         parameters=parameter_table(manifest),
         changed=[(key, *values) for key, values in changed_values(run.saved).items()],
-        config=json.dumps(run.saved.config.to_dict(), indent=2),
+        config=to_json(run.saved.config),
     )
 
 

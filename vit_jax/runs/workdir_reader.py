@@ -48,7 +48,7 @@ def open_workdir(source: str | Path) -> Checkpoint:
             hint = "; buckets are supported for workdirs only: copy other checkpoints into a folder"
         raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}{hint}")
     check_name(workdir)
-    config, manifest = saved.options, saved.manifest
+    config, manifest = saved.config, saved.manifest
     options = _options_of(manifest, f"{shown(workdir)}/{MANIFEST}")
     shapes = parameter_shapes(sketch(options))
     params, step = _load_params(workdir, config, manifest, shapes, which)
