@@ -45,7 +45,13 @@ def encode_merged(
 
 
 def _mean(merge: Callable, before: jax.Array, after: jax.Array) -> Callable:
-    """Returns a function that averages merged tokens, weighted by their sizes before merging."""
+    """Returns a function that merges the values of tokens by a weighted mean.
+
+    Args:
+      merge: function that sums the values of merged tokens.
+      before: weight of each token: the number of original tokens that it contains, before merging.
+      after: the same numbers after merging.
+    """
     return lambda x: (merge(x.astype(jnp.float32) * before) / after).astype(x.dtype)
 
 

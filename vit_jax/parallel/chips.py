@@ -34,7 +34,8 @@ class Chip:
     topologies: tuple[str, ...] = ()  # Available TPU slices: chips along each axis, such as `4x4`.
     # Scoped VMEM of one operation in KiB; None: XLA's default.
     scoped_vmem_kib: int | None = None
-    # `kind` must match exactly: a longer name is another GPU, such as an RTX 4090 Laptop.
+    # True: `kind` must equal `device_kind`. False: a prefix is enough. A GPU's name can be the
+    # prefix of another GPU's: RTX 4090 and RTX 4090 Laptop.
     whole_kind: bool = False
 
 
@@ -130,7 +131,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def memory_of(device: jax.Device) -> tuple[float | None, float]:
-    """Returns the total memory of a device and its free memory, in bytes.
+    """Returns a pair for a device: its total memory and its free memory, in bytes.
 
     The total is None if it is unknown. For CPU devices, the memory of the machine, or this
     process's memory limit, is divided equally among the devices.

@@ -204,5 +204,5 @@ def mask_probabilities(
     """
     start, end = (jnp.round(jnp.asarray(x, jnp.float32) * steps) for x in (starts, ends))
     progress = (update - 1 - start) / jnp.maximum(end - start, 1)
-    # The gradient of the power is infinite at 0, but nothing computes gradients through it.
+    # The gradient of x ** 0.9 is infinite at x = 0, but no gradient is computed here.
     return (1 - jnp.clip(progress, 0, 1)) ** 0.9
