@@ -352,7 +352,7 @@ class EncoderBlock(nnx.Module):
         skipped = self.stochastic_depth if stochastic_depth is None else stochastic_depth
 
         def add(x, layer, norm, scale, read=None):
-            """Adds the output of attention or MLP to the tokens; includes the norm and LayerScale."""
+            """Adds the output of attention or MLP, with norm and LayerScale, to the tokens."""
 
             def branch(x):
                 changes = layer(norm(x)) if self.norm_at == "before" else norm(layer(x))
@@ -372,7 +372,7 @@ class EncoderBlock(nnx.Module):
 
 
 class AxialBlock(nnx.Module):
-    """Two encoder layers: one within each row of patches, then one within each column (appendix D.6)."""
+    """Two encoder layers: one within each row of patches, one within each column (appendix D.6)."""
 
     def __init__(
         self, grid: tuple[int, int], stack: Stack, stochastic_depth: float = 0.0, *, rngs: nnx.Rngs

@@ -319,7 +319,7 @@ class ViT(TokenModel):
 
     @property
     def layout(self) -> RelativeLayout | BiasLayout:
-        """Layout of the table of relative positions or biases, if `position` is `relative` or `bias`."""
+        """Layout of each table of relative positions, if `position` is `relative` or `bias`."""
         kind = BiasLayout if self.options.position == "bias" else RelativeLayout
         return kind(self.grid, self.prefix, self.options.registers)
 
@@ -450,7 +450,7 @@ class ViT(TokenModel):
         return x if after is None else (x, early_tokens[:, :tokens])
 
     def _encode_merged(self, x: jax.Array, read: int | None) -> jax.Array:
-        """Applies all layers with token merging: each layer merges `merge_tokens` patches into others.
+        """Applies all layers; each layer merges `merge_tokens` patches into other patches.
 
         Returns the tokens after the last layer. The registers, which are the last tokens, are
         returned only if the head pools them.
@@ -496,10 +496,10 @@ class ViT(TokenModel):
     def _calls(
         self, positions: dict[str, Any], rngs: nnx.Rngs | None
     ) -> tuple[Callable[..., jax.Array], list[dict[str, Any]]]:
-        """Returns a function that applies a layer, and a list with a dictionary of inputs for each layer.
+        """Returns a function that applies a layer, and a list of each layer's inputs.
 
-        The inputs are the layer's random key, its stochastic depth rate and its position
-        embeddings.
+        The inputs are a dictionary with the layer's random key, its stochastic depth rate and its
+        position embeddings.
 
         Args:
           positions: keyword arguments that all layers share, from `layer_positions`. The function

@@ -4,7 +4,8 @@ import re
 
 from vit_jax.errors import UserError
 
-# Names of authors' models, and timm's architectures.
+# Regular expressions that match the authors' names of unsupported models, or timm's names of their
+# architectures; and the reason why the models are unsupported.
 UNHELD = {
     r"PE-core-G(/\d+)?|vit_pe_core_gigantic\w*": (
         "the MLP of its attention pooling has another width than those of its layers"
