@@ -95,7 +95,7 @@ def _unread(descriptor: int) -> bool:
 
 
 def requested_bytes(error: BaseException) -> int | None:
-    """Returns the size of a failed allocation in bytes; None: `error` is not about memory.
+    """Returns the size of a failed allocation in bytes; None: `error` is no out-of-memory error.
 
     The size is 0 if the error message does not contain it.
     """

@@ -23,8 +23,8 @@ class Pace:
     def due(self, least: float = 1) -> bool:
         """Returns True if another line may be written now.
 
-        The last line must have been written at least `least` seconds ago, in addition to the rate
-        limit.
+        Two conditions must hold: the rate limit allows a line, and the last line was written at
+        least `least` seconds ago.
         """
         now = time.monotonic()
         return now - self._last >= max(least, 1 if now - self._begun < MINUTE else self._later)

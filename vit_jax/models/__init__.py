@@ -40,7 +40,7 @@ MODELS = tuple(name for family in FAMILIES for name in family.names)
 
 
 def family_of(model: ImageModel | type[ImageModel] | ImageOptions) -> Family:
-    """Returns the model family, such as the one of all ViTs, that a model belongs to.
+    """Returns the `Family` that a model belongs to; all ViTs, for example, are one family.
 
     Args:
       model: a model, a model class such as `ViT`, or a model's options.

@@ -193,8 +193,7 @@ class ConvNeXt(ImageModel):
 
     The stem divides the image's height and width by 4, and each later stage divides them by 2.
     If a side is not divisible, the remaining pixels at the right or bottom are ignored, as in the
-    authors' code.
-    `ConvNeXtOptions` describes the arguments.
+    authors' code. `ConvNeXtOptions` describes the arguments.
 
     Raises:
       UserError: `blocks` and `widths` have different lengths, or the images are too small.

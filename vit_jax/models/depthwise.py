@@ -2,7 +2,7 @@
 
 On a CPU the convolution is computed as a sum of shifted elementwise products, which XLA compiles to
 one loop over the channels. On other devices it is XLA's convolution. A traced program contains both
-variants, and the compiler selects the variant for its device. FLOPs are counted for XLA's
+variants, and the compiler selects the variant for its device. Model cards count the FLOPs of XLA's
 convolution. docs/measurements.md compares the speed of the variants.
 """
 

@@ -1,6 +1,7 @@
 """Dropout and stochastic depth; the masks are the same on any device and mesh.
 
-`add_for_subset` is stochastic depth that does not compute a branch for the images that skip it.
+`add_for_subset` is a faster stochastic depth: it does not compute the branch of images whose branch
+is dropped.
 """
 
 import math
@@ -98,7 +99,8 @@ def add_for_subset(
     def of_groups(x):
         return x.reshape(groups, -1, *x.shape[1:])
 
-    # Each group is indexed separately: a device that holds whole groups needs no communication.
+    # Each group is indexed separately. Therefore devices that hold whole groups need no
+    # communication.
     chosen = jax.vmap(lambda x, rows: x.at[rows].get(**indexed))(of_groups(x), drawn)
     changes = branch(chosen.reshape(-1, *x.shape[1:]))
     changes = (changes * jnp.float32(size / kept)).astype(x.dtype)

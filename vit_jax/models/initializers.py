@@ -169,8 +169,8 @@ class Scheme(NamedTuple):
     # Returns the initializers that depend on the layer; see `of_layer` for the arguments.
     own: Callable[[int, int, bool], dict[str, Initializer]] = lambda layer, depth, sub_norm: {}
 
-    # Class token, mask token and other tokens. None: a token with a learned position embedding
-    # starts at zero, and other tokens are normal.
+    # Initializer of the class token, the mask token and other tokens. None: tokens with a learned
+    # position embedding start at zero, and other tokens are drawn from a normal distribution.
     token: Initializer | None = None
     positions: Initializer = normal(0.02)  # Learned positions.
 

@@ -178,10 +178,11 @@ class RelativeLayout(NamedTuple):
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
         """Returns the table for another grid, resized bicubically like Swin's bias tables.
 
-        Two different offsets can have the same difference of patch numbers. On a grid with C
-        columns, for example, the offsets (0 rows, C - 1 columns) and (1 row, -1 column) both have
-        the difference C - 1. Therefore a row of the new table is the mean over all pairs of patches
-        with the row's difference.
+        A row of the old table belongs to a difference of patch numbers. For the resizing, it is
+        copied to all offsets (rows, columns) with this difference. On a grid with C columns, for
+        example, the offsets (0, C - 1) and (1, -1) both have the difference C - 1. After the
+        resizing, a row of the new table is the mean over all pairs of patches with the row's
+        difference.
         """
         old, new = math.prod(self.grid), math.prod(grid)
         among = table[difference(self.grid) + old - 1]  # [row offset, column offset, head_dim]

@@ -144,7 +144,8 @@ class _AxisAttention(nnx.Module):
         self.norm = group_norm(2 * width, rules, dtype, rngs)
         self.out_norm = group_norm(width, rules, dtype, rngs)
         head = width // heads
-        # A vector for each offset from -(length - 1) to length - 1, for queries, keys and values.
+        # Each row belongs to an offset from -(length - 1) to length - 1. It contains the embeddings
+        # of the offset for queries, keys and values, one after another.
         self.relative_embedding = nnx.Param(
             initializers.normal(head**-0.5)(rngs.params(), (2 * length - 1, 2 * head))
         )

@@ -604,7 +604,7 @@ def _parse(name: str) -> dict | None:
 
 
 def _first_version(size: dict, window: int = WINDOW, *later: int) -> dict | None:
-    """Returns the arguments of a Swin V1, or None: only V2's names may contain two windows."""
+    """Returns the arguments of a Swin V1; None for two windows, which only V2's names contain."""
     return None if later else size | dict(window=window, version=1)
 
 

@@ -394,8 +394,8 @@ class WindowBlock(EncoderBlock):
     """An encoder layer within each square window of the grid (ViTDet; Li et al., 2203.16527).
 
     The layer has the same parameters as an `EncoderBlock`. The grid is padded with zeros to whole
-    windows.
-    The padding is not masked: other tokens attend to it. (detectron2 pads after the first norm.)
+    windows. Patches attend to the padding, because it is not masked. (detectron2 pads after the
+    first norm.)
     """
 
     def __init__(

@@ -680,7 +680,8 @@ def _check_together(options: ViTOptions, stride: int) -> None:
                 raise UserError(message)
 
 
-# A list of pairs: whether the options contradict one another in some way, and the error message.
+# Possible contradictions between options. Each pair contains True if the contradiction occurs, and
+# the error message.
 Contradictions = Iterable[tuple[bool, str]]
 
 

@@ -154,7 +154,7 @@ class Connected(Peers):
     def _fail(self, news):
         self._traceback = news.pop("traceback", "")
         self._tell(news)
-        # Normally the leader ends this process while it sleeps.
+        # While this process sleeps, the leader normally ends it.
         time.sleep(self._silence + 2 * GRACE_SECONDS)
         print(f"{self._traceback}error: {' '.join(news.values())}", file=sys.stderr, flush=True)
         leave(1)

@@ -60,7 +60,7 @@ def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSh
 
 
 def _tensor_axes(tensor: int, path: str, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
-    """Returns, for each axis of a parameter, `("tensor",)` if the mesh axis `tensor` splits it, or ().
+    """Returns the mesh axes that split each axis of a parameter: `("tensor",)` or ().
 
     Raises:
       UserError: `tensor` splits an axis whose size is not divisible by `tensor`.

@@ -225,7 +225,10 @@ class PlacedAttention(nnx.Module):
         self.out = nnx.LinearGeneral(heads, dim, axis=(-2, -1), **values)
 
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """Computes attention of queries `[batch, queries, dim]` to keys `[batch, keys, dim]`."""
+        """Computes attention of queries `[batch, queries, dim]` to keys `[batch, keys, dim]`.
+
+        The outputs are `[batch, queries, dim]`.
+        """
         return self.out(attend(self.query(query), self.key(key), self.value(value)))
 
 

@@ -108,6 +108,10 @@ class EoMT(nnx.Module):
     ) -> dict[str, Any]:
         """Returns float32 logits of masks and classes.
 
+        Without `masking` there is one prediction, after the last layer. With `masking` there is
+        also a prediction before each layer with queries; the predictions are in the order of the
+        layers.
+
         Args:
           images: uint8, or floats in [-1, 1].
           rngs: random keys, in training.
@@ -116,10 +120,11 @@ class EoMT(nnx.Module):
             None: no query is restricted.
 
         Returns:
-          A dictionary of `masks` `[predictions, batch, queries, rows, columns]` and `classes`
-          `[predictions, batch, queries, classes + 1]`; the last class is "no object". Without
-          `masking` there is one prediction, after the last layer. With `masking` there is also a
-          prediction before each layer with queries; the predictions are in the order of the layers.
+          A dictionary of two arrays.
+
+          - `masks`: mask logits, `[predictions, batch, queries, rows, columns]`.
+          - `classes`: class logits, `[predictions, batch, queries, classes + 1]`; the last class is
+            "no object".
         """
         encoder_rngs, predictions = None if self.frozen else rngs, []
 
@@ -198,8 +203,9 @@ def mask_probabilities(
 
     Args:
       update: number of the training step, counted from 1.
-      starts, ends: for each layer, the shares of the training run (0 to 1) at which the probability
-        begins to fall and reaches 0.
+      starts: for each layer, the share of the training run (0 to 1) at which its probability begins
+        to fall.
+      ends: for each layer, the share of the training run at which its probability reaches 0.
       steps: number of steps of the training run.
     """
     start, end = (jnp.round(jnp.asarray(x, jnp.float32) * steps) for x in (starts, ends))
