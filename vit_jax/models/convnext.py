@@ -272,8 +272,9 @@ class ConvNeXt(ImageModel):
 
         Args:
           keep: raster indices of the patches of each image that are not masked, int32 `[batch,
-            kept]`. The features then contain only these patches, stacked along the rows (see
-            `KeptPatches`). None: all patches.
+            kept]`. The features then contain only these patches, stacked vertically: `[batch, kept
+            * side, side, channels]`, where `side` is the side of a patch in positions of the stage.
+            None: all patches.
         """
         options = self.options
         _check_size(jnp.shape(images)[1:3], len(options.blocks))

@@ -36,9 +36,9 @@ class Rules(NamedTuple):
     std_epsilon: float
 
 
-# The first part of a key is True for BiT's units and False for the hybrids' units. The second part
-# is the library of the epsilons: timm and Transformers use other epsilons than Google, which
-# changes the fifth digit of the outputs.
+# A key is a pair. Its first element is True for BiT's units and False for the hybrids' units. Its
+# second element is the library of the epsilons: timm and Transformers use other epsilons than
+# Google, which changes the fifth digit of the outputs.
 RULES = {
     (True, "google"): Rules(False, 1e-5, 1e-10, 0.0),
     (True, "timm"): Rules(False, 1e-5, 1e-8, 0.0),

@@ -418,7 +418,7 @@ class WindowBlock(EncoderBlock):
         read: int | None = None,
         rotation: Rotation | None = None,
     ) -> jax.Array:
-        """Maps `[batch, rows * columns, dim]` to the same shape; see `EncoderBlock`."""
+        """Maps `[batch, rows * columns, dim]` to the same shape; arguments as in `EncoderBlock`."""
         if rotation is not None:
             rotation = tuple(self._windows(jnp.asarray(table)[None])[0] for table in rotation)
         x = super().__call__(
@@ -447,7 +447,10 @@ class WindowBlock(EncoderBlock):
 
 
 class AttentionPooling(nnx.Module):
-    """Attention pooling: a learned query attends to all tokens; then an MLP (Zhai et al., 2022)."""
+    """Attention pooling (Zhai et al., 2022): a learned query attends to all tokens.
+
+    An MLP with a residual connection follows.
+    """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
         dim, heads, head_dim, dtype = stack.dim, stack.heads, stack.head_dim, stack.dtype

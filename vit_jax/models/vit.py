@@ -120,7 +120,7 @@ class ViT(TokenModel):
         """Creates the learned tokens, and the position embeddings that are added to tokens."""
         options, scheme, small = self.options, self.stack.scheme, initializers.normal(0.02)
         # If the scheme has no initializer for tokens, a token with a learned position embedding
-        # starts at zero: its position embedding is random.
+        # starts at zero, because its position embedding is already random.
         learned = options.position in ("1d", "2d")
         for token in self.prefix_tokens:
             # Without positions a token must not start at zero, where the gradient of a layer norm

@@ -67,10 +67,10 @@ class Follower(NamedTuple):
 
 
 def _sized(*names: str, **others) -> dict[str, dict]:
-    """Returns the arguments of models such as `B/16`, by name.
+    """Returns the arguments of models such as `B/16`, as a dictionary by model name.
 
     Args:
-      *names: a size of `SIZES` and a patch size for each model.
+      *names: names of models: a size of `SIZES` and a patch size, separated by a slash.
       **others: further arguments that all these models have.
     """
     sizes = ((name, *name.split("/")) for name in names)

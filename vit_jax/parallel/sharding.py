@@ -106,11 +106,11 @@ def optimizer_shardings(mesh: Mesh, params: dict, optimizer_state) -> dict:
 
 
 def place_activation(mesh: Mesh, name: str, x: jax.Array) -> jax.Array:
-    """Constrains the sharding of an activation.
+    """Returns the activation `x` with a constraint of its sharding.
 
     Args:
       mesh: mesh of devices.
-      name: name of the activation in `ACTIVATIONS`.
+      name: name of the activation, a key of `ACTIVATIONS`.
       x: the activation.
     """
     axes = [None] * x.ndim

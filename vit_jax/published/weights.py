@@ -183,7 +183,11 @@ def find_weights(model: str, pretrained: str) -> Weights:
 
 
 def _are_forms_of_dinov3(weights: list[Weights]) -> bool:
-    """Returns True if a list has the same weights without biases and with biases (`_qkvb`)."""
+    """Returns True for two versions of the same DINOv3 weights.
+
+    The first version has no biases of queries and values, and the second version (`_qkvb`) has
+    them.
+    """
     if len(weights) != 2:
         return False
     return weights[1].repository == weights[0].repository.replace(".", "_qkvb.")

@@ -39,7 +39,7 @@ class Detections(NamedTuple):
 
 
 def least_score(threshold: float | None) -> float:
-    """Returns the minimum score that `--threshold` sets; the default, None, becomes 0.3.
+    """Returns `threshold`, the minimum score of predicted objects, or 0.3 if it is None.
 
     Raises:
       UserError: the value is 0 or less, or more than 1.

@@ -152,7 +152,8 @@ class EoMT(nnx.Module):
           x: `[batch, tokens + queries, dim]`.
 
         Returns:
-          `[batch, queries, rows, columns]` and `[batch, queries, classes + 1]`.
+          Mask logits, `[batch, queries, rows, columns]`, and class logits, `[batch, queries,
+          classes + 1]`.
         """
         x = x if model.norm is None else model.norm(x)
         queries = x[:, -self.queries.shape[0] :]
