@@ -11,8 +11,8 @@ import numpy as np
 from vit_jax.serving.engine import Engine
 from vit_jax.serving.metrics import Metrics
 
-# Seconds for which a request waits if the server is full. Waiting is better than an immediate
-# rejection, which costs as much as an answer.
+# Maximum time in seconds that a request waits if the server is full. An immediate rejection would
+# save no work, because handling a rejected request costs as much as a prediction.
 PATIENCE = 1.0
 
 

@@ -30,7 +30,7 @@ _NAMES = {
     r"\.attn\.inner_attn_ln\.": ".attn.norm.",
 }
 # Names of tensors that are skipped, because they can be computed from the model's arguments:
-# angles of rotary positions, and the mask of the attention bias.
+# angles of rotary positions, and DINOv3's mask of the qkv bias.
 _FOLLOWS = re.compile(r"(^|.*\.)(rope\.freqs_(cos|sin)|rope_embed\.periods|bias_mask)$")
 _TABLE = "relative_position_bias_table"
 _CONVNEXT = {

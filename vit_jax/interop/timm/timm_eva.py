@@ -140,8 +140,8 @@ _HEADS = {
     "giant": 16,
 }
 _HEADS |= {"giant": 16, "gigantic": 16, "enormous": 16, "huge": 20, "7b": 32}
-# Side of the grid to which rotary positions are scaled, for Perception Encoders whose side is not
-# 32.
+# For each Perception Encoder: side of the grid, in patches, to which the coordinates of rotary
+# positions are scaled. The default is 32.
 _PE_GRIDS = {
     "core_tiny": 24,
     "core_small": 24,
@@ -368,7 +368,8 @@ def _rope(settings: dict, has_cls: bool) -> Values:
     grid = _grid(settings["ref_feat_shape"])
     rope_settings = _without_grid({name: settings[name] for name in settings if name in _NO_ROPE})
     if rope_settings["rope_type"] == "mixed":
-        # The temperature only determines the frequencies' initial values.
+        # Any temperature is supported. With `mixed`, the rotary frequencies are parameters, and the
+        # temperature only determines their initial values.
         rope_settings["rope_temperature"] = 10.0
     for rope, arguments in _ROPES.items():
         supported = _without_grid(_NO_ROPE | arguments)
