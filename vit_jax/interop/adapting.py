@@ -26,7 +26,7 @@ Read = Callable[[], np.ndarray]
 
 
 class Fit(NamedTuple):
-    """Report of an adaptation: descriptions of the changed parameters, by kind of change."""
+    """Report of an adaptation: a description of each resized, new, dropped or copied parameter."""
 
     resized: list[str]
     fresh: list[str]
@@ -83,7 +83,7 @@ def fit(
 
 
 class _Adapter:
-    """Chooses the source of each parameter during an adaptation; arguments as in `fit`."""
+    """An adaptation; `source` selects how each parameter is read. Arguments as in `fit`."""
 
     def __init__(self, checkpoint: Checkpoint, changes: dict[str, Any], new_head: bool, seed: int):
         known = checkpoint.arguments
@@ -197,7 +197,7 @@ class _Adapter:
 
 
 def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> dict[str, Any]:
-    """Returns the arguments that `changes` also change, in models of all families.
+    """Returns further changes that follow from `changes`, in models of all families.
 
     - With a new head, `pre_logits` becomes False.
     - If the number of channels changes, `mean` and `std` per channel are replaced by their average

@@ -1,8 +1,8 @@
 """Names and array layouts of vit_jax's parameters in the files of other libraries.
 
 A format is a list of rules, one for each kind of parameter. A rule maps vit_jax's path of a
-parameter to the library's tensor names. Its layout converts the array in both directions. A
-parameter without a rule cannot be stored in the format.
+parameter to the library's tensor names. The layout in the rule converts the array in both
+directions. A parameter without a rule cannot be stored in the format.
 
 In this module, "our" names and arrays are vit_jax's, and "their" names and tensors are the other
 library's.

@@ -43,7 +43,7 @@ class ObjectiveParams(NamedTuple):
       shapes: returns the shapes of all parameters by path; None: `values` determine the shapes.
       state: the objective's state, such as a codebook, by name. Nested state has a path as name,
         such as `statistics/norm/mean`.
-      class_names: class names of the objective's own head; empty: it has no head.
+      class_names: names of the classes that the objective's head predicts; empty: no such head.
       model_values: arguments of the model (`MODEL_VALUES`) that replace those of the model's files.
     """
 

@@ -150,7 +150,7 @@ def _looks_up_rows_of_images(value: _Value, dimensions, slice_sizes: Axes) -> bo
 
 
 def _is_constant(equation, inputs: list[_Value]) -> bool:
-    """Returns True if the outputs of a jaxpr equation do not depend on the model's input."""
+    """Returns True if a jaxpr equation depends neither on the model's input nor on its shape."""
     return all(value.known for value in inputs) and all(
         _is_static(variable.aval.shape) for variable in equation.outvars
     )
@@ -294,7 +294,7 @@ class _Graph:
         return _Value(name, out.shape, out.shape, out.dtype)
 
     def reshape(self, name: str, shape: Sequence) -> str:
-        """Adds a Reshape node; one dimension may be symbolic, which ONNX infers."""
+        """Adds a Reshape node; one size in `shape` may be symbolic, because ONNX infers it."""
         return self.add(
             "Reshape", [name, self.integers([d if isinstance(d, int) else -1 for d in shape])]
         )

@@ -321,7 +321,7 @@ def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any
 def lost(
     seen: Preprocessing | None, probabilities: str, size: tuple[int, int], library: str
 ) -> list[str]:
-    """Returns a line for each property of preprocessing and probabilities that is not stored.
+    """Returns a line for each setting of preprocessing or probabilities that cannot be stored.
 
     Args:
       seen: the preprocessing; None: unknown.

@@ -33,8 +33,8 @@ class _Names(NamedTuple):
     weights: str
 
 
-# Names of pickles whose model is described by a JSON file in the same folder, and the names of this
-# file and of the new safetensors file.
+# Maps the name of a pickle to the names of two files: the JSON file in the same folder that
+# describes the model, and the safetensors file to write.
 _DESCRIBED = {
     TORCH_MODEL: _Names("config.json", "model.safetensors"),
     "open_clip_pytorch_model.bin": _Names(OPEN_CLIP, "open_clip_model.safetensors"),
@@ -193,7 +193,7 @@ def read_tensors(source: str, folder: Path) -> tuple[dict[str, np.ndarray], list
 
 
 def _path_and_key(source: str) -> tuple[str, str]:
-    """Splits `FILE@KEY` into path and key; the key of `FILE` is empty."""
+    """Splits `FILE@KEY` into path and key; without `@KEY`, the key is empty."""
     path, _, key = (source, "", "") if source.endswith(SUFFIXES) else source.rpartition("@")
     return path, key
 

@@ -127,7 +127,8 @@ def without_bias(towers: Towers, title: str) -> tuple[Towers, list[str]]:
     The embeddings stay the same.
 
     Returns:
-      The changed model, and a list with a note. If the bias is zero, the model itself and no note.
+      The changed model, and a list with a note about the change. If the bias is zero, the same
+      model and an empty list.
 
     Raises:
       UserError: no bias of the last norm has the same effect.

@@ -113,8 +113,8 @@ class Batcher:
         self._metrics.batch.observe(len(images))
         try:
             found = await self.on_device(self._engine.compute, images, classes)
-        # The cause may be a bug or a lack of memory. The server continues, because the next batch
-        # may succeed.
+        # The error may be caused by a bug or a lack of memory. The server continues, because the
+        # next batch may succeed.
         except Exception as error:
             for answer in answers:
                 if not answer.cancelled():

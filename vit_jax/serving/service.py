@@ -123,7 +123,7 @@ class Service:
         return HTMLResponse(self._page)
 
     async def health(self, request: Request) -> Response:
-        """Returns the model and the server's status; HTTP 503 if the computing task has ended."""
+        """Returns the model and the server's status; HTTP 503 if no task computes batches."""
         works = self._running is not None and not self._running.done()
         content = {
             "status": "ok" if works else "failed",

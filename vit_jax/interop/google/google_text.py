@@ -98,7 +98,7 @@ def _tower(tensors: Tensors) -> tuple[str, Tensors]:
 
 
 def _as_image_model(tower: Tensors) -> Tensors:
-    """Renames the tensors of the text encoder as in an image model.
+    """Renames the text encoder's tensors to the names of an image encoder's tensors.
 
     Early text towers have two position tables. They are replaced by one table, their sum.
     """

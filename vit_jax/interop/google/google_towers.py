@@ -28,7 +28,7 @@ from vit_jax.options.text import TextOptions
 _TITLE = "big_vision"
 _PREFIX = "params/"
 _REMEDY = "write it for Transformers or open_clip instead"
-# Arguments that big_vision's classes lack or restrict, and the values that can be written.
+# Maps arguments of the towers to the values that big_vision supports.
 _IMAGE = dict(pooling=("map", "gap", "cls"), position=("1d", "sincos2d"), resnet_blocks=(None,))
 _TEXT = dict(
     causal=(False,), pooling=("last",), head_bias=(True,), gelu=("tanh",), norm_epsilon=(1e-6,)
@@ -93,7 +93,7 @@ def _notes(towers: Towers) -> list[str]:
     """Returns a line for each property of the model that the file does not contain.
 
     Raises:
-      UserError: vit_jax cannot load an npz file together with the model's tokenizer files.
+      UserError: the model has no tokenizer file that can be used with an npz file.
     """
     names = [file.name for file in copied_files(towers.text_part)]
     if not set(names) & set(_TOKENIZERS):

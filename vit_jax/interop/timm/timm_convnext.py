@@ -198,7 +198,7 @@ def _stem(shapes: dict, width: int) -> str:
       shapes: shapes of the tensors by name.
       width: number of channels of the first stage.
     """
-    # Only the stem `activated` has a convolution at index 2, with a kernel of 4 axes.
+    # Only the stem `activated` has a convolution at index 2. A convolution's kernel has 4 axes.
     if len(shapes.get("stem.2.weight", ())) == 4:
         return "activated"
     kernel = shapes["stem.0.weight"]

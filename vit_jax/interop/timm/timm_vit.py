@@ -95,10 +95,11 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 
 
 def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Converts the position table to the rows class token, distillation token and patches.
+    """Converts a position table to the order class token, distillation token, patches.
 
-    Rows that are missing in the file are added as zeros. The position embeddings of registers are
-    removed from the table, and added to the register tokens, which does not change the outputs.
+    If the table contains patches only, zeros are added for the tokens. The position embeddings of
+    registers are removed from the table, and added to the register tokens. This does not change the
+    outputs.
     """
     table = tensors.get("pos_embed")
     if table is None or len(table.shape) != 3 or "patch_embed.proj.weight" not in tensors:
