@@ -61,8 +61,9 @@ SETS = SuiteOption(
 def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
     """Returns the data sets of the flag `--set`, or the default data sets.
 
-    TFDS data sets get their folder, and folders without splits get training and test slices. If a
-    data set has no split `test`, its dev split is evaluated.
+    The option `data_dir` is added to TFDS data sets. The images of a folder without splits are split
+    into training and test images. If a data set has no split `test`, its validation split, such as
+    `val`, is the test split.
     """
     chosen = [
         described._replace(path=in_data_dir(described.path, options["data_dir"]))
