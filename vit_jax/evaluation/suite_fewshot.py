@@ -61,9 +61,9 @@ SETS = SuiteOption(
 def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
     """Returns the data sets of the flag `--set`, or the default data sets.
 
-    The option `data_dir` is added to TFDS data sets. The images of a folder without splits are split
-    into training and test images. If a data set has no split `test`, its validation split, such as
-    `val`, is the test split.
+    The option `data_dir` is added to TFDS data sets. The images of a folder without splits are
+    divided into training and test images. If a data set has no split `test`, its validation split,
+    such as `val`, is the test split.
     """
     chosen = [
         described._replace(path=in_data_dir(described.path, options["data_dir"]))
@@ -107,7 +107,10 @@ def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Sour
 def identify(
     sources_of: Callable[[DataSet], tuple[Source, Source]], described: DataSet, name: str
 ) -> dict[str, int | str]:
-    """Implements `Measurement.identify`: returns a data set's fingerprint, for any of its rows."""
+    """Returns the fingerprint of a data set, as `Measurement.identify`.
+
+    All result rows of the data set have the same fingerprint, so the row's name `name` is ignored.
+    """
     return fingerprints(*sources_of(described), COMPARED_EXAMPLES)
 
 
