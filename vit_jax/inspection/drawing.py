@@ -206,8 +206,8 @@ def look(model, images: np.ndarray, batch_size: int) -> dict:
     """Computes the intermediate results of a model for all images.
 
     Returns:
-      A dict. For a model that outputs tokens, such as ViT, it is the result of `look_at_tokens`. For
-      a model with stages, such as Swin, it has two items:
+      A dict. For a model that outputs tokens, such as ViT, it is the result of `look_at_tokens`.
+      For a model with stages, such as Swin, it has two items:
 
       - `stages`: list of the features of each stage, `[images, rows, columns, channels]`.
       - `attended`: list of the attention maps of each block, `[images, rows, columns, heads]`.
