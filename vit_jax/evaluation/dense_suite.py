@@ -38,8 +38,8 @@ def tested_set(
     """Fills in the source kind, the path and the test split of a data set of the flag `--set`.
 
     The user may name the test split. Otherwise it is the first of the split names in `TESTED`
-    (`test`, then validation splits) that the data set has. If the data set has none of these
-    splits, its first split is the test split.
+    (`test`, then validation splits) that the data set has. If a folder has none of these splits,
+    its first split is the test split.
 
     Args:
       described: the data set.

@@ -125,7 +125,8 @@ class Extractor:
 
         `mask` is False for unreadable images and padding.
         """
-        # The reference to the source is kept, because the id of a freed object may be reused.
+        # Each source has a `SkipLog`, found by the source's `id`. The source itself is stored, too,
+        # because the `id` of a freed object may be reused.
         _, skipped = self._skipped.setdefault(id(source), (source, self._skip_log(source)))
         running = None
         with contextlib.closing(evaluation_batches(source, **self._arguments)) as batches:

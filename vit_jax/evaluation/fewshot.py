@@ -79,7 +79,7 @@ class Accuracy(NamedTuple):
 
     @property
     def deviation(self) -> float:
-        """Std of the accuracy over the seeds, with the divisor n - 1; 0 for a single seed."""
+        """Sample std of the accuracy over the seeds (divisor: seeds - 1); 0 for a single seed."""
         return statistics.stdev(self.by_seed.values()) if len(self.by_seed) > 1 else 0.0
 
 

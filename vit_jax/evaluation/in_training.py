@@ -1,4 +1,7 @@
-"""Evaluation suites during training: `config.evaluate.suites`, and sections such as `fewshot`."""
+"""Evaluation suites during training.
+
+The config selects suites by `config.evaluate.suites`, and by sections such as `config.fewshot`.
+"""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +44,7 @@ class TrainingSuites:
     """Evaluation suites of a training run. Their data are opened before the model is created.
 
     Attributes:
-      fingerprints: a dict from a description of each data set, which contains its config key, to
-        the fingerprint of the data.
+      fingerprints: a dict from a description of each data set to the fingerprint of its data.
 
     Args:
       config: config of the run. Preprocessing options that were None must have been replaced by the
@@ -202,8 +204,9 @@ class TrainingSuites:
     ) -> dict[str, float] | None:
         """Runs the suites that are due after a step, and returns their metrics.
 
-        The name of a metric is `SUITE/DATA_SET/METRIC`. For example, `fewshot/cifar100/5` is the
-        accuracy of the suite `fewshot` on CIFAR-100 with 5 shots.
+        The name of a metric consists of the suite's name and the short name of the result row. For
+        example, `fewshot/cifar100/5` is the accuracy of the suite `fewshot` on CIFAR-100 with 5
+        shots.
 
         Args:
           params: the parameters to evaluate.

@@ -104,7 +104,14 @@ def fit(
 
 
 def gram(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """Returns `rows^T rows` in float64. The rows are sharded over the devices for the product."""
+    """Returns the product `rows^T rows`, float64 `[columns, columns]`.
+
+    The rows are sharded over the devices for the product.
+
+    Args:
+      rows: float64 `[rows, columns]`.
+      mesh: mesh of devices.
+    """
     count, width = rows.shape
     padded = -(-width // 128) * 128  # Padding with zeros does not change the result.
     size = whole_batch(mesh, BLOCK)

@@ -101,7 +101,7 @@ class Results:
 
         Args:
           *rows: rows of one or several suites.
-          data: digest of the data of each row, by the row's name.
+          data: a dict from the name of a row to the hash of its data.
         """
         self.rows |= {(row.suite, row.name): row for row in rows}
         for row in rows:
@@ -153,7 +153,7 @@ def _suite_table(suite: Suite, rows: list[Row]) -> str:
     for name, members in suite.means(measured).items():
         rows = [*rows, Row(suite.name, f"**{name}**", mean(measured, members))]
         for figures in columns.values():
-            # 1e-9 is added to round up means that end in half a hundredth, such as 81.125.
+            # Without the addition, `round` could round halves down, such as 81.125 to 81.12.
             figures[f"**{name}**"] = round(mean(figures, members) + 1e-9, 2)
     several_units = {row.unit for row in rows} != {"%"}
     ours = "ours" if several_units else "ours, %"

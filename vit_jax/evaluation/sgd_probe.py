@@ -41,7 +41,7 @@ class SgdProbe:
     """Linear classifiers trained by SGD with momentum and cosine decay to 0, without weight decay.
 
     Args:
-      choices: columns of the features that belong to each feature set, by the set's name.
+      choices: a dict from the name of each feature set to the slice of its columns in the features.
       mesh: mesh of devices.
       rates: learning rates for a batch of 256 images. They are scaled linearly with the batch size.
       batch_size: number of images in a batch, at most the number of training images.

@@ -92,8 +92,9 @@ class Classified(NamedTuple):
       source: the images.
       crop: evaluation transform of the images.
       class_names: names of all classes.
-      answers: arrays with a row for each readable image: `numbers`, the index in the source;
-        `labels`, `[images, 1]`; `answer`, the most probable class; and `probability` of this class.
+      answers: a dict of arrays with a row for each readable image. `numbers`: index of the image in
+        the source. `labels`: labels, `[images, 1]`. `answer`: the most probable class.
+        `probability`: probability of this class.
     """
 
     suite: str
@@ -390,8 +391,9 @@ class Suite:
       settings: function that returns the settings on which the metrics depend, without the data.
         Metrics with different settings are not stored in the same folder.
       published: names of tables in `vit_jax.published` with values for comparison.
-      means: called with the names of the available rows; returns a dictionary from the name of each
-        mean to the names of the rows to average.
+      means: function that defines the rows with means in the table. Its argument contains the names
+        of the available rows. The result is a dict from the name of each mean to the names of the
+        rows to average.
       draw: function that plots rows with metrics, and published values, on Matplotlib's axes.
       spoken: start of the suite's log lines during training.
       short: function from a row's name to a shorter name. During training, the metric of the row is

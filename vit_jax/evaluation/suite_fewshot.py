@@ -75,7 +75,11 @@ def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
 
 
 def split_note(described: DataSet) -> str:
-    """Returns a note that names the splits of a data set that has no split `test`."""
+    """Returns a note with the names of the training split and the test split.
+
+    The note is empty, except for a folder that was divided, or a validation split in place of
+    `test`.
+    """
     train, test = described.train_split, described.test_split
     named = train.startswith("all") or test in DEV
     return f"; {train} to train, {test} to test" if named else ""

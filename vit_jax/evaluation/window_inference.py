@@ -69,7 +69,7 @@ class WindowInference:
     The model is compiled once, for a fixed size and number of windows.
 
     Args:
-      segmenter: the model and its head: a segmenter or a depth model.
+      segmenter: a model with a head for segmentation or depth.
       mesh: mesh of devices of a single process.
       crop: the evaluation transform, which defines how images are decoded and resized.
       squeezed: True: each image is resized to a single window. False: sliding windows.

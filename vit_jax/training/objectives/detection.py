@@ -366,10 +366,12 @@ def compare_masks(
     """Compares the predicted and the true masks of an image.
 
     Returns:
-      The IoU of each pair of a predicted and a true mask, `[detections, objects]`; and the quality
-      of each predicted mask, the mean probability of its pixels, `[detections]`. If the true object
-      is a crowd, the intersection is divided by the predicted area instead of the union, as in
-      COCO's metrics.
+      Two arrays:
+
+      - The IoU of each pair of a predicted and a true mask, `[detections, objects]`. If the true
+        object is a crowd, the intersection is divided by the predicted area instead of the union,
+        as in COCO's metrics.
+      - The quality of each predicted mask, `[detections]`: the mean probability of its pixels.
 
     Args:
       logits: logits of the predicted masks, `[detections, rows, columns]`.

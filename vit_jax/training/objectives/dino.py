@@ -466,9 +466,9 @@ class DINO(Objective):
           context: per-step context.
 
         Returns:
-          The mean cross-entropy over an image's masked patches, `[batch]`, and logits
-          `[batch, prototypes]`. An image's logits are weighted by its number of masked patches:
-          their mean over the batch is the mean logits of all masked patches.
+          The mean cross-entropy over an image's masked patches, `[batch]`, and the teacher's logits
+          of each image, `[batch, prototypes]`. An image's logits are weighted by its number of
+          masked patches, so that the mean over the batch is the mean logits of all masked patches.
         """
         view, chosen = batch["masked_view"][:, None, None, None], batch["chosen"]
 

@@ -81,7 +81,13 @@ def _matched(positive_logits: jax.Array, most: jax.Array, equal: jax.Array) -> j
 
 
 def _most_similar(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns each image's largest logit, and its number of texts with this logit, `[images]`."""
+    """Returns the largest logit of each image, and the number of texts with this logit.
+
+    Both results are `[images]`.
+
+    Args:
+      logits: logits of each image with each text, `[images, texts]`.
+    """
     most = logits.max(axis=1)
     return most, (logits >= _about(most)[:, None]).sum(axis=1, dtype=jnp.float32)
 
