@@ -1,7 +1,8 @@
-"""Class balancing: how often images of each class are sampled, and how much they weigh in the loss.
+"""Class balancing: sampling probabilities of the classes, and class weights in the loss.
 
-The kinds are `none` (no balancing), `sqrt` (the influence of a class is proportional to the square
-root of its number of images) and `full` (all classes have the same influence).
+`none` disables class balancing. With `sqrt`, the total weight of a class (in the loss, or in the
+samples) is proportional to the square root of its number of images. With `full`, all classes have
+the same total weight.
 """
 
 import numpy as np
@@ -61,7 +62,7 @@ def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -
       kind: `sqrt`: a class is sampled in proportion to the square root of its number of images.
         `full`: all classes are sampled equally often.
       seed: random seed of the order.
-      repeats: number of consecutive positions of each image (repeated augmentation).
+      repeats: number of times that an image is sampled in succession (repeated augmentation).
     """
     members, counts = np.argsort(labels, kind="stable"), np.bincount(labels)
     counts = counts[counts > 0]

@@ -57,7 +57,7 @@ SIZES = range(16, 225)  # Supported image sizes in pixels.
 # Collections of objects. A collection's index is part of the random keys. Therefore the order of
 # the collections must not change.
 COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian", "letters")
-# The order of the layouts must not change either, for the same reason.
+# The index of a layout is part of the random keys, too. Do not change the order.
 LAYOUTS = {
     "scattered": Layout((40000, 60000), (1, FRAGMENTS), (0, BARS), (1, SMALLER)),
     "centred": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
@@ -278,8 +278,8 @@ def _kept_name(layout: str, collection: str, split: str, size: int, file: str) -
     """Returns the name of the cache file, with a hash of the code and the drawings.
 
     Args:
-      layout, collection, split, size: the images.
-      file: the code of the source.
+      layout, collection, split, size: layout, collection, split and size in pixels of the images.
+      file: path of the module of the source.
     """
     made_of = hashlib.blake2b(digest_size=8)
     for code in (scenes.__file__, __file__, file):
@@ -292,7 +292,8 @@ def _kept_name(layout: str, collection: str, split: str, size: int, file: str) -
 def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns scans of handwritten digits, uint8 `[scans, 32, 32]`, and the digit of each scan.
 
-    The scans of the split test are the test split of the source `digits`.
+    The split `test` contains the test images of the source `digits`. The splits `train` and `dev`
+    contain its training images.
     """
     source = digits("test" if split == "test" else "train")
     chosen = {"train": slice(0, 1257), "dev": slice(1257, None), "test": slice(None)}[split]
