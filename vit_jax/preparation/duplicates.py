@@ -138,7 +138,9 @@ def near_pairs(
     known = references[named]
     hashed = np.flatnonzero(candidates != NO_FINGERPRINT)
     for part in range(4):
-        # The sum of (radius + 1) over the four parts is distance + 1.
+        # If fingerprints differ in at most `distance` bits, one of their four parts differs in at
+        # most this part's `radius` bits, because the sum of (radius + 1) over the parts is distance
+        # + 1.
         radius = (distance + 1 + part) // 4 - 1
         if radius < 0:
             continue
@@ -166,7 +168,9 @@ def _buckets(fingerprints: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarra
     """Sorts fingerprints by one of their four 16-bit parts.
 
     Returns:
-      The sorted indices, and for each value of the part the position of its first index.
+      Two arrays, `order` and `starts`. `order` contains the indices of the fingerprints, sorted by
+      the part. `order[starts[value] : starts[value + 1]]` are the fingerprints whose part has this
+      value.
     """
     values = (fingerprints >> np.uint64(16 * part)).astype(np.uint16)
     starts = np.concatenate([[0], np.bincount(values, minlength=1 << 16).cumsum()])

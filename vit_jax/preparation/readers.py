@@ -104,10 +104,12 @@ class RawDataSet:
     # None: no captions.
     caption_key: str | None = None
     index_labels: bool = False  # True: labels are read from the examples of a TFDS data set.
-    # Number of skipped files that do not belong to a unit, by reason.
+    # Number of skipped files by reason, except for files that are skipped during the scan of a
+    # unit.
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
-    # For each file with class indices of its own: the class index in the data set, by the class
-    # index in the file; -1: the data set does not have this class.
+    # Mapping of class indices, for files whose class indices differ from the data set's:
+    # `numbers[file][index in the file]` is the index in the data set; -1: the data set does not
+    # have this class.
     numbers: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def fingerprint(self) -> str:
@@ -409,12 +411,7 @@ def _class_units(
 
 
 def _count_left_out(folders_of_classes: Collection[Path], others: Collection[Path]) -> dict:
-    """Counts the skipped files outside class folders, by the reason for skipping them.
-
-    Args:
-      folders_of_classes: folders that contain a folder for each class.
-      others: other folders, which are next to the folders of the splits.
-    """
+    """Counts the images that belong to no class folder, by the reason for skipping them."""
     loose = [file.name for folder in folders_of_classes for file in _files_in(folder)]
     images, left_out = sort_out(loose)
     left_out[OUTSIDE] += len(images)
@@ -687,12 +684,10 @@ def _key(member: tarfile.TarInfo) -> str:
 
 
 def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
-    """Groups members with the same key to samples.
+    """Groups members with the same key into samples: a sample has one member of each suffix.
 
-    If a suffix occurs again, a new sample starts.
-
-    Args:
-      group: adjacent members with the same key.
+    For example, `1.jpg` and `1.cls` are a sample. If the archive then contains another `1.jpg`, a
+    new sample starts.
     """
     samples, latest = [], {}
     for member in group:
@@ -710,13 +705,13 @@ def _described(
 ) -> Iterator[tuple[str, tarfile.TarInfo, dict[str, tarfile.TarInfo]]]:
     """Yields (name, image, members by suffix) for each example in samples with the same key.
 
-    A key may have several examples, if names contain dots (`im.v2.000.jpg`), or if samples with the
-    same key are adjacent.
+    The key is the name up to the first dot. Several examples have the same key if their names
+    contain dots (`im.v2.000.jpg`), or if their names are equal.
 
-    An image belongs to a label or caption in two cases: both have the same name up to the last dot,
-    or they are the only image and the only label of the key (`000.photo.jpg`, `000.cls`). An image
-    without label and caption is an example, unless its name starts with the name of a sample with a
-    label or caption. Then it is a further image of this sample, and is skipped.
+    An image and a label (or caption) belong together in two cases. Their names are equal up to the
+    last dot, or they are the only image and the only label of the key (`000.photo.jpg`, `000.cls`).
+    An image without a label is an example, too. But if its name extends the name of a sample with a
+    label, it is skipped: `000.side.jpg` is a further image of the sample `000.jpg`, `000.cls`.
 
     Args:
       samples: the samples with this key.
@@ -753,10 +748,10 @@ def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _
 
 
 def _reasons(sample: _Sample, notes: Sequence[str]) -> list[str]:
-    """Returns the reasons for skipping a sample without an image.
+    """Returns the reasons for skipping the members of a sample without an image.
 
-    For a sample with a label or a caption, the result is one reason. For other samples, it is a
-    reason for each member.
+    A sample with a label or a caption counts as one skipped file, so the result has one reason.
+    Otherwise, the result has a reason for each member of the sample.
     """
     reasons = [why_left_out(member.name) for member in sample.parts.values()]
     if not sample.has_note(notes):
@@ -1004,11 +999,11 @@ def _present(columns: list[str], *names: str) -> list[str]:
 
 
 def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], dict[str, dict]]:
-    """Returns the names of the image columns, and the description of each class column by name.
+    """Returns the names of the image columns, and a dictionary from class columns to descriptions.
 
     Args:
       path: the file, for error messages.
-      described: the `huggingface` metadata of a Parquet file.
+      described: the `huggingface` metadata of a Parquet file, as JSON.
 
     Raises:
       UserError: the metadata is damaged.
@@ -1273,7 +1268,8 @@ def _values_of_record(
     """Returns the labels and the captions of a serialized tf.Example, if `source` has them.
 
     Raises:
-      UserError: the example is damaged, or it must have a label and does not have exactly one.
+      UserError: the example is damaged; or `source.index_labels` is True, and the example does not
+        have exactly one label.
     """
     features = parse_example(record, where).features.feature
     labels, captions = (), ()

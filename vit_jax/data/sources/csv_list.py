@@ -231,7 +231,7 @@ def _is_of_split(row: list[str], place: int | None, split: str | None) -> bool:
 
 
 def _file_of(path: str, split: str) -> tuple[str, bool]:
-    """Returns the path of a split's CSV, and True if the CSV contains no other splits."""
+    """Returns the path of a split's CSV, and True if all rows of the CSV belong to the split."""
     if not path:
         raise UserError("data.path is empty: give a CSV, or a folder with train.csv and test.csv")
     if path.lower().endswith(LISTS):

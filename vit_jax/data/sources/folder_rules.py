@@ -75,7 +75,7 @@ def why_left_out(path: str) -> str | None:
 
 
 def of_system(path: str) -> str | None:
-    """Returns the reason for skipping a file created by an operating system; None for other files."""
+    """Returns the reason for skipping a file made by an operating system; None for other files."""
     *folders, name = path.split("/")
     if any(map(is_ignored, folders)):
         return IGNORED_FOLDER

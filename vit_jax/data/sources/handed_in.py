@@ -697,7 +697,8 @@ def _agree(source: HandedIn, labels: Any) -> bool:
     """
     keys = [repr(np.asarray(_plain(label)).tolist()) for label in labels]
     seen: dict[str, int] = {}
-    # One example of each label is compared, because such changes often depend on the label.
+    # An example of each distinct label is compared, because a `__getitem__` that changes labels
+    # often depends on the label.
     for index, key in enumerate(keys):
         seen.setdefault(key, index)
     for index in sorted({*list(seen.values())[:32], *spread(len(source), 16)}):
