@@ -1,8 +1,7 @@
 """Class balancing: sampling probabilities of the classes, and class weights in the loss.
 
-`none` disables class balancing. With `sqrt`, the total weight of a class (in the loss, or in the
-samples) is proportional to the square root of its number of images. With `full`, all classes have
-the same total weight.
+With `none`, there is no balancing. With `sqrt`, a class contributes to training in proportion to
+the square root of its number of images. With `full`, all classes contribute equally.
 """
 
 import numpy as np

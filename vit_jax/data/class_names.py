@@ -63,7 +63,8 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
       place: description of the model, for messages.
 
     Raises:
-      UserError: a shared name has different indices in model and data set, and other names differ.
+      UserError: only some names are shared, and one of them has different indices in model and data
+        set.
     """
     same = np.arange(len(data))
     if tuple(model) == tuple(data):
@@ -86,7 +87,11 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
 
 
 def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | None:
-    """Returns the model's index of each class of the data; None if names differ or occur twice."""
+    """Returns the model's class index for each class of the data set, int `[classes]`.
+
+    Returns:
+      None if model and data set do not have the same names, or if a name occurs twice.
+    """
     model_keys, data_keys = ([_key(name) for name in names] for names in (model, data))
     number = {key: label for label, key in enumerate(model_keys)}
     if len(number) < len(model_keys) or sorted(model_keys) != sorted(data_keys):
@@ -135,8 +140,8 @@ def numbers_by_name(
       A dictionary from the class index in the data set to the class index in the training data.
       None if the indices stay unchanged, because both have the same names or one of them has no
       names. The names 0, 1, 2, ... usually stand for "no names". But if the names of both are
-      numbers, they are matched as names: the folders 0, 2, 3 have the indices 0, 1, 2, and are
-      mapped to the classes 0, 2, 3 of 0, 1, 2, 3.
+      numbers, they are matched as names. For example, the result is {0: 0, 1: 2, 2: 3} for a data
+      set with the folders 0, 2, 3 and training data with the classes 0, 1, 2, 3.
 
     Raises:
       UserError: a class in `used` is not among `class_names`, or a name occurs twice.
@@ -159,8 +164,10 @@ def numbers_by_name(
 def _comparable(data_names: tuple[str, ...], class_names: tuple[str, ...]) -> bool:
     """Returns True if the classes of two data sets can be compared by name.
 
-    There are two such cases: both data sets have names, that is, their lists differ from 0, 1, 2,
-    ...; or all names are numbers, and at least one list differs from 0, 1, 2, ...
+    This is possible in two cases:
+
+    - Both data sets have names. The list 0, 1, 2, ... counts as no names.
+    - All names are numbers, and at least one list is not 0, 1, 2, ...
     """
     named = has_names(data_names), has_names(class_names)
     if not data_names or not any(named):

@@ -224,7 +224,8 @@ class Pixels:
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
         """Returns the pixels of `box`, uint8 `[height, width, 3]`, possibly at a lower resolution.
 
-        The pixels are halved by averaging as long as the result is at least as large as `size`.
+        Height and width are halved repeatedly, as long as the result is at least as large as
+        `size`.
 
         Args:
           box: the rectangle in pixels.
@@ -297,8 +298,9 @@ class Jpeg:
         """Implements `Pixels.crop`.
 
         A bilinear crop to a square is resized row by row during decoding. Due to rounding, its
-        values differ from those of `Pixels.crop` by at most 1. For other interpolations, the JPEG
-        is decoded at `DETAIL` times the requested size or more, and then resized.
+        values differ from those of `Pixels.crop` by at most 1. For interpolations other than
+        `bilinear`, the JPEG is decoded at `DETAIL` times the requested size or more, and then
+        resized.
         """
         if interpolation != "bilinear":
             if not self._crop_averaged(box, out, interpolation, reads_outside=False):
@@ -320,8 +322,7 @@ class Jpeg:
     ) -> None:
         """Implements `Pixels.crop_resized`.
 
-        The JPEG is decoded at the lowest resolution that is at least `DETAIL` times that of the
-        crop.
+        The JPEG is decoded at `DETAIL` times the requested size or more, and then resized.
         """
         box = before_resize(sides, corner, out.shape, self.height, self.width)
         if not self._crop_averaged(box, out, interpolation, reads_outside=True):
@@ -330,7 +331,7 @@ class Jpeg:
     def _crop_averaged(
         self, box: Box, out: np.ndarray, interpolation: str, reads_outside: bool
     ) -> bool:
-        """Decodes a rectangle and resizes it with an interpolation that averages.
+        """Decodes a rectangle and resizes it with an averaging interpolation, such as `bicubic`.
 
         Args:
           box: the rectangle in pixels.

@@ -56,7 +56,7 @@ class Order:
         return indices
 
     def _epochs(self, turns: np.ndarray, size: int, part: int) -> np.ndarray:
-        """Returns the index within a part for each of its turns in the training order.
+        """Returns the index, within a part, of the example at each turn of this part.
 
         A turn is a group of `repeats` consecutive positions that contain the same example.
 

@@ -261,7 +261,7 @@ def _sign(rng: np.random.Generator) -> int:
 
 
 def _pixels_of_224(side: int, pixels: float) -> int:
-    """Scales a length in a 224 x 224 image, AugReg's unit, to an image with this side in pixels."""
+    """Scales a length from AugReg's images of 224 x 224 pixels to an image with this side."""
     return round(pixels * side / 224)
 
 

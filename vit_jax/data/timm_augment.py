@@ -87,8 +87,8 @@ class RandPolicy:
     def _affine(self, image: Image.Image, *matrix: float) -> Image.Image:
         """Warps the image by an affine mapping from output to input coordinates.
 
-        With the matrix (a, b, c, d, e, f), output pixel (x, y) is the input at (a x + b y + c, d x
-        + e y + f).
+        Output pixel (x, y) is the input at (a x + b y + c, d x + e y + f), where a to f are
+        `matrix`.
         """
         return image.transform(
             image.size,

@@ -20,8 +20,9 @@ from vit_jax.preparation.index import Run, each_file, part_file, save
 from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 from vit_jax.preparation.similarity_index import SAMPLE, SimilarityIndex, lists_for
 
-# Row for an image of the pool. `nearest` is the index of the most similar one of the earlier images
-# that are kept, and `similarity` is its cosine similarity. `kept`: this image is kept, too.
+# Row for an image of the pool. `nearest` is the index of the most similar image among the earlier
+# images that are kept. `similarity` is the cosine similarity of both. `kept` is True if the image
+# is kept.
 COMPARED = np.dtype([("image", "u4"), ("nearest", "u4"), ("similarity", "f4"), ("kept", "?")])
 # Row for a curated image and one of its neighbours: both indices, and the cosine similarity. The
 # rows of a curated image are in descending order of similarity.
@@ -136,7 +137,7 @@ class Pool:
         save(result, found)
 
     def _kept_of(self, parts: int) -> tuple[SimilarityIndex, np.ndarray]:
-        """Returns a similarity index of the kept images of the first files, and their image indices.
+        """Returns a similarity index of the kept images of the first files, and the image indices.
 
         Args:
           parts: number of files with embeddings.

@@ -138,9 +138,8 @@ def near_pairs(
     known = references[named]
     hashed = np.flatnonzero(candidates != NO_FINGERPRINT)
     for part in range(4):
-        # If fingerprints differ in at most `distance` bits, one of their four parts differs in at
-        # most this part's `radius` bits, because the sum of (radius + 1) over the parts is distance
-        # + 1.
+        # If fingerprints differ in at most `distance` bits, at least one of their four parts
+        # differs in at most `radius` bits: the sum of (radius + 1) over the parts is distance + 1.
         radius = (distance + 1 + part) // 4 - 1
         if radius < 0:
             continue

@@ -173,7 +173,7 @@ class Index(NamedTuple):
         return self.names[start : start + int(entry["captions"])].tobytes()
 
     def describe(self, entry: np.void) -> str:
-        """Returns an example's location for messages: `a.jpg`, or `a.tar: 1.jpg` inside an archive."""
+        """Returns an example's location for messages: `a.jpg`, or `a.tar: 1.jpg` inside a file."""
         path = self.paths[entry["unit"]]
         name = self.name(entry)
         if self.kind == "parquet":  # The path is that of a temporary copy.
@@ -338,7 +338,7 @@ def _index_lists(
 
 @dataclasses.dataclass(frozen=True)
 class Indexed(Source):
-    """A source with the images at some positions of an index; it has no labels."""
+    """Images at given positions of an index, as a source without labels."""
 
     index: Index
     positions: np.ndarray
@@ -418,7 +418,7 @@ def description(source: readers.RawDataSet, index: Index) -> list[str]:
 def order_splits(
     source: readers.RawDataSet, index: Index, removed: np.ndarray, limit: int | None, work: Path
 ) -> list[str]:
-    """Writes the order of each split to a file.
+    """Writes a file with the order of each split.
 
     An order is an array of positions in the index. Removed examples are excluded.
 

@@ -411,7 +411,7 @@ def _class_units(
 
 
 def _count_left_out(folders_of_classes: Collection[Path], others: Collection[Path]) -> dict:
-    """Counts the images that belong to no class folder, by the reason for skipping them."""
+    """Counts the skipped files that are not in a class folder, by the reason for skipping them."""
     loose = [file.name for folder in folders_of_classes for file in _files_in(folder)]
     images, left_out = sort_out(loose)
     left_out[OUTSIDE] += len(images)
@@ -684,7 +684,7 @@ def _key(member: tarfile.TarInfo) -> str:
 
 
 def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
-    """Groups members with the same key into samples: a sample has one member of each suffix.
+    """Groups members with the same key into samples, which have at most one member of each suffix.
 
     For example, `1.jpg` and `1.cls` are a sample. If the archive then contains another `1.jpg`, a
     new sample starts.
@@ -706,7 +706,7 @@ def _described(
     """Yields (name, image, members by suffix) for each example in samples with the same key.
 
     The key is the name up to the first dot. Several examples have the same key if their names
-    contain dots (`im.v2.000.jpg`), or if their names are equal.
+    contain dots (`im.v2.000.jpg`), or if adjacent samples have equal names.
 
     An image and a label (or caption) belong together in two cases. Their names are equal up to the
     last dot, or they are the only image and the only label of the key (`000.photo.jpg`, `000.cls`).
@@ -734,11 +734,15 @@ def _described(
 
 
 def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _Sample] | None:
-    """Returns the only sample with an image, and the only sample with a label or a caption.
+    """Returns the sample with the only image and the sample with the only label or caption.
+
+    Args:
+      samples: the samples with the same key.
+      notes: suffixes of files with labels and captions.
 
     Returns:
-      The two samples. None if there are no or several samples with an image, if there are no or
-      several samples with a label or a caption, or if the same sample has both.
+      None if the numbers of samples with an image, and of samples with a label or a caption, are
+      not both 1. None also if it is the same sample.
     """
     images = [sample for sample in samples if sample.images]
     noted = [sample for sample in samples if sample.has_note(notes)]

@@ -50,7 +50,8 @@ WORK = ".prepare"
 CAPTIONS = "captions"  # Name of the feature with the captions of an image.
 EMBEDDINGS = ".embeddings"  # Folder of cached embeddings, which all data sets in `out` share.
 
-# The value of these settings is a hash. If it has changed, error messages contain these texts.
+# The values of these settings are hashes. Messages about changed settings contain these texts in
+# place of the hashes.
 OTHER = {
     "files": "other files in the source",
     "model": "another model in --embeddings",

@@ -75,7 +75,7 @@ class Source:
         return range(len(self))
 
     def groups(self, key: str) -> Sequence:
-        """Returns a group for each image, such as its patient, a sequence of length `[images]`.
+        """Returns a sequence with the group of each image, such as the patient that it shows.
 
         When a split is sliced, all images of a group are in the same slice.
 
@@ -341,8 +341,8 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
       name: name of the data in errors, such as "test".
 
     Raises:
-      UserError: the source has a class that is not in `class_names`. If the classes have no names:
-        the source has more classes than the training data.
+      UserError: the source has a class that is not in `class_names`. Or the classes have no names,
+        and the source has more classes than the training data.
     """
     table = source.known_labels()
     used = (

@@ -57,7 +57,7 @@ SIZES = range(16, 225)  # Supported image sizes in pixels.
 # Collections of objects. A collection's index is part of the random keys. Therefore the order of
 # the collections must not change.
 COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian", "letters")
-# The index of a layout is part of the random keys, too. Do not change the order.
+# The index of a layout is part of the random keys. Therefore the order must not change.
 LAYOUTS = {
     "scattered": Layout((40000, 60000), (1, FRAGMENTS), (0, BARS), (1, SMALLER)),
     "centred": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
@@ -278,7 +278,7 @@ def _kept_name(layout: str, collection: str, split: str, size: int, file: str) -
     """Returns the name of the cache file, with a hash of the code and the drawings.
 
     Args:
-      layout, collection, split, size: layout, collection, split and size in pixels of the images.
+      layout, collection, split, size: properties of the images; `size` is in pixels.
       file: path of the module of the source.
     """
     made_of = hashlib.blake2b(digest_size=8)

@@ -53,7 +53,7 @@ class CsvList(Captioned):
     table: np.ndarray  # int32 [images, max_labels], padded with -1.
     class_names: tuple[str, ...]
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    # Values of columns: `{column name: {file: value}}`.
+    # Values of columns by file: `{column name: {file: value}}`.
     columns: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     captions: tuple[tuple[str, ...], ...] = ()  # Captions of each file; empty: not read.
 
@@ -492,7 +492,7 @@ def _cell(row: list[str], place: int) -> str:
 
 
 def _check_names(path: str, labels: list[list[str]]) -> None:
-    """Raises UserError if no image has a label, or if labels are one-hot or multi-hot columns."""
+    """Raises UserError if no image has a label, or if labels are columns of zeros and ones."""
     if not any(labels):
         raise UserError(
             f"{path} has no labels, and the objective needs them: write them behind the file"

@@ -38,7 +38,7 @@ OUTSIDE = "images outside the folders of classes"
 
 
 def split_name(folder: str) -> str | None:
-    """Returns the split that a folder's name stands for; None: the name of no split.
+    """Returns the split that a folder's name denotes; None if the name does not denote a split.
 
     For example, `Train` and `training_set` stand for `train`. `val`, `valid`, `validation` and
     `dev` stand for themselves. Case is ignored.

@@ -31,7 +31,7 @@ PNG_MODES = ("I;16", "P", "L", "LA", "RGB", "RGBA")  # Pillow modes that PNG sto
 
 @dataclasses.dataclass(frozen=True)
 class HandedIn(Captioned):
-    """The caller's data set; an example must return the same image each time it is read."""
+    """A data set that the caller passes in. Every read of an example must return the same image."""
 
     name: str
     data: Any  # Supports `len(data)` and `data[index]`.
@@ -99,8 +99,8 @@ class HandedIn(Captioned):
           label: the example's label, as just read from the data set.
 
         Raises:
-          UserError: `label` differs from the label when the data set was opened. The data set is
-            not deterministic.
+          UserError: `label` differs from the label that was read when the data set was opened. The
+            data set is not deterministic.
         """
         if self.labels is None:
             return ()

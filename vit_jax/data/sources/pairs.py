@@ -27,7 +27,7 @@ class Split(NamedTuple):
         data set.
       image_end, map_end: ends of the names of images and of maps, before the suffix. An image and
         its map have the same name except for these ends. For example, the image `a_leftImg8bit.png`
-        has the map `a_gtFine.png` with the ends `_leftImg8bit` and `_gtFine`.
+        has the map `a_gtFine_labelIds.png` with the ends `_leftImg8bit` and `_gtFine_labelIds`.
       listed: path of a text file with the names of the split's images, without folder and suffix.
         Empty: the split contains all images in the folder.
     """

@@ -2,7 +2,8 @@
 
 A slice is cut out of a source's `fair_order`. Therefore it is a representative sample even if
 images are sorted by class. Data sets of TFDS are an exception: they are stored in random order, and
-slices follow this order (`array_record.py`). Therefore they equal the slices in papers.
+slices follow this order (`array_record.py`). Therefore slices of TFDS data sets are the same as in
+papers.
 """
 
 import hashlib
