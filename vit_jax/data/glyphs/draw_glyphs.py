@@ -72,7 +72,7 @@ def differ(one: np.ndarray, others: np.ndarray, share: float) -> bool:
 
 
 def distinct(drawn: list[np.ndarray | None]) -> list[np.ndarray | None]:
-    """Replaces a drawing by None if it resembles the drawing of the character in an earlier font."""
+    """Replaces a drawing by None if it resembles the character's drawing in an earlier font."""
     kept = np.zeros((0, CELL * CELL))
     result = []
     for one in drawn:
