@@ -100,7 +100,7 @@ def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | No
 
 
 def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str) -> None:
-    """Raises UserError if a class name of the model occurs at another index in the data."""
+    """Raises UserError if a class name has different indices in model and data set."""
     number = {_key(name): label for label, name in enumerate(model)}
     for label, name in enumerate(data):
         if _key(name) != _key(model[label]) and _key(name) in number:
@@ -111,7 +111,7 @@ def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str)
 
 
 def _renamings(model: Sequence[str], data: Sequence[str]) -> str:
-    """Returns a text with the first pairs of different class names of model and data."""
+    """Returns a text that lists the first classes with different names in model and data set."""
     pairs = [
         f"{model_name!r} is {data_name!r} here"
         for model_name, data_name in zip(model, data, strict=False)

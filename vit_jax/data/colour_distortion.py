@@ -90,7 +90,7 @@ def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndar
 
 
 def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:
-    """Returns three distortions: of the first global view, the second one, and all local views."""
+    """Returns the distortions of the first global view, the second global view, and local views."""
     values = config.dino
 
     def of(view: int) -> ColourDistortion:

@@ -198,7 +198,7 @@ def open_image(
         unchanged.
       mode: `fast`, or `exact`: always decode the whole image with Pillow.
       background: colour behind a transparent image, one of `BACKGROUNDS`.
-      several: many rectangles will be read; therefore the whole image is decoded only once.
+      several: True: the whole image is decoded once, because many rectangles will be read.
 
     Raises:
       Unreadable: the content is not an image, is cut short, or has too many pixels. Damage after
@@ -267,7 +267,7 @@ class Pixels:
 
 
 class Jpeg:
-    """An encoded JPEG that decodes only the requested rectangle."""
+    """An encoded JPEG, of which only the requested rectangles are decoded."""
 
     _resizes_rows = _jpeg is not None and _jpeg.HAS_CROP
 
@@ -448,7 +448,10 @@ TURNS = {
 
 
 def _shrink(box: Box, size: int | tuple[int, int]) -> int:
-    """Returns the largest power of two by which `box` can be reduced and still be >= `size`."""
+    """Returns the largest power of two by which `box` can be reduced to `size` or more.
+
+    The result is 1 if `box` is smaller than `size`.
+    """
     height, width = (size, size) if isinstance(size, int) else size
     times = int(min(box.height // height, box.width // width))
     return 1 << max(0, times.bit_length() - 1)

@@ -376,7 +376,13 @@ def _texture(scene: Scene, size: int) -> np.ndarray:
 
 
 def _between(one: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Interpolates between two shades; `share` is in 256ths. All arrays are uint16."""
+    """Interpolates between two shades. All arrays are uint16.
+
+    Args:
+      one: first shade.
+      other: second shade.
+      share: weight of the second shade, in 256ths.
+    """
     return (one * (256 - share) + other * share) >> 8
 
 
@@ -409,7 +415,7 @@ def _covers(
     ink = _sample(parts.drawings, places, x, y)
     for (item, box), span in zip(boxes, spans, strict=True):
         cover = ink[span]
-        # The edges of an enlarged drawing are sharpened. Without this, they would be wide.
+        # The edges of an enlarged drawing are sharpened. Otherwise, the edges would be wide.
         if (sharper := item.length * size // (SIDE * box.side)) > 1:
             cover = np.minimum(np.maximum((cover - 128) * sharper + 128, 0), 255)
         if item.cut:

@@ -131,8 +131,9 @@ def near_pairs(
     be yielded up to four times. `NO_FINGERPRINT` has no pairs.
 
     The search uses the four 16-bit parts of a fingerprint. If two fingerprints differ in n bits, at
-    least one of their parts differs in at most n / 4 bits. Only fingerprints with such a part are
-    compared (Norouzi et al., Fast Exact Search in Hamming Space with Multi-Index Hashing, 2014).
+    least one of their parts differs in at most n / 4 bits. Only pairs of fingerprints with such a
+    part are compared (Norouzi et al., Fast Exact Search in Hamming Space with Multi-Index Hashing,
+    2014).
     """
     named = np.flatnonzero(references != NO_FINGERPRINT)
     known = references[named]
@@ -273,7 +274,7 @@ def write_report(
 
 
 class Thumbnail(NamedTuple):
-    """The data URL of an image, and how it is drawn.
+    """The data URL of an image, and True if the image is small.
 
     Small images are drawn with sharp pixels, and large images are smoothed.
     """

@@ -41,7 +41,8 @@ class WorkItem(NamedTuple):
 class Run(Protocol):
     """Function that runs tasks, in any order and in any process.
 
-    `what`, the name of the tasks, and `unit`, the unit of their weights, are only used in messages.
+    `what` is the name of the tasks, and `unit` is the unit of their weights. Both are only used in
+    messages.
     """
 
     def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None: ...

@@ -331,7 +331,7 @@ def _refuse_compressed(files: list[Path]) -> None:
 def _files(root: Path, suffix: str) -> list[Path]:
     """Returns the files with a suffix in a folder and in two levels of inner folders.
 
-    If `root` is a file, it is returned itself.
+    If `root` is a file, the result contains only this file.
     """
     if root.is_file():
         return [root]
@@ -474,7 +474,7 @@ def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
 
 
 def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
-    """Opens the CSV or CSVs at a path, by split. All have the training split's classes."""
+    """Opens the CSVs at a path, by split. All splits use the training split's class indices."""
     splits = [*split_files(str(root))]
     options = _options_of_lists(root, keys)
     first = "train" if "train" in splits else splits[0]
@@ -948,7 +948,7 @@ def _check_same_columns(columns: Mapping[str, _Columns], first: _Columns) -> Non
 
 
 def _leading_names(units: list[Unit], names_of: Mapping[str, list[str]]) -> list[str]:
-    """Returns the class names of the training files, or of all files if there are none."""
+    """Returns the class names of the training files, or, without training files, of all files."""
     leading = [names_of[unit.path] for unit in units if unit.split == "train"]
     return list(dict.fromkeys(itertools.chain(*(leading or names_of.values()))))
 

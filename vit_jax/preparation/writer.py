@@ -497,9 +497,9 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
 
 
 def _check(image: bytes) -> None:
-    """Raises `Unreadable` if training could not read an image.
+    """Decodes a whole image; raises `Unreadable` if the image is damaged.
 
-    The whole image is decoded. A JPEG is decoded at 1/8 of its size.
+    For speed, a JPEG is decoded at 1/8 of its size.
     """
     opened = open_image(image)
     opened.region(Box(0, 0, opened.width, opened.height), 1)

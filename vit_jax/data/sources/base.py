@@ -369,7 +369,8 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
 def check_labelled(source: Source, name: str) -> None:
     """Raises UserError if an example has no label.
 
-    If labels are known without reading images, all examples are checked, else only a few.
+    If labels are known without reading images, all examples are checked. Otherwise, only a few
+    examples are checked.
     """
     table = source.known_labels()
     if table is None:

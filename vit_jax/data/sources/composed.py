@@ -311,8 +311,9 @@ def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns characters drawn in several fonts, uint8 `[drawings, 32, 32]`, and their classes.
 
-    The drawings of a character are divided between the splits: a quarter is in test, one drawing is
-    in dev, and all others are in train. The fonts in test and dev vary from character to character.
+    The drawings of a character are divided between the splits: a quarter is in `test`, one drawing
+    is in `dev`, and all others are in `train`. The fonts in `test` and `dev` vary from character to
+    character.
     """
     sheet = np.asarray(Image.open(GLYPHS / "glyphs.png")).astype(np.uint8)
     sheet = sheet.reshape(sheet.shape[0] // CELL, CELL, -1, CELL).swapaxes(1, 2) * 85

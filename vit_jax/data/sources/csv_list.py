@@ -109,7 +109,7 @@ class _Columns(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """The distinct labels and captions of a file, in order, as the keys of two dictionaries."""
+    """Labels and captions of a file without duplicates, in order, as keys of two dictionaries."""
 
     labels: dict[str, None]
     captions: dict[str, None]
@@ -462,7 +462,7 @@ def _check_first_row(path: str, row: list[str]) -> None:
 def _group_columns(
     path: str, rows: list[list[str]], columns: _Columns, listed: Collection[str], groups: Any
 ) -> dict[str, dict[str, str]]:
-    """Returns the column that `data.groups` names: `{column name: {file: cell}}`.
+    """Returns the cells of the column `data.groups`: `{column name: {file: cell}}`.
 
     The result is empty if `data.groups` does not name a column.
 
@@ -563,7 +563,10 @@ def _check_all_there(path: str, source: CsvList) -> None:
 
 
 def lists_files(path: str) -> bool:
-    """Returns True if a CSV lists images: in a column of files or in its first cell."""
+    """Returns True if a CSV lists images.
+
+    The CSV must have a column of files, or its first cell must be the path of an image.
+    """
     try:
         _columns(path, _read(path), None)
     except UserError:
@@ -621,7 +624,7 @@ def rows_of_splits(path: str) -> dict[str, int] | None:
 
 
 def _split_files_in(folder: str) -> dict[str, str]:
-    """Returns the CSVs in a folder with the name of a split, such as train.csv, by split."""
+    """Returns a dictionary from splits to CSVs in a folder, such as `train` to train.csv."""
     files = {}
     for name in sorted(os.listdir(folder)):
         stem, suffix = os.path.splitext(name)

@@ -593,7 +593,7 @@ def _label_rows(labels: Any, name: str) -> list:
 
 
 def _are_texts(rows: list, name: str) -> bool:
-    """Returns True if labels are class names; raises UserError if only some labels are."""
+    """Returns True if all labels are class names; raises UserError if only some of them are."""
     texts = {isinstance(row[0], str) for row in rows if row}
     if len(texts) > 1:
         raise UserError(

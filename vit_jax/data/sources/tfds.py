@@ -88,7 +88,7 @@ def _is_class(feature) -> bool:
 
 
 def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
-    """Returns the arguments of `Records` that are about captions.
+    """Returns the constructor arguments of `Records` for captions.
 
     Raises:
       UserError: the feature `caption_key` does not exist or is not text.
