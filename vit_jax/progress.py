@@ -21,12 +21,16 @@ class Pace:
         self._later, self._begun, self._last = later, time.monotonic(), float("-inf")
 
     def due(self, least: float = 1) -> bool:
-        """Returns True if a line is due, and the last line is at least `least` seconds old."""
+        """Returns True if another line may be written now.
+
+        Two conditions must hold: the rate limit allows a line, and the last line was written at
+        least `least` seconds ago.
+        """
         now = time.monotonic()
         return now - self._last >= max(least, 1 if now - self._begun < MINUTE else self._later)
 
     def restart(self) -> None:
-        """Records that a line was written now."""
+        """Records that a line has been written now."""
         self._last = time.monotonic()
 
 
@@ -77,7 +81,14 @@ class Progress:
         self._start = self._shown_at = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Shows the work done so far, if an update is due. Removes the bar when all is done."""
+        """Updates the output for an amount of finished work.
+
+        The progress bar, or the logged line, is updated only if the last update is old enough. At
+        the end of the work the progress bar is removed.
+
+        Args:
+          done: amount of work that is finished.
+        """
         now = time.monotonic()
         if self._moves and done >= self._total:
             LINE.clear()

@@ -1,7 +1,7 @@
-"""Class balancing: how often images of each class are sampled, and how much they weigh in the loss.
+"""Class balancing: sampling probabilities of the classes, and class weights in the loss.
 
-The kinds are `none` (no balancing), `sqrt` (the influence of a class is proportional to the square
-root of its number of images) and `full` (all classes have the same influence).
+With `none`, there is no balancing. With `sqrt`, a class contributes to training in proportion to
+the square root of its number of images. With `full`, all classes contribute equally.
 """
 
 import numpy as np
@@ -41,8 +41,9 @@ def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
 
     Let N be the number of images, and n_c the number of images of class c. The weight of class c is
     `w_c = N n_c^-e / sum_k n_k^(1 - e)`. The exponent e is 1/2 for `sqrt` and 1 for `full`. With
-    `full` the weight is N / (classes n_c), as with scikit-learn's `class_weight="balanced"`. The
-    mean weight of the images is 1. A class without images has weight 0.
+    `full` and K classes, the weight is N / (K n_c), as with scikit-learn's
+    `class_weight="balanced"`. The mean weight of the images is 1. A class without images has weight
+    0.
     """
     if kind == "none":
         return ()
@@ -61,7 +62,7 @@ def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -
       kind: `sqrt`: a class is sampled in proportion to the square root of its number of images.
         `full`: all classes are sampled equally often.
       seed: random seed of the order.
-      repeats: number of consecutive positions of each image (repeated augmentation).
+      repeats: number of times that an image is sampled in succession (repeated augmentation).
     """
     members, counts = np.argsort(labels, kind="stable"), np.bincount(labels)
     counts = counts[counts > 0]

@@ -6,10 +6,10 @@ decodes the whole image instead: other formats, unusual JPEGs (CMYK, damaged), t
 installations without the `_jpeg` extension.
 
 A rectangle is resized by one of `INTERPOLATIONS`. `bilinear` interpolates between the nearest four
-pixels, as in TensorFlow. If the rectangle is at least twice as large as requested, it is halved
-first, until it is less than twice as large. All other interpolations average over the area of each
-output pixel: `bilinear_antialias`, `bicubic` and `lanczos` with Pillow's filters, `area` as in
-OpenCV.
+pixels, as in TensorFlow. A rectangle of at least twice the requested size is first halved by
+averaging, once or several times, until it is less than twice as large. All other interpolations
+average over the area of each output pixel: `bilinear_antialias`, `bicubic` and `lanczos` with
+Pillow's filters, `area` as in OpenCV.
 """
 
 import io
@@ -40,7 +40,7 @@ SUFFIXES = {
 }
 FORMATS = tuple(SUFFIXES)
 MAX_PIXELS = 178_956_970  # A larger image is rejected, not decoded.
-# If a whole resized image would have more pixels than this, only a part of it is computed.
+# If the whole resized image would have more pixels than this, only its crop is computed.
 MAX_RESIZED = 1 << 24
 # A JPEG with more scans is rejected, because each scan costs a pass over the whole image.
 MAX_SCANS = 200
@@ -52,9 +52,9 @@ PILLOW = {
     "bicubic": (Image.Resampling.BICUBIC, 2),
     "lanczos": (Image.Resampling.LANCZOS, 3),
 }
-# For an averaging interpolation, a JPEG is decoded at this multiple of the requested size or at a
-# larger size. At a multiple of 1, the averaging by the JPEG decoder would be visible
-# (docs/measurements.md). `area` needs 4, because it reads whole decoded pixels.
+# Averaging interpolations decode a JPEG at this multiple of the requested size or more. At a
+# multiple of 1, artefacts of the JPEG decoder's averaging would be visible (docs/measurements.md).
+# `area` needs a multiple of 4, because it reads whole decoded pixels only.
 DETAIL = dict.fromkeys(PILLOW, 2) | {"area": 4}
 
 cv2.setNumThreads(0)  # One thread per image: images are small, and processes share the cores.
@@ -175,7 +175,7 @@ def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
     if opened.mode == "L" and depth < 8:
         rgba.putalpha(opened.point(lambda level: 255 * (level != key * 255 // (2**depth - 1))))
     elif opened.mode == "RGB" and depth == 16:
-        # Pillow reduces colours from 16 to 8 bits. Others may then be equal to `key`.
+        # Pillow reduces colours from 16 to 8 bits. An opaque colour may then become equal to `key`.
         alpha = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)[..., 3]
         rgba.putalpha(Image.fromarray((alpha >> 8).astype(np.uint8)))
     result = Image.new("RGB", opened.size, (shade, shade, shade))
@@ -198,7 +198,7 @@ def open_image(
         unchanged.
       mode: `fast`, or `exact`: always decode the whole image with Pillow.
       background: colour behind a transparent image, one of `BACKGROUNDS`.
-      several: many rectangles will be read; therefore the whole image is decoded only once.
+      several: True: the whole image is decoded once, because many rectangles will be read.
 
     Raises:
       Unreadable: the content is not an image, is cut short, or has too many pixels. Damage after
@@ -222,11 +222,14 @@ class Pixels:
         self._pixels = pixels
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Returns the pixels of `box`, uint8, halved while the result is not smaller than `size`.
+        """Returns the pixels of `box`, uint8 `[height, width, 3]`, possibly at a lower resolution.
+
+        Height and width are halved repeatedly, as long as the result is at least as large as
+        `size`.
 
         Args:
           box: the rectangle in pixels.
-          size: minimum height and width of the result; a single number stands for both.
+          size: minimum height and width of the result; a single number is used for both.
         """
         shrink = _shrink(box, size)
         left, top, right, bottom = _snap(box, shrink, self.height, self.width)
@@ -264,7 +267,7 @@ class Pixels:
 
 
 class Jpeg:
-    """An encoded JPEG that decodes only the requested rectangle."""
+    """An encoded JPEG, of which only the requested rectangles are decoded."""
 
     _resizes_rows = _jpeg is not None and _jpeg.HAS_CROP
 
@@ -277,7 +280,8 @@ class Jpeg:
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
         """Implements `Pixels.region`.
 
-        The JPEG decoder divides the sides by up to 8. Further halvings average over pixels.
+        The JPEG decoder reduces height and width by a factor of up to 8. For larger factors, the
+        decoded pixels are then averaged.
 
         Raises:
           Unreadable: the JPEG is damaged.
@@ -293,9 +297,10 @@ class Jpeg:
     def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
         """Implements `Pixels.crop`.
 
-        Bilinear crops to a square are resized while their rows are decoded. Their values differ
-        from those of `Pixels.crop` by at most 1, due to rounding. For the averaging interpolations
-        the JPEG is decoded at `DETAIL` times the requested size or more, and then resized.
+        A bilinear crop to a square is resized row by row during decoding. Due to rounding, its
+        values differ from those of `Pixels.crop` by at most 1. For interpolations other than
+        `bilinear`, the JPEG is decoded at `DETAIL` times the requested size or more, and then
+        resized.
         """
         if interpolation != "bilinear":
             if not self._crop_averaged(box, out, interpolation, reads_outside=False):
@@ -315,7 +320,10 @@ class Jpeg:
     def crop_resized(
         self, sides: tuple[int, int], corner: tuple[int, int], out: np.ndarray, interpolation: str
     ) -> None:
-        """Implements `Pixels.crop_resized`; decodes the JPEG at `DETAIL` times the size or more."""
+        """Implements `Pixels.crop_resized`.
+
+        The JPEG is decoded at `DETAIL` times the requested size or more, and then resized.
+        """
         box = before_resize(sides, corner, out.shape, self.height, self.width)
         if not self._crop_averaged(box, out, interpolation, reads_outside=True):
             Pixels(decode(self._data)).crop_resized(sides, corner, out, interpolation)
@@ -323,14 +331,17 @@ class Jpeg:
     def _crop_averaged(
         self, box: Box, out: np.ndarray, interpolation: str, reads_outside: bool
     ) -> bool:
-        """Decodes and resizes a rectangle with averaging; returns False if the JPEG is damaged.
+        """Decodes a rectangle and resizes it with an averaging interpolation, such as `bicubic`.
 
         Args:
           box: the rectangle in pixels.
           out: array for the result, `[height, width, 3]`.
           interpolation: a key of `DETAIL`.
-          reads_outside: pixels around the rectangle influence its border, as if the whole image had
-            been resized and then cropped. False: only pixels of the rectangle are used.
+          reads_outside: True: pixels around the rectangle influence its border, as if the whole
+            image had been resized and then cropped. False: only pixels of the rectangle are used.
+
+        Returns:
+          False if the JPEG is damaged.
         """
         turn, (height, width) = self._turn, self._stored
         into = np.empty((*(out.shape[1::-1] if turn.swap else out.shape[:2]), 3), np.uint8)
@@ -339,8 +350,7 @@ class Jpeg:
         place = self._as_stored(box).scaled(1 / shrink)
         if interpolation == "area":
             place = Box(*map(round, place))
-        # The sides of the decoded image are rounded up: its last row and column may come from fewer
-        # than `shrink` rows and columns of the stored image.
+        # If a side is not a multiple of `shrink`, the side of the decoded image is rounded up.
         outer = _around(
             place,
             into.shape,
@@ -377,15 +387,16 @@ class Jpeg:
         return Box(left, top, right, bottom)
 
     def _place(self, box: Box, shrink: int, by_area: int) -> tuple[int, int, int, int]:
-        """Converts a rectangle of the upright image to the stored image, decoded at a lower size.
+        """Converts a rectangle of the upright image to pixels of the reduced, decoded image.
 
-        The edges are rounded to multiples of `shrink` pixels of the stored image. Then they are
-        divided by `shrink // by_area`, the factor by which the JPEG decoder reduces the image.
+        The image is reduced twice: first by the JPEG decoder, by `shrink // by_area`, and then by
+        averaging, by `by_area`. The edges are rounded to multiples of `shrink` pixels of the stored
+        image, and divided by the first factor.
 
         Args:
           box: the rectangle in pixels of the upright image.
-          shrink: total factor by which the image is reduced.
-          by_area: the part of this factor that averaging contributes after the JPEG decoder.
+          shrink: total factor of the reduction.
+          by_area: factor of the reduction by averaging.
         """
         stored = self._as_stored(box)
         if shrink == 1:
@@ -394,9 +405,10 @@ class Jpeg:
 
 
 class WholeJpeg(Jpeg):
-    """An encoded JPEG for many rectangles: the whole image is decoded once at each scale.
+    """An encoded JPEG for many rectangles: decodes the whole image instead of each rectangle.
 
-    The results equal those of `Jpeg`; only bilinear crops to a square are rounded differently.
+    The image is decoded at most once at each of the sizes 1/1, 1/2, 1/4 and 1/8. The pixels equal
+    those of `Jpeg`; only bilinear crops to a square are rounded differently.
     """
 
     _resizes_rows = False
@@ -436,7 +448,10 @@ TURNS = {
 
 
 def _shrink(box: Box, size: int | tuple[int, int]) -> int:
-    """Returns the largest power of two by which `box` can be reduced and still be >= `size`."""
+    """Returns the largest power of two by which `box` can be reduced to `size` or more.
+
+    The result is 1 if `box` is smaller than `size`.
+    """
     height, width = (size, size) if isinstance(size, int) else size
     times = int(min(box.height // height, box.width // width))
     return 1 << max(0, times.bit_length() - 1)
@@ -460,11 +475,11 @@ def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
 def before_resize(
     sides: tuple[int, int], corner: tuple[int, int], size: tuple[int, ...], height: int, width: int
 ) -> Box:
-    """Returns the rectangle of the original image that a crop of the resized image shows.
+    """Converts the rectangle of a crop to coordinates of the image before the resize.
 
     Args:
-      sides: height and width after the resize.
-      corner: top and left of the crop after the resize.
+      sides: height and width of the image after the resize, in pixels.
+      corner: top and left edge of the crop in the resized image.
       size: height and width of the crop.
       height: height of the image before the resize, in pixels.
       width: width of the image before the resize, in pixels.
@@ -476,13 +491,13 @@ def before_resize(
 def _around(
     box: Box, size: tuple[int, ...], interpolation: str | None, height: int, width: int
 ) -> Box:
-    """Returns the rectangle of whole pixels that are read to resize the rectangle `box`.
+    """Returns the rectangle of all pixels that influence the resize of the rectangle `box`.
 
     Args:
       box: the rectangle in pixels.
       size: height and width of the resized rectangle.
-      interpolation: a key of `PILLOW`; its filter also reads pixels around the rectangle. None: no
-        pixels outside of the rectangle are read.
+      interpolation: a key of `PILLOW`. Its filter also reads pixels around `box`, which are
+        included in the result. None: only the pixels of `box` are included.
       height: height of the image, in pixels.
       width: width of the image, in pixels.
     """
@@ -494,7 +509,7 @@ def _around(
 
 
 def _average(pixels: np.ndarray, shrink: int) -> np.ndarray:
-    """Returns the means of cells of `shrink` x `shrink` pixels."""
+    """Reduces an image by averaging each square of `shrink` x `shrink` pixels to one pixel."""
     if shrink == 1:
         return pixels
     height, width = (side // shrink for side in pixels.shape[:2])

@@ -102,7 +102,7 @@ class ImageFiles(Source):
         return self._images[index][0]
 
     def note(self) -> list[str]:
-        """Returns a list of one line about skipped files in folders; empty if none was skipped."""
+        """Returns a list with a line about skipped files in folders; empty if there are none."""
         return [f"note: skipped: {in_words(self.left_out)}"] if self.left_out else []
 
 

@@ -88,12 +88,13 @@ def training_batches(
       first_step: step of the first batch.
       crop: the random crop, if `views` is empty.
       workers: number of decoding processes. 0: decode in this process; None: see `decoders`.
-      threads: number of threads in each decoding process; None: see `decoders`. Decoding releases
-        the GIL nine tenths of the time, and batches of other processes must be copied. Therefore a
-        few threads are faster than the same number of processes.
+      threads: number of threads in each decoding process; None: see `decoders`. A few threads are
+        faster than the same number of processes, because decoding releases the GIL nine tenths of
+        the time, and because a batch is copied from a process but not from a thread.
       views: the views of each image; empty: a single view with `crop`.
       fields: fields that are encoded from each example; the source must have them.
-      repeats: number of consecutive positions of an image, each with its own augmentation.
+      repeats: number of times that an image is sampled in succession, each time with another random
+        augmentation.
       balance: class balancing, a value of `config.data.balance`.
       rows: indices of the rows of the global batch that this process reads, in order; None: all.
 
@@ -105,8 +106,8 @@ def training_batches(
         images.
 
     Raises:
-      UserError: too many consecutive images are unreadable, or classes are to be balanced and an
-        image does not have exactly one label.
+      UserError: too many consecutive images are unreadable; or, with class balancing, an image does
+        not have exactly one label.
     """
     if balance == "none":
         order = Order(seed, source.sizes, source.weights, repeats)
@@ -256,12 +257,16 @@ def _why(source: Source, index: int) -> str:
 def _accepted(
     views: Sequence[ViewSpec], fields: Sequence[Field], values: Callable[[], Mapping[str, Any]]
 ) -> Sequence[ViewSpec]:
-    """Returns the views of an example; the first view's crop is redrawn until all fields accept it.
+    """Returns views in which the first view's crop is redrawn until it is suitable for all fields.
+
+    For example, a field of masks rejects crops that contain only one class (see `Field.accepts`).
+    If no field can reject a crop, the views are returned unchanged.
 
     Args:
       views: the views of each example.
-      fields: the fields; `Field.accepts` decides on a crop.
-      values: returns the values of the example's fields; called only if a field can reject crops.
+      fields: the fields of the batch.
+      values: function that returns the values of the example's fields. It is called only if a field
+        can reject crops.
     """
     for field in fields:
         if field.accepts:
@@ -329,7 +334,7 @@ def _crop_and_augment(
 
 
 def _place(view: ViewSpec, image: Jpeg | Pixels, rng: np.random.Generator) -> Placement:
-    """Returns the placement of the crop that `rng` will draw; the state of `rng` is unchanged."""
+    """Returns the placement of the next crop that `rng` would draw; `rng` itself is unchanged."""
     copy = np.random.Generator(np.random.Philox())
     copy.bit_generator.state = rng.bit_generator.state
     return view.crop.place(image.height, image.width, copy)
@@ -363,7 +368,7 @@ def _encode(
 
 
 def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[int]:
-    """Returns the numbers of an example's random streams: one for each crop and each field."""
+    """Returns the random stream numbers of an example: a number for each crop and each field."""
     of_views = [stream for view in views for stream in view.streams]
     return of_views + [FIELD_STREAM + number for number in range(len(fields))]
 
@@ -412,7 +417,15 @@ def _iterate(
     workers: int,
     threads: int,
 ) -> Iterator[Batch]:
-    """Returns an iterator over batches of `chunks` chunks; the caller must close the iterator."""
+    """Returns an iterator over batches; the caller must close the iterator.
+
+    Args:
+      numbers: numbers of the chunks to load.
+      load: loads the chunk with a number.
+      chunks: number of chunks that are joined to a batch.
+      workers: number of decoding processes; 0: decode in this process.
+      threads: number of threads in each decoding process.
+    """
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     if not workers:
         return iter(_joined(numbers.map(load).to_iter_dataset(options), chunks))

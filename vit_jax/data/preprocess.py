@@ -88,14 +88,17 @@ class TrainCrop:
         return draw_placed(opened, self.place(height, width, rng), self.interpolation, out)
 
     def place(self, height: int, width: int, rng: np.random.Generator) -> Placement:
-        """Draws the placement of a crop; `__call__` with `rng` in the same state draws this crop.
+        """Draws the placement of a random crop.
+
+        `__call__` draws the same crop if its `rng` has the same state.
 
         Args:
           height, width: size of the image in pixels.
           rng: random generator.
 
         Raises:
-          UserError: the kind is `simple_random`. It has no placement, since it mirrors the border.
+          UserError: the kind is `simple_random`. Its crops have no placement, because they contain
+            mirrored pixels.
         """
         size = self.size, self.size
         if self.kind == "simple_random":
@@ -186,8 +189,9 @@ class TestCrop:
       (fine-tuning).
     - `fit`: resizes the whole image to fit into `size`, and pads it at the right and at the bottom.
 
-    `size` may be a pair of height and width. A `short_side` crop then has this aspect ratio, and
-    `resize` stands for its smaller side.
+    `size` may be a pair of height and width. `resize` then corresponds to the smaller number of the
+    pair. For example, with `size` (224, 448) and `resize` 256, a `short_side` crop resizes the
+    image to cover 256 x 512 pixels, and takes the central 224 x 448 pixels.
 
     With Pillow's interpolations and the mode `exact`, the result equals Pillow's resize of the
     whole image followed by a crop. The sides of the resized image are rounded as in torchvision, or
@@ -306,7 +310,14 @@ class FixedCrop(NamedTuple):
 def draw_placed(
     opened: Jpeg | Pixels, placement: Placement, interpolation: str, out: np.ndarray
 ) -> np.ndarray:
-    """Writes the crop of a placement, with padding, into `out`, uint8 `[height, width, 3]`."""
+    """Resizes a placement's rectangle, pads it, and writes it into `out`.
+
+    Args:
+      opened: the image.
+      placement: the rectangle of the image, and its size in the crop.
+      interpolation: the interpolation of the resize.
+      out: array for the crop, uint8 `[height, width, 3]`.
+    """
     height, width = placement.shown
     if (height, width) == out.shape[:2]:
         opened.crop(placement.box, out, interpolation)
@@ -346,15 +357,15 @@ def sides(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _bordered(side: int, size: int, draw: float) -> tuple[int, int, int, int]:
-    """Returns a random interval of an image's side, which is extended by a mirrored border.
+    """Returns a random interval of an image's side after the image is padded by mirrored pixels.
 
     Args:
-      side: length of the image's side in pixels.
+      side: length of the image's side in pixels, without the padding.
       size: length of the interval in pixels.
       draw: relative position of the interval, in [0, 1).
 
     Returns:
-      Start and end of the interval, clipped to the image; and the number of border pixels before
+      Start and end of the interval within the image, and the numbers of its padding pixels before
       and after the image.
     """
     start = int(draw * (side + 2 * BORDER - size + 1)) - BORDER
@@ -371,11 +382,12 @@ def inception_box(
 ) -> Box:
     """Draws a random rectangle like TensorFlow's `sample_distorted_bounding_box` without objects.
 
-    The aspect ratio is uniform. The height is uniform between the heights that the minimum and the
-    maximum area require. If rounding makes the area too small or too large, one row is added or
-    removed. As in TensorFlow, only rectangles of the image's full height contain the image's last
-    row, and only rectangles of its full width contain its last column. After a hundred invalid
-    draws the rectangle is the whole image.
+    First, the aspect ratio is drawn from a uniform distribution. The minimum and the maximum area
+    then correspond to a minimum and a maximum height, and the height is drawn uniformly between
+    them. If rounding makes the area too small or too large, one row is added or removed. As in
+    TensorFlow, only rectangles of the image's full height contain the image's last row, and only
+    rectangles of its full width contain its last column. After a hundred invalid draws the
+    rectangle is the whole image.
 
     Source: tensorflow/core/kernels/image/sample_distorted_bounding_box_op.cc.
     """
@@ -433,13 +445,13 @@ def random_resized_box(
 def part_box(
     height: int, width: int, kind: str, resize: int, size: int | tuple[int, int], x: float, y: float
 ) -> Box:
-    """Returns the rectangle of the original image that a crop of the resized image shows.
+    """Converts the rectangle of a crop to coordinates of the image before the resize.
 
     Args:
       height, width: size of the original image in pixels.
       kind: kind of the resize: `square` or `short_side`.
       resize: size of the resized image in pixels.
-      size: size of the crop in pixels.
+      size: height and width of the crop in pixels; a single number is used for both.
       x, y: relative position of the crop from left (0) to right (1) and from top (0) to bottom (1).
     """
     rows, columns = sides(size)
@@ -456,8 +468,8 @@ def resized_sides(
 ) -> tuple[int, int]:
     """Returns the image's height and width after a resize of kind `square` or `short_side`.
 
-    The two numbers are rounded as in torchvision's `Resize`; or as in timm's `ResizeKeepRatio`, if
-    the crop that follows is not square.
+    For a square crop (`size`), the two numbers are rounded as in torchvision's `Resize`. For any
+    other crop, they are rounded as in timm's `ResizeKeepRatio`.
     """
     rows, columns = (int(resize * side / min(sides(size))) for side in sides(size))
     if kind == "square":

@@ -261,7 +261,7 @@ def _sign(rng: np.random.Generator) -> int:
 
 
 def _pixels_of_224(side: int, pixels: float) -> int:
-    """Scales a length, in pixels of a 224 x 224 image as in AugReg, to an image with this side."""
+    """Scales a length from AugReg's images of 224 x 224 pixels to an image with this side."""
     return round(pixels * side / 224)
 
 

@@ -85,7 +85,8 @@ def view_specs(
       augment: the config's augmentation.
 
     Raises:
-      ValueError: a view overrides the decoding, or has a wrong number of distortions.
+      ValueError: `View.crop` contains `mode` or `background`, or the number of distortions differs
+        from the number of crops.
     """
     made, next_stream = {}, 0
     for view in views:
@@ -115,7 +116,7 @@ def view_specs(
 
 
 def flips_of(views: Sequence[View]) -> dict[str, str]:
-    """Returns, for each view, a name that is folded into the random key of its flips.
+    """Returns a dictionary from each view to the name of the random stream of its flips.
 
     For example, the view `local` has the name `flip local`. Views that show the same rectangles of
     an image have the same name. Therefore they are flipped together.

@@ -60,7 +60,7 @@ def segmentation_metrics(counts: np.ndarray) -> SegmentationMetrics:
     """Computes segmentation metrics from a confusion matrix; NaN if all pixels are `IGNORED`.
 
     Args:
-      counts: sum of `confusion` over all images.
+      counts: sum of the confusion matrices of all images, int `[classes, classes]`.
     """
     right, true, predicted = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
     ious = _ratio(right, true + predicted - right)
@@ -185,7 +185,7 @@ def _coco_evaluation(
     from pycocotools.cocoeval import COCOeval
 
     class Evaluation(COCOeval):
-        """A `COCOeval` that uses `overlaps` in place of pycocotools' IoU."""
+        """A `COCOeval` with IoUs from the function `overlaps` in place of pycocotools' IoUs."""
 
         def computeIoU(self, imgId: int, catId: int) -> Any:
             if overlaps is None:
@@ -263,7 +263,10 @@ def image_matches(
 
 
 def _image(number: int, masks: np.ndarray | None) -> dict[str, int]:
-    """Returns an image's entry in a COCO file, with its size if objects have masks."""
+    """Returns an image's entry in a COCO file: its number, height and width.
+
+    The height and the width are those of the objects' masks, in pixels. Without masks, both are 1.
+    """
     if masks is None or not len(masks):
         return dict(id=number, height=1, width=1)
     height, width = masks[0]["size"] if masks.dtype == object else masks.shape[1:]

@@ -125,7 +125,8 @@ class Extractor:
 
         `mask` is False for unreadable images and padding.
         """
-        # The reference to the source is kept, because the id of a freed object may be reused.
+        # Each source has a `SkipLog`, found by the source's `id`. The source itself is stored, too,
+        # because the `id` of a freed object may be reused.
         _, skipped = self._skipped.setdefault(id(source), (source, self._skip_log(source)))
         running = None
         with contextlib.closing(evaluation_batches(source, **self._arguments)) as batches:
@@ -153,12 +154,12 @@ def image_embedding(model: nnx.Module, images: jax.Array) -> jax.Array:
 def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
     """Concatenates class tokens of the last layers and the mean of the last layer's patch tokens.
 
-    If the model has a final norm, it is applied to the tokens of all these layers. Class tokens are
-    in the order of the layers.
+    The class tokens are those of the last `LAYERS` = 4 layers, in the order of the layers. If the
+    model has fewer layers, only the class token of the last layer is used. If the model has a final
+    norm, it is applied to the tokens of all used layers.
 
     Returns:
-      float32 `[batch, (LAYERS + 1) * dim]`. If the model has fewer than `LAYERS` layers, only the
-      last layer is used: `[batch, 2 * dim]`.
+      float32 `[batch, 5 * dim]`, or `[batch, 2 * dim]` for a model with fewer than 4 layers.
     """
     with model.capturing(("tokens",)) as captured:
         model.encode(model.assemble(model.patches(images)))
@@ -171,14 +172,16 @@ def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
 
 
 def choices_of(model: ImageModel) -> tuple[Callable[[Any, jax.Array], jax.Array], dict[str, slice]]:
-    """Returns a function that computes all features for linear probes, and their feature sets.
+    """Returns a feature function for linear probes, and the feature sets among its columns.
 
-    The four feature sets of a model with a class token are DINOv2's: the class token of the last
-    layer or of the last four layers, each with and without the mean of the patch tokens. Other
-    models have a single feature set, the pooled features.
+    A model with a class token has DINOv2's four feature sets: the class token of the last layer or
+    the class tokens of the last four layers, each with and without the mean of the patch tokens.
+    With fewer than four layers, only the two sets of the last layer exist. A model without a class
+    token has a single feature set, the pooled features.
 
     Returns:
-      A function `(model, images) -> features`, and the columns of the features by feature set.
+      A function `(model, images) -> features [batch, columns]`, and a dict from the name of each
+      feature set to the slice of its columns.
     """
     if not isinstance(model, TokenModel) or "cls" not in model.prefix_tokens:
         return representation, {POOLED: slice(0, None)}
@@ -204,8 +207,9 @@ def likeliest(
     `[batch, count]`.
 
     Args:
-      count: number of classes.
-      probabilities: a key of `PROBABILITIES`.
+      count: number of classes to return for each image.
+      probabilities: name of the function from logits to probabilities, a key of `PROBABILITIES`,
+        such as `softmax`.
     """
 
     def compute(model, images):
@@ -221,13 +225,14 @@ def likeliest(
 def top_of(top: int | None, threshold: float | None, num_classes: int, default: int) -> int:
     """Returns the maximum number of classes to list for an image.
 
-    If `top` is None, the result is `num_classes` with a threshold, and `default` without one.
+    The result is at most `num_classes`.
 
     Args:
-      top: the number that the user has set, or None.
-      threshold: minimum probability of a listed class, or None.
+      top: maximum number that the user has set. None: `num_classes` if there is a threshold, else
+        `default`.
+      threshold: minimum probability of a listed class; None: no threshold.
       num_classes: number of the model's classes.
-      default: number of classes without a threshold.
+      default: maximum number if neither `top` nor `threshold` is set.
 
     Raises:
       UserError: `top` or the threshold is out of range.
@@ -242,11 +247,11 @@ def top_of(top: int | None, threshold: float | None, num_classes: int, default: 
 
 
 def reaching(threshold: float | None, probabilities: np.ndarray) -> int:
-    """Counts the probabilities that are at least `threshold`.
+    """Counts the probabilities of an image that are at least `threshold`.
 
     Args:
       threshold: the minimum probability; None: all probabilities are counted.
-      probabilities: class probabilities in descending order.
+      probabilities: class probabilities in descending order, `[classes]`.
     """
     return len(probabilities) if threshold is None else int((probabilities >= threshold).sum())
 
@@ -257,7 +262,11 @@ def make_features(
     shardings: dict,
     compute: Callable[[nnx.Module, jax.Array], jax.Array],
 ) -> Callable[[dict, dict], dict[str, jax.Array]]:
-    """Compiles `(params, batch) -> {values, labels, mask}`, with results on all devices."""
+    """Compiles `(params, batch) -> {values, labels, mask}`, replicated on all devices.
+
+    `values` are the outputs of `compute`. `labels` are the batch's labels. `mask` is the batch's
+    item `valid`, which is False for unreadable images and padding.
+    """
 
     def features(params, batch):
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):

@@ -32,7 +32,8 @@ HALVES = (
     "all[80%:]",
 )
 
-# Data sets of the suite, by TFDS name. The training images of ImageNet are those of big_vision.
+# Default data sets of the few-shot suite. As in big_vision, ImageNet's training images are the
+# first 65,000 images of `train`.
 DATA_SETS = tuple(
     map(
         data_set,
@@ -78,7 +79,7 @@ class Accuracy(NamedTuple):
 
     @property
     def deviation(self) -> float:
-        """Std of the accuracy over the seeds, with the divisor n - 1; 0 for a single seed."""
+        """Sample std of the accuracy over the seeds (divisor: seeds - 1); 0 for a single seed."""
         return statistics.stdev(self.by_seed.values()) if len(self.by_seed) > 1 else 0.0
 
 
@@ -118,9 +119,9 @@ class FewShotTask:
         self.train = Subset(train, indices)
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Returns the fingerprint of the images: short values to compare between hosts.
+        """Returns a fingerprint of the training, test and selected images.
 
-        If two hosts have selected the same images, the values are equal.
+        Fingerprints are compared between hosts. Hosts with equal images have equal fingerprints.
         """
         chosen = np.concatenate([*self.chosen.values()]).tobytes()
         digest = hashlib.blake2b(chosen, digest_size=8).hexdigest()
@@ -237,9 +238,10 @@ def cut_in_two(described: DataSet, log: Callable[[str], None] = print) -> DataSe
 
 
 def with_test_split(described: DataSet, log: Callable[[str], None] = print) -> DataSet:
-    """Replaces the split `test` by the data set's dev split, such as `val`, if it has no `test`.
+    """Selects a validation split, such as `val`, for a data set without the split `test`.
 
-    Other data sets are returned unchanged.
+    The data set is returned unchanged if it has the split `test`, if it has no validation split, or
+    if the user has selected another split than `test`.
 
     Args:
       described: the data set.
@@ -257,7 +259,12 @@ def with_test_split(described: DataSet, log: Callable[[str], None] = print) -> D
 
 
 def no_test_split(described: DataSet, split: str) -> str:
-    """Returns a log line: a data set without the split `test` is evaluated on another split."""
+    """Returns the log line for a data set without the split `test`.
+
+    Args:
+      described: the data set.
+      split: the split that is evaluated in place of `test`.
+    """
     return (
         f"{described.name} has no split test: {split} is evaluated "
         f"(--set={described.kind}:{described.path}@TRAIN,TEST selects other splits)"
@@ -328,7 +335,9 @@ def choose(
 
 
 def fingerprints(train: Source, test: Source, samples: int = 16) -> dict[str, int | str]:
-    """Returns fingerprints of training and test images: short values to compare between hosts.
+    """Returns the fingerprints of the training images and the test images.
+
+    Fingerprints are compared between hosts. Hosts with equal images have equal fingerprints.
 
     Args:
       train: the training images.

@@ -1,10 +1,10 @@
-"""Test sets for ImageNet models: validation images with two kinds of labels, -v2 and ObjectNet.
+"""Test sets for ImageNet models: ImageNet's validation images, ImageNet-v2 and ObjectNet.
 
-The validation images are evaluated with their original labels and with ReaL labels. All test sets
-have the same metric. An image has a set of correct classes among ImageNet's 1,000 classes. A
-prediction is correct if the set contains one of the model's top predictions. Images without a
-correct class are excluded. ImageNet-v2 is an ordinary TFDS data set (`IMAGENET_V2`), and this
-module opens all others.
+The validation images are evaluated twice, with the original labels and with ReaL labels. All test
+sets are evaluated with top-1 and top-5 accuracy. An image has a set of correct classes among
+ImageNet's 1,000 classes. For top-k accuracy, the model is right if one of its k most likely classes
+is in this set. Images without a correct class are excluded. This module opens the validation images
+and ObjectNet. ImageNet-v2 is an ordinary TFDS data set (`IMAGENET_V2`).
 """
 
 import contextlib
@@ -66,7 +66,9 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Match:
-    """Returns the correspondence of a model's classes to ImageNet's classes, by name.
+    """Matches a model's classes with ImageNet's classes by name.
+
+    Without class names, the classes must be in ImageNet's order.
 
     Args:
       classes: number of classes of the model.
@@ -143,11 +145,12 @@ def open_imagenet(
     `accuracy(predictions, labels[:, :1])` and `accuracy(predictions, labels[:, 1:])`.
 
     Args:
-      kind: `tfds`, or `folder` for a folder of each class, named by the synset.
+      kind: `tfds` for a TFDS data set, or `folder` for a folder of class folders. The name of a
+        class folder is the class's synset.
       path: name of the TFDS data set, or path of the folder.
       split: name of the split with the validation images.
-      real: labels from `read_real`. The number in an image's file name is its index in this list.
-        None: no ReaL labels.
+      real: labels from `read_real`, `real[0]` for image 1. The number of an image is in its file
+        name. None: no ReaL labels.
 
     Raises:
       UserError: the data are missing or are not ImageNet's, or an image's file name has no number.
@@ -250,7 +253,8 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
         )
     )
     lines = _read_text(where / "imagenet_to_label_2012_v2", what).splitlines()
-    # `positions` maps a class index (in the order of synsets) to a line in the list of labels.
+    # `positions` maps a class index (in the order of synsets) to an index in `lines`, the list of
+    # the classes' English names.
     if sorted(positions.values()) != list(range(CLASSES)) or len(lines) != CLASSES:
         raise UserError(
             f"{where}: pytorch_to_imagenet_2012_id.json must number the {CLASSES:,} lines of "

@@ -74,10 +74,12 @@ def unit(values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _closer(mesh: Mesh):
-    """Compiles a function that compares test images with a further block of training images.
+    """Compiles a function that updates the nearest neighbours with a block of training images.
 
-    The function takes and returns the similarities and classes of each query's (test image's)
-    nearest training images so far.
+    The training images are processed block by block. The arguments of the function are the features
+    of the test images, their nearest neighbours among all earlier blocks (similarities and classes,
+    both `[test images, neighbours]`), and the features and classes of the next block. The function
+    returns the similarities and classes of the nearest neighbours including this block.
     """
 
     def closer(queries, similarity, classes, rows, row_classes):

@@ -114,7 +114,8 @@ def linear_head(
       train: features of the training images.
       num_classes: number of classes.
       mesh: mesh of devices.
-      groups: the group of each image of the source. All images of a group are in the same fold.
+      groups: group number of each image of the source, `[images]`. All images of a group are in the
+        same fold. None: each image is its own group.
       penalties: L2 penalties to try.
       seed: random seed of the folds.
       iterations: maximum number of L-BFGS iterations for each fit.
@@ -242,7 +243,8 @@ def accuracy(
 
     Args:
       weights: result of `fit`.
-      fitted: features of the training images, whose mean and std standardize the features.
+      fitted: features of the training images. Their mean and std standardize the features of
+        `test`.
       test: features of the images to evaluate.
       mesh: mesh of devices.
       each: True: divide each feature by its own std. False: divide all features by a common std.

@@ -30,10 +30,10 @@ NYU_SIDES = (480, 640)
 
 
 def parse_part(text: str) -> str:
-    """Parses the flag `--depth_part`, the evaluated part of the images.
+    """Checks the flag `--depth_part`, the evaluated region of the images: `all` or `nyu`.
 
     Raises:
-      UserError: the part is unknown.
+      UserError: the value is neither `all` nor `nyu`.
     """
     if text not in ("all", "nyu"):
         raise UserError(f"--depth_part={text!r} is unknown; supported: all, nyu")

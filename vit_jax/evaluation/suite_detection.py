@@ -97,8 +97,9 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
 def _predictions(described: DataSet, subject: Subject, source: Source) -> Predicted:
     """Returns the predictions for the images of a data set.
 
-    Masks are encoded as run lengths, a few hundred bytes each, because all objects remain in memory
-    until all images are predicted. Masks of the worst images are not encoded.
+    All predicted objects remain in memory until the last image is predicted. Therefore their masks
+    are encoded as run lengths, a few hundred bytes each. The masks from the method `worst` are not
+    encoded.
     """
     detector = subject.detector
     encoded = dict(encode=run_lengths_of) if detector.predicts_masks else {}
@@ -111,7 +112,8 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """Returns the evaluation (a `Measurement`) of each data set."""
     example = "images with the objects of a COCO file, such as --set=/data/coco"
     names = COCO_METRICS
-    # If the checkpoint has no detection head, each measurement will raise the error.
+    # A checkpoint without a detection head raises UserError here. The error is suppressed, because
+    # each measurement raises it again.
     with contextlib.suppress(UserError):
         if INSTANCES in _fields(subject):
             names += tuple(f"mask {name}" for name in COCO_METRICS)
@@ -119,7 +121,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def _fields(subject: Subject) -> tuple[str, ...]:
-    """Returns the names of the data fields to compare with the detector's predictions.
+    """Returns the names of the data fields with the true objects: boxes, and masks if predicted.
 
     Raises:
       UserError: the checkpoint has no detection head.

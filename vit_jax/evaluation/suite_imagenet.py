@@ -36,7 +36,11 @@ def parse_pixels(text: str) -> int:
 
 
 def crop_of(subject: Subject, options: Options) -> TestCrop:
-    """Returns the checkpoint's evaluation transform; `--test_resize` changes the resize."""
+    """Returns the checkpoint's evaluation transform.
+
+    If the flag `--test_resize` is set, images are resized to this short side, in pixels, before the
+    crop.
+    """
     if options["test_resize"] is None:
         return subject.test_crop
     return dataclasses.replace(subject.test_crop, kind="short_side", resize=options["test_resize"])
@@ -55,7 +59,10 @@ def read_real(path: str) -> list:
 
 
 def refuse(error: UserError, names: Sequence[str] | str) -> None:
-    """Raises `error`. This function replaces a function that opens data; `names` is ignored."""
+    """Raises `error`. It is a `Measurement.open` for data that cannot be opened.
+
+    The argument `names` is ignored.
+    """
     raise error
 
 
@@ -68,7 +75,10 @@ def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
 def _with_check(
     subject: Subject, open_set: Callable[[Sequence[str]], Source]
 ) -> Callable[[Sequence[str]], Source]:
-    """Wraps `open_set`: before data are opened, the model's classes must match ImageNet's."""
+    """Returns a function that checks the model's classes and then calls `open_set`.
+
+    The function raises UserError if the model's classes do not match ImageNet's.
+    """
 
     def opened(names: Sequence[str]) -> Source:
         head(subject)
@@ -85,7 +95,10 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """
 
     def rows(names: Sequence[str], predictions, labels, crop: TestCrop) -> list[Row]:
-        """Returns the result rows of a test set: top-1, and top-5 if there are two `names`."""
+        """Returns the result rows of a test set.
+
+        `names` are the names of the top-1 row and, optionally, of the top-5 row.
+        """
         scored = sets.accuracy(predictions, labels)
         note = "; ".join(filter(None, (str(crop), head(subject).note)))
         return [
@@ -101,7 +114,11 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         )
 
     def of_validation(subject: Subject, source: Source) -> list[Row]:
-        """Returns result rows for original labels (column 0) and ReaL labels (other columns)."""
+        """Returns the result rows of the validation images.
+
+        Top-1 and top-5 are computed with the original labels, which are column 0 of the labels. The
+        row `ReaL` is top-1 with the ReaL labels, which are the other columns.
+        """
         seen = predict(subject, source, crop)
         reals = rows(["ReaL"], seen.values, seen.labels[:, 1:], crop) if real else []
         return rows(OWN, seen.values, seen.labels[:, :1], crop) + reals

@@ -61,10 +61,10 @@ class Segments:
         self._figures.append(dict(name=name, pictures=addresses, caption=caption))
 
     def values(self, note: str) -> dict[str, Any]:
-        """Returns the variables of the template.
+        """Returns the variables of the template `segments.html`.
 
         Args:
-          note: text above the images.
+          note: text above the images on the page.
         """
         legend = {}
         for label in sorted(self._seen):

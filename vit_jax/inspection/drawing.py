@@ -44,7 +44,16 @@ def draw_all(
         raise UserError(f"cannot make the folder {out}: {error.strerror}") from error
 
     def draw(name: str, caption: str, make: Callable[[], tuple[dict, object]]) -> None:
-        """Writes a figure into the folder, and adds the arrays that it shows to `arrays`."""
+        """Creates a figure and saves it as `NAME.png` in the folder `out`.
+
+        The data of the figure are added to `arrays`. If `make` raises UserError, the figure is
+        skipped, and the message is printed.
+
+        Args:
+          name: name of the file.
+          caption: caption of the figure.
+          make: function that returns the data of the figure, by name, and the figure.
+        """
         try:
             values, figure = make()
         except UserError as error:
@@ -122,11 +131,14 @@ def _viewer(
 
 
 def _about(model, sheets: MapSheets | None) -> str:
-    """Returns text for the page: the meaning of bright areas in maps, and a note on skipped layers.
+    """Returns a text that explains the attention maps on the page.
+
+    The text contains the meaning of bright areas. If the page does not show all layers, the text
+    also contains the number of shown layers.
 
     Args:
       model: the model.
-      sheets: the attention maps on the page. None: the page has none, and the text is empty.
+      sheets: the attention maps on the page. None: the page has no maps, and the text is empty.
     """
     if sheets is None:
         return ""
@@ -174,10 +186,11 @@ def _layer_maps(seen: dict) -> list[LayerMaps]:
 
 
 def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]:
-    """Returns images that show features as colours, by caption.
+    """Returns images of the model's features, with three principal components as RGB.
 
-    A model of tokens has one entry, for its last layer. A model with stages has an entry for each
-    stage, the last stage first.
+    The result is a dict from a caption to the images of all photographs, `[images, rows, columns,
+    3]`. A model that outputs tokens, such as ViT, has one item, for its last layer. A model with
+    stages, such as Swin, has an item for each stage, in descending order of the stages.
 
     Args:
       arrays: the arrays of all figures, by name.
@@ -193,10 +206,12 @@ def look(model, images: np.ndarray, batch_size: int) -> dict:
     """Computes the intermediate results of a model for all images.
 
     Returns:
-      For a model of tokens, the result of `look_at_tokens`. For a model with stages: `stages`, a
-      list with the features of each stage, `[images, rows, columns, channels]`. For window
-      attention (Swin) also `attended`, a list with the attention maps of each block,
-      `[images, rows, columns, heads]`.
+      A dict. For a model that outputs tokens, such as ViT, it is the result of `look_at_tokens`.
+      For a model with stages, such as Swin, it has two items:
+
+      - `stages`: list of the features of each stage, `[images, rows, columns, channels]`.
+      - `attended`: list of the attention maps of each block, `[images, rows, columns, heads]`.
+        Empty for models without window attention.
     """
     if isinstance(model, TokenModel):
         return look_at_tokens(model, images, batch_size)
@@ -218,7 +233,10 @@ def look(model, images: np.ndarray, batch_size: int) -> dict:
 
 
 def _say_progress(done: int, count: int) -> None:
-    """Prints the number of finished images of `count`, if standard error is a terminal."""
+    """Prints the number of finished images, such as `8/32 images`, on a terminal.
+
+    Nothing is printed if standard error is not a terminal.
+    """
     if sys.stderr.isatty():
         done = min(done, count)
         print(
@@ -230,12 +248,15 @@ def _say_progress(done: int, count: int) -> None:
 
 
 def look_at_tokens(model: TokenModel, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
-    """Computes the intermediate results of a model of tokens for all images.
+    """Computes the intermediate results of a model that outputs tokens, for all images.
 
     Returns:
-      `tokens` of the last layer, `[images, tokens, dim]`. With full attention also the mean
-      attention `distance` `[layers, heads]`, attention `rollout` `[images, layers, rows, columns]`,
-      and the `attention` of each head `[images, layers, heads, rows, columns]`.
+      A dict with these items. Models without full attention have only `tokens`.
+
+      - `tokens`: tokens of the last layer, `[images, tokens, dim]`.
+      - `distance`: mean attention distance in pixels, `[layers, heads]`.
+      - `rollout`: attention rollout up to each layer, `[images, layers, rows, columns]`.
+      - `attention`: attention map of each head, `[images, layers, heads, rows, columns]`.
     """
     graphdef, params = nnx.split(model)
     capture = ("attention", "tokens") if model.attends_fully else ("tokens",)

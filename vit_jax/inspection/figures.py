@@ -43,7 +43,11 @@ def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _shares(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Divides the weights of patches by the largest, and resizes them to the image's size."""
+    """Resizes patch weights to the image's size, and divides them by the largest weight.
+
+    Returns:
+      float32 `[height, width]`, from 0 to 1.
+    """
     height, width = image.shape[:2]
     large = cv2.resize(weights.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
     return np.clip(large / max(float(large.max()), 1e-12), 0, 1)

@@ -51,10 +51,10 @@ class MapSheets(NamedTuple):
 
     Attributes:
       rows: layout of the layers, from top to bottom.
-      pixels: the sheets, uint8 `[images, height, width]`. A pixel is a patch; values are the
-        output of `page_images.levels` for each tile.
-      peaks: largest value of each tile relative to its mean, `[images, tiles]`.
-      rollout: True if each row ends with a tile of rollout.
+      pixels: the sheets, uint8 `[images, height, width]`. A pixel shows a patch. In each tile, the
+        pixel of the patch with the largest attention is 255 (`page_images.levels`).
+      peaks: maximum divided by the mean of each tile's attention map, `[images, tiles]`.
+      rollout: True if the last tile of each row shows attention rollout.
     """
 
     rows: list[SheetRow]

@@ -13,7 +13,13 @@ PHOTOGRAPH = 640  # Longest side on the page, in pixels.
 
 
 class View(NamedTuple):
-    """A kind of map that users can choose: attention if `index` is None, else `colours[index]`."""
+    """A kind of map in the page's menu, such as the mean of the heads, or tokens as colours.
+
+    Attributes:
+      value: name of the kind: `mean`, `head`, `rollout` or `colours`.
+      caption: text of the menu item.
+      index: index of the map in the argument `colours` of `viewer`; None: an attention map.
+    """
 
     value: str
     caption: str
@@ -31,8 +37,8 @@ def viewer(
     Args:
       images: photographs, uint8 `[images, height, width, 3]`.
       sheets: attention maps of all photographs; None: the model has none.
-      colours: other maps by caption, such as tokens as colours: `[images, rows, columns, 3]` in
-        0 ... 1.
+      colours: a dict from captions to coloured maps, such as the principal components of the
+        tokens as RGB. The maps are `[images, rows, columns, 3]` in 0 ... 1.
     """
     return {
         "layers": json.dumps([row._asdict() for row in sheets.rows] if sheets else []),

@@ -26,7 +26,7 @@ Read = Callable[[], np.ndarray]
 
 
 class Fit(NamedTuple):
-    """Report of an adaptation: descriptions of the changed parameters, by kind of change."""
+    """Report of an adaptation: a description of each resized, new, dropped or copied parameter."""
 
     resized: list[str]
     fresh: list[str]
@@ -68,8 +68,8 @@ def fit(
       seed: random seed of a new head's values.
 
     Returns:
-      The options of the new model; for each of its parameters, by path, a function that returns the
-      values; and a report.
+      A tuple of three: the options of the new model; a dictionary from each parameter's path to a
+      function that returns the parameter's values; the report.
 
     Raises:
       UserError: a name in `changes` is not an argument of the model, the checkpoint lacks a
@@ -83,7 +83,7 @@ def fit(
 
 
 class _Adapter:
-    """The state of one adaptation; see `fit` for the arguments."""
+    """An adaptation; `source` selects how each parameter is read. Arguments as in `fit`."""
 
     def __init__(self, checkpoint: Checkpoint, changes: dict[str, Any], new_head: bool, seed: int):
         known = checkpoint.arguments
@@ -136,10 +136,10 @@ class _Adapter:
         self.report.copied.extend(sorted((used - paths) & stored.keys()))
 
     def _stored(self, path: str, shape: tuple[int, ...]) -> _Stored | None:
-        """Returns the checkpoint's parameter for a path of the new model; None: it has none.
+        """Returns the checkpoint's parameter for a path of the new model; None if it is missing.
 
         If the number of channels changes, the kernel of an input convolution is converted to the
-        new number.
+        new number of channels.
 
         Args:
           path: path of a parameter of the new model.
@@ -170,7 +170,7 @@ class _Adapter:
         )
 
     def _resized(self, path: str, shape: tuple[int, ...], stored: _Stored) -> Read | None:
-        """Returns a function that returns the resized parameter; None if no rule resizes it."""
+        """Returns a function that resizes a stored parameter; None if no resizing is needed."""
         rule = self.rules.resize_of(path)
         if rule is None or stored.shape[-1] != shape[-1]:
             return None
@@ -197,10 +197,11 @@ class _Adapter:
 
 
 def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> dict[str, Any]:
-    """Returns further arguments that must change, in models of any family, because of `changes`.
+    """Returns further changes that follow from `changes`, in models of all families.
 
-    A new head has no pre-logits layer. With another number of channels, a mean or std per channel
-    is replaced by its average.
+    - With a new head, `pre_logits` becomes False.
+    - If the number of channels changes, `mean` and `std` per channel are replaced by their average
+      over the channels.
     """
     implied = {}
     if new_head and known.get("pre_logits"):

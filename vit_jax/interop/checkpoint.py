@@ -127,18 +127,18 @@ def build(options: ImageOptions, sources: dict[str, Callable[[], np.ndarray]]) -
 
     Args:
       options: the arguments of the model.
-      sources: for each parameter, by path, a function that reads it. The functions run in as many
-        threads as there are CPU cores.
+      sources: maps the path of each parameter to a function that reads the parameter. The functions
+        run in as many threads as there are CPU cores.
     """
     return fill(sketch(options), sources)
 
 
 def fill(module: Kind, sources: dict[str, Callable[[], np.ndarray]]) -> Kind:
-    """Replaces the shapes in a module by parameters on the first device.
+    """Returns a module with its parameters, which are read and copied to the first device.
 
     Args:
       module: a module with shapes in place of arrays.
-      sources: for each parameter, by path, a function that reads it.
+      sources: maps the path of each parameter to a function that reads the parameter.
     """
     shapes = parameter_shapes(module)
     device = jax.local_devices()[0]

@@ -25,10 +25,10 @@ START = "decode_head."
 # Maximum depth in metres for each data set. The data set's name is part of the file name.
 RANGES = {"nyu": 10.0, "kitti": 80.0}
 
-# How the authors' backbones resize position embeddings.
+# Resize method for the position embeddings of DINOv2's backbones with depth heads.
 POSITION_RESIZE = "bicubic_offset"
 
-# vit_jax's names of the head's modules by the authors' names.
+# Maps DINOv2's names of the head's modules (regular expressions) to vit_jax's names.
 _UNITS = r"fusion_blocks\.(\d)\.res_conv_unit{}\.conv{}\.conv"
 _MODULES = {
     r"conv_depth(\.head\.4)?": "classifier",
@@ -109,7 +109,7 @@ def _options(
 
 
 def _renamed(file: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts the tensors of a head to vit_jax's names (paths within the head) and layout.
+    """Converts the tensors of a depth head to vit_jax's layout; returns them by vit_jax's path.
 
     Raises:
       UserError: the file does not contain a depth head of DINOv2.

@@ -57,8 +57,8 @@ class TextPart(NamedTuple):
       tower: the text tower.
       tokenizer: the tokenizer of the text tower.
       logit_scale: logarithm of the factor that multiplies cosine similarities.
-      logit_bias: number that is added to the product; None: nothing is added.
-      probabilities: function from similarities to probabilities, `softmax` or `sigmoid`.
+      logit_bias: bias that is added to the scaled similarities; None: no bias.
+      probabilities: name of the function from logits to probabilities, `softmax` or `sigmoid`.
     """
 
     tower: TextTower
@@ -77,7 +77,7 @@ class TextPart(NamedTuple):
         )
 
     def tower_in(self, dtype: str) -> TextTower:
-        """Returns the text tower with this dtype of the computation."""
+        """Returns a text tower with the same parameters that computes in `dtype`."""
         options = dataclasses.replace(self.tower.options, dtype=dtype)
         graphdef, _ = nnx.split(abstract(partial(TextTower, options)))
         return nnx.merge(graphdef, nnx.state(self.tower))
@@ -361,7 +361,7 @@ def _form(path: Path, config: dict, tensors: Tensors) -> TextFormat:
 
 
 def _sources(place: Path, form: TextFormat) -> dict[str, Callable[[], np.ndarray]]:
-    """Returns, for each parameter of a text tower, by path, a function that reads it.
+    """Maps the path of each parameter of a text tower to a function that reads the parameter.
 
     Raises:
       UserError: tensors are missing or have unexpected names or shapes.

@@ -13,7 +13,7 @@ from vit_jax.models.resnet import resnet_stride
 def fixed_table(grid: tuple[int, int], dim: int) -> np.ndarray:
     """Returns the fixed position table of masked autoencoders, `[1, 1 + rows * columns, dim]`.
 
-    The first row is for the class token, and zero.
+    The first row, for the class token, is zero.
     """
     return np.pad(sincos2d(grid, dim, "sincos2d_mae"), ((1, 0), (0, 0)))[None]
 

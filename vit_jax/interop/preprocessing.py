@@ -67,7 +67,7 @@ _PROCESSORS = {
 
 
 class Preprocessing(NamedTuple):
-    """How an image is resized and cropped to a model's input size.
+    """Settings for resizing and cropping an image to a model's input size.
 
     Unsupported values are stored as text, such as `crop_mode=border`.
 
@@ -205,9 +205,9 @@ def _of_convnext(config: dict) -> dict:
 
 
 def _statistics(config: dict) -> dict[str, Any]:
-    """Returns a mean and a std that have the same effect as a processor's two steps on pixels.
+    """Combines a processor's rescaling and normalization of pixels into one mean and std.
 
-    The steps are rescaling and normalization. The result applies to pixels in [0, 1].
+    The returned mean and std apply to pixels in [0, 1].
     """
     scale = 255 * config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 255.0
     if not (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0):
@@ -321,7 +321,7 @@ def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any
 def lost(
     seen: Preprocessing | None, probabilities: str, size: tuple[int, int], library: str
 ) -> list[str]:
-    """Returns a line for each property of preprocessing and probabilities that is not stored.
+    """Returns a line for each setting of preprocessing or probabilities that cannot be stored.
 
     Args:
       seen: the preprocessing; None: unknown.

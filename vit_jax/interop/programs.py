@@ -118,7 +118,8 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
         "normalization": "in the program, whose input is pixels in input_range; mean and std are "
         "of [0, 1]",
     }
-    # A `square` resize has two target sides: each side of the crop, divided by `share`.
+    # A `square` resize changes the aspect ratio. Height and width of the resized image are the
+    # crop's height and width divided by `share`.
     if seen.kind == "square":
         facts["resize_to"] = [int(side / seen.share) for side in size]
     elif seen.kind == "fit":

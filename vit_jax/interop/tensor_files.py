@@ -225,7 +225,7 @@ def check_float(path: Path, name: str, kind: str) -> None:
 
 @contextlib.contextmanager
 def _damaged(path: Path, part: str) -> Iterator[None]:
-    """Converts errors about damaged files, raised within the context, to UserErrors of one line."""
+    """Converts errors within the context, caused by a damaged file, to UserErrors of one line."""
     try:
         yield
     except UserError:
@@ -278,7 +278,7 @@ def aligned_empty(shape: tuple[int, ...], dtype) -> np.ndarray:
 
 
 def transpose_into(out: np.ndarray, x: np.ndarray) -> None:
-    """Computes `out[...] = x.T` in strips that fit in the CPU cache; this is five times as fast."""
+    """Computes `out[...] = x.T` in strips that fit in the CPU cache, which is five times faster."""
     for start in range(0, len(x), 16):
         out[:, start : start + 16] = x[start : start + 16].T
 

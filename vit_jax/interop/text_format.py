@@ -17,7 +17,8 @@ class TextFormat(NamedTuple):
       tensors: tensors of the text tower, with the names in `rules`.
       probabilities: a key of `PROBABILITIES`: `softmax` or `sigmoid`.
       cleaning: kind of text cleaning, as in `open_tokenizer`.
-      logit_scale: name of the tensor with the logarithm of the factor of cosine similarities.
+      logit_scale: name of the tensor with the logarithm of the factor that multiplies cosine
+        similarities.
       logit_bias: name of the tensor with the bias of the logits; None: the model has no bias.
     """
 

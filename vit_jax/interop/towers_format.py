@@ -115,7 +115,8 @@ def describe_tokenizer(folder: Path, text_part: TextPart, more: dict[str, Any]) 
         config = dict(tokenizer_class="CLIPTokenizer", pad_token="<|endoftext|>")
     else:
         config = dict(tokenizer_class="SiglipTokenizer")
-    # Texts are padded to this length, and SigLIP's text tower reads the last token.
+    # Tokenizers pad texts to `model_max_length`. The padding must be correct, because SigLIP's text
+    # tower pools the last token.
     config |= dict(model_max_length=text_part.tokenizer.length)
     described.write_text(json.dumps(config | more, indent=2) + "\n")
 
@@ -126,7 +127,8 @@ def without_bias(towers: Towers, title: str) -> tuple[Towers, list[str]]:
     The embeddings stay the same.
 
     Returns:
-      The changed model, and a list with a note. If the bias is zero, the model itself and no note.
+      The changed model, and a list with a note about the change. If the bias is zero, the same
+      model and an empty list.
 
     Raises:
       UserError: no bias of the last norm has the same effect.

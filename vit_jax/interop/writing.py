@@ -138,7 +138,7 @@ def _with_objective(
 ) -> Content:
     """Adds the parameters of an objective, in the library's own format, to the files' content."""
     known = form.objective
-    # The caller has checked this by `Library.writes_objective`.
+    # `Library.writes_objective` has returned True for this objective.
     assert known is not None and known.describe is not None
     mapped = [
         entry._replace(names=tuple(known.prefix + name for name in entry.names))

@@ -1,8 +1,8 @@
 """Models by their names in the papers: `ViT-B/16` is size B with patches of 16 pixels.
 
-`MODELS` lists the names. `list_models("*ViT-L/16")` returns the names that match this pattern and
-prints them with the models' sizes.
-`FAMILIES` lists the model families.
+`MODELS` is a tuple of the names, and `FAMILIES` a tuple of the model families.
+`list_models("*ViT-L/16")` returns the names that match a pattern. In a Python shell the result
+prints a line for each model, with the model's size.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ MODELS = tuple(name for family in FAMILIES for name in family.names)
 
 
 def family_of(model: ImageModel | type[ImageModel] | ImageOptions) -> Family:
-    """Returns the `Family` of a model, such as the ViTs'.
+    """Returns the `Family` that a model belongs to; all ViTs, for example, are one family.
 
     Args:
       model: a model, a model class such as `ViT`, or a model's options.
@@ -78,13 +78,14 @@ def known_arguments(model: type[ImageModel]) -> set[str]:
 
 
 def logical_axes(path: str, rank: int) -> Axes | None:
-    """Returns the logical axes of a parameter, such as `dim` and `mlp_dim`; None: unknown path.
+    """Returns the names of a parameter's axes for sharding, such as `dim` and `mlp_dim`.
 
-    All families use the same names for the same layers. The function therefore also works for
-    layers of training objectives.
+    The result is None for an unknown path. All model families use the same parameter paths for the
+    same layers. Therefore the function also works for the layers of training objectives.
 
     Args:
-      path: path of the parameter, such as `blocks/00/mlp/fc1/kernel`; only its end is compared.
+      path: path of the parameter, such as `blocks/00/mlp/fc1/kernel`. Only the end of the path is
+        compared with the known paths.
       rank: number of axes of the parameter.
     """
     return match_axes((entry for family in FAMILIES for entry in family.axes), path, rank)
@@ -101,8 +102,8 @@ def model_options(
     """Returns the options of the named model.
 
     Args:
-      name: one of `MODELS`, or another combination of its parts: a ViT size with any patch size, a
-        hybrid with any ViT size, or a BiT with any width.
+      name: one of `MODELS`, or a name of the same form with other values: a ViT size with any patch
+        size, a hybrid with any ViT size, or a BiT with any width factor.
       num_classes: width of the head; 0 for no head.
       image_size: pixels, or (height, width).
       **overrides: further options of the model; they replace the values that the name implies.
@@ -166,14 +167,14 @@ def create_model(
 
 
 class Names(tuple[str, ...]):
-    """A tuple of model names, which prints as model cards: a line for each model."""
+    """A tuple of model names. Its `repr` is a table with one line (a model card) for each model."""
 
     def __repr__(self):
         return "\n".join(str(_card_of(name)) for name in self)
 
 
 class Listed(tuple[Weights, ...]):
-    """A tuple of published weights, which prints a line for each of them."""
+    """A tuple of published weights. Its `repr` has one line for each entry."""
 
     def __repr__(self):
         return "\n".join(map(str, self))

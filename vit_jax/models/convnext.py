@@ -26,8 +26,8 @@ from vit_jax.models.layers import GELUS, dense_dot, named, rising, run_blocks
 from vit_jax.models.resnet import HEAD_AXES, classifier
 from vit_jax.options.model import ConvNeXtOptions
 
-# Number of blocks and channels of each stage, by the authors' name of the size. The sizes Atto to
-# Nano were introduced with V2. Small exists in V1 only.
+# Number of blocks and channels of each stage, by the name of the model size in the papers. The
+# sizes Atto to Nano were introduced with V2. Small exists in V1 only.
 SIZES = {
     "Atto": dict(blocks=(2, 2, 6, 2), widths=(40, 80, 160, 320)),
     "Femto": dict(blocks=(2, 2, 6, 2), widths=(48, 96, 192, 384)),
@@ -93,7 +93,8 @@ class Common(NamedTuple):
         )
 
 
-# Like the authors' initializer, whose truncation at -2 and 2 has no effect at this std.
+# The authors' initializer also truncates the normal distribution at -2 and 2. At a std of 0.02 this
+# truncation has no effect.
 _small = initializers.normal(0.02)
 
 
@@ -173,8 +174,8 @@ class ConvNeXtBlock(nnx.Module):
         """Maps `[batch, height, width, channels]` to the same shape.
 
         Args:
-          kept: `x` contains only these patches of each image, and the convolution reads zeros in
-            place of the missing patches. None: `x` contains whole images.
+          kept: the patches of each image that `x` contains, if the other patches are masked. The
+            convolution reads zeros in place of the masked patches. None: `x` contains whole images.
         """
         around = self.depthwise(x) if kept is None else kept.gather(self.depthwise(kept.scatter(x)))
         branch = self.fc1(self.norm(around))
@@ -191,11 +192,11 @@ class ConvNeXt(ImageModel):
     """A ConvNeXt, V1 or V2, for images of any size.
 
     The stem divides the image's height and width by 4, and each later stage divides them by 2.
-    Pixels that remain at the right and at the bottom are ignored, as in the authors' code.
-    `ConvNeXtOptions` describes the arguments.
+    If a side is not divisible, the remaining pixels at the right or bottom are ignored, as in the
+    authors' code. `ConvNeXtOptions` describes the arguments.
 
     Raises:
-      UserError: the numbers of blocks and widths differ, or the images are too small.
+      UserError: `blocks` and `widths` have different lengths, or the images are too small.
     """
 
     options: ConvNeXtOptions
@@ -267,12 +268,13 @@ class ConvNeXt(ImageModel):
     def _stages(
         self, images: jax.Array, rngs: nnx.Rngs | None, keep: jax.Array | None = None
     ) -> list[jax.Array]:
-        """Returns the features of each stage, the finest first.
+        """Returns the features of each stage, `[batch, rows, columns, channels]`, the finest first.
 
         Args:
-          keep: raster indices of each image's kept patches, int32 `[batch, kept]`. Only the
-            features of these patches are returned, stacked vertically (see `KeptPatches`). None:
-            all patches.
+          keep: raster indices of the patches of each image that are not masked, int32 `[batch,
+            kept]`. The features then contain only these patches, stacked vertically: `[batch, kept
+            * side, side, channels]`, where `side` is the side of a patch in positions of the stage.
+            None: all patches.
         """
         options = self.options
         _check_size(jnp.shape(images)[1:3], len(options.blocks))

@@ -66,11 +66,13 @@ class CodeBlock(nnx.Module):
 class DVAE(CodeModel):
     """The encoder of DALL-E's discrete autoencoder; its stride must divide the size of the images.
 
-    `code_scores` applies the linear head at each position of the last stage. A plain call applies
-    it to the mean over all positions. `DVAEOptions` describes the arguments.
+    `code_scores` applies the linear head to the features of each position in the last stage.
+    Calling the model applies the head to the mean of these features over all positions.
+    `DVAEOptions` describes the arguments.
 
     Raises:
-      UserError: the numbers of blocks and widths differ, or the stride does not divide the size.
+      UserError: `blocks` and `widths` have different lengths, or the stride does not divide the
+        image size.
     """
 
     options: DVAEOptions
@@ -144,7 +146,7 @@ def convolution(inputs: int, outputs: int, side: int, *, dtype: Any, rngs: nnx.R
 
 
 def check_divides(size: tuple[int, ...], stride: int) -> None:
-    """Raises UserError if the stride does not divide the height and the width."""
+    """Raises UserError if the encoder's stride does not divide an image's height and width."""
     if len(size) == 2 and (size[0] % stride or size[1] % stride):
         raise UserError(
             f"images of {size[0]}x{size[1]} pixels do not divide into places of "

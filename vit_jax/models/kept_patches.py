@@ -24,7 +24,10 @@ class KeptPatches(NamedTuple):
     grid: tuple[int, int]
 
     def gather(self, x: jax.Array) -> jax.Array:
-        """Stacks the kept patches of whole images `[batch, height, width, channels]`."""
+        """Stacks the kept patches of whole images, `[batch, height, width, channels]`, vertically.
+
+        The result is `[batch, kept * side, side, channels]`.
+        """
         rows, columns = self.grid
         batch, height, _, channels = x.shape
         side = height // rows

@@ -19,7 +19,7 @@ Kind = TypeVar("Kind", bound=nnx.Module)
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The name, sizes and cost of a model, which print as one line."""
+    """The name, sizes and cost of a model; printed as one line."""
 
     name: str
     parameters: int
@@ -153,10 +153,10 @@ def count_taps(
 ) -> int:
     """Returns the number of products along one axis of a convolution that do not read padding.
 
-    There is one product for each output o and kernel element k. It reads the position
-    `p = o * stride + k * kernel_dilation - padding`. The position p holds an input if p lies within
-    the image and is a multiple of `dilation`. For a fixed k, this is true for every `period`-th o
-    of a range.
+    There is one product for each output o and kernel element k. In the dilated input, the product
+    reads position `p = o * stride + k * kernel_dilation - padding`. This position contains an input
+    value if p lies within the image and is a multiple of `dilation`; otherwise it contains a zero.
+    For a fixed k, the outputs o with an input value are evenly spaced, with distance `period`.
     """
     start = np.arange(kernel) * kernel_dilation - padding
     common = math.gcd(stride, dilation)

@@ -475,7 +475,7 @@ class Swin(ImageModel):
         return stages if dense else self.norm(stages[-1]).mean(axis=(1, 2))
 
     def _stages(self, images: jax.Array, rngs: nnx.Rngs | None) -> list[jax.Array]:
-        """Returns the features of each stage, the finest first."""
+        """Returns the features of each stage, `[batch, rows, columns, dim]`, the finest first."""
         x = self.patch_norm(self.patch_embedding(self.normalize(images)))
         if self.position_embedding is not None:
             x = x + self.position_embedding().reshape(1, *x.shape[1:]).astype(x.dtype)
@@ -604,7 +604,7 @@ def _parse(name: str) -> dict | None:
 
 
 def _first_version(size: dict, window: int = WINDOW, *later: int) -> dict | None:
-    """Returns the arguments of a Swin V1; None for a name with two windows, which only V2 has."""
+    """Returns the arguments of a Swin V1; None for two windows, which only V2's names contain."""
     return None if later else size | dict(window=window, version=1)
 
 
@@ -616,7 +616,8 @@ def _second_version(size: dict, *windows: int) -> dict | None:
       *windows: side of the window; or two numbers, the sides in pre-training and in fine-tuning.
     """
     if len(windows) == 2 and windows[0] % 2 == 0:
-        # In pre-training the map of the last stage had half the side of a window.
+        # In the last stage the pre-training windows had half the side, because the feature map of
+        # this stage was only half as large as a window.
         pretrained = (windows[0],) * 3 + (windows[0] // 2,)
         return size | dict(window=windows[1], version=2, pretrained_windows=pretrained)
     return size | dict(window=windows[0], version=2) if len(windows) == 1 else None
@@ -634,7 +635,10 @@ def _spell(values: dict) -> str:
 
 
 def _spell_size(size: dict) -> str:
-    """Returns the letter of an official size, such as T, or the numbers of another size."""
+    """Returns the letter of an official size, such as `T`, or the numbers of another size.
+
+    An example of such numbers is `96x2-2-6-2 (3-6-12-24 heads)`: dim, blocks and heads.
+    """
     for name, known in SIZES.items():
         if known == size:
             return name

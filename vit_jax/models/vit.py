@@ -84,7 +84,8 @@ class ViT(TokenModel):
         shared = biases > 0 and options.position_at == "shared"
         self.bias_table = nnx.Param(jnp.zeros((biases, options.heads))) if shared else None
         self.stack = _stack(options, offsets, 0 if shared else biases)
-        # The order must not change: it determines the random key of each layer.
+        # The order of these calls must not change, because it determines the random keys of the
+        # parameters.
         self._make_embedding(rngs)
         self._make_tokens(rngs)
         self._make_layers(rngs)
@@ -119,7 +120,7 @@ class ViT(TokenModel):
         """Creates the learned tokens, and the position embeddings that are added to tokens."""
         options, scheme, small = self.options, self.stack.scheme, initializers.normal(0.02)
         # If the scheme has no initializer for tokens, a token with a learned position embedding
-        # starts at zero: its position embedding is random.
+        # starts at zero, because its position embedding is already random.
         learned = options.position in ("1d", "2d")
         for token in self.prefix_tokens:
             # Without positions a token must not start at zero, where the gradient of a layer norm
@@ -233,13 +234,14 @@ class ViT(TokenModel):
           images: uint8, or floats in [-1, 1].
           rngs: random keys with a `dropout` stream for a training call; None: evaluation.
           whole: compute all tokens of the last layer, including those that the head does not read.
-          capture: names of intermediate results, from `captures`. With names, the call returns the
-            logits and a dictionary of a list for each name. The list `tokens` contains `[batch,
-            tokens, dim]` before the first layer and after each layer. The list `attention` contains
-            the attention weights of each layer, float32 `[batch, heads, tokens, tokens]`. For axial
-            attention the weights are `[batch * lines, heads, line, line]`: first the weights within
-            rows, then the weights within columns. In training with `depth_by="subset"`, a layer's
-            weights contain only the images for which the layer is computed.
+          capture: names of intermediate results, from `captures`. If there are names, the call
+            returns a pair: the logits, and a dictionary from each name to a list of arrays. The
+            list `tokens` contains the tokens `[batch, tokens, dim]` before the first layer and
+            after each layer. The list `attention` contains the attention weights of each layer,
+            float32 `[batch, heads, tokens, tokens]`. A layer with axial attention adds two arrays
+            `[batch * lines, heads, line, line]`: the weights within rows, and the weights within
+            columns. In training with `depth_by="subset"`, a layer's weights contain only the images
+            for which the layer is computed.
 
         Raises:
           UserError: the images have another shape or type, or a name cannot be captured.
@@ -288,7 +290,7 @@ class ViT(TokenModel):
         Gradients flow to the original positions.
 
         Raises:
-          UserError: the patches do not divide the size.
+          UserError: the patch size does not divide the image size.
         """
         size = height_and_width(image_size)
         if size == self.image_size:
@@ -317,7 +319,7 @@ class ViT(TokenModel):
 
     @property
     def layout(self) -> RelativeLayout | BiasLayout:
-        """Layout of the tables of relative positions; only for `position` `relative` or `bias`."""
+        """Layout of each table of relative positions, if `position` is `relative` or `bias`."""
         kind = BiasLayout if self.options.position == "bias" else RelativeLayout
         return kind(self.grid, self.prefix, self.options.registers)
 
@@ -448,9 +450,10 @@ class ViT(TokenModel):
         return x if after is None else (x, early_tokens[:, :tokens])
 
     def _encode_merged(self, x: jax.Array, read: int | None) -> jax.Array:
-        """Returns the last layer's tokens; each layer has merged `merge_tokens` patches.
+        """Applies all layers; each layer merges `merge_tokens` patches into other patches.
 
-        Registers, which are the last tokens, are returned only if they are pooled.
+        Returns the tokens after the last layer. The registers, which are the last tokens, are
+        returned only if the head pools them.
         """
         count, blocks = self.options.merge_tokens, [*self.blocks.values()]
         x, patches = encode_merged(blocks, x, self.patch_tokens, count, read)
@@ -493,14 +496,15 @@ class ViT(TokenModel):
     def _calls(
         self, positions: dict[str, Any], rngs: nnx.Rngs | None
     ) -> tuple[Callable[..., jax.Array], list[dict[str, Any]]]:
-        """Returns a function that applies a layer, and a dictionary of inputs for each layer.
+        """Returns a function that applies a layer, and a list of each layer's inputs.
 
-        The inputs are the layer's random key, its stochastic depth rate and its position
-        embeddings.
+        The inputs are a dictionary with the layer's random key, its stochastic depth rate and its
+        position embeddings.
 
         Args:
-          positions: keyword arguments that all layers share, from `layer_positions`. The returned
-            function reads `positions` in each call, so `encode` may add entries before it calls.
+          positions: keyword arguments that all layers share, from `layer_positions`. The function
+            reads this dictionary each time it is called. Therefore later changes of the dictionary
+            take effect.
         """
         options = self.options
         key = None if rngs is None else rngs.dropout()
@@ -676,7 +680,8 @@ def _check_together(options: ViTOptions, stride: int) -> None:
                 raise UserError(message)
 
 
-# For each contradiction between options: whether it occurs, and its error message.
+# Possible contradictions between options. Each pair contains True if the contradiction occurs, and
+# the error message.
 Contradictions = Iterable[tuple[bool, str]]
 
 

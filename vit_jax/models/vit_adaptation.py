@@ -34,7 +34,8 @@ def _computed(model) -> dict[str, np.ndarray]:
 def _implied(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns `distillation="token"` if the changes remove the two heads of a distilled model.
 
-    Then the adapted model still has the checkpoint's distillation token.
+    The heads are removed by `num_classes=0`. With `distillation="token"` the adapted model keeps
+    the checkpoint's distillation token.
     """
     if not changes.get("num_classes", known["num_classes"]) and known["distillation"] == "heads":
         return {"distillation": "token"}

@@ -1,7 +1,7 @@
-"""Names of ViTs, hybrids and later plain ViTs, such as DINOv2's.
+"""Names of ViTs, of hybrids, and of plain ViTs from later publications, such as DINOv2.
 
 `ViT-B/16` is size B with patches of 16 pixels. Any size can be combined with any patch size.
-`FOLLOWERS` lists the later models by their authors' names.
+`FOLLOWERS` lists the ViTs from later publications by their authors' names.
 """
 
 import re
@@ -67,10 +67,10 @@ class Follower(NamedTuple):
 
 
 def _sized(*names: str, **others) -> dict[str, dict]:
-    """Returns the arguments of models such as `B/16`, by name.
+    """Returns the arguments of models such as `B/16`, as a dictionary by model name.
 
     Args:
-      *names: a size of `SIZES` and a patch size for each model.
+      *names: names of models: a size of `SIZES` and a patch size, separated by a slash.
       **others: further arguments that all these models have.
     """
     sizes = ((name, *name.split("/")) for name in names)
@@ -232,7 +232,10 @@ _SIZE = ("dim", "depth", "mlp_dim", "heads")
 
 
 def _trunk(values: dict) -> dict:
-    """Returns the arguments that distinguish a model from others of its size and patch size."""
+    """Returns the arguments in which models with equal sizes and patch sizes can differ.
+
+    An example is `registers`.
+    """
     arguments = {name: values.get(name, papers) for name, papers in _TELLING.items()}
     if arguments["rope"] == "dinov3":
         del arguments["qkv_bias"]  # DINOv3's biases are all zero, and timm omits them.
@@ -247,7 +250,7 @@ _PAPERS_TRUNK = _trunk({})
 
 
 def _following(values: dict) -> str | None:
-    """Returns the name of the model in `FOLLOWERS` with these arguments, or None."""
+    """Returns the name of the model in `FOLLOWERS` that has the arguments `values`, or None."""
     trunk = _trunk(values)
     size = {name: values[name] for name in (*_SIZE, "patch_size")}
     for name, (args, _) in _FOLLOWING.items():

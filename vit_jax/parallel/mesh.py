@@ -20,9 +20,10 @@ BATCH = ("data", "fsdp")  # The axes over which a batch is split.
 
 
 def mesh_shape(options: MeshOptions, devices: int) -> tuple[int, ...]:
-    """Returns the sizes of the axes `data`, `fsdp` and `tensor`.
+    """Returns the sizes of the mesh axes `data`, `fsdp` and `tensor`.
 
-    If the option of an axis is None, the axis gets the remaining devices.
+    One of the three options may be None: the size of this axis is then computed from the number of
+    devices.
 
     Raises:
       UserError: the product of the sizes is not the number of devices.
@@ -143,14 +144,15 @@ def everywhere(array: np.ndarray, mesh: Mesh) -> jax.Array:
 def over_devices(
     array: np.ndarray, mesh: Mesh, rows: int | None = None, fill: float = 0
 ) -> jax.Array:
-    """Pads an array's first axis and splits it over the devices, like a batch.
+    """Pads an array's first axis and splits it over the mesh axes `data` and `fsdp`.
 
-    Every process passes all rows.
+    Every process passes the whole array.
 
     Args:
       array: the array.
       mesh: mesh of devices.
-      rows: number of rows after padding. None: the next number that can be split evenly.
+      rows: length of the first axis after padding. None: the smallest length that can be split
+        evenly.
       fill: value of the padding.
     """
     padded = np.full((rows or whole_batch(mesh, len(array)), *array.shape[1:]), fill, array.dtype)

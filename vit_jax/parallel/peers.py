@@ -154,7 +154,7 @@ class Connected(Peers):
     def _fail(self, news):
         self._traceback = news.pop("traceback", "")
         self._tell(news)
-        # Normally the leader ends this process during this sleep.
+        # While this process sleeps, the leader normally ends it.
         time.sleep(self._silence + 2 * GRACE_SECONDS)
         print(f"{self._traceback}error: {' '.join(news.values())}", file=sys.stderr, flush=True)
         leave(1)
@@ -197,7 +197,8 @@ class Leader(Connected):
         self._followers: dict[int, Connection] = {}
         self._refused: list[Connection] = []
         self._arrivals: dict[str, Arrivals] = {}
-        # Messages about failures, by the index of the process: UserErrors, deaths, other errors.
+        # Reported failures, by the index of the process: UserErrors, dead processes, and other
+        # errors.
         self._mistakes: dict[int, str] = {}
         self._deaths: dict[int, str] = {}
         self._faults: dict[int, str] = {}
@@ -218,8 +219,9 @@ class Leader(Connected):
     def _watch(self):
         beaten = 0.0
         while not self._ended:
-            # The time is read before `select`. If this process was stopped for a while, messages
-            # that arrived in the meantime are received before their timeout is checked.
+            # The time is read before `select` waits. If this process was suspended for a while, it
+            # first receives the messages of that time. Only later iterations compare the new time
+            # with the timeout.
             now = time.monotonic()
             ready = self._selector.select(BEAT_SECONDS / 4)
             with self._changed:
@@ -314,8 +316,9 @@ class Leader(Connected):
     def _end(self):
         """Prints the cause of the failure, ends the other processes and exits.
 
-        The cause is a UserError if one was reported, else a dead process, else another error. A
-        UserError can cause the death of processes, and a dead process can cause other errors.
+        If a UserError was reported, it is the cause, because it can also end processes. Otherwise a
+        dead process is the cause, because it can also lead to other errors. Other errors are the
+        cause only if no process has died.
         """
         news = self._mistakes or self._deaths or self._faults
         culprit, code = min(news), 2 if self._mistakes else 1
@@ -550,7 +553,7 @@ def _connect(host: str, port: int, seconds: float) -> socket.socket:
     while True:
         try:
             stream = socket.create_connection((host, port), timeout=min(seconds, 5))
-            # A client that connects to a free port of its own host may connect to itself.
+            # If nobody listens on a port of its own host, a client can be connected to itself.
             if stream.getsockname() != stream.getpeername():
                 return stream
             stream.close()

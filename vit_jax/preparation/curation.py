@@ -20,8 +20,9 @@ from vit_jax.preparation.index import Run, each_file, part_file, save
 from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 from vit_jax.preparation.similarity_index import SAMPLE, SimilarityIndex, lists_for
 
-# Row for an image of the pool: its index, the most similar image among the earlier images that are
-# kept, the cosine similarity of both, and True if the image is kept.
+# Row for an image of the pool. `nearest` is the index of the most similar image among the earlier
+# images that are kept. `similarity` is the cosine similarity of both. `kept` is True if the image
+# is kept.
 COMPARED = np.dtype([("image", "u4"), ("nearest", "u4"), ("similarity", "f4"), ("kept", "?")])
 # Row for a curated image and one of its neighbours: both indices, and the cosine similarity. The
 # rows of a curated image are in descending order of similarity.
@@ -71,7 +72,7 @@ class Pool:
         self._images: list[np.ndarray] = []  # Indices of the indexed images, an array per part.
 
     def compare(self) -> np.ndarray:
-        """Compares each image with the earlier images that are kept; returns rows of `COMPARED`."""
+        """Compares each image with all earlier images that are kept; returns rows of `COMPARED`."""
         results = each_file(
             self._compare, self._files, DUPLICATES, self._work / "chunks", self._run
         )
@@ -136,9 +137,10 @@ class Pool:
         save(result, found)
 
     def _kept_of(self, parts: int) -> tuple[SimilarityIndex, np.ndarray]:
-        """Returns a similarity index of the kept images of the first `parts` parts.
+        """Returns a similarity index of the kept images of the first files, and the image indices.
 
-        Also returns the indices of these images.
+        Args:
+          parts: number of files with embeddings.
         """
         index = self._index = self._index or self._new_index()
         for number in range(len(self._images), parts):

@@ -31,7 +31,8 @@ _SIDE = 16  # Side of a thumbnail, in pixels.
 # cropped copies.
 _BORDERS = (0, 1, 2)
 _TYPICAL = 100  # With at least this number of images, the mean image is subtracted.
-# Pairs with at least this correlation are copies, even if all images are similar (fixed camera).
+# Pairs with at least this correlation, computed without subtraction of the mean image, are copies.
+# This finds copies among similar images, such as images of a fixed camera.
 _SAME = 0.999
 _PART = 256  # Number of images between two checks of the time limit.
 _MOST_PAIRS = 2_000_000  # Maximum number of pairs with similar fingerprints: the nearest pairs.
@@ -44,7 +45,8 @@ class Looks(NamedTuple):
       indices: indices of the images in the source, int64 `[images]`.
       fingerprints: perceptual hashes, uint64 `[images]`.
       contents: hash of each image's encoded bytes, `[images]`.
-      pictures: thumbnails for each of `_BORDERS`, uint8 `[images, borders, side, side, 3]`.
+      pictures: thumbnails, uint8 `[images, borders, side, side, 3]`. An image has a thumbnail for
+        each width in `_BORDERS`: this border is cut off before the image is reduced.
     """
 
     indices: np.ndarray
@@ -111,17 +113,17 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
     """Finds near-duplicates among images, including mirrored copies.
 
     Candidates are pairs with similar fingerprints (perceptual hashes). The similarity of two images
-    is the correlation of their colours at 16 x 16 pixels. It is computed for the whole images, and
-    for crops of one of them by 1.6 % or 3 % on each side; the maximum is used. With 100 images or
-    more, the mean image is subtracted first.
+    is the correlation of their colours at 16 x 16 pixels. To find cropped copies, one image of the
+    pair is also compared after 1.6 % or 3 % are cut off each side. The maximum of these
+    correlations is used. With 100 images or more, the mean image is subtracted first.
 
     The search was tested with 31 photographs and nine edits of each photograph (JPEG, size,
     brightness, contrast, crops of 1 % and 2 % per side). 0.7 % of the edits have a similarity below
-    0.98, and no two different photographs are found as a pair. Among 1,797 digits of 8 x 8 pixels,
-    3,326 pairs are candidates, and 1 of them is found as a pair.
+    0.98, and no two different photographs are found as a pair. With 1,797 digits of 8 x 8 pixels,
+    there are 3,326 candidates, and 1 candidate has a similarity of 0.98 or more.
 
-    Identical files have the similarity 1. Of several identical files, each is paired with the
-    first.
+    Identical files have the similarity 1. If more than two files are identical, each of them is
+    only paired with the first file.
 
     Args:
       looks: result of `look`.
@@ -165,10 +167,10 @@ def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.nd
     """Returns at most `_MOST_PAIRS` pairs of similar fingerprints.
 
     Returns:
-      For each pair the smaller index and the larger index.
+      The smaller index of each pair, and the larger index of each pair, int64 `[pairs]`.
     """
     size, distance = max(len(prints), 1), DISTANCE
-    # A row contains the distance in bits, and a number that encodes both indices.
+    # Each pair is stored as two numbers: the distance in bits, and `row * size + column`.
     parts, waiting = [np.empty((0, 2), np.int64)], 0
     for rows, columns, bits in near_pairs(prints, references, distance):
         new = (rows < columns) & (bits <= distance)
@@ -189,7 +191,8 @@ def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.nd
 def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
     """Converts images `[..., side, side, 3]` to unit vectors.
 
-    The mean image (`typical`), and the mean colour of each image, are subtracted first.
+    The mean value of each image and the mean image of the data set (`typical`) are subtracted
+    first.
     """
     vectors = pictures.reshape(*pictures.shape[:-3], -1).astype(np.float32)
     vectors = vectors - vectors.mean(axis=-1, keepdims=True)
@@ -266,8 +269,8 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
     _, first, again = np.unique(both.contents, return_index=True, return_inverse=True)
     content, count = first[again], len(other_looks.indices)
     in_training = {content[place]: place for place in range(len(content) - 1, count - 1, -1)}
-    # For each hash of an image's content, the similarity and the position of the most similar
-    # training image.
+    # For each image, identified by the hash of its content: the similarity and the position of the
+    # most similar training image.
     best: dict[int, tuple[float, int]] = {}
     near = [(content[a], content[b], similarity) for a, b, similarity in find_pairs(both).tolist()]
     for a, b, similarity in [
@@ -286,9 +289,9 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
 
 
 def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> str:
-    """Returns a one-line warning about test images with near-duplicates among training images.
+    """Returns a one-line warning about images with near-duplicates in the training split.
 
-    The result is "" if there are none. The test images may be the images of any other split.
+    The result is "" if there are no near-duplicates.
 
     Args:
       train: the training images.

@@ -131,14 +131,16 @@ def near_pairs(
     be yielded up to four times. `NO_FINGERPRINT` has no pairs.
 
     The search uses the four 16-bit parts of a fingerprint. If two fingerprints differ in n bits, at
-    least one of their parts differs in at most n / 4 bits. Only fingerprints with such a part are
-    compared (Norouzi et al., Fast Exact Search in Hamming Space with Multi-Index Hashing, 2014).
+    least one of their parts differs in at most n / 4 bits. Only pairs of fingerprints with such a
+    part are compared (Norouzi et al., Fast Exact Search in Hamming Space with Multi-Index Hashing,
+    2014).
     """
     named = np.flatnonzero(references != NO_FINGERPRINT)
     known = references[named]
     hashed = np.flatnonzero(candidates != NO_FINGERPRINT)
     for part in range(4):
-        # The sum of (radius + 1) over the four parts is distance + 1.
+        # If fingerprints differ in at most `distance` bits, at least one of their four parts
+        # differs in at most `radius` bits: the sum of (radius + 1) over the parts is distance + 1.
         radius = (distance + 1 + part) // 4 - 1
         if radius < 0:
             continue
@@ -166,7 +168,9 @@ def _buckets(fingerprints: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarra
     """Sorts fingerprints by one of their four 16-bit parts.
 
     Returns:
-      The sorted indices, and for each value of the part the position of its first index.
+      Two arrays, `order` and `starts`. `order` contains the indices of the fingerprints, sorted by
+      the part. `order[starts[value] : starts[value + 1]]` are the fingerprints whose part has this
+      value.
     """
     values = (fingerprints >> np.uint64(16 * part)).astype(np.uint16)
     starts = np.concatenate([[0], np.bincount(values, minlength=1 << 16).cumsum()])
@@ -270,7 +274,7 @@ def write_report(
 
 
 class Thumbnail(NamedTuple):
-    """The data URL of an image, and how it is drawn.
+    """The data URL of an image, and True if the image is small.
 
     Small images are drawn with sharp pixels, and large images are smoothed.
     """

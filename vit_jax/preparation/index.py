@@ -41,7 +41,8 @@ class WorkItem(NamedTuple):
 class Run(Protocol):
     """Function that runs tasks, in any order and in any process.
 
-    `what`, the name of the tasks, and `unit`, the unit of their weights, are only used in messages.
+    `what` is the name of the tasks, and `unit` is the unit of their weights. Both are only used in
+    messages.
     """
 
     def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None: ...
@@ -173,7 +174,7 @@ class Index(NamedTuple):
         return self.names[start : start + int(entry["captions"])].tobytes()
 
     def describe(self, entry: np.void) -> str:
-        """Returns the location of an example for messages: its file, or file and name inside it."""
+        """Returns an example's location for messages: `a.jpg`, or `a.tar: 1.jpg` inside a file."""
         path = self.paths[entry["unit"]]
         name = self.name(entry)
         if self.kind == "parquet":  # The path is that of a temporary copy.
@@ -319,7 +320,8 @@ def _index_lists(
     """Converts labels that are rows of zeros and ones (one-hot, multi-hot) to class indices.
 
     Returns:
-      The index rows, the labels of all examples, and True if labels are lists of class indices.
+      The index rows (`readers.ENTRY`), the concatenated labels of all examples, and True if a label
+      is a list of class indices.
     """
     counts = entries["labels"].astype(np.int64)
     unlabelled = np.zeros(len(entries), bool)
@@ -337,7 +339,7 @@ def _index_lists(
 
 @dataclasses.dataclass(frozen=True)
 class Indexed(Source):
-    """Images of an index at the given positions, without labels."""
+    """Images at given positions of an index, as a source without labels."""
 
     index: Index
     positions: np.ndarray
@@ -417,7 +419,9 @@ def description(source: readers.RawDataSet, index: Index) -> list[str]:
 def order_splits(
     source: readers.RawDataSet, index: Index, removed: np.ndarray, limit: int | None, work: Path
 ) -> list[str]:
-    """Writes the order of each split: positions in the index, without removed examples.
+    """Writes a file with the order of each split.
+
+    An order is an array of positions in the index. Removed examples are excluded.
 
     Args:
       source: the data set.

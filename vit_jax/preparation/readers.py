@@ -104,10 +104,12 @@ class RawDataSet:
     # None: no captions.
     caption_key: str | None = None
     index_labels: bool = False  # True: labels are read from the examples of a TFDS data set.
-    # Number of skipped files that do not belong to a unit, by reason.
+    # Number of skipped files by reason, except for files that are skipped during the scan of a
+    # unit.
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
-    # For each file with class indices of its own: the class index in the data set, by the class
-    # index in the file; -1: the data set does not have this class.
+    # Mapping of class indices, for files whose class indices differ from the data set's:
+    # `numbers[file][index in the file]` is the index in the data set; -1: the data set does not
+    # have this class.
     numbers: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def fingerprint(self) -> str:
@@ -329,7 +331,7 @@ def _refuse_compressed(files: list[Path]) -> None:
 def _files(root: Path, suffix: str) -> list[Path]:
     """Returns the files with a suffix in a folder and in two levels of inner folders.
 
-    If `root` is a file, it is returned itself.
+    If `root` is a file, the result contains only this file.
     """
     if root.is_file():
         return [root]
@@ -409,12 +411,7 @@ def _class_units(
 
 
 def _count_left_out(folders_of_classes: Collection[Path], others: Collection[Path]) -> dict:
-    """Counts the skipped files outside class folders, by the reason for skipping them.
-
-    Args:
-      folders_of_classes: folders that contain a folder for each class.
-      others: other folders, which are next to the folders of the splits.
-    """
+    """Counts the skipped files that are not in a class folder, by the reason for skipping them."""
     loose = [file.name for folder in folders_of_classes for file in _files_in(folder)]
     images, left_out = sort_out(loose)
     left_out[OUTSIDE] += len(images)
@@ -477,7 +474,7 @@ def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
 
 
 def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
-    """Opens the CSV or CSVs at a path, by split. All have the training split's classes."""
+    """Opens the CSVs at a path, by split. All splits use the training split's class indices."""
     splits = [*split_files(str(root))]
     options = _options_of_lists(root, keys)
     first = "train" if "train" in splits else splits[0]
@@ -687,12 +684,10 @@ def _key(member: tarfile.TarInfo) -> str:
 
 
 def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
-    """Groups members with the same key to samples.
+    """Groups members with the same key into samples, which have at most one member of each suffix.
 
-    If a suffix occurs again, a new sample starts.
-
-    Args:
-      group: adjacent members with the same key.
+    For example, `1.jpg` and `1.cls` are a sample. If the archive then contains another `1.jpg`, a
+    new sample starts.
     """
     samples, latest = [], {}
     for member in group:
@@ -710,13 +705,13 @@ def _described(
 ) -> Iterator[tuple[str, tarfile.TarInfo, dict[str, tarfile.TarInfo]]]:
     """Yields (name, image, members by suffix) for each example in samples with the same key.
 
-    A key may have several examples, if names contain dots (`im.v2.000.jpg`), or if samples with the
-    same key are adjacent.
+    The key is the name up to the first dot. Several examples have the same key if their names
+    contain dots (`im.v2.000.jpg`), or if adjacent samples have equal names.
 
-    An image belongs to a label or caption in two cases: both have the same name up to the last dot,
-    or they are the only image and the only label of the key (`000.photo.jpg`, `000.cls`). An image
-    without label and caption is an example, unless its name starts with the name of a sample with a
-    label or caption. Then it is a further image of this sample, and is skipped.
+    An image and a label (or caption) belong together in two cases. Their names are equal up to the
+    last dot, or they are the only image and the only label of the key (`000.photo.jpg`, `000.cls`).
+    An image without a label is an example, too. But if its name extends the name of a sample with a
+    label, it is skipped: `000.side.jpg` is a further image of the sample `000.jpg`, `000.cls`.
 
     Args:
       samples: the samples with this key.
@@ -739,11 +734,15 @@ def _described(
 
 
 def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _Sample] | None:
-    """Returns the only sample with an image, and the only sample with a label or a caption.
+    """Returns the sample with the only image and the sample with the only label or caption.
+
+    Args:
+      samples: the samples with the same key.
+      notes: suffixes of files with labels and captions.
 
     Returns:
-      The two samples. None if there are no or several samples with an image, if there are no or
-      several samples with a label or a caption, or if the same sample has both.
+      None if the numbers of samples with an image, and of samples with a label or a caption, are
+      not both 1. None also if it is the same sample.
     """
     images = [sample for sample in samples if sample.images]
     noted = [sample for sample in samples if sample.has_note(notes)]
@@ -753,10 +752,10 @@ def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _
 
 
 def _reasons(sample: _Sample, notes: Sequence[str]) -> list[str]:
-    """Returns the reasons for skipping a sample without an image.
+    """Returns the reasons for skipping the members of a sample without an image.
 
-    For a sample with a label or a caption, the result is one reason. For other samples, it is a
-    reason for each member.
+    A sample with a label or a caption counts as one skipped file, so the result has one reason.
+    Otherwise, the result has a reason for each member of the sample.
     """
     reasons = [why_left_out(member.name) for member in sample.parts.values()]
     if not sample.has_note(notes):
@@ -949,7 +948,7 @@ def _check_same_columns(columns: Mapping[str, _Columns], first: _Columns) -> Non
 
 
 def _leading_names(units: list[Unit], names_of: Mapping[str, list[str]]) -> list[str]:
-    """Returns the class names of the training files, or of all files if there are none."""
+    """Returns the class names of the training files, or, without training files, of all files."""
     leading = [names_of[unit.path] for unit in units if unit.split == "train"]
     return list(dict.fromkeys(itertools.chain(*(leading or names_of.values()))))
 
@@ -1004,11 +1003,11 @@ def _present(columns: list[str], *names: str) -> list[str]:
 
 
 def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], dict[str, dict]]:
-    """Returns the names of the image columns, and the description of each class column by name.
+    """Returns the names of the image columns, and a dictionary from class columns to descriptions.
 
     Args:
       path: the file, for error messages.
-      described: the `huggingface` metadata of a Parquet file.
+      described: the `huggingface` metadata of a Parquet file, as JSON.
 
     Raises:
       UserError: the metadata is damaged.
@@ -1273,7 +1272,8 @@ def _values_of_record(
     """Returns the labels and the captions of a serialized tf.Example, if `source` has them.
 
     Raises:
-      UserError: the example is damaged, or it must have a label and does not have exactly one.
+      UserError: the example is damaged; or `source.index_labels` is True, and the example does not
+        have exactly one label.
     """
     features = parse_example(record, where).features.feature
     labels, captions = (), ()

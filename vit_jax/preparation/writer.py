@@ -50,7 +50,8 @@ WORK = ".prepare"
 CAPTIONS = "captions"  # Name of the feature with the captions of an image.
 EMBEDDINGS = ".embeddings"  # Folder of cached embeddings, which all data sets in `out` share.
 
-# Descriptions for settings whose values are hashes, for messages about changed settings.
+# The values of these settings are hashes. Messages about changed settings contain these texts in
+# place of the hashes.
 OTHER = {
     "files": "other files in the source",
     "model": "another model in --embeddings",
@@ -320,7 +321,8 @@ def _make_room(folder: Path, source: Path) -> None:
     """Creates the data set's folder.
 
     Raises:
-      UserError: the folder contains other files or is inside the source, or a file has its path.
+      UserError: the folder contains other files, the folder is inside the source, or its path is
+        that of a file.
     """
     if source.resolve() in folder.resolve().parents:
         raise UserError(f"--out lies inside the source {source}: give another one")
@@ -440,8 +442,8 @@ def write_shard(work: Path, split: str, start: int, stop: int, shard: Path, resu
 def _writer(path: Path) -> Iterator[Callable[[bytes], None]]:
     from array_record.python import array_record_module
 
-    # Images are already compressed, so records are not. Groups of one record are best for random
-    # access.
+    # Records are not compressed, because images are already compressed. Groups of one record are
+    # best for random access.
     writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
     try:
         yield writer.write
@@ -495,9 +497,9 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
 
 
 def _check(image: bytes) -> None:
-    """Raises `Unreadable` if training could not read an image.
+    """Decodes a whole image; raises `Unreadable` if the image is damaged.
 
-    The whole image is decoded. A JPEG is decoded at 1/8 of its size.
+    For speed, a JPEG is decoded at 1/8 of its size.
     """
     opened = open_image(image)
     opened.region(Box(0, 0, opened.width, opened.height), 1)

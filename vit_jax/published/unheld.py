@@ -4,7 +4,8 @@ import re
 
 from vit_jax.errors import UserError
 
-# Names of authors' models, and timm's architectures.
+# Keys: regular expressions for unsupported models, by their authors' names or by timm's names of
+# the architectures. Values: the reasons why they are unsupported.
 UNHELD = {
     r"PE-core-G(/\d+)?|vit_pe_core_gigantic\w*": (
         "the MLP of its attention pooling has another width than those of its layers"

@@ -1,9 +1,9 @@
 """The published weights that can be loaded by a model's name and a tag, with their accuracies.
 
 `weights.tsv` lists the weights. `tests/interop/write_weights.py` writes this file from timm's
-registry. `data_sets.py` describes the data sets. Accuracies are in `accuracies.json`:
-`write_accuracies.py` writes timm's evaluation results to this file, and other results are from the
-authors' pages, which the file cites.
+registry. `data_sets.py` describes the data sets. `accuracies.json` contains the accuracies. Some
+are timm's evaluation results, which `write_accuracies.py` writes to this file. The others are from
+the authors' pages; `accuracies.json` cites each page.
 """
 
 import functools
@@ -92,7 +92,10 @@ class Weights(NamedTuple):
 
     @property
     def crop_words(self) -> str:
-        """Description of the crop in evaluation, for tables."""
+        """Description of the crop in evaluation, for tables.
+
+        An example is "sees the centre, 0.875 of the short side, bicubic".
+        """
         if self.kind == "square":
             part = "all of" if self.crop == 1 else f"the centre, {self.crop:g} of each side of"
             return f"sees {part} the image squeezed, {self.interpolation}"
@@ -180,7 +183,11 @@ def find_weights(model: str, pretrained: str) -> Weights:
 
 
 def _are_forms_of_dinov3(weights: list[Weights]) -> bool:
-    """Returns True if a list has the same weights without biases and with biases (`_qkvb`)."""
+    """Returns True for two versions of the same DINOv3 weights.
+
+    The first version has no biases of queries and values, and the second version (`_qkvb`) has
+    them.
+    """
     if len(weights) != 2:
         return False
     return weights[1].repository == weights[0].repository.replace(".", "_qkvb.")

@@ -138,7 +138,7 @@ def _size(checkpoint: Checkpoint) -> str:
 
 
 def _usage(about: Published) -> list[str]:
-    """Returns lines with the usage example of each library and its difference from the model."""
+    """Returns the card's section on usage: an example for each library, and its relative error."""
     parts = []
     for usage, _ in about.tried:
         kind, code = (

@@ -68,7 +68,7 @@ class Tried(NamedTuple):
 
 
 def _version(package: str) -> str:
-    """Returns the version of a package; vit_jax need not be installed if it is a checkout."""
+    """Returns the version of a package; supports vit_jax without an installation by pip."""
     return vit_jax.__version__ if package == "vit_jax" else importlib.metadata.version(package)
 
 
@@ -212,7 +212,7 @@ def usages_of_towers(name: str, length: int, probabilities: str) -> list[list[Us
 
 
 def _ranked(code: str) -> Usage:
-    """Returns the example for the library vit_jax, given code that predicts classes."""
+    """Returns a usage example for vit_jax with this code, whose output is class probabilities."""
     return Usage("vit_jax", ("vit_jax",), code, "prediction.probabilities", ranked=True)
 
 
@@ -251,9 +251,10 @@ def try_usages(
 
 
 def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a random image, and the model's probabilities for it (features without a head).
+    """Returns a random image, and the model's output for this image.
 
-    The image has a size at which it is cropped without a resize.
+    The output is the class probabilities `[classes]`, or the features if the model has no head. The
+    image's size is chosen so that the preprocessing crops the image without resizing it.
     """
     model = build_model(checkpoint, log=lambda line: None, dtype="float32")
     picture, images = _picture(checkpoint, model.image_size)
@@ -268,7 +269,7 @@ def expected_of_towers(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns a random image, and the probabilities of the example texts for this image.
 
-    The image has a size at which it is cropped without a resize.
+    The image's size is chosen so that the preprocessing crops the image without resizing it.
 
     Args:
       checkpoint: the image tower.

@@ -187,14 +187,14 @@ class DetectorEngine(Engine):
 
 
 def _on_picture(masks: np.ndarray, placement: Placement, size: tuple[int, ...]) -> np.ndarray:
-    """Transforms masks of the original image to masks of the returned picture.
+    """Resizes masks of the original image to the size of the picture `overlay`.
 
-    The returned picture is the model's input without padding, enlarged.
+    The picture shows the model's input without its padding. Small inputs are enlarged.
 
     Args:
       masks: masks of objects in the original image, bool `[objects, height, width]`.
       placement: position and size of the original image in the model's input.
-      size: height and width of the returned picture.
+      size: height and width of the picture in pixels.
 
     Returns:
       bool `[objects, size[0], size[1]]`.

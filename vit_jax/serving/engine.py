@@ -76,7 +76,8 @@ class Engine:
     Attributes:
       sizes: the compiled batch sizes; a batch is padded to the next larger size.
       parameters: request parameters that the engine supports, such as `overlay`.
-      names: handles class names in requests; None: requests can only use the model's own classes.
+      names: computes embeddings of class names in requests. None: requests cannot contain class
+        names.
     """
 
     parameters: tuple[str, ...] = ()
@@ -150,8 +151,8 @@ class ClassifierEngine(Engine):
       batch_size: maximum number of images in a batch.
       top: maximum number of returned classes per image.
       threshold: minimum probability of the returned classes.
-      names: handles class names in requests to an image-text model; None: the model's head predicts
-        its own classes.
+      names: computes embeddings of class names in requests to an image-text model. None: the
+        model's head predicts fixed classes.
 
     Attributes:
       no_heat: reason why attention rollout is undefined; None if it is defined.

@@ -92,7 +92,7 @@ class Service:
         self._metrics, self._about, self._page, self._hosts = metrics, about, page, hosts
         self._batcher = Batcher(engine, most, 4 * limits.pixels, metrics)
         self._decoders = ThreadPoolExecutor(threads, "decode")
-        # Images of at least this size are decoded one at a time.
+        # Images with more pixels than this are decoded one at a time, to limit the memory.
         self._large = limits.pixels // threads
         self._one_large = asyncio.Lock()
         self._held = 0  # Total size of current uploads, in bytes.
@@ -123,7 +123,7 @@ class Service:
         return HTMLResponse(self._page)
 
     async def health(self, request: Request) -> Response:
-        """Returns the model and the server's status; HTTP 503 if the computing task has ended."""
+        """Returns the model and the server's status; HTTP 503 if no task computes batches."""
         works = self._running is not None and not self._running.done()
         content = {
             "status": "ok" if works else "failed",

@@ -51,8 +51,8 @@ def make_optimizer(
         trained. Weights that are not trained have no optimizer state.
       layer: function from a parameter's path to its layer (`Family.layer`), for `layer_decay`.
       embedding: path prefixes of the patch embedding (`Family.embedding`), for `embedding_rate`.
-      frozen_prefixes: numbers of initial updates in which objective parameters are frozen, by path
-        prefix (`Objective.frozen_prefixes`).
+      frozen_prefixes: a dict from a path prefix of objective parameters to the number of initial
+        updates in which these parameters are frozen (`Objective.frozen_prefixes`).
       stem: path prefixes of objective parameters that are treated like the patch embedding.
       frozen_steps: number of initial updates that train only the heads and the objective's own
         parameters.
@@ -120,8 +120,8 @@ def _frozen_stages(
     """Returns optimizer stages that freeze weights in the first updates.
 
     Args:
-      frozen_prefixes: numbers of initial updates in which objective parameters are frozen, by path
-        prefix.
+      frozen_prefixes: a dict from a path prefix of objective parameters to the number of initial
+        updates in which these parameters are frozen.
       frozen_steps: number of initial updates that train only the heads and the objective's own
         parameters.
     """
@@ -145,10 +145,13 @@ def _freeze(steps: int, mask: Callable[[dict], dict]) -> optax.GradientTransform
 def unless_skipped(
     update_rule: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an update rule: a skipped update does not change its state and its step count.
+    """Returns an update rule whose state and step count stay unchanged in skipped updates.
 
-    The `update` of the result has an additional argument, `finite`. False means that the update is
-    skipped. With None, an update is skipped if its gradient is not finite.
+    The function `update` of the returned rule has an additional argument, `finite`. If it is False,
+    the update is skipped. If it is None, the update is skipped if the gradient is not finite.
+
+    Args:
+      update_rule: the update rule to wrap.
     """
 
     def update(updates, state, params=None, *, finite=None):
@@ -207,8 +210,8 @@ def tables(params: dict) -> dict:
 def matrices(params: dict) -> dict:
     """Returns a mask: False for biases, scales, and the logits' scale and bias, else True.
 
-    Kernels, tokens, position embeddings and tables are thus True. In PyTorch these arrays have more
-    than one axis.
+    Kernels, tokens, position embeddings and tables are thus True. The mask corresponds to PyTorch
+    code that applies weight decay to all parameters with more than one axis.
     """
     return _named(params, lambda name: name not in UNDECAYED)
 
@@ -217,8 +220,10 @@ def _named(params: dict, decays: Callable[[str], bool]) -> dict:
     """Returns a mask of the parameters with weight decay.
 
     Args:
-      params: parameters. Parameters that the model family excludes from weight decay are False.
-      decays: called with the last name of a path, such as `bias`; returns True for weight decay.
+      params: parameters. Parameters that the model family excludes from weight decay are False in
+        the mask.
+      decays: function from the last name of a parameter's path, such as `bias`, to True if the
+        parameter has weight decay.
     """
 
     def both(path, _):

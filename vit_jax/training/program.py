@@ -88,9 +88,10 @@ class Program(NamedTuple):
           seed: random seed for parameters that are initialized at random.
           params: the model's parameters, on the host; None: random initialization.
           frozen: the frozen model's parameters, on the host; None: there is no frozen model.
-          objective: some of the objective's own parameters, on the host, by the first name of their
-            paths. All other parameters are initialized at random.
-          objective_state: items on the host that replace items of the objective's initial state.
+          objective: some of the objective's own parameters, on the host, such as the subtree
+            `{"decoder": ...}`. All other own parameters are initialized at random.
+          objective_state: some items of the objective's state, on the host. They replace items of
+            the objective's initial state.
 
         Raises:
           UserError: the optimizer cannot start from these parameters.
@@ -166,8 +167,8 @@ class Program(NamedTuple):
         }
 
     def _on_host(self, make: Callable[[], Weights]) -> Weights:
-        # Runs without compilation, which would take longer, and on the host, because a model may be
-        # larger than a device's memory.
+        # `make` runs on the host, because a model may be larger than a device's memory. It is not
+        # compiled, because compilation would take longer than the initialization.
         try:
             host = jax.local_devices(backend="cpu")[0]
         except RuntimeError:  # JAX_PLATFORMS excludes the CPU.

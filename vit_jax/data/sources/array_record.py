@@ -131,7 +131,9 @@ class Records(Source):
         return tuple(label for label, is_set in enumerate(row) if is_set)
 
     def checked(self, samples: int = 16) -> "Records":
-        """Checks a few examples; returns the source with `one_hot` set as their labels require.
+        """Checks a few examples; returns a copy of the source in which `one_hot` is set.
+
+        `one_hot` is True if the labels of these examples are one-hot or multi-hot.
 
         Raises:
           UserError: an example lacks the image, a required label or a caption, or has a label of an
@@ -164,7 +166,7 @@ class Records(Source):
 
 @contextlib.contextmanager
 def _named(example: str) -> Iterator[None]:
-    """Prefixes messages of UserErrors, raised within the context, with the name of an example."""
+    """Context that adds the name of an example to the message of a UserError raised in it."""
     try:
         yield
     except UserError as error:

@@ -107,7 +107,7 @@ def coloured(split: str, options: SourceOptions) -> Source:
     """Opens composed images of coloured objects; see `composed`.
 
     Raises:
-      UserError: fields other than captions are required, or as in `composed`.
+      UserError: fields other than captions are required; or an error of `composed` occurs.
     """
     if others := [name for name in options.fields if name != TEXT]:
         raise UserError(

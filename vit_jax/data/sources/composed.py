@@ -57,7 +57,7 @@ SIZES = range(16, 225)  # Supported image sizes in pixels.
 # Collections of objects. A collection's index is part of the random keys. Therefore the order of
 # the collections must not change.
 COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian", "letters")
-# The order of the layouts must not change either, for the same reason.
+# The index of a layout is part of the random keys. Therefore the order must not change.
 LAYOUTS = {
     "scattered": Layout((40000, 60000), (1, FRAGMENTS), (0, BARS), (1, SMALLER)),
     "centred": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
@@ -278,8 +278,8 @@ def _kept_name(layout: str, collection: str, split: str, size: int, file: str) -
     """Returns the name of the cache file, with a hash of the code and the drawings.
 
     Args:
-      layout, collection, split, size: the images.
-      file: the code of the source.
+      layout, collection, split, size: properties of the images; `size` is in pixels.
+      file: path of the module of the source.
     """
     made_of = hashlib.blake2b(digest_size=8)
     for code in (scenes.__file__, __file__, file):
@@ -292,7 +292,8 @@ def _kept_name(layout: str, collection: str, split: str, size: int, file: str) -
 def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns scans of handwritten digits, uint8 `[scans, 32, 32]`, and the digit of each scan.
 
-    The scans of the split test are the test split of the source `digits`.
+    The split `test` contains the test images of the source `digits`. The splits `train` and `dev`
+    contain its training images.
     """
     source = digits("test" if split == "test" else "train")
     chosen = {"train": slice(0, 1257), "dev": slice(1257, None), "test": slice(None)}[split]
@@ -310,8 +311,9 @@ def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns characters drawn in several fonts, uint8 `[drawings, 32, 32]`, and their classes.
 
-    The drawings of a character are divided between the splits: a quarter is in test, one drawing is
-    in dev, and all others are in train. The fonts in test and dev vary from character to character.
+    The drawings of a character are divided between the splits: a quarter is in `test`, one drawing
+    is in `dev`, and all others are in `train`. The fonts in `test` and `dev` vary from character to
+    character.
     """
     sheet = np.asarray(Image.open(GLYPHS / "glyphs.png")).astype(np.uint8)
     sheet = sheet.reshape(sheet.shape[0] // CELL, CELL, -1, CELL).swapaxes(1, 2) * 85

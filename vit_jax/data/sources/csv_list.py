@@ -53,7 +53,7 @@ class CsvList(Captioned):
     table: np.ndarray  # int32 [images, max_labels], padded with -1.
     class_names: tuple[str, ...]
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    # For each column name: the content of the column by file.
+    # Values of columns by file: `{column name: {file: value}}`.
     columns: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     captions: tuple[tuple[str, ...], ...] = ()  # Captions of each file; empty: not read.
 
@@ -109,7 +109,7 @@ class _Columns(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """The distinct labels and captions of a file, in order, as the keys of two dictionaries."""
+    """Labels and captions of a file without duplicates, in order, as keys of two dictionaries."""
 
     labels: dict[str, None]
     captions: dict[str, None]
@@ -170,7 +170,8 @@ def _listed(
       split: name of the split; None: all rows.
 
     Returns:
-      The labels and captions of each file, and the number of skipped rows by reason.
+      A dictionary from each file to its labels and captions, and the number of skipped rows by
+      reason.
 
     Raises:
       UserError: a row has an empty file name.
@@ -230,7 +231,7 @@ def _is_of_split(row: list[str], place: int | None, split: str | None) -> bool:
 
 
 def _file_of(path: str, split: str) -> tuple[str, bool]:
-    """Returns the CSV of a split, and True if all rows of the CSV belong to the split."""
+    """Returns the path of a split's CSV, and True if all rows of the CSV belong to the split."""
     if not path:
         raise UserError("data.path is empty: give a CSV, or a folder with train.csv and test.csv")
     if path.lower().endswith(LISTS):
@@ -264,7 +265,7 @@ def _read(path: str, texts: Sequence[str] = ()) -> list[list[str]]:
 
     Args:
       path: path of the file.
-      texts: keys of JSON lines; their values must be texts or lists of texts.
+      texts: only for JSON lines: keys whose values must be strings or lists of strings.
     """
     try:
         content = read_file(path)
@@ -307,7 +308,8 @@ def _read_json_lines(path: str, content: bytes, texts: Sequence[str]) -> list[li
     rows = [header]
     for example in examples:
         values = [_as_cells(example.get(key)) for key in header]
-        # A line becomes a row for each item of its longest list. Single values are repeated.
+        # A value may be a list, such as several captions. A line then becomes a row for each item
+        # of the longest list. Values that are not lists are repeated.
         for place in range(max(map(len, values))):
             rows.append([cells[min(place, len(cells) - 1)] for cells in values])
     return rows
@@ -344,10 +346,10 @@ def _caption_column(
 ) -> int | None:
     """Returns the index of the caption column; None if captions are not required.
 
-    The caption column has the name `options.caption_key`. If this option has its default, there are
-    two more cases. The column may be named `captions` or `text`. If no column has one of these
-    names, the caption column is the only column besides the columns of files and splits, unless
-    `LABEL_COLUMNS` contains its name.
+    The caption column has the name `options.caption_key`. If this option has its default value
+    `caption`, the column may also be named `captions` or `text`. If no column has one of these
+    names, and there is only one column besides the columns of files and splits, this column is
+    used. A column with a name in `LABEL_COLUMNS` is not used.
 
     Raises:
       UserError: there is no caption column.
@@ -376,9 +378,9 @@ def _other_columns(rows: list[list[str]], columns: _Columns) -> list[int]:
 
 
 def _check_cells(path: str, rows: list[list[str]], columns: _Columns) -> None:
-    """Raises UserError if a row of captions has more cells than the header.
+    """Raises UserError if a row of a CSV with captions has more cells than the header.
 
-    Such a row has an unquoted caption with a comma, which would be cut off at the comma.
+    Such a row contains an unquoted caption with a comma. The caption would be cut off at the comma.
     """
     if columns.caption is None or not columns.rows:
         return
@@ -419,8 +421,8 @@ def _label_columns(
     """Returns the indices of the label columns.
 
     Label columns have the name `label_key`, optionally with a number or "s" at the end. If no
-    column has such a name, the only column besides the columns of files and splits is the label
-    column.
+    column has such a name, and there is only one column besides the columns of files and splits,
+    this column is the label column.
 
     Args:
       path: path of the CSV, for errors.
@@ -460,7 +462,7 @@ def _check_first_row(path: str, row: list[str]) -> None:
 def _group_columns(
     path: str, rows: list[list[str]], columns: _Columns, listed: Collection[str], groups: Any
 ) -> dict[str, dict[str, str]]:
-    """Returns the column that `data.groups` names: `{column name: {file: cell}}`.
+    """Returns the cells of the column `data.groups`: `{column name: {file: cell}}`.
 
     The result is empty if `data.groups` does not name a column.
 
@@ -490,7 +492,7 @@ def _cell(row: list[str], place: int) -> str:
 
 
 def _check_names(path: str, labels: list[list[str]]) -> None:
-    """Raises UserError if no image has a label, or if each class has a column of zeros and ones."""
+    """Raises UserError if no image has a label, or if labels are columns of zeros and ones."""
     if not any(labels):
         raise UserError(
             f"{path} has no labels, and the objective needs them: write them behind the file"
@@ -561,7 +563,10 @@ def _check_all_there(path: str, source: CsvList) -> None:
 
 
 def lists_files(path: str) -> bool:
-    """Returns True if a CSV lists images: in a column of files or in its first cell."""
+    """Returns True if a CSV lists images.
+
+    The CSV must have a column of files, or its first cell must be the path of an image.
+    """
     try:
         _columns(path, _read(path), None)
     except UserError:
@@ -608,7 +613,7 @@ def split_files(path: str) -> dict[str, str]:
 def rows_of_splits(path: str) -> dict[str, int] | None:
     """Returns the number of rows of each split in a CSV; None if it has no column `split`.
 
-    Rows with an empty cell count as the split with the empty name.
+    Rows with an empty cell in the column `split` are counted for the key "".
     """
     rows = _read(path)
     columns = _columns(path, rows, None)
@@ -619,7 +624,7 @@ def rows_of_splits(path: str) -> dict[str, int] | None:
 
 
 def _split_files_in(folder: str) -> dict[str, str]:
-    """Returns the CSVs in a folder with the name of a split, such as train.csv, by split."""
+    """Returns a dictionary from splits to CSVs in a folder, such as `train` to train.csv."""
     files = {}
     for name in sorted(os.listdir(folder)):
         stem, suffix = os.path.splitext(name)

@@ -38,7 +38,7 @@ OUTSIDE = "images outside the folders of classes"
 
 
 def split_name(folder: str) -> str | None:
-    """Returns the split that a folder's name stands for; None: the name of no split.
+    """Returns the split that a folder's name denotes; None if the name does not denote a split.
 
     For example, `Train` and `training_set` stand for `train`. `val`, `valid`, `validation` and
     `dev` stand for themselves. Case is ignored.
@@ -75,7 +75,7 @@ def why_left_out(path: str) -> str | None:
 
 
 def of_system(path: str) -> str | None:
-    """Returns the reason for skipping a file of an operating system; None for other files."""
+    """Returns the reason for skipping a file made by an operating system; None for other files."""
     *folders, name = path.split("/")
     if any(map(is_ignored, folders)):
         return IGNORED_FOLDER
@@ -107,10 +107,13 @@ def in_words(left_out: Mapping[str, int], most: int = 5) -> str:
 
 
 def check_classes(where: str, folders: Collection[str]) -> None:
-    """Checks that the folders of `where` are classes.
+    """Raises UserError if the subfolders of a folder may be splits instead of classes.
 
-    Raises:
-      UserError: a folder has the name of a split. It may be a split or a class.
+    For example, a subfolder `train` may be the split `train` or the class `train`.
+
+    Args:
+      where: the folder.
+      folders: names of its subfolders.
     """
     splits = sorted(filter(split_name, folders))
     if not splits:
@@ -153,7 +156,7 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
     """Determines if the folders in a data set's root are classes, or splits with classes in them.
 
     Raises:
-      UserError: both are possible, or the names of two folders stand for the same split.
+      UserError: the folders may be classes as well as splits, or two folders are the same split.
     """
     named = [entry for entry in entries if split_name(entry.name)]
     others = [entry for entry in entries if not split_name(entry.name)]
@@ -173,7 +176,11 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
 
 
 def _check_split(root: str, split: Entry, entries: Collection[Entry]) -> None:
-    """Raises UserError if only one folder has the name of a split, and may be a class instead."""
+    """Raises UserError if the only folder with the name of a split may also be a class.
+
+    The folder may be a class if other folders directly contain images. For example, `test` may be a
+    class next to the classes `cat` and `dog`.
+    """
     others = [entry for entry in entries if entry != split]
     if any(entry.has_images for entry in others):
         names, other_names = _listed(_names(entries)), _listed(_names(others))
@@ -189,7 +196,10 @@ def _names(entries: Collection[Entry]) -> list[str]:
 
 
 def _check_classes(root: str, entries: Collection[Entry]) -> None:
-    """Raises UserError if folders without the name of a split may be splits as well as classes."""
+    """Raises UserError if folders may be splits, although none has the name of a split.
+
+    The folders may be splits if they have subfolders and do not directly contain images.
+    """
     if split_name(os.path.basename(os.path.abspath(root))):
         return
     inner = {folder for entry in entries if not entry.has_images for folder in entry.folders}

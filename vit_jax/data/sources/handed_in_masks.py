@@ -35,7 +35,7 @@ REMEDY = "give their number as config.data.num_classes"
 
 @dataclasses.dataclass(frozen=True)
 class HandedInMasks(Source):
-    """The caller's images and masks; an example must return the same values each time it is read.
+    """Images and masks that the caller passes in; all reads of an example must be equal.
 
     Attributes:
       data: supports `len(data)` and `data[index]`; an item is a pair of an image and a mask, or a

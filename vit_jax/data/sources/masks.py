@@ -284,7 +284,8 @@ def check_two_classes(present: Iterable[Iterable[int]], where: str) -> None:
     Such masks probably use 255 for the foreground. Training would then ignore the foreground.
 
     Args:
-      present: the distinct values of each mask; read until a mask has another value.
+      present: the distinct values of each mask. The iteration stops at the first mask with a value
+        other than 0 and 255.
       where: name of the data, for errors.
     """
     found: set[int] = set()

@@ -25,8 +25,9 @@ class Split(NamedTuple):
     Attributes:
       images, maps: folders of images and of maps (masks or depth maps), relative to the root of the
         data set.
-      image_end, map_end: ends of file names before the suffix, such as `_leftImg8bit`. Without
-        them, an image and its map have the same name.
+      image_end, map_end: ends of the names of images and of maps, before the suffix. An image and
+        its map have the same name except for these ends. For example, the image `a_leftImg8bit.png`
+        has the map `a_gtFine_labelIds.png` with the ends `_leftImg8bit` and `_gtFine_labelIds`.
       listed: path of a text file with the names of the split's images, without folder and suffix.
         Empty: the split contains all images in the folder.
     """
@@ -258,7 +259,10 @@ def _files(folder: str) -> list[str]:
 
 
 def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
-    """Returns files by name, which is the path without suffix and without `end`.
+    """Returns a dictionary from names to files.
+
+    A file's name is its path without suffix and without `end`: `x/a` for `x/a_leftImg8bit.png`, if
+    `end` is `_leftImg8bit`.
 
     Files whose names do not end with `end` are skipped.
 

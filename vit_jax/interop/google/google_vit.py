@@ -69,15 +69,15 @@ RULES = (
 
 
 def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Renames the model's parameters to the names in vision_transformer's first files.
+    """Converts the tensors of all supported files to vision_transformer's names and shapes.
 
     Raises:
-      UserError: two parameters would have the same name.
+      UserError: two tensors would have the same name.
     """
     renamed = {}
     for name, tensor in _one_by_one(tensors).items():
         first = name.split("/")[0]
-        # Files from the development of ViT-G have these names for parts of the attention pooling.
+        # Files from the development of ViT-G have other names for the attention pooling.
         if first in _POOLING_PARTS:
             name = _POOLING + name
         elif first == "Transformer":
@@ -92,7 +92,7 @@ def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Splits tensors that big_vision stacks for a scan into one tensor for each encoder block."""
+    """Splits big_vision's stacked tensors, `[blocks, ...]`, into a tensor for each block."""
     found = {}
     for name, tensor in tensors.items():
         start, stacked, rest = name.partition("Transformer/encoderblock/")
@@ -107,9 +107,10 @@ def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_class_token(table: Tensor) -> Tensor:
-    """Adds a zero row for the class token to big_vision's position table, if the row is missing.
+    """Adds the class token's position embedding, zeros, to big_vision's table if it is missing.
 
-    As in big_vision, a table contains the row if its other rows form a square grid.
+    A table with n * n + 1 rows contains the class token's position embedding, followed by a square
+    grid of n * n patches. big_vision uses the same criterion.
     """
     batch, rows, dim = table.shape
     if rows and math.isqrt(rows - 1) ** 2 == rows - 1:
@@ -120,9 +121,12 @@ def _with_class_token(table: Tensor) -> Tensor:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from renamed tensors; also returns the assumptions as text.
+    """Derives the model's arguments from its tensors; also describes the assumptions.
 
-    See `image_size_of` for `image_size`.
+    Args:
+      tensors: the tensors, with the names that `rename` returns.
+      config: the configuration, with `prefix` and `by_kind`.
+      image_size: as in `image_size_of`.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     try:
@@ -148,7 +152,7 @@ def _values(shapes: dict, by_kind: bool) -> dict:
 
     Args:
       shapes: shapes of the arrays by name.
-      by_kind: the arrays have big_vision's names.
+      by_kind: True if the arrays have big_vision's names in the file.
     """
     patch, _, channels, dim = shapes["embedding/kernel"]
     values = dict(
@@ -188,10 +192,10 @@ def _position(shapes: dict, by_kind: bool) -> str:
 
 
 def _describe(values: dict) -> dict:
-    """Returns {}, because npz files have no `config.json`; checks that the model can be written.
+    """Checks that the model can be written; returns {}, because npz files have no `config.json`.
 
     Raises:
-      UserError: the files would look like the files of another model.
+      UserError: npz files cannot represent the model.
     """
     if values.get("mlp") == "swiglu":
         raise UserError("Google's npz has no mlp='swiglu'")
@@ -201,7 +205,7 @@ def _describe(values: dict) -> dict:
 
 
 def _number(mapped: list[Entry], values: dict) -> list[Entry]:
-    """Gives models that exist only in big_vision the tensor names of big_vision."""
+    """Replaces the tensor names by big_vision's names if the model exists only in big_vision."""
     return with_big_vision_names(mapped) if _by_kind(values) else mapped
 
 
@@ -211,7 +215,7 @@ def with_big_vision_names(mapped: list[Entry]) -> list[Entry]:
 
 
 def big_vision_name(name: str) -> str:
-    """Returns big_vision's name of a tensor whose name is that of vision_transformer."""
+    """Converts a tensor name from vision_transformer's form to big_vision's form."""
     if name.startswith("Transformer/encoderblock"):
         for new, old in _NUMBERED_BY_KIND.items():
             name = name.replace(f"/{old}/", f"/{new}/")

@@ -25,9 +25,9 @@ _CROPS = {
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Returns the image tower's tensors without prefix, and the config with a `pretrained_cfg`.
+    """Returns the image tower's tensors without their prefix, and the extended config.
 
-    `pretrained_cfg` describes the preprocessing as in timm.
+    The entry `pretrained_cfg`, with the preprocessing as in timm, is added to the config.
 
     Raises:
       UserError: there is no `open_clip_config.json`, or the model is unsupported.

@@ -33,8 +33,8 @@ from vit_jax.published.weights import all_weights
 _TITLE = "open_clip"
 _VOCABULARY = 49408  # Number of token ids of open_clip's own tokenizer, which is CLIP's.
 _MODES = {"center": "shortest", "squash": "squash"}
-# For each value of `Tokenizer.cleaning`: the most similar cleaning in open_clip. For SigLIP's
-# spiece.model, which reads texts without punctuation, "canonicalize" is used instead.
+# Maps `Tokenizer.cleaning` to the most similar cleaning in open_clip. SigLIP with a spiece.model
+# is an exception: its texts have no punctuation, so open_clip must use "canonicalize".
 _CLEANINGS = {"clip": "whitespace", "siglip": "lower", "big_vision": "lower"}
 _ALSO = "open_clip also repairs encodings and replaces HTML entities in texts"
 _TOKENIZER = ("hf_tokenizer_name", "tokenizer_kwargs")

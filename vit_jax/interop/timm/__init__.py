@@ -20,8 +20,8 @@ from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm import timm_mae
 from vit_jax.published.unheld import refuse_unheld
 
-# A module for each family of models. It defines `FORMAT` and `named`, a function that parses names
-# of timm's architectures.
+# One module for each family of models. Each module defines `FORMAT` and `named`, a function that
+# parses names of timm's architectures.
 _MODULES = tuple(
     import_module(f"{__name__}.{module}")
     for module in (

@@ -29,8 +29,8 @@ _NAMES = {
     r"\.mlp\.ffn_ln\.": ".mlp.norm.",
     r"\.attn\.inner_attn_ln\.": ".attn.norm.",
 }
-# Names of tensors that can be computed from the model's arguments, and are therefore skipped:
-# angles of rotary positions, and the mask of the bias.
+# Names of tensors that are skipped, because they can be computed from the model's arguments:
+# angles of rotary positions, and DINOv3's mask of the qkv bias.
 _FOLLOWS = re.compile(r"(^|.*\.)(rope\.freqs_(cos|sin)|rope_embed\.periods|bias_mask)$")
 _TABLE = "relative_position_bias_table"
 _CONVNEXT = {
@@ -56,9 +56,9 @@ class _Converted(NamedTuple):
     Attributes:
       tensors: tensors by timm's names.
       config: content of timm's `config.json`, without the preprocessing.
-      side: height of images in pixels; 0: no tensor depends on it.
-      pixels: the possible normalizations of pixels, as keys of `PIXELS`, each with a description of
-        the models that use it.
+      side: height of images in pixels; 0: unknown, because no tensor depends on the image size.
+      pixels: the possible normalizations of pixels. Maps keys of `PIXELS` to descriptions of the
+        models that use this normalization.
       squeezed: images are resized to a square, regardless of their aspect ratio.
       notes: notes for the user about parameters that the file does not contain.
     """
@@ -117,7 +117,7 @@ def _convert(tensors: Mapping[str, np.ndarray]) -> _Converted:
         return _Converted(named, side=side, pixels={"half": "BEiT", "imagenet": "BEiT v2"})
     if "blocks.0.attn.q_bias" in named and "pos_embed" in named:
         return _eva01_or_02(named, tensors, dim, patch)
-    # This test follows the others, because their models, too, have this tensor (LayerScale).
+    # This test is last, because some of the models above also have LayerScale, `gamma_1`.
     if "blocks.0.gamma_1" in named:
         return _deit3(named, patch)
     return _Converted(named)
@@ -226,8 +226,8 @@ def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
     else:
         raise UserError("unknown window sizes: a Swin V2 without its relative_coords_table")
     side = 32 * window
-    # The windows of the second block are shifted, and its attention mask has an entry for each
-    # window.
+    # The second block has shifted windows, and its attention mask is [windows, ...]. The number of
+    # windows determines the image size.
     if (mask := named.get("layers.0.blocks.1.attn_mask")) is not None:
         side = patch * window * math.isqrt(len(mask))
     # In the authors' code the patch merging is at the end of a stage. In timm it is at the start of
@@ -246,10 +246,11 @@ def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
 
 
 def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
-    """Returns the side of a Swin V2's windows in pre-training, by stage; 0: the side is the same.
+    """Returns the window side of each stage of a Swin V2 in pre-training, in patches.
 
-    The side is derived from tables of scaled offsets. For an offset x between two positions, a
-    table contains log2(1 + 8 |x| / (side - 1)) / 3.
+    A value of 0 means that the side is the same as in this model. The side is derived from the
+    model's tables of relative coordinates. For two positions at a distance of x patches, a table
+    contains log2(1 + 8 x / (side - 1)) / 3.
     """
     sides = []
     while (
@@ -279,7 +280,10 @@ def _eva(architecture: str, heads: int, patch: int, pooled: str) -> dict:
 
 
 def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Renames DINOv3's tensors for timm's class Eva; drops the bias of keys, which is masked."""
+    """Renames DINOv3's tensors for timm's class Eva, with separate biases of queries and values.
+
+    The bias of the keys is dropped, because the authors' code masks it.
+    """
     tensors = {}
     for name, array in named.items():
         if name.endswith("attn.qkv.bias"):

@@ -48,8 +48,8 @@ _RULES = (
     *torch_norm("fc_norm", "fc_norm"),
     *torch_dense("head", "head"),
 )
-# Name of the bias table by the argument `position_at`: the table of the first layer, or the table
-# that all layers share.
+# Maps the argument `position_at` to the name of a bias table: the table of the first layer, or the
+# table that all layers share.
 _TABLES = {
     "stem": "blocks.0.attn.relative_position_bias_table",
     "shared": "rel_pos_bias.relative_position_bias_table",

@@ -23,7 +23,7 @@ _STEMS = {
 }
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
 
-# The size in vit_jax for each word in timm's architecture names.
+# Maps vit_jax's names of sizes to the words in timm's architecture names.
 _WORDS = {
     "Atto": "atto",
     "Femto": "femto",
@@ -198,7 +198,7 @@ def _stem(shapes: dict, width: int) -> str:
       shapes: shapes of the tensors by name.
       width: number of channels of the first stage.
     """
-    # In other stems, `stem.2` is not a convolution.
+    # Only the stem `activated` has a convolution at index 2. A convolution's kernel has 4 axes.
     if len(shapes.get("stem.2.weight", ())) == 4:
         return "activated"
     kernel = shapes["stem.0.weight"]

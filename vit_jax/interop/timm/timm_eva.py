@@ -140,8 +140,8 @@ _HEADS = {
     "giant": 16,
 }
 _HEADS |= {"giant": 16, "gigantic": 16, "enormous": 16, "huge": 20, "7b": 32}
-# Side of the grid to which rotary positions are scaled, for Perception Encoders whose side is not
-# 32.
+# For each Perception Encoder: side of the grid, in patches, to which the coordinates of rotary
+# positions are scaled. The default is 32.
 _PE_GRIDS = {
     "core_tiny": 24,
     "core_small": 24,
@@ -194,7 +194,13 @@ def named(architecture: str) -> dict | None:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Concatenates separate tensors of queries, keys and values, and of halves of gated MLPs."""
+    """Renames and merges tensors, so that all versions of the files match the naming rules.
+
+    - Separate projections of queries, keys and values are concatenated.
+    - The gate and the gated values of an MLP are concatenated.
+    - Rotary frequencies, `rope.freqs`, are split into one tensor for each layer.
+    - Position tables are converted by `rename_positions`.
+    """
     model_args = implied_arguments(config, named) | (config.get("model_args") or {})
     tensors = dict(rename_positions(tensors, config | dict(model_args=model_args)))
     for name in list(tensors):
@@ -237,16 +243,19 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _finish(tensors: Arrays, values: Values) -> Arrays:
-    """Adds register rows to the position table, and stacks the rotary frequencies of all layers."""
+    """Adds zeros for the registers to the position table; stacks the layers' rotary frequencies."""
     tensors = with_registers(tensors, values)
     layers = [tensors.pop(f"blocks.{i}.attn.freqs", None) for i in range(values["depth"])]
     return tensors if layers[0] is None else tensors | {"rope.freqs": np.stack(layers, axis=1)}
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """Derives the model's arguments from renamed tensors and `config.json`, without assumptions.
+    """Derives the model's arguments from its tensors and `config.json`; makes no assumptions.
 
-    See `image_size_of` for `image_size`.
+    Args:
+      tensors: the tensors, with the names that `_rename` returns.
+      config: content of `config.json`.
+      image_size: as in `image_size_of`.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     model_args = given_arguments(config, *_UNCHECKED)
@@ -337,12 +346,12 @@ def _layer_values(shapes: dict) -> Values:
 
 
 def _first_in(shapes: dict, values: dict[str, str], default: str) -> str:
-    """Returns the value for the tensors that a model's first layer has.
+    """Returns the value of a model argument, which depends on the tensors in the first layer.
 
     Args:
-      shapes: shapes of the tensors by name.
-      values: value by tensor name, such as `attn.q_norm.weight`. The first tensor that exists in
-        the first layer determines the result.
+      shapes: shapes of all tensors by name.
+      values: maps the name of a tensor in the layer, such as `attn.q_bias`, to the value of the
+        argument. The first name that exists is used.
       default: result if none of these tensors exists.
     """
     return next((value for name, value in values.items() if f"blocks.0.{name}" in shapes), default)
@@ -359,7 +368,8 @@ def _rope(settings: dict, has_cls: bool) -> Values:
     grid = _grid(settings["ref_feat_shape"])
     rope_settings = _without_grid({name: settings[name] for name in settings if name in _NO_ROPE})
     if rope_settings["rope_type"] == "mixed":
-        # The temperature only determines the frequencies' initial values.
+        # Any temperature is supported. With `mixed`, the rotary frequencies are parameters, and the
+        # temperature only determines their initial values.
         rope_settings["rope_temperature"] = 10.0
     for rope, arguments in _ROPES.items():
         supported = _without_grid(_NO_ROPE | arguments)

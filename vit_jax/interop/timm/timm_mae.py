@@ -1,6 +1,6 @@
-"""The MAE authors' files: timm's names for the encoder, and additional names for the decoder.
+"""Files of the MAE authors: an encoder with timm's tensor names, and a decoder.
 
-Such files are read, but not written, because timm has no decoder.
+These files are read, but not written, because timm has no decoder.
 """
 
 from vit_jax.errors import UserError

@@ -97,7 +97,7 @@ def _model_args(size: dict, pixels: int, window: int | list[int], former: tuple[
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Removes tensors that can be computed from the sizes."""
+    """Removes tensors that can be computed from the window and image sizes, such as masks."""
     return {name: tensor for name, tensor in tensors.items() if name.split(".")[-1] not in _FOLLOW}
 
 
@@ -185,7 +185,11 @@ def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int,
 
 
 def _pretrained_windows(settings: dict, stages: int, version: int) -> tuple[int, ...] | None:
-    """Returns the side of a Swin V2's windows in pre-training, by stage; None: the same as now."""
+    """Returns the window side of each stage of a Swin V2 in pre-training, in patches.
+
+    The result is None if the model is not a Swin V2, or its windows have not changed since
+    pre-training.
+    """
     sides = settings.get("pretrained_window_sizes") or ()
     return tuple(sides[:stages]) if version == 2 and any(sides) else None
 
@@ -230,7 +234,7 @@ def _describe(values: dict) -> dict:
     if values["version"] == 2:
         former = values["pretrained_windows"] or (0,) * len(values["blocks"])
         chosen["pretrained_window_sizes"] = list(former)
-        # For each size, timm has an architecture with one of these windows.
+        # Only the size `large` has no architecture `window8_256` in timm.
         window = "window12_192" if word == "large" else "window8_256"
         architecture = f"swinv2_{word}_{window}"
     else:

@@ -95,9 +95,11 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 
 
 def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Converts the position table to rows for the class token, distillation token and patches.
+    """Converts a position table to the order class token, distillation token, patches.
 
-    The positions of registers are added to the register tokens. This does not change the outputs.
+    If the table contains patches only, zeros are added for the tokens. The position embeddings of
+    registers are removed from the table, and added to the register tokens. This does not change the
+    outputs.
     """
     table = tensors.get("pos_embed")
     if table is None or len(table.shape) != 3 or "patch_embed.proj.weight" not in tensors:
@@ -126,8 +128,9 @@ def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tens
 def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: int) -> bool:
     """Returns True if a position table has rows for patches only, and none for other tokens.
 
-    If `config.json` contains neither `no_embed_class` nor an image size that matches the table, the
-    grid of patches is assumed to be square. The number of rows then determines the result.
+    The result is taken from `no_embed_class` in `config.json`, or derived from the image size. If
+    both are missing, the grid of patches is assumed to be square. For example, 196 rows are 14 x 14
+    patches without other tokens.
 
     Args:
       tensors: tensors by name.
@@ -313,14 +316,14 @@ def _assumptions(values: dict, config: dict, defaults: dict) -> str:
 
 
 def _stem_norm(shapes: dict) -> str:
-    """Returns the argument `stem_norm`: AIMv2 has a norm of patches, CLIP a norm of tokens."""
+    """Returns the argument `stem_norm`, such as `patches` for AIMv2 and `tokens` for CLIP."""
     if "patch_embed.norm.weight" in shapes:
         return "patches"
     return "tokens" if "norm_pre.weight" in shapes else "none"
 
 
 def _sub_norm(shapes: dict) -> str:
-    """Returns the argument `sub_norm`: whether there are norms within attention and MLP."""
+    """Returns the argument `sub_norm`: the layers with an inner norm, `both`, `mlp` or `none`."""
     if "blocks.0.attn.norm.weight" in shapes:
         return "both"
     return "mlp" if "blocks.0.mlp.norm.weight" in shapes else "none"
@@ -329,7 +332,7 @@ def _sub_norm(shapes: dict) -> str:
 def _pooling(config: dict, model_args: dict, shapes: dict) -> str:
     """Returns the argument `pooling`, from the tensors and the settings in `config.json`.
 
-    If they do not determine it, a model with a class token has the pooling `cls`.
+    By default, a model with a class token has the pooling `cls`, and other models have `gap`.
     """
     if "attn_pool.latent" in shapes:
         return "map"

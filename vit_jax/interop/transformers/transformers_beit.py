@@ -52,8 +52,8 @@ _RULES = (
     Rule(BLOCK + r"scale(\d)", _THEIRS + "lambda_{1}"),
     *torch_norm("fc_norm", "pooler.layernorm"),
 )
-# The names of the entries of `config.json` about positions, and their values by the model's
-# arguments `position` and `position_at`.
+# _POSITION_FLAGS: entries of `config.json` for the kind of positions. _POSITIONS: values of these
+# entries for each value of the model's arguments (`position`, `position_at`).
 _POSITION_FLAGS = (
     "use_absolute_position_embeddings",
     "use_relative_position_bias",
@@ -80,7 +80,7 @@ def _models_masks(config: dict) -> bool:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes tensors that can be computed from the sizes, and the masked image modelling head."""
+    """Removes the indices of bias tables, and the masked image modelling head."""
     model_tensors = {
         name: x for name, x in tensors.items() if not name.endswith("relative_position_index")
     }

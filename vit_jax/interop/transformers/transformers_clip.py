@@ -152,7 +152,10 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Removes the projection's bias, or in a model with a classifier adds the unused last norm.
+    """Changes the arrays to those that Transformers' CLIP stores.
+
+    A model with a classifier gets a last norm, which Transformers stores but does not use. In other
+    models, the bias of the projection is removed, because Transformers has no such bias.
 
     Raises:
       UserError: the bias is not zero.

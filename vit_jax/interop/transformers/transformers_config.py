@@ -8,7 +8,8 @@ from vit_jax.interop.library import ObjectiveFormat
 from vit_jax.interop.objective_files import MASK
 
 _GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
-# Projections with a bias, by the model's argument `qkv_bias`: 0: query, 1: key, 2: value.
+# Maps the model's argument `qkv_bias` to the indices of the projections with a bias, where 0 is the
+# query, 1 the key and 2 the value.
 _BIASED = {"all": (0, 1, 2), "qv": (0, 2), "none": ()}
 
 
@@ -157,7 +158,7 @@ def projections(prefixes: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, R
 
     Args:
       prefixes: prefixes of the names of queries, keys and values.
-      qkv_bias: the model's argument of this name.
+      qkv_bias: the projections with a bias, `all`, `qv` or `none`, as in the model's arguments.
     """
     biases = tuple(f"{prefixes[part]}.bias" for part in _BIASED[qkv_bias])
     return (

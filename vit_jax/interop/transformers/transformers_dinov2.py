@@ -49,7 +49,7 @@ _PLAIN = (
     *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.fc2"),
 )
 _GATED = (
-    # The gate and the gated values are one tensor.
+    # Transformers stores the gate and the gated values of an MLP in one tensor, `weights_in`.
     *torch_dense(BLOCK + "mlp/fc1", _LAYER + "mlp.weights_in"),
     *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.weights_out"),
 )

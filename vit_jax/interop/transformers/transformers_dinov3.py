@@ -80,7 +80,7 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the tensor of registers if the model has no registers."""
+    """Removes empty tensors, such as the registers of a model without registers."""
     return {name: tensor for name, tensor in tensors.items() if 0 not in tensor.shape}
 
 

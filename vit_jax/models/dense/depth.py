@@ -37,7 +37,7 @@ def expected_depth(scores: jax.Array, nearest: float, farthest: float) -> jax.Ar
 
     Args:
       scores: score of each bin, `[..., bins]`.
-      nearest, farthest: distances of the first and the last bin; bins are uniform.
+      nearest, farthest: distances of the first and the last bin; bins are evenly spaced.
     """
     weights = nnx.relu(scores.astype(jnp.float32)) + LEAST_SCORE
     bins = jnp.linspace(nearest, farthest, scores.shape[-1])

@@ -19,10 +19,12 @@ class Detections(NamedTuple):
     Attributes:
       corners: boxes as left, top, right and bottom, in pixels, float32 `[objects, 4]`.
       labels: class of each object, int32 `[objects]`.
-      scores: probability of the class, float32 `[objects]`. With masks it is multiplied by the
-        quality of the mask, as in Mask DINO: the mean probability of the mask's pixels.
-      masks: True for the pixels of each object, bool `[objects, height, width]`; or encoded masks,
-        an array of objects `[objects]`. None: the detector predicts boxes only.
+      scores: probability of the class, float32 `[objects]`. With masks the probability is
+        multiplied by the quality of the mask, as in Mask DINO: the mean probability of the mask's
+        pixels.
+      masks: True for the pixels of each object, bool `[objects, height, width]`. If masks are
+        encoded: a NumPy array with dtype object, `[objects]`, of encoded masks. None: the detector
+        predicts boxes only.
     """
 
     corners: np.ndarray
@@ -37,7 +39,7 @@ class Detections(NamedTuple):
 
 
 def least_score(threshold: float | None) -> float:
-    """Returns the minimum score that `--threshold` sets; the default, None, becomes 0.3.
+    """Returns `threshold`, the minimum score of predicted objects, or 0.3 if it is None.
 
     Raises:
       UserError: the value is 0 or less, or more than 1.

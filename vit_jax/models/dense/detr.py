@@ -72,12 +72,15 @@ class DetectionHead(nnx.Module):
         """Returns the proposals, and the predictions after each decoder layer.
 
         Returns:
-          A dictionary of float32 arrays. `classes`: logits, `[1 + depth, batch, queries, classes]`.
-          `boxes`: centre x, centre y, width and height, relative to the image, `[1 + depth, batch,
-          queries, 4]`. Along the first axis, index 0 is the proposals. A head with masks also
-          returns embeddings of pixels, `pixels` `[batch, rows, columns, dim]`, and of queries,
-          `masks` `[1 + depth, batch, queries, dim]`. The dot product of a query's and a pixel's
-          embedding is the mask logit.
+          A dictionary of float32 arrays. Index 0 of an axis of length `1 + depth` selects the
+          proposals, and index i the predictions after decoder layer i.
+
+          - `classes`: class logits, `[1 + depth, batch, queries, classes]`.
+          - `boxes`: centre x, centre y, width and height, relative to the image, `[1 + depth,
+            batch, queries, 4]`.
+          - `pixels`, only with masks: embeddings of pixels, `[batch, rows, columns, dim]`.
+          - `masks`, only with masks: embeddings of queries, `[1 + depth, batch, queries, dim]`. The
+            dot product of a query's and a pixel's embedding is the mask logit.
         """
         stages = pyramid(model, images, None if self.frozen else rngs)
         levels = self.neck([stage.astype(jnp.float32) for stage in stages])
@@ -185,8 +188,8 @@ class DecoderLayer(nnx.Module):
 class MaskBranch(nnx.Module):
     """Computes embeddings of pixels and of queries; their dot products are mask logits.
 
-    This is Mask DINO's mask branch (Li et al., 2206.02777). The embeddings are divided by
-    sqrt(dim); therefore the initial mask probabilities are close to 0.5.
+    This is Mask DINO's mask branch (Li et al., 2206.02777). The embeddings of the queries are
+    divided by sqrt(dim); therefore the initial mask probabilities are close to 0.5.
     """
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
@@ -208,9 +211,9 @@ class MaskBranch(nnx.Module):
 
 
 class PlacedAttention(nnx.Module):
-    """Multi-head attention. Position embeddings must be added to queries and keys before the call.
+    """Multi-head attention whose queries and keys already contain position embeddings.
 
-    Values have no position embeddings.
+    The values contain none.
     """
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
@@ -222,7 +225,10 @@ class PlacedAttention(nnx.Module):
         self.out = nnx.LinearGeneral(heads, dim, axis=(-2, -1), **values)
 
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """Computes attention of queries `[batch, queries, dim]` to keys `[batch, keys, dim]`."""
+        """Computes attention of queries `[batch, queries, dim]` to keys `[batch, keys, dim]`.
+
+        The outputs are `[batch, queries, dim]`.
+        """
         return self.out(attend(self.query(query), self.key(key), self.value(value)))
 
 

@@ -12,13 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Maximum side of an image, in window lengths. The long side of a longer image is shrunk.
+# Maximum length of the resized image, as a multiple of the window's length. If the long side of an
+# image would be longer, it is shrunk to this length.
 LONGEST = 16
 TILE = 128  # Scores are computed for squares of 128x128 pixels at a time.
 
 
 def bilinear(values: np.ndarray, size: int) -> np.ndarray:
-    """Resizes the first axis, as PyTorch does with `align_corners=False` and no antialiasing."""
+    """Resizes axis 0 of an array to length `size`, by linear interpolation without antialiasing.
+
+    The result equals PyTorch's `interpolate` with `align_corners=False` along this axis.
+    """
     places = (np.arange(size) + 0.5) * len(values) / size - 0.5
     places = places.clip(0, len(values) - 1)
     first = np.floor(places).astype(np.int64)
@@ -46,10 +50,10 @@ class Axis(NamedTuple):
         """Returns the matrix that maps the scores of all windows to pixels of the original image.
 
         Args:
-          places: number of scores of a window along this side.
-          blended: True: where windows overlap, the scores near a window's ends have a smaller
-            weight than the scores in its middle. This hides the edges between windows. False: equal
-            weights.
+          places: number of positions of a window's score map along this side of the image.
+          blended: True: where windows overlap, scores near the border of a window have a smaller
+            weight than scores in its middle, so that the border is not visible in the result.
+            False: equal weights.
 
         Returns:
           The matrix, float32 `[original, windows * places]`.
@@ -91,7 +95,11 @@ class Windows(NamedTuple):
         """Cuts the resized image into windows, in raster order.
 
         Args:
-          image: the resized image, `[*resized, channels]`.
+          image: the resized image, `[height, width, channels]`, with the height and width
+            `resized`.
+
+        Returns:
+          A list of arrays `[height, width, channels]` with the height and width of a window.
         """
         return [
             image[top : top + self.rows.window, left : left + self.columns.window]
@@ -135,8 +143,8 @@ class Windows(NamedTuple):
           dtype: dtype of the map.
           finish: called with the scores of pixels, `[..., classes]`; returns the values of the map,
             such as the class with the highest score.
-          blended: True: where windows overlap, the scores near a window's ends have a smaller
-            weight than the scores in its middle.
+          blended: True: where windows overlap, scores near the border of a window have a smaller
+            weight than scores in its middle. False: equal weights.
         """
         _, rows, columns, classes = scores.shape
         across = len(self.columns.starts)

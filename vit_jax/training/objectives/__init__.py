@@ -110,8 +110,11 @@ def abstract_objective(
 ) -> Objective:
     """Creates the config's objective with shapes in place of arrays.
 
-    The arguments are the same as in `make_objective`, except `class_weights`: the weight of each
-    class in the classification loss. The attribute `frozen` of the result is set.
+    If the objective has a frozen model, the attribute `frozen` of the result is set.
+
+    Args:
+      config, model, steps, frozen: as in `make_objective`.
+      class_weights: weight of each class in the classification loss; empty: all are 1.
     """
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))
     if frozen is not None:

@@ -49,7 +49,11 @@ def perplexity(usage: jax.Array) -> jax.Array:
 
 
 def share_used(usage: jax.Array) -> jax.Array:
-    """Returns the share of codes in use: codes with a frequency of at least RARE / `count`."""
+    """Returns the share of codes in use.
+
+    A code is in use if its frequency is at least a hundredth (`RARE`) of the mean frequency of all
+    codes.
+    """
     return (usage >= RARE / len(usage)).mean(dtype=jnp.float32)
 
 

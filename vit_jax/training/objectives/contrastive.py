@@ -111,7 +111,11 @@ class Contrastive(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Formats of the metrics: accuracy of matching in a batch, scale, and additional losses."""
+        """Formats of the metrics, as in `Objective.metrics`.
+
+        The metrics are the accuracy of matching in a batch, the scale, the caption loss, and the
+        metrics of self-distillation.
+        """
         found = {"image_to_text": "share", "scale": "number"}
         if self.decoder is not None:
             found["caption_loss"] = "number"
@@ -195,14 +199,18 @@ class Contrastive(Objective):
         return frozen | ({"distillation": self.distilled_from} if self.distilled_from else {})
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds random draws of each image, for patch dropout, captioning and masks.
+        """Adds random values of each image for patch dropout, captioning and self-distillation.
 
-        In evaluation there is no patch dropout, and captions are predicted token by token.
+        A batch in evaluation is returned unchanged: there is no patch dropout, and captions are
+        predicted token by token.
 
         Returns:
-          The batch with three additions. `keep`: a random key of each image for patch dropout.
-          `parallel`, bool `[batch]`: True if the caption is predicted in parallel. The entries of
-          `DINO.prepare`.
+          The batch with these additional entries:
+
+          - `keep`, with patch dropout: a random key for each image.
+          - `parallel`, with captioning: bool `[batch]`, True if all tokens of the caption are
+            predicted in parallel.
+          - with self-distillation: the masks from `DINO.prepare`.
         """
         if "valid" in batch:
             return batch
@@ -283,7 +291,10 @@ class Contrastive(Objective):
         return model.classify(x), x[:, model.patch_tokens]
 
     def _distil(self, model: nnx.Module, batch: Batch, context: StepContext) -> Loss:
-        """Returns the loss of self-distillation; before self-distillation starts, it is zero."""
+        """Returns the loss and the metrics of self-distillation for each image, `[batch]`.
+
+        All values are zero before self-distillation starts.
+        """
         graphdef, state = nnx.split((model, self.distillation))
         key = None if context.rngs is None else context.rngs.dropout()
         views = batch | {"image": batch[GLOBAL]}

@@ -162,7 +162,14 @@ class Depth(Objective):
 
 
 def _means(values: jax.Array, known: jax.Array) -> jax.Array:
-    """Returns the mean over each image's known pixels, `[batch]`; 0 without known pixels."""
+    """Returns the mean of each image's values over its known pixels, `[batch]`.
+
+    The result is 0 for an image without known pixels.
+
+    Args:
+      values: a value for each pixel, `[batch, height, width]`.
+      known: False for pixels to ignore, bool `[batch, height, width]`.
+    """
     return jnp.where(known, values, 0).sum((1, 2)) / jnp.maximum(known.sum((1, 2)), 1)
 
 

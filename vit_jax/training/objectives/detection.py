@@ -64,8 +64,8 @@ class SampledMasks(NamedTuple):
     """Pixel embeddings and true masks of an image at the random points of the mask loss.
 
     Attributes:
-      pixels: pixel embeddings, `Points` with arrays `[points, dim]`.
-      true: true masks, `Points` with arrays `[objects, points]`.
+      pixels: pixel embeddings at the points, float32 `[points, dim]` in each field of `Points`.
+      true: true masks at the points, float32 `[objects, points]` in each field of `Points`.
     """
 
     pixels: Points
@@ -141,8 +141,9 @@ class Detection(Objective):
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
         """Adds `objects_per_image`, float32 `[batch]`, to the batch.
 
-        All images have the same value, the mean number of objects in the batch. With masks it also
-        adds `key`, the data of a random key of each image, `[batch, ...]`.
+        All images have the same value, the mean number of objects in the batch. If the head
+        predicts masks, the method also adds `key`, the `jax.random.key_data` of each image's random
+        key, `[batch, ...]`.
         """
         count = (batch[BOXES][..., 4] >= 0).sum(-1).mean()
         more = {COUNT: jnp.full(len(keys), jnp.maximum(count, 1 / len(keys)))}
@@ -334,16 +335,22 @@ def matched_mask_losses(embeddings: jax.Array, masks: SampledMasks) -> tuple[jax
 def _with_masks(
     outputs: dict[str, jax.Array], logits: jax.Array, instances: jax.Array, labels: jax.Array
 ) -> dict[str, jax.Array]:
-    """Adds `overlaps` and `overlapped` to a batch's detections, and the quality to their scores.
+    """Compares predicted masks with true masks, and multiplies the scores by the masks' quality.
+
+    The quality of a predicted mask is the mean probability of its pixels (`compare_masks`).
 
     Args:
-      outputs: `scores`, `classes` and `boxes`.
+      outputs: `scores`, `classes` and `boxes` of the detections.
       logits: logits of the predicted masks, `[batch, detections, rows, columns]`.
       instances: the field `instances` of the batch.
       labels: class of each object, `[batch, objects]`, as in the field `boxes`.
 
     Returns:
-      The outputs, the highest score first.
+      The outputs in descending order of the new scores, with two additional entries:
+
+      - `overlaps`, float32 `[batch, detections, 2]`: the two largest IoUs of each predicted mask
+        with true masks.
+      - `overlapped`, int32 `[batch, detections, 2]`: the indices of these true masks.
     """
     overlaps, quality = jax.vmap(compare_masks)(logits, instances, labels)
     values, objects = largest_overlaps(overlaps)
@@ -359,10 +366,12 @@ def compare_masks(
     """Compares the predicted and the true masks of an image.
 
     Returns:
-      The IoU of each pair of a predicted and a true mask, `[detections, objects]`; and the quality
-      of each predicted mask, the mean probability of its pixels, `[detections]`. If the true object
-      is a crowd, the intersection is divided by the predicted area instead of the union, as in
-      COCO's metrics.
+      Two arrays:
+
+      - The IoU of each pair of a predicted and a true mask, `[detections, objects]`. If the true
+        object is a crowd, the intersection is divided by the predicted area instead of the union,
+        as in COCO's metrics.
+      - The quality of each predicted mask, `[detections]`: the mean probability of its pixels.
 
     Args:
       logits: logits of the predicted masks, `[detections, rows, columns]`.
@@ -370,8 +379,8 @@ def compare_masks(
       labels: class of each object, `[objects]`, as in the field `boxes`.
     """
     (height, width), (rows, columns) = instances.shape, logits.shape[1:]
-    # Masks are interpolated bilinearly, row by row. Whole masks of all detections would take
-    # gigabytes.
+    # Masks are enlarged to the image's size bilinearly, one row of pixels at a time. The enlarged
+    # masks of all detections would take gigabytes.
     by_row = jax.image.resize(jnp.eye(rows), (height, rows), "bilinear")
     by_column = jax.image.resize(jnp.eye(columns), (width, columns), "bilinear")
 

@@ -303,13 +303,14 @@ class DINO(Objective):
         - `kl` is the KL divergence of the student from the teacher.
         - `prototypes_used` is the perplexity of the teacher's mean distribution. The perplexity
           goes to 1 if all images have the same prototype.
-        - `views_matched` is the result of the function of this name. This metric rises as the model
-          improves.
+        - `views_matched` is the share of images whose two large views match: the second view of the
+          same image is the nearest among the second views of the batch. The share rises as the
+          model improves.
 
         Args:
           model: the student.
           batch: `image` uint8 `[batch, views, height, width, channels]`, `local` if there are local
-            crops, and the random draws of `prepare`.
+            crops, and the masks from `prepare`.
           context: per-step context.
         """
         patches, views = bool(self.patch_weight), self.global_crops
@@ -355,7 +356,8 @@ class DINO(Objective):
             started = context.update > self.gram_updates[0]
             losses = losses + self.gram_weight * started * metrics["gram"]
         if self.koleo_weight:
-            # In evaluation the batch size need not be a multiple of `koleo_group`.
+            # In evaluation all images of the batch are one group, because the batch size need not
+            # be a multiple of `koleo_group`.
             group = None if context.rngs is None else self.koleo_group
             near = [koleo(features[:, view], group, batch.get("valid")) for view in range(views)]
             metrics["koleo"] = sum(near) / views
@@ -464,9 +466,9 @@ class DINO(Objective):
           context: per-step context.
 
         Returns:
-          The mean cross-entropy over an image's masked patches, `[batch]`, and logits
-          `[batch, prototypes]`. An image's logits are weighted by its number of masked patches:
-          their mean over the batch is the mean logits of all masked patches.
+          The mean cross-entropy over an image's masked patches, `[batch]`, and the teacher's logits
+          of each image, `[batch, prototypes]`. An image's logits are weighted by its number of
+          masked patches, so that the mean over the batch is the mean logits of all masked patches.
         """
         view, chosen = batch["masked_view"][:, None, None, None], batch["chosen"]
 
@@ -489,8 +491,9 @@ class DINO(Objective):
     ) -> jax.Array:
         """Returns the Gram loss of each image, `[batch]` (DINOv3, 2508.10104, section 4.1).
 
-        The cosine similarities of all pairs of the student's patches are compared with those of the
-        Gram teacher's patches. The loss is the mean squared difference.
+        The Gram teacher is an earlier copy of the teacher (`context.state["gram"]`). The cosine
+        similarities of all pairs of patches form a matrix, one for the student's patches and one
+        for the Gram teacher's. The loss is the mean squared difference of the two matrices.
 
         Args:
           model: the student.

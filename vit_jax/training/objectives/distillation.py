@@ -133,9 +133,9 @@ class Distillation(Classification):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the student and of the teacher.
+        """Counts the multiply-adds of the student and of the teacher for one image.
 
-        The teacher has no backward pass.
+        The teacher has no backward pass, so its multiply-adds are divided by 3.
         """
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
 

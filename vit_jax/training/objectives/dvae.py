@@ -274,7 +274,13 @@ def logit_laplace(prediction: jax.Array, pixels: jax.Array) -> jax.Array:
 
 
 def decoded(prediction: jax.Array) -> jax.Array:
-    """Converts the decoder's output to pixels in [0, 255], from the centres of `logit_laplace`."""
+    """Converts the decoder's output to pixels in [0, 255], `[..., channels]`.
+
+    A pixel is computed from the centre of its logit-Laplace distribution.
+
+    Args:
+      prediction: first the centres, then the log scales of the distributions, `[..., 2 channels]`.
+    """
     centre, _ = jnp.split(prediction, 2, axis=-1)
     return 255 * jnp.clip((nnx.sigmoid(centre) - EDGE) / (1 - 2 * EDGE), 0, 1)
 

@@ -91,7 +91,7 @@ class EVA(BlockMasked):
         Args:
           model: the ViT.
           batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the teacher needs
-            another image size, and the random draws of `prepare`.
+            another image size, and the masks from `prepare`.
           context: per-step context.
         """
         target_features = pick(self.teacher_features(batch), self.positions(batch))
@@ -124,9 +124,9 @@ class EVA(BlockMasked):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the student and of the teacher.
+        """Counts the multiply-adds of the student and of the teacher for one image.
 
-        The teacher has no backward pass.
+        The teacher has no backward pass, so its multiply-adds are divided by 3.
         """
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
 

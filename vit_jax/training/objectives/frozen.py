@@ -25,10 +25,10 @@ class TeacherSpec(NamedTuple):
       changes: model arguments to change, as in `load_model`, such as `dict(image_size=448)`.
       objective: name of an objective, such as `dino`. The checkpoint must also contain the
         parameters of this objective.
-      make_heads: function that creates the frozen model's heads; the frozen model is then a
-        `WithHeads`. The function's arguments are the options of the objective in the checkpoint,
-        and the shapes of the objective's parameters and state, by path. A head's parameter with the
-        name of a state item gets this item's value.
+      make_heads: function that creates the frozen model's heads. Its arguments are the options of
+        the objective in the checkpoint, and the shapes of the objective's parameters and state
+        items, by path. The values of the heads' parameters are read from the objective's parameters
+        and state items of the same path. The frozen model is then a `WithHeads`. None: no heads.
     """
 
     source: str

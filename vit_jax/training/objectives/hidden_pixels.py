@@ -48,8 +48,8 @@ class HiddenPixels(Objective):
 
         Args:
           model: the encoder.
-          batch: `image` uint8 `[batch, height, width, channels]`, and the random draws of
-            `prepare`.
+          batch: `image` uint8 `[batch, height, width, channels]`, and the random order of the
+            patches from `prepare`.
           context: per-step context.
         """
         pixels = patchify(model.normalize(batch["image"]), self.patch)

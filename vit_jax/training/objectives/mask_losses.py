@@ -65,7 +65,13 @@ class Targets(NamedTuple):
 
 
 def draw_points(key: jax.Array, points: int) -> Points:
-    """Draws random points of one image; the loss of each mask uses `points` of them."""
+    """Draws random points of one image.
+
+    Args:
+      key: random key of the image.
+      points: number of points at which the loss of a mask is computed. More points are drawn, as
+        candidates.
+    """
     chosen = int(UNCERTAIN * points)
     keys = jax.random.split(key, 3)
     sizes = points, OVERSAMPLED * points, points - chosen
@@ -264,5 +270,5 @@ def set_losses(
     )
     of_queries = count + weights.no_object * (classes.shape[1] - count)
     of_masks = weights.mask * sums.mask + weights.dice * sums.dice
-    # If the count is 0, there are no mask losses either: the quotient is 0.
+    # If the count is 0, the image has no masks and `of_masks` is 0. The maximum avoids 0 / 0.
     return of_masks / jnp.maximum(count, 1e-6) + weights.classes * sums.classes / of_queries

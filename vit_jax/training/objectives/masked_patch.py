@@ -44,9 +44,10 @@ class MaskedPatch(Objective):
     Args:
       model: the ViT to train.
       ratio: share of corrupted patches, rounded to whole patches.
-      target: what is predicted for a patch. `color`: the patch's mean colour with 3 bits per
-        channel, one of 512 classes. `cells`: the mean colour of each of 4 x 4 cells, 512 classes
-        each. `pixels`: all pixels, with the squared error as the loss.
+      target: the prediction target of a patch. `color`: the patch's mean colour with 3 bits per
+        channel, one of 512 classes. `cells`: the patch is divided into 4 x 4 cells, and the mean
+        colour of each cell is one of 512 classes. `pixels`: all pixels, with the squared error as
+        the loss.
       rngs: the key for initialization.
 
     Raises:
@@ -102,11 +103,15 @@ class MaskedPatch(Objective):
         return {"patch_accuracy": "share"} if self.target in CELLS else {}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds random draws of each image to the batch: `corrupted` and `source`.
+        """Draws the corrupted patches of each image at random, and adds them to the batch.
 
-        `corrupted`, int32 `[batch, corrupted]`, contains the positions of corrupted patches.
-        `source`, int32 `[batch, patches]`, contains for each position the index of the patch whose
-        embedding is used there, or -1 for the learned embedding.
+        Returns:
+          The batch with two additional entries:
+
+          - `corrupted`, int32 `[batch, corrupted]`: indices of the corrupted patches.
+          - `source`, int32 `[batch, patches]`: for each patch, the index of the patch whose
+            embedding is the encoder's input at this position. -1: the learned embedding. Patches
+            that are not corrupted have their own index.
         """
         order_keys, kind_keys, other_keys = jax.vmap(
             lambda key: jax.random.split(key, 3), out_axes=1
@@ -128,11 +133,12 @@ class MaskedPatch(Objective):
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image: the mean over its corrupted patches.
 
-        The targets `color` and `cells` are classes. For these, the accuracy is also returned.
+        For the targets `color` and `cells`, which are classes, the metric `patch_accuracy` is also
+        returned: the accuracy over the image's corrupted patches.
 
         Args:
           model: the ViT.
-          batch: `image` uint8 `[batch, height, width, 3]`, and the random draws of `prepare`.
+          batch: `image` uint8 `[batch, height, width, 3]`, and the entries from `prepare`.
           context: per-step context.
         """
         predicted, targets = self.predict(model, batch, context.rngs), self.targets(batch["image"])

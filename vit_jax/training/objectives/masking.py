@@ -66,6 +66,14 @@ def pick(x: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 def put(x: jax.Array, positions: jax.Array, rows: jax.Array) -> jax.Array:
-    """Replaces tokens of each image, `x[i, positions[i]] = rows[i]`; the inverse of `pick`."""
+    """Replaces tokens of each image: `x[i, positions[i]] = rows[i]` for image i.
+
+    This is the inverse of `pick`.
+
+    Args:
+      x: tokens, `[batch, tokens, dim]`.
+      positions: positions of the tokens to replace, `[batch, picked]`.
+      rows: the new tokens, `[batch, picked, dim]`.
+    """
     # `vmap` over images: if the batch axis were indexed, XLA would copy rows between devices.
     return jax.vmap(lambda x, at, rows: x.at[at].set(rows))(x, positions, rows.astype(x.dtype))

@@ -30,7 +30,8 @@ class StepContext(NamedTuple):
       state: the objective's state after the last update, by name.
       update: number of this update, counted from 1. In evaluation it is the number of the last
         update.
-      mesh: devices over which the batch is split. None: the batch is only one device's part.
+      mesh: devices over which the batch is split. None: the batch contains only the images of one
+        device, as inside a `shard_map`.
     """
 
     rngs: nnx.Rngs | None = None
@@ -193,7 +194,10 @@ class Objective(nnx.Module):
 
     @staticmethod
     def teacher_spec(config: RunOptions) -> TeacherSpec | None:
-        """Returns the frozen model that the objective needs; None: no frozen model."""
+        """Returns the request for the frozen model that the objective needs, such as a teacher.
+
+        None: the objective needs no frozen model.
+        """
         return None
 
     @classmethod
@@ -250,10 +254,11 @@ class Objective(nnx.Module):
         return True
 
     def frozen_prefixes(self) -> Mapping[str, int]:
-        """Returns numbers of initial updates in which parameters are frozen, by path prefix.
+        """Returns the objective's parameters that are frozen in the first updates of a run.
 
-        For example, `{"head/prototypes": 100}` freezes the objective's parameters whose path starts
-        with `head/prototypes` for 100 updates. Skipped updates are counted. While parameters are
+        The result is a dict from a path prefix to a number of updates. For example,
+        `{"head/prototypes": 100}` freezes the objective's parameters whose path starts with
+        `head/prototypes` for the first 100 updates, including skipped updates. While parameters are
         frozen, the optimizer's moments are updated, but weight decay is not applied.
         """
         return {}
@@ -279,7 +284,9 @@ class Objective(nnx.Module):
         return {}
 
     def legend(self, outputs: dict[str, np.ndarray], class_names: Sequence[str]) -> dict[str, str]:
-        """Returns the legend of `pictures`: the HTML colour of each label, such as a class name.
+        """Returns the legend of `pictures`, a dict from labels to HTML colours.
+
+        A label is a text, such as a class name.
 
         Args:
           outputs: `Loss.outputs` of the images.

@@ -355,9 +355,10 @@ class VQKD(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of encoder, decoder, teacher and the search for codes.
+        """Counts the multiply-adds of encoder, decoder, teacher and code search for one image.
 
-        The teacher and the search have no backward pass.
+        The teacher and the search for the nearest codes have no backward pass, so their
+        multiply-adds are divided by 3.
         """
         graphdef, weights = nnx.split((model, self))
 

@@ -9,7 +9,10 @@ from vit_jax.training.update_rules import adam
 
 
 def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
-    """Returns Adam's update rule. The optimizer applies `to_length` after weight decay."""
+    """Returns LAMB's first stage, which is Adam's update rule.
+
+    The optimizer adds weight decay to Adam's update and then applies `to_length`.
+    """
     return adam.update_rule(config)
 
 
