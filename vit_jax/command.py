@@ -28,7 +28,7 @@ from vit_jax.small_files import check_small
 if TYPE_CHECKING:
     from vit_jax.config_types import TypedConfig
 
-# Name of the attribute of a config that contains a copy of the config as its file has returned it.
+# Attribute of a config. It contains a copy of the config before command-line changes.
 _AS_IN_FILE = "_as_in_file"
 # Most frequently changed values of training runs.
 COMMON = (
@@ -48,9 +48,12 @@ WRITTEN = {"out", "embed", "dry_run"}  # Flags that name an output file or folde
 def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> None:
     """Parses the flags, calls `main` with the other arguments, and sets the exit code.
 
-    Exit codes: 0, the command has finished, or a signal has stopped it after it saved its state; 1,
-    a bug, with a traceback; 2, a user error; 141, the reader of the output has closed it, as in
-    `| head`.
+    Exit codes:
+
+    - 0: the command has finished, or a signal has stopped it after it saved its state.
+    - 1: a bug; a traceback is printed.
+    - 2: a user error.
+    - 141: the reader of the command's output has closed the pipe, as `head` does in `| head`.
 
     `--help` prints one screen about the command. `--helpfull` also lists all values of the config,
     and `--help=optimizer` lists one section.
@@ -89,7 +92,7 @@ def _format_warning(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """Formats a warning of this package about the user's data without its place in the code."""
+    """Formats a warning: warnings of this package without the file and line number of the code."""
     own = Path(filename).is_relative_to(Path(__file__).parent)
     if own and category is UserWarning:
         return f"warning: {message}\n"
@@ -130,7 +133,8 @@ def _help(section: str, common: Sequence[str]) -> str:
         if named := re.fullmatch(r"--?config=(.+)", argument):
             found = dict(leaves(read_config(named[1])))
             values = {key: found[key] for key in common}
-            # With `auto`, values that the file does not set are chosen by the data and the device.
+            # If `config.auto` is set, default values are later replaced according to the data and
+            # the device. They are printed as `...`.
             if found["auto"] != "none":
                 values |= {
                     key: "..." for key, value in values.items() if value == VALUES[key].default
@@ -221,17 +225,16 @@ def read_config(path: str) -> "TypedConfig":
 
 
 def as_in_file(config: ConfigDict) -> ConfigDict | None:
-    """Returns the config as its file has returned it, before any changes; None: not from a file."""
+    """Returns a copy of the config before command-line changes; None: not read from a file."""
     return config.__dict__.get(_AS_IN_FILE)
 
 
 def config_file(name: str) -> str:
-    """Returns the path of a config file: `name` if this file exists, else the package's config.
+    """Returns the path of a config file, given a path or the name of one of the package's configs.
 
-    If neither exists, the result is `name`.
-
-    From any current folder, `configs/quickstart.py`, `quickstart.py` and `quickstart` are names of
-    the package's config `quickstart`.
+    If the file `name` exists, its path is returned. Otherwise the package's configs are searched:
+    `configs/quickstart.py`, `quickstart.py` and `quickstart` all name the package's config
+    `quickstart`, from any current folder. If nothing is found, `name` is returned unchanged.
     """
     stem = name.removeprefix("configs/").removesuffix(".py")
     if os.path.isfile(name) or "/" in stem:
@@ -241,7 +244,7 @@ def config_file(name: str) -> str:
 
 
 class _ConfigFault(Exception):
-    """Exception that carries a UserError of a config file through absl's parser of flags.
+    """Exception that passes a UserError of a config file unchanged through absl's parser of flags.
 
     absl changes the message of any ValueError, and a UserError is a ValueError.
     """
@@ -318,7 +321,8 @@ def parse_flags() -> list[str]:
             f"there is no flag --{error.flagname}{meant}; the usage is {usage}"
         ) from error
     except (flags.Error, KeyError, AttributeError, TypeError, ValueError, SyntaxError) as error:
-        # ml_collections also raises these exceptions, for config values on the command line.
+        # ml_collections raises these exceptions, too, if a config value on the command line is
+        # invalid.
         raise UserError(str(error).strip().splitlines()[-1]) from error
 
 

@@ -96,7 +96,7 @@ def measure(
 def make_runners(
     model: str, batch: int, image_size: int, dtype: str, against: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns the programs that compute a model, by title: ours, and those of other libraries.
+    """Returns the compiled programs of a model: ours and those of other libraries, by their titles.
 
     If a library does not have the model, the reason is printed.
     """
@@ -141,8 +141,8 @@ def lower_ours(
       devices: devices to compile for; None: the devices of this machine.
 
     Returns:
-      The model's program from `make_program`, with shapes in place of arrays; and the lowered
-      inference.
+      The model's program from `make_program`, whose parameters are only shapes and dtypes; and the
+      lowered forward pass.
     """
     config = other_projects.our_config(model, image_size, dtype)
     config.batch_size = batch

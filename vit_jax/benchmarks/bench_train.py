@@ -156,7 +156,7 @@ def race(
     Args:
       runners: the programs; ours is the first.
       batch: number of images that a program processes at once, on all devices.
-      least: FLOPs for this number of images, for the MFU.
+      least: FLOPs of training on this number of images, from which the MFU is computed.
       turns: number of turns.
       seconds: minimum duration of a turn.
     """
@@ -228,7 +228,7 @@ def compile_ours(config: ConfigDict) -> tuple[jax.stages.Compiled, float, Callab
 def make_others(
     peer: str, model: str, batch: int, image_size: int, dtype: str, checkouts: str | None
 ) -> list[Runner]:
-    """Returns the training steps of another project, compiled; one for each variant in `Peer`.
+    """Compiles the training steps of another project: one step for each variant in `Peer.options`.
 
     Raises:
       UserError: the checkout does not exist, or the package is not installed.
@@ -251,7 +251,7 @@ def make_others(
 
 
 def repeated(compiled: jax.stages.Compiled, state: dict, data: tuple) -> Callable[[], None]:
-    """Returns a function that runs the next step and waits for its end."""
+    """Returns a function that runs the next training step and waits for its end."""
 
     def step():
         nonlocal state

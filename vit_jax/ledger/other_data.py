@@ -174,7 +174,7 @@ def check_names(data: Mapping[str, OtherData], used: Sequence[str]) -> None:
 
 
 def in_words(names: Sequence[str]) -> str:
-    """Formats names of data sets in one line. VTAB's data sets are replaced by their number."""
+    """Formats names of data sets in one line. Tasks of VTAB-1k are only counted, not listed."""
     tasks = [name for name in names if name.startswith("vtab/")]
     rest = [name for name in names if name not in tasks]
     return ", ".join([*rest, *([f"vtab/TASK ({len(tasks)} tasks)"] if tasks else [])])

@@ -32,7 +32,15 @@ def laws(
 
 
 def law(compute: np.ndarray, error: np.ndarray) -> dict[str, float]:
-    """Fits a power law by least squares of logarithms, with a bootstrap interval."""
+    """Fits a power law to points by linear regression of log(error) on log(compute).
+
+    Args:
+      compute: `[points]`.
+      error: `[points]`.
+
+    Returns:
+      The values that `laws` returns for a group. The interval is computed by bootstrap.
+    """
     x, y = np.log(compute), np.log(np.maximum(error, 1e-6))
     slope, intercept = np.polyfit(x, y, 1)
     random, exponents = np.random.default_rng(0), []

@@ -432,7 +432,7 @@ def claim(name: str, experiment: Experiment, study: Study) -> None:
 
 
 def count_seconds(study: Study, seconds: float) -> None:
-    """Adds `seconds` to the duration that is stored for a study without training runs."""
+    """Adds `seconds` to the study's duration in its file, for a study without training runs."""
     file = study.out / STUDY
     about = json.loads(file.read_text())
     file.write_text(

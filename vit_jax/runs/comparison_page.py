@@ -59,7 +59,10 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Returns a short name for each path: its last folders, as many as make the name unique."""
+    """Returns a short unique name for each path: its last components.
+
+    All names have the same number of components, the smallest number that makes them unique.
+    """
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-parts:]) for path in paths]
         if len({*names}) == len(paths):
@@ -153,7 +156,7 @@ def _curves(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 
 def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
-    """Returns (title, key, scale) of each panel of curves.
+    """Returns a tuple (title, key, scale) for each panel of curves.
 
     `key` is the metric's key in the rows of `metrics.jsonl`. `scale` multiplies the metric's
     values.

@@ -71,7 +71,10 @@ def _content_difference(saved: Mapping[str, Any], current: Mapping[str, Any], sp
 
 
 def identity_of(splits: Splits) -> dict[str, Any]:
-    """Returns the values of a manifest that identify a run's splits, for `differences`."""
+    """Returns the data identity that a run's manifest stores, for a comparison by `differences`.
+
+    It consists of class names, and the number of images and the fingerprint of each split.
+    """
     return {
         "class_names": splits.train.class_names,
         "images": {name: len(source) for name, source in splits.named.items()},

@@ -113,7 +113,10 @@ def sheet(images: Sequence[np.ndarray], columns: int) -> bytes:
 
 
 def reconstruction_picture(images: np.ndarray) -> bytes:
-    """Returns a PNG with three rows: original images, visible parts and predictions.
+    """Returns a PNG with three rows: the images, and the two pictures of `Objective.pictures`.
+
+    For masked image modelling, the two pictures are the image without masked patches, and the
+    prediction. For other objectives, they are target and prediction.
 
     Args:
       images: result of `Evaluator.pictures`.
@@ -125,7 +128,7 @@ def reconstruction_picture(images: np.ndarray) -> bytes:
 
 
 def kept_pictures(folder: Path) -> dict[str, bytes]:
-    """Returns pictures in `folder` by step: the newest picture, then a sample of all others."""
+    """Returns a sample of the pictures in `folder` by step, the newest picture first."""
     files = sorted(folder.glob("*.png"), key=lambda file: int(file.stem), reverse=True)
     chosen = sorted(
         {round(i) for i in np.linspace(0, len(files) - 1, min(len(files), MOST_PICTURES))}

@@ -317,7 +317,11 @@ def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], i
 
 
 def _why_no_answers(run: RunFiles) -> str:
-    """Returns the reason why an evaluated run has no predictions; empty before an evaluation."""
+    """Returns the reason why the report of an evaluated run shows no predictions.
+
+    The text is empty if there was no evaluation yet, or if the report shows other results of the
+    evaluation, such as retrieved images.
+    """
     if not run.figures or run.retrievals or run.worst:
         return ""
     return (
