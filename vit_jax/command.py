@@ -116,8 +116,9 @@ def _help(section: str, common: Sequence[str]) -> str:
     """Returns the text for a help flag.
 
     Args:
-      section: result of `_help_asked`. With '' or `full`, the text contains the command's purpose,
-        flags and config values. With a section of the config, it only contains this section.
+      section: result of `_help_asked`. For '' and `full`, the text contains the command's purpose,
+        its flags and config values. For the name of a section, the text only contains the config
+        values of this section.
       common: keys of the most frequently changed config values.
     """
     takes_config = "config" in flags.FLAGS
@@ -190,7 +191,7 @@ def mistakes():
 
 
 def other_package() -> Path | None:
-    """Returns the folder of google-research/vision_transformer's package; None: not importable."""
+    """Returns the folder of google-research's package `vit_jax`; None: it is not importable."""
     folders = (Path(entry, "vit_jax").absolute() for entry in ["", *sys.path])
     return next((folder for folder in folders if os.path.isfile(folder / "models_vit.py")), None)
 
@@ -337,10 +338,10 @@ def _check_keys(arguments: list[str]) -> None:
 
 
 def _without_unset(arguments: list[str]) -> tuple[list[str], set[str]]:
-    """Separates arguments such as `--config.steps=None`, which ml_collections would misread.
+    """Removes arguments such as `--config.steps=None`, because ml_collections would misread them.
 
     Returns:
-      All other arguments, and the keys that are set to None.
+      The other arguments, and the config keys that the removed arguments set to None.
     """
     set_arguments, unset = [], set()
     for argument in arguments:
@@ -363,7 +364,10 @@ def _check_written() -> None:
 
 
 def _unset_key(argument: str) -> str | None:
-    """Returns KEY of `--config.KEY=None`, if this value may be None. Else returns None."""
+    """Returns KEY for an argument `--config.KEY=None`, if the config value KEY may be None.
+
+    For all other arguments the result is None.
+    """
     found = re.fullmatch(r"--?config\.([^=]+)=None", argument) if "config" in flags.FLAGS else None
     value = VALUES.get(found[1]) if found else None
     return found[1] if value and (value.default is None or value.optional) else None

@@ -296,7 +296,11 @@ def detections(
 
 
 def mask_quality(logits: np.ndarray) -> float:
-    """Returns the mean probability of a mask's pixels, given their logits; 0 without pixels."""
+    """Returns the mean probability (sigmoid of the logits) of a mask's pixels; 0 for an empty mask.
+
+    Args:
+      logits: logits of the mask's pixels, `[pixels]`.
+    """
     return float((1 / (1 + np.exp(-logits))).mean()) if logits.size else 0.0
 
 

@@ -218,7 +218,7 @@ class MultichannelImages:
         return len(self._images)
 
     def describe(self, index: int) -> str:
-        """Returns a name for image `index`, which is shown with its prediction."""
+        """Returns the name under which the prediction for image `index` is shown."""
         return f"prediction data's example {index}"
 
     def cropped(self, crop: Callable[[np.ndarray], np.ndarray], part: slice) -> np.ndarray:

@@ -41,7 +41,8 @@ def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: in
     DINOv2's code, and each crop attends only to itself.
 
     Args:
-      configs: DINO configs, by the name of the plain ViT.
+      configs: for each ViT, by name, the config of DINO's step. The supervised step has the same
+        ViT.
       slices: chip and topology, such as `v5e:2x2`.
       images: images per device.
     """

@@ -58,7 +58,7 @@ class Program(NamedTuple):
 
 
 class Stopwatch:
-    """Checks the time limit of the benchmark, and logs results as JSON lines."""
+    """The benchmark's time limit, and its log of results in JSON lines."""
 
     def __init__(self, minutes: float, out: str | None):
         self.ends = time.perf_counter() + 60 * minutes
@@ -373,7 +373,7 @@ def seconds_of_step(program: Program) -> float:
 def timm_process(model: str, images: int, image_size: int) -> Iterator[Program]:
     """Yields timm's training step, which is compiled and run in a separate process.
 
-    Compilation starts at once. The first call of `run` waits until it is done.
+    The compilation starts at once. The first call of `run` waits until the step is compiled.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

@@ -290,7 +290,9 @@ def largest_batch(memory: Callable[[int], int], limit: float) -> int:
 
 
 def draw(panels: dict[str, dict[str, dict[int, float]]], out: Path) -> None:
-    """Draws a panel for each measured quantity, over the image size, with a line for each program.
+    """Draws a panel for each measured quantity.
+
+    The x-axis is the image size. A panel contains a line for each program.
 
     Args:
       panels: values by quantity, program and image size.

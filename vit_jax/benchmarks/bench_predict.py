@@ -1,4 +1,4 @@
-"""Times prediction from a folder of JPEGs, compared with the same model on images in memory."""
+"""Times a model's predictions for JPEG files, and for images that are already decoded in memory."""
 
 import statistics
 import tempfile

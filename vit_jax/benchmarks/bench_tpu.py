@@ -22,8 +22,8 @@ from vit_jax.planning.hlo import by, total
 
 PEERS = tuple(other_projects.PEERS)
 STEPS = 100_000  # Number of steps of the schedule; the compiled program does not depend on it.
-# Maps a function of the model to a row of the table. The row contains the cycles of the operations
-# that the function traces. Most norms are fused with matmuls and counted there.
+# Maps a function of the model to the title of a table row. The row contains the cycles of the
+# operations that the function traces. Most norms are fused with matmuls and counted in their rows.
 PARTS = {
     "ViT.patches": "patch embedding",
     "ViT.assemble": "patch embedding",

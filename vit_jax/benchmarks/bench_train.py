@@ -136,7 +136,8 @@ def print_header(images: int, dtype: str, call: str) -> None:
     Args:
       images: images per device.
       dtype: dtype of the computation.
-      call: unit of the measured durations, such as `step`: the column is `ms a step`.
+      call: name of the measured call of a program, such as `step`. It is part of the column's
+        heading, `ms a step`.
     """
     print(
         f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"

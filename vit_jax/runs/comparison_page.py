@@ -71,7 +71,9 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _overview(runs: Sequence[RunFiles], several: bool) -> list[list[str]]:
-    """Returns table rows: a label, then the value of each run (metrics, time, speed and cost).
+    """Returns the rows of a table with the metrics, time, speed and cost of each run.
+
+    A row is a label, followed by the value of each run.
 
     Args:
       runs: files of the runs.
@@ -101,7 +103,10 @@ def _figure(run: RunFiles, key: str) -> str:
 
 
 def _progress_and_cost(run: RunFiles) -> dict[str, str]:
-    """Returns a run's steps, time, speed, number of parameters and FLOPs, by label."""
+    """Returns texts with a run's steps, time, speed, number of parameters and FLOPs.
+
+    The keys of the dict are labels, such as `images/s`.
+    """
     manifest = run.saved.manifest
     steps, flops, cost = manifest["steps"], manifest.get("flops"), model_cost_of(manifest)
     speeds = [speed for _, speed in points_of(run.rows, "train/images_per_second")]
@@ -131,7 +136,10 @@ def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 
 def _differences(runs: Sequence[RunFiles]) -> list[list[str]]:
-    """Returns table rows: config values, commits and devices that differ between the runs."""
+    """Returns table rows with the config values, commits and devices that differ between the runs.
+
+    A row is a label, followed by the value of each run.
+    """
     values = [
         dict(leaves(run.saved.config))
         | {"commit": short_commit(run.saved.manifest), "devices": run.saved.manifest["devices"]}

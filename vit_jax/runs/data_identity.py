@@ -14,8 +14,8 @@ from vit_jax.runs.splits import SPOKEN, Splits
 
 KEYS = ("class_names", "images", "data")  # Keys of the manifest that identify the data.
 SHOWN = 5  # Maximum number of classes in a message.
-# Descriptions of the values of a fingerprint. If a value differs, later values usually differ for
-# the same reason, so only the first difference is reported.
+# Messages about values that differ between two fingerprints of a split. If a value differs, later
+# values usually differ for the same reason. Therefore only the first difference is reported.
 VALUES = {
     "files": "other names or sizes of files",
     "labels": "other labels",

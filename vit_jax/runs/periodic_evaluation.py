@@ -28,8 +28,8 @@ from vit_jax.training.step import State
 KNN = "knn"
 Figures = dict[str, dict[str, float]]  # The metrics of an evaluation, by split.
 
-# Log lines contain balanced metrics if the largest class has at least this factor times as many
-# images as the smallest class.
+# Log lines contain balanced metrics if the largest class has at least 1.5 times as many images as
+# the smallest class.
 UNEQUAL = 1.5
 MOST_NEVER = 10  # Maximum number of classes that a note names.
 

@@ -135,7 +135,7 @@ class TrainLog:
         Args:
           step: step of the row.
           sums: sums of the metrics since the last row.
-          before: step of the last row, and the values of `_clock` at that time.
+          before: the last row's step, and the values that `_clock` returned for that row.
         """
         done, seconds = step - before[0], self._clock()[0] - before[1]
         # If the loss was not finite in any step, the means are NaN. NaN is written as null.

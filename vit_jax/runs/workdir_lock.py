@@ -195,8 +195,8 @@ class Lock:
                 if os.stat(temporary).st_nlink == 1:
                     os.close(self._descriptor)
                     return False
-            # The file system does not support hard links. An empty file is created instead, which
-            # names no owner until it is written.
+            # The file system does not support hard links. An empty file is created instead. It
+            # names no owner until its content is written.
             except OSError:
                 os.close(self._descriptor)
                 try:
