@@ -28,7 +28,7 @@ from vit_jax.small_files import check_small
 if TYPE_CHECKING:
     from vit_jax.config_types import TypedConfig
 
-# Attribute of a config. It contains a copy of the config before command-line changes.
+# Name of a config's attribute, which contains a copy of the config before command-line changes.
 _AS_IN_FILE = "_as_in_file"
 # Most frequently changed values of training runs.
 COMMON = (
@@ -92,7 +92,7 @@ def _format_warning(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """Formats a warning: warnings of this package without the file and line number of the code."""
+    """Formats a warning. Warnings of this package are formatted without the line of the code."""
     own = Path(filename).is_relative_to(Path(__file__).parent)
     if own and category is UserWarning:
         return f"warning: {message}\n"

@@ -109,7 +109,7 @@ def open_towers(
 
 
 def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
-    """Reads an image-text model without its image encoder.
+    """Reads the text encoder and the tokenizer of an image-text model.
 
     Args:
       place: the model's workdir, folder or file, as returned by `towers_place`.

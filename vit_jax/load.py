@@ -43,8 +43,8 @@ class AboutLoaded(About):
         return other
 
     def lines(self, model: ImageModel) -> dict[str, str]:
-        # Imported here, because most uses of a model do not need the module, which imports the code
-        # for reading images.
+        # The module is imported here, because it imports the code for reading images. Most uses of
+        # a model do not need this code.
         from vit_jax.checkpoint_crop import checkpoint_crop
 
         try:

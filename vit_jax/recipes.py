@@ -110,8 +110,8 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
     config = _like_eva(
         model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES
     )
-    # By its name, the model has its norm after the pooling, as in fine-tuning. In pre-training the
-    # norm is before the pooling, as set here.
+    # The model's name implies that its norm is after the pooling, as in fine-tuning. In
+    # pre-training the norm is before the pooling, as set here.
     config.model.update(
         dict(pooling="gap", cls_token=True, fc_norm=False, stochastic_depth=row.stochastic_depth)
     )
@@ -195,8 +195,8 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
         row.warmup,
         IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES,
     )
-    # By its name, the model has its norm after the pooling, and position biases in each layer, as
-    # in fine-tuning. The values set here change both for pre-training.
+    # The model's name implies that its norm is after the pooling and that each layer has position
+    # biases, as in fine-tuning. The values set here change both for pre-training.
     config.model.update(
         dict(
             pooling="gap",

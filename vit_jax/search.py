@@ -143,7 +143,7 @@ def embed_images(
 def compute_embeddings(
     model: ImageModel, paths: dict[str, str], crop: TestCrop
 ) -> dict[str, np.ndarray]:
-    """Computes the embeddings of readable images, float32 `[dim]` each, by the keys of `paths`.
+    """Returns the embedding of each readable image, float32 `[dim]`, by its key in `paths`.
 
     Args:
       model: image encoder of an image-text model.

@@ -165,7 +165,7 @@ def compile_ours(model: str, batch: int, image_size: int, dtype: str) -> jax.sta
 
 
 def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
-    """Returns our compiled inference on random images, with random parameters."""
+    """Compiles our model's inference on random images, with random parameters."""
     program, lowered = lower_ours(model, batch, image_size, dtype)
     compiled, seconds = compile_timed(lowered)
     params = program.initial_state(0)["params"]
@@ -179,7 +179,7 @@ def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
 
 
 def make_timm(model: str, batch: int, image_size: int) -> Runner:
-    """Returns inference of timm's model in PyTorch. On a GPU the model is compiled, in bfloat16."""
+    """Prepares timm's model for inference in PyTorch. On a GPU it is compiled, and in bfloat16."""
     torch, name, module = timm_model(model, image_size)
     gpu = torch.cuda.is_available() and jax.default_backend() == "gpu"
     device = torch.device("cuda" if gpu else "cpu")
@@ -197,7 +197,7 @@ def make_timm(model: str, batch: int, image_size: int) -> Runner:
 
 
 def make_onnxruntime(model: str, batch: int, image_size: int) -> Runner:
-    """Returns inference of timm's model in ONNX Runtime, with one thread per core.
+    """Prepares timm's model for inference in ONNX Runtime, with one thread per core.
 
     PyTorch exports the model.
     """

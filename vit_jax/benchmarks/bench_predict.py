@@ -60,8 +60,8 @@ def measure(models: list[str], images: int) -> None:
                     pass
                 seconds["plain"].append(between - started)
                 seconds["files"].append(time.perf_counter() - between)
-            # The speed of both variants is computed from `FILES` images. This is also the number of
-            # images in the full batches that were computed: the last batch is padded.
+            # Both variants compute full batches, because the last batch of a turn is padded. The
+            # padding is not counted in the images/s of either variant.
             rate = {way: FILES / TURNS / statistics.median(spent) for way, spent in seconds.items()}
             ratio = statistics.median(
                 a / b for a, b in zip(seconds["plain"], seconds["files"], strict=True)

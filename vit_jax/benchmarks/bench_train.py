@@ -92,7 +92,7 @@ def compare(
     The steps take turns; the results are medians.
 
     Args:
-      steps: config values of each step by dotted key, by the step's name. The other steps are
+      steps: for each step, by name, the config values that define it, by dotted key. All steps are
         compared with the first one.
       models: names of models.
       images: images per device.
@@ -196,7 +196,11 @@ def fast_dtype() -> str:
 
 
 def make_ours(name: str, config: ConfigDict) -> tuple[Runner, jax.stages.Compiled]:
-    """Compiles the config's training step; returns it ready to run, and the compiled program."""
+    """Compiles the config's training step.
+
+    Returns:
+      The step as a program that is ready to run, and the compiled program.
+    """
     compiled, seconds, step = compile_ours(config)
     runner = Runner(name, seconds, program_memory(compiled), lambda: jax.block_until_ready(step()))
     return runner, compiled

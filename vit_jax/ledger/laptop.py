@@ -94,7 +94,13 @@ def fewshot(
 
 
 def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -> int:
-    """Returns the number of steps with which a changed config needs the original's compute."""
+    """Returns the number of steps that makes a changed config as expensive as the original config.
+
+    Args:
+      config: name of the original config, with its argument after a colon.
+      values: overrides that change the config, with two underscores for a dot.
+      steps: number of steps with the original config.
+    """
     from vit_jax.planning.estimate import make_workload
 
     file, _, argument = config.partition(":")

@@ -302,7 +302,7 @@ def by_name(figures: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> str:
-    """Returns a text that compares one value of a factor with the range of its other values.
+    """Returns a text that compares metrics for one value of a factor with metrics for all others.
 
     Example: `accuracy: relative has 91.2 %, the others 88.0 to 90.5 %.`
 

@@ -61,7 +61,10 @@ class BucketLock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock. If a process of another host holds it, first waits for a heartbeat.
+        """Takes the lock.
+
+        If a process of another host holds the lock, this method first waits for a heartbeat. If
+        there is no heartbeat, the lock is taken over.
 
         Raises:
           UserError: another run holds the lock, or the bucket cannot be used.

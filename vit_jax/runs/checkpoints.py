@@ -387,7 +387,7 @@ class Checkpoints:
 
 
 def as_items(state: State, metrics: Metrics) -> dict:
-    """Returns a train state and metrics as the items of a checkpoint, without a frozen model."""
+    """Returns the items of a checkpoint for a train state and metrics, without the frozen model."""
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
     items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
     return items | state["objective_state"] | {"run": run}

@@ -205,9 +205,9 @@ def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[
 
 
 def _training_defaults(options: ImageOptions) -> dict[str, Any]:
-    """Returns the default values of regularization and of the head's initialization.
+    """Returns the defaults of the model arguments for regularization and the head's initialization.
 
-    A run does not take the values of these model arguments from a checkpoint.
+    A run does not take the values of these arguments from a checkpoint.
     """
     declared = options_of(type(options))
     names = REGULARISATION | {"head_bias", "head_std"}

@@ -70,7 +70,10 @@ class Lock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock. If a process of another host holds it, first waits for a heartbeat.
+        """Takes the lock.
+
+        If a process of another host holds the lock, this method first waits for a heartbeat. If
+        there is no heartbeat, the lock is taken over.
 
         Raises:
           UserError: another run holds the lock.
@@ -289,10 +292,10 @@ def this_process(inode: int = 0) -> Holder:
 
 
 def still_held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
-    """Returns whether the process in a lock file still holds the lock; None: unknown on this host.
+    """Returns whether the process that a lock file names still holds the lock; None: unknown here.
 
     Args:
-      holder: the process in the lock file.
+      holder: the process that the lock file names.
       inode: inode of the lock file.
       locked: whether a process holds the file's `flock`; None: `flock` is not supported.
     """
