@@ -745,7 +745,7 @@ def set_backbone(config: ConfigDict, backbone: str, smoke: bool = False) -> None
         named = False
     if named and (smoke or not published):
         config.model.name = backbone
-        # Usually the backbone is frozen in the first steps. Without published weights, its
+        # Some recipes freeze the backbone in the first steps. Without published weights its
         # parameters are random, so it is trained from the first step.
         config.finetune.frozen_steps = config.finetune.warmup_steps = 0
     else:

@@ -151,7 +151,7 @@ def main(arguments: list[str]) -> None:
             backlog=BACKLOG,
             timeout_graceful_shutdown=int(TIMEOUT.value) + 1,
         )
-        # After uvicorn has handled a signal, it raises the signal again. These handlers ignore it.
+        # When a signal ends uvicorn, uvicorn raises the signal again. These handlers ignore it.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         print(f"serving on {address(listening)} (Ctrl-C ends it)", flush=True)

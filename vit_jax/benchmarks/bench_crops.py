@@ -68,7 +68,7 @@ def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: in
 
 
 def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
-    """Prints a table row for each program; the last column is the memory of temporaries in GiB."""
+    """Prints a table row for each program. The last column is the memory of temporaries in GiB."""
     sums = {
         label: [total(compiled.operations, key) for key in ("flops", "cycles")]
         for label, compiled in programs.items()

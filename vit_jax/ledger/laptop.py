@@ -3,7 +3,7 @@
 A training step with images of 16 pixels takes a quarter of the time of a step with images of 32
 pixels. Objects are still larger than the digits in scikit-learn's data set. Each object fills its
 image (`centred`), because small ViTs need thousands of steps to learn scattered objects. Models are
-pre-trained to classify images of the collection `letters`. They are evaluated by few-shot
+pre-trained on any number of images of the collection `letters`. They are evaluated by few-shot
 classification of letters of other alphabets. The recipe is `configs/composed.py`.
 """
 
@@ -132,7 +132,7 @@ def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) ->
 
     Args:
       point: a point from `Study.points`, with the few-shot metrics of all these collections.
-      prefix: `best ` for the best evaluation during each run, or empty for the last evaluation.
+      prefix: `best ` for the highest value of each metric during a run; empty for the last value.
       shots: training images per class.
     """
     names = [f"{prefix}fewshot/{name}/{shots}" for name in DOWNSTREAM]

@@ -54,7 +54,7 @@ def law(compute: np.ndarray, error: np.ndarray) -> dict[str, float]:
 
 
 def laws_in_words(laws: Mapping[str, Mapping[str, float]]) -> str:
-    """Formats the exponent and its interval for each group."""
+    """Formats the power law of each group as text: the exponent and its interval."""
     return "; ".join(
         f"{name}: error falls as compute to the power of -{law['exponent']:.3f} "
         f"({law['low']:.3f} to {law['high']:.3f}, {law['points']:.0f} points)"

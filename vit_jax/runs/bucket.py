@@ -130,7 +130,7 @@ _SIGN_IN = {"gs://": "gcloud auth application-default login", "s3://": "aws conf
 @functools.cache
 def _file_system(url: str):
     """Returns the file system of a URL, and the URL's path in the file system."""
-    # gcsfs logs the tracebacks of errors in addition to raising them.
+    # gcsfs logs the traceback of each error that it raises. These logs are suppressed.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     try:
         files, root = fsspec.core.url_to_fs(url)

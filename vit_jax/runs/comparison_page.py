@@ -215,7 +215,7 @@ def _same_images(one: Predictions | None, other: Predictions | None) -> bool:
 
 
 def sign_test(one: int, other: int) -> float:
-    """Returns the two-sided p-value of a sign test: `one` successes, `other` failures."""
+    """Returns the two-sided p-value of a sign test with `one` successes and `other` failures."""
     tosses = one + other
     tail = sum(math.comb(tosses, heads) for heads in range(min(one, other) + 1))
     return min(1.0, float(tail * 2 / 2**tosses)) if tosses < 1000 else _normal_tail(one, other)

@@ -44,7 +44,7 @@ class FrozenModel(NamedTuple):
     notes: list[str]
 
     def read(self) -> dict:
-        """Reads the parameters and returns them, on the host."""
+        """Reads the parameters into host memory, and returns them."""
         return nnx.traversals.unflatten_mapping(
             {tuple(path.split("/")): x for path, x in self._read_each()}
         )

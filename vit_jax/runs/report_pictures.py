@@ -48,7 +48,7 @@ def attention_figures(
       Contents of the files that `SEEN` lists, by file name. Empty: the model has no full attention,
       the attention weights of one image exceed 1 GiB, or the attention weights are not finite.
     """
-    # Imported here: Matplotlib would slow down the start of each run.
+    # Imported here, because importing Matplotlib would slow down the start of each run.
     from vit_jax.inspection import figures
 
     model = nnx.merge(graphdef, params)
@@ -72,7 +72,7 @@ def attention_figures(
         jax.jit(captured, out_shardings=replicated(mesh))(params, np.stack(images))
     )
     attention = found["attention"]
-    # The weights are not finite if the run has diverged.
+    # If the run has diverged, the attention weights are not finite, and nothing can be drawn.
     if not all(np.isfinite(weights).all() for weights in attention):
         return {}
     seen = of_patches(model, rollout(attention)[-1])
