@@ -73,7 +73,7 @@ def print_sweep(job, where, prices, planner, counts_traffic: bool) -> list:
       where: the slice or machine.
       prices: prices of devices.
       planner: function that estimates a run.
-      counts_traffic: whether the estimates include communication between devices.
+      counts_traffic: True: the estimates include communication between devices.
     """
     from vit_jax.planning import choices
 
