@@ -183,8 +183,8 @@ def _of_prediction() -> dict[str, Any]:
     return dict(models=MODELS.value, images=images)
 
 
-# For some benchmarks, a function that returns the arguments of `measure` from the flags. All other
-# benchmarks have no arguments.
+# Maps a benchmark to a function without arguments. The function reads the flags, and returns the
+# keyword arguments of the benchmark's `measure`. Benchmarks that are not listed have no arguments.
 ARGUMENTS = {
     "overhead": _of_overhead,
     "input": lambda: dict(host=HOST.value),

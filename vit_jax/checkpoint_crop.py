@@ -15,7 +15,9 @@ def checkpoint_crop(
 ) -> TestCrop:
     """Returns a checkpoint's evaluation crop, adapted to another image size.
 
-    The ratio of crop size to resized image is the same for all sizes.
+    The short side of the resized image is scaled in proportion to the crop. For example, a
+    checkpoint that resizes to 256 pixels and crops to 224 pixels resizes to 512 pixels for a crop
+    of 448 pixels.
 
     Args:
       checkpoint: the checkpoint.

@@ -97,7 +97,7 @@ def open_classifier(
 
 
 def _changes(**arguments: Any) -> dict[str, Any]:
-    """Returns the changes of a model's arguments, without arguments that are None or 0."""
+    """Returns the arguments that are neither None nor 0: the model arguments to change."""
     return {name: value for name, value in arguments.items() if value}
 
 

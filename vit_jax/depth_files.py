@@ -23,7 +23,7 @@ MOST = 2**16 - 1  # Maximum value of a pixel, in units.
 
 
 def unit_of(farthest: float) -> float:
-    """Returns the smallest unit of `UNITS`, in metres, with which a depth fits into 16 bits."""
+    """Returns the smallest unit of `UNITS`, in metres, in which a depth is at most 65,535."""
     return next(unit for unit in UNITS if farthest <= MOST * unit)
 
 

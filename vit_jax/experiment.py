@@ -176,7 +176,7 @@ def print_experiment(name: str, experiment: Experiment, recorded: dict) -> None:
 
 
 def price(recorded: dict, name: str) -> str:
-    """Returns the device-days of an experiment at the paper's scale, as text; '': unknown.
+    """Returns the device-days that an experiment needs at the paper's scale, as text; '': unknown.
 
     Args:
       recorded: all records. The record `prices` contains the device-days.

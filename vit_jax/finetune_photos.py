@@ -88,7 +88,10 @@ def main(arguments: list[str]) -> None:
 
 
 def _of_short_flags(arguments: list[str]) -> dict[str, Any]:
-    """Returns the config's values, by key, that the path and the command's own flags set."""
+    """Returns the config values, by dotted key, that are set by the path and by the short flags.
+
+    Short flags are those without the prefix `config.`, such as `--from` and `--minutes`.
+    """
     short = {"data.groups": GROUP.value, "data.balance": BALANCE.value, "minutes": MINUTES.value}
     short["finetune.checkpoint"] = FROM.value and checkpoint_of(FROM.value)
     short["data.path"] = arguments[0] if arguments else None

@@ -97,7 +97,8 @@ def train(
 
     try:
         with handing_in(objective):
-            # The name is set after the check, which only accepts the names of built-in objectives.
+            # The config's check accepts only names of built-in objectives. The name of the passed
+            # class is therefore set after the check.
             if objective is not None:
                 options = with_values(options, {"objective.name": objective.__name__})
             folder = workdir_at(workdir)
@@ -130,7 +131,7 @@ def _check_groups(train_split: str, train: Any) -> None:
 
 
 def _changes(with_data: bool, with_model: bool) -> dict[str, Any]:
-    """Returns config values to set if a program passes data or a model."""
+    """Returns the config values to set if the caller of `train` passes data or a model."""
     changes = {}
     if with_data:
         changes |= {

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class AboutLoaded(About):
-    """Metadata of a loaded model. Its `predict` applies the checkpoint's preprocessing."""
+    """Metadata of a loaded model: name, source, preprocessing and class names.
+
+    Its method `predict` applies the checkpoint's preprocessing and the model.
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, options: ImageOptions, weights: Weights | None = None
@@ -40,7 +43,8 @@ class AboutLoaded(About):
         return other
 
     def lines(self, model: ImageModel) -> dict[str, str]:
-        # Imported here, because models do not need the code that reads images.
+        # The module is imported here, because it imports the code for reading images. Most uses of
+        # a model do not need this code.
         from vit_jax.checkpoint_crop import checkpoint_crop
 
         try:
@@ -54,7 +58,8 @@ class AboutLoaded(About):
         self, model: ImageModel, images: Any, top: int | None, threshold: float | None
     ) -> list[Prediction]:
         if self._predictor is None:
-            # Imported here, because importing the code that reads images takes a second.
+            # The module is imported here, because it imports the code for reading images, which
+            # takes a second.
             from vit_jax.inference import Predictor
 
             self._predictor = Predictor(self._checkpoint, self.probabilities)

@@ -74,7 +74,7 @@ def print_sweep(config, job, where, prices, planner, counts_traffic: bool) -> li
       where: the slice or machine.
       prices: prices of devices.
       planner: function that estimates a run.
-      counts_traffic: whether the estimates include communication between devices.
+      counts_traffic: True: the estimates include communication between devices.
     """
     from vit_jax.planning import choices
 

@@ -38,7 +38,7 @@ from vit_jax.prediction_files import SUFFIXES, most_named, written_to
 if TYPE_CHECKING:
     from vit_jax.classifier import Classifier
 
-# For each objective of a run, the default folder of --out, and a description of its contents.
+# Maps a run's objective to the default folder of --out, and to a word for the folder's content.
 DENSE = {
     "segmentation": ("segmented", "masks"),
     "detection": ("detected", "objects"),

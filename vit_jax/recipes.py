@@ -1,4 +1,7 @@
-"""Recipes of the config files: the paper's (tables 3, 4), masked autoencoders, BiT, DeiT and later.
+"""Training recipes for the config files: the recipes of the ViT paper and of later papers.
+
+The recipes are those of ViT (tables 3 and 4 of the paper), BiT, MAE, EVA, BEiT, DINO, SigLIP, DeiT
+and others.
 
 Learning rates are as in the papers, but schedules may be shifted by one update. By default,
 schedules in vit_jax count updates from 1. Schedules in vision_transformer, big_vision and PyTorch
@@ -107,8 +110,8 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
     config = _like_eva(
         model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES
     )
-    # The model names are those of fine-tuned models, whose norm is after the pooling. These values
-    # change the norm for pre-training.
+    # The model's name implies that its norm is after the pooling, as in fine-tuning. In
+    # pre-training the norm is before the pooling, as set here.
     config.model.update(
         dict(pooling="gap", cls_token=True, fc_norm=False, stochastic_depth=row.stochastic_depth)
     )
@@ -192,8 +195,8 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
         row.warmup,
         IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES,
     )
-    # The model names are those of fine-tuned models, whose norm is after the pooling, and whose
-    # layers have position biases. These values change both for pre-training.
+    # The model's name implies that its norm is after the pooling and that each layer has position
+    # biases, as in fine-tuning. The values set here change both for pre-training.
     config.model.update(
         dict(
             pooling="gap",
@@ -273,11 +276,13 @@ def _like_eva(
 
 
 class TeacherRecipe(NamedTuple):
-    """Schedules of self-distillation. Durations are in epochs of the authors.
+    """Schedules of self-distillation.
+
+    Durations are in epochs, as defined by the recipe's authors: an epoch has `epoch` steps.
 
     Attributes:
       epochs: number of epochs of the run.
-      epoch: number of steps of an epoch.
+      epoch: number of steps that the authors call an epoch.
       learning_rate: learning rate at the end of the warm-up.
       warmup: epochs of the learning rate's warm-up.
       temperature_warmup: epochs of the warm-up of the teacher's temperature.
@@ -492,8 +497,9 @@ def segmentation(head: str, steps: int = 0) -> ConfigDict:
     return config
 
 
-# Options of depth heads, by name: DINOv3's linear probe, DINOv2's linear probe on four layers, and
-# DINOv2's DPT with DINOv3's bins. (DINOv2's own DPT predicts the depth directly: `bins=1`.)
+# Maps the name of a depth head to its options. `linear` is DINOv3's linear probe. `linear4` is
+# DINOv2's linear probe on four layers. `dpt` is DINOv2's DPT head with DINOv3's depth bins.
+# (DINOv2's own DPT head has no bins. It predicts the depth directly: `bins=1`.)
 DEPTH = {
     "linear": dict(head="linear"),
     "linear4": dict(head="linear", layers=4, class_token=True, normalize=False, upsample=4),
@@ -558,7 +564,7 @@ TRANSFER = {
     "cifar10": Transfer("cifar10", 10_000, 500, _RATES, 2),
     "oxford_iiit_pet": Transfer("oxford_iiit_pet", 500, 100, _RATES, 10),
     "oxford_flowers102": Transfer("oxford_flowers102", 500, 100, _RATES, 10),
-    # The user's own images, with the values of the paper's small data sets.
+    # For the user's own images, the recipe is that of the paper's small data sets.
     "folder": Transfer("", 500, 100, _RATES, 10),
 }
 
@@ -633,8 +639,9 @@ def hyperrule(images: int) -> HyperRule:
     return HyperRule(20_000, 500, (6000, 12_000, 18_000), 0.1)
 
 
-# For each data set, the number of training images, and their side in pixels. The side 224 also
-# stands for larger sides. VTAB-1k's data sets have 1,000 images.
+# Maps a data set to the number of its training images, and to their side in pixels. Sides above 224
+# are also listed as 224, because BiT-HyperRule only compares sides with 96. VTAB-1k's data sets
+# have 1,000 images.
 _IMAGES = {
     "imagenet2012": (IMAGENET_IMAGES, 224),
     "cifar100": (50_000, 32),
@@ -736,7 +743,8 @@ def backbone_values(backbone: str, smoke: bool = False) -> dict[str, Any]:
     except UserError:
         named = False
     if named and (smoke or not published):
-        # Without published weights the backbone is trained from the first step.
+        # Some recipes freeze the backbone in the first steps. Without published weights its
+        # parameters are random, so it is trained from the first step.
         return {
             "model.name": backbone,
             "finetune.frozen_steps": 0,

@@ -179,7 +179,8 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
     """Returns the version of a checkpoint: its step, and a hash of its parameters and its model."""
     arrays = {path: functools.partial(opened.read, path) for path in opened.shapes}
     objective = opened.objective
-    # The hash includes the objective's own head, which predicts classes, depths or objects.
+    # The hash of the parameters includes the head of the run's objective, if the head predicts
+    # classes, depths or objects.
     if (
         objective is not None
         and objective.shapes is not None
@@ -195,10 +196,15 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
 
 
 def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
-    """Returns the digest (hash) of the data of each row in a measurement, by the row's name.
+    """Returns a digest (hash) of the data of each row in a suite's table.
 
-    If the data of a row cannot be opened, the row has no digest. The second result is a text with
-    the reasons.
+    If the data of a row cannot be opened, the row has no digest.
+
+    Args:
+      measurement: the evaluation that computes the rows.
+
+    Returns:
+      The digests by the row's name, and a text with the reasons of missing digests.
     """
     digests, failures = {}, {}
     for name in measurement.names:
@@ -210,10 +216,10 @@ def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
 
 
 def attempt(results: Results, suite: Suite, measurement: Measurement, subject: Subject) -> None:
-    """Computes the rows of a measurement that have no earlier result, or whose data have changed.
+    """Computes rows of a suite's table that are missing in `results`, or whose data have changed.
 
-    If the data of an earlier result are not available now, this result is kept. If a row cannot be
-    computed, its note contains the reason.
+    A row with an earlier result is kept if its data cannot be opened now. If a row cannot be
+    computed, the row is added without a metric, and its note contains the reason.
     """
     digests, failure = digests_of_data(measurement)
     reused, changed = [], []
@@ -248,7 +254,10 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
 def measured_rows(
     suite: Suite, measurement: Measurement, subject: Subject, names: list[str]
 ) -> list[Row]:
-    """Computes rows of a suite. If a row cannot be computed, its note contains the reason."""
+    """Computes rows of a suite's table, given their names.
+
+    If a row cannot be computed, it is returned without a metric, and its note contains the reason.
+    """
     impossible = []
     try:
         try:

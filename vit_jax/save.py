@@ -51,8 +51,9 @@ def save_model(
       path: a new `FILE.npz` for Google's format, or a new folder. A folder is written for
         Transformers, for timm if Transformers does not have the model, or for OpenAI's code if the
         model is a `DVAE`.
-      library: `google`, `timm`, `transformers` or `openai`; of a model of `load_image_text`
-        `transformers`, `open_clip` or `big_vision`. None: it is chosen by path and model.
+      library: the library that can load the saved model: `google`, `timm`, `transformers` or
+        `openai`. For a model of `load_image_text`: `transformers`, `open_clip` or `big_vision`.
+        None: it is chosen by path and model.
       log: callback for messages about values that the format cannot store.
       **changes: arguments of a checkpoint's model to change, as in `load_model`.
 

@@ -1,4 +1,4 @@
-"""CSV files for spreadsheets. Texts are written such that no spreadsheet evaluates a formula."""
+"""CSV files for spreadsheets. Texts that a spreadsheet would evaluate as formulas are escaped."""
 
 import csv
 import re

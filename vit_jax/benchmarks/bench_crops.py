@@ -1,4 +1,8 @@
-"""Compares DINO's step with a supervised step, and two ways to compute crops, for a TPU."""
+"""Compares programs by the TPU compiler's estimates: DINO's step, and two ways to encode crops.
+
+The first comparison is between DINO's training step and a supervised training step. The second one
+is between a separate forward pass for each crop size, and one pass over all crops.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -38,7 +42,8 @@ def measure(configs: Mapping[str, RunOptions], slices: Sequence[str], images: in
     DINOv2's code, and each crop attends only to itself.
 
     Args:
-      configs: DINO configs, by the name of the plain ViT.
+      configs: for each ViT, by name, the config of DINO's step. The supervised step has the same
+        ViT.
       slices: chip and topology, such as `v5e:2x2`.
       images: images per device.
     """
@@ -65,7 +70,7 @@ def measure(configs: Mapping[str, RunOptions], slices: Sequence[str], images: in
 
 
 def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
-    """Prints a table row for each program; the last column is the memory of temporaries in GiB."""
+    """Prints a table row for each program. The last column is the memory of temporaries in GiB."""
     sums = {
         label: [total(compiled.operations, key) for key in ("flops", "cycles")]
         for label, compiled in programs.items()
@@ -81,15 +86,15 @@ def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
 
 
 def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compiled:
-    """Compiles the forward and backward pass of a variant, with `images` images on each device.
+    """Compiles the forward and backward pass of a ViT over the crops of `images` images per device.
 
-    The program computes the gradient of the tokens' mean square.
+    The loss is the mean square of the output tokens.
 
     Args:
-      form: the variant, `pass_by_pass` or `packed`.
+      form: how crops are encoded: the function `pass_by_pass` or `packed`.
       name: name of the ViT.
-      where: the slice.
-      images: images per device.
+      where: the TPU slice to compile for.
+      images: number of images per device, before they are cropped.
     """
     mesh = make_mesh(devices=topology_devices(where))
     model = abstract(model_factory(name, num_classes=0, image_size=max(CROPS), dtype="bfloat16"))
@@ -114,7 +119,11 @@ def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compil
 
 
 def pass_by_pass(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the last layer's tokens for the crops of each size, `[crops, tokens, dim]`."""
+    """Encodes the crops of each size in a separate pass.
+
+    Returns:
+      The last layer's tokens `[crops, tokens, dim]` for each crop size.
+    """
     sized = [model.resized(images.shape[1:3]) for images in crops]
     return [
         each.encode(each.assemble(each.patches(images)))

@@ -14,7 +14,7 @@ STEPS = {
 
 
 def measure(**values) -> None:
-    """Prints FLOPs and time of training steps at two drop rates.
+    """Prints FLOPs and time of training steps with both kinds of stochastic depth, at two rates.
 
     Args:
       **values: arguments of `bench_train.compare`.

@@ -1,8 +1,8 @@
 """Benchmarks a GPU within minutes, the most important measurements first; saves each result.
 
-Several steps are timed together, and the host waits only for the last one, as in a training loop.
-Turns of our step and of timm's alternate. timm's step runs in a separate process, and both are
-compiled at the same time.
+Several training steps are timed together, and the host waits only for the last step, as in a
+training loop. Measurements of our step and of timm's step alternate. timm's step runs in a separate
+process, and both steps are compiled at the same time.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class Program(NamedTuple):
 
 
 class Stopwatch:
-    """Checks the time limit of the benchmark, and logs results as JSON lines."""
+    """The benchmark's time limit, and its log of results in JSON lines."""
 
     def __init__(self, minutes: float, out: str | None):
         self.ends = time.perf_counter() + 60 * minutes
@@ -90,13 +90,13 @@ def measure(
     Args:
       minutes: time limit; no measurement starts after it.
       out: folder of gpu.jsonl; None: the file is not written.
-      parts: some of `PARTS`; empty: all, in this order.
+      parts: names of the benchmarks to run, from `PARTS`; empty: all of `PARTS`, in its order.
       models: models to time; empty: the models of `TRAINED`.
       images: batch size of all models; None: as in `TRAINED`.
       image_size: image size of all models; None: as in `TRAINED`.
 
     Raises:
-      UserError: a part is unknown.
+      UserError: a name in `parts` is unknown.
     """
     for name in set(parts) - set(PARTS):
         raise UserError(f"unknown part {name!r} (--parts); {nearest(name, PARTS)}")
@@ -122,7 +122,7 @@ def measure(
 def trained_models(
     models: Sequence[str], images: int | None, image_size: int | None
 ) -> dict[tuple[str, int], int]:
-    """Returns the batch size by model and image size; arguments as in `measure`."""
+    """Returns the batch size of each (model, image size). The arguments are those of `measure`."""
     trained = {key: count for key, count in TRAINED.items() if not models or key[0] in models}
     known = {model for model, _ in TRAINED}
     trained |= {(model, 224): 64 for model in models if model not in known}
@@ -343,9 +343,9 @@ def race(
 
 
 def time_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
-    """Returns the step time of each program in each turn, in seconds.
+    """Times the programs in turns; returns the seconds per step in each turn, by program.
 
-    Turns after the end of a program's process are missing.
+    If the process of a program ends early, its later turns are missing from the result.
     """
     times: dict[str, list[float]] = {key: [] for key in programs}
     for _ in range(TURNS):
@@ -356,7 +356,10 @@ def time_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
 
 
 def seconds_of_step(program: Program) -> float:
-    """Returns the mean duration of a step in seconds, over about `SECONDS`."""
+    """Returns the mean duration of a step in seconds.
+
+    Steps are run for about `SECONDS` seconds.
+    """
     started = time.perf_counter()
     program.run(1)
     steps = max(1, round(SECONDS / (time.perf_counter() - started)))
@@ -369,7 +372,7 @@ def seconds_of_step(program: Program) -> float:
 def timm_process(model: str, images: int, image_size: int) -> Iterator[Program]:
     """Yields timm's training step, which is compiled and run in a separate process.
 
-    Compilation starts at once. The first call of `run` waits until it is done.
+    The compilation starts at once. The first call of `run` waits until the step is compiled.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

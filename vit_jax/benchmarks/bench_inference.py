@@ -95,7 +95,7 @@ def measure(
 def make_runners(
     model: str, batch: int, image_size: int, dtype: str, against: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns the programs that compute a model, by title: ours, and those of other libraries.
+    """Returns the compiled programs of a model: ours and those of other libraries, by their titles.
 
     If a library does not have the model, the reason is printed.
     """
@@ -140,8 +140,8 @@ def lower_ours(
       devices: devices to compile for; None: the devices of this machine.
 
     Returns:
-      The model's program from `make_program`, with shapes in place of arrays; and the lowered
-      inference.
+      The model's program from `make_program`, whose parameters are only shapes and dtypes; and the
+      lowered forward pass.
     """
     options = other_projects.our_config(model, image_size, dtype, batch)
     program = make_program(
@@ -162,7 +162,7 @@ def compile_ours(model: str, batch: int, image_size: int, dtype: str) -> jax.sta
 
 
 def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
-    """Returns our compiled inference on random images, with random parameters."""
+    """Compiles our model's inference on random images, with random parameters."""
     program, lowered = lower_ours(model, batch, image_size, dtype)
     compiled, seconds = compile_timed(lowered)
     params = program.initial_state(0)["params"]
@@ -176,7 +176,7 @@ def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
 
 
 def make_timm(model: str, batch: int, image_size: int) -> Runner:
-    """Returns inference of timm's model in PyTorch. On a GPU the model is compiled, in bfloat16."""
+    """Prepares timm's model for inference in PyTorch. On a GPU it is compiled, and in bfloat16."""
     torch, name, module = timm_model(model, image_size)
     gpu = torch.cuda.is_available() and jax.default_backend() == "gpu"
     device = torch.device("cuda" if gpu else "cpu")
@@ -194,7 +194,7 @@ def make_timm(model: str, batch: int, image_size: int) -> Runner:
 
 
 def make_onnxruntime(model: str, batch: int, image_size: int) -> Runner:
-    """Returns inference of timm's model in ONNX Runtime, with one thread per core.
+    """Prepares timm's model for inference in ONNX Runtime, with one thread per core.
 
     PyTorch exports the model.
     """
@@ -287,7 +287,9 @@ def largest_batch(memory: Callable[[int], int], limit: float) -> int:
 
 
 def draw(panels: dict[str, dict[str, dict[int, float]]], out: Path) -> None:
-    """Draws a panel for each measured quantity, over the image size, with a line for each program.
+    """Draws a panel for each measured quantity.
+
+    The x-axis is the image size. A panel contains a line for each program.
 
     Args:
       panels: values by quantity, program and image size.

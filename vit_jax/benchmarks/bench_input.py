@@ -107,7 +107,8 @@ def measure_host(
     Args:
       rate: images/s for which the required number of cores is printed.
       batch_sizes: images in a batch.
-      images: images that are measured for each batch size, after two batches of each worker.
+      images: number of images in a measurement. Before it, two batches per worker are read as a
+        warm-up.
       workers: number of worker processes.
     """
     mesh = make_mesh()
@@ -139,7 +140,10 @@ def _microseconds(function: Callable[[], Any], calls: int) -> float:
 
 
 def make_photographs(folder: Path, images: int = IMAGES) -> None:
-    """Writes JPEGs cropped from photographs, with sides of 500 and 375 pixels, +- 25 %."""
+    """Writes JPEGs of random crops of photographs.
+
+    The width is 500 pixels and the height 375 pixels, each changed randomly by up to 25 %.
+    """
     try:
         import skimage
     except ImportError as error:
@@ -258,7 +262,7 @@ def _vit_jax(
 
 
 def _views(folder: str, turn: int, small: int = 0, **crop: str) -> Iterator:
-    """Yields batches with two views of each image and `small` local views, as for DINO."""
+    """Yields batches with two global views of each image and `small` local views, as for DINO."""
     views = [View(count=2, crop=dict(area=(0.4, 1.0)))]
     if small:
         views.append(View("local", small, 96, crop=dict(area=(0.05, 0.4))))
@@ -275,7 +279,7 @@ def _views(folder: str, turn: int, small: int = 0, **crop: str) -> Iterator:
 
 
 def _tf_data(folder: str, turn: int) -> Iterator:
-    """Yields batches of a pipeline like the paper's: TensorFlow's fused decode and crop."""
+    """Yields batches of random crops from tf.data. TensorFlow decodes only the pixels of a crop."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
@@ -314,7 +318,7 @@ def _full_decode(folder: str, turn: int) -> Iterator:
 
 
 def _plain(folder: str, turn: int, crop) -> Iterator:
-    """Crops images in a plain loop, and yields after each batch."""
+    """Crops images in a Python loop without vit_jax's pipeline; yields None after each batch."""
     source = open_source("folder", "train", path=folder)
     order = Order(turn, (len(source),))
     rng = np.random.default_rng(turn)
@@ -360,9 +364,10 @@ SHARED = {
 
 
 def draws(count: int = 10_000, rounds: int = 5) -> str:
-    """Returns a line about sampling random crop boxes.
+    """Measures the sampling of random crop boxes; returns a line of text.
 
-    It contains the duration for one box in the fastest round, and the boxes' mean area.
+    For each sampling function, the line contains the time per box in the fastest round, and the
+    mean area of a box as a share of the image.
     """
     parts = []
     for draw in (inception_box, random_resized_box):

@@ -45,7 +45,11 @@ def measure(runs: int = 5) -> None:
 
 
 def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Returns (seconds, peak bytes) of reading a checkpoint's arrays, and of `load_model`."""
+    """Reads a checkpoint twice: only its arrays, and with `load_model`.
+
+    Returns:
+      (seconds, peak bytes) of each of the two.
+    """
     file = path if path.is_file() else path / "model.safetensors"
     if is_cold:
         _forget(file)

@@ -1,4 +1,4 @@
-"""Times prediction from a folder of JPEGs, compared with the same model on images in memory."""
+"""Times a model's predictions for JPEG files, and for images that are already decoded in memory."""
 
 import statistics
 import tempfile
@@ -60,7 +60,8 @@ def measure(models: list[str], images: int) -> None:
                     pass
                 seconds["plain"].append(between - started)
                 seconds["files"].append(time.perf_counter() - between)
-            # Both ways compute full batches, because the last batch of a turn is padded.
+            # Both variants compute full batches, because the last batch of a turn is padded. The
+            # padding is not counted in the images/s of either variant.
             rate = {way: FILES / TURNS / statistics.median(spent) for way, spent in seconds.items()}
             ratio = statistics.median(
                 a / b for a, b in zip(seconds["plain"], seconds["files"], strict=True)

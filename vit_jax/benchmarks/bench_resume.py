@@ -1,4 +1,7 @@
-"""Times the start of the input pipeline at an early step, and at a late step as after resuming."""
+"""Times the start of the input pipeline at example 10, and at example 100 million.
+
+A training run that resumes at a late step starts its input pipeline at a late example.
+"""
 
 import contextlib
 import statistics

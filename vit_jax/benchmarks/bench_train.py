@@ -91,7 +91,7 @@ def compare(
     The steps take turns; the results are medians.
 
     Args:
-      steps: config values of each step by dotted key, by the step's name. The other steps are
+      steps: for each step, by name, the config values that define it, by dotted key. All steps are
         compared with the first one.
       models: names of models.
       images: images per device.
@@ -134,7 +134,8 @@ def print_header(images: int, dtype: str, call: str) -> None:
     Args:
       images: images per device.
       dtype: dtype of the computation.
-      call: unit of the measured durations, such as `step`: the column is `ms a step`.
+      call: name of the measured call of a program, such as `step`. It is part of the column's
+        heading, `ms a step`.
     """
     print(
         f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"
@@ -154,7 +155,7 @@ def race(
     Args:
       runners: the programs; ours is the first.
       batch: number of images that a program processes at once, on all devices.
-      least: FLOPs for this number of images, for the MFU.
+      least: FLOPs of training on this number of images, from which the MFU is computed.
       turns: number of turns.
       seconds: minimum duration of a turn.
     """
@@ -193,7 +194,11 @@ def fast_dtype() -> str:
 
 
 def make_ours(name: str, config: RunOptions) -> tuple[Runner, jax.stages.Compiled]:
-    """Compiles the config's training step; returns it ready to run, and the compiled program."""
+    """Compiles the config's training step.
+
+    Returns:
+      The step as a program that is ready to run, and the compiled program.
+    """
     compiled, seconds, step = compile_ours(config)
     runner = Runner(name, seconds, program_memory(compiled), lambda: jax.block_until_ready(step()))
     return runner, compiled
@@ -225,7 +230,7 @@ def compile_ours(config: RunOptions) -> tuple[jax.stages.Compiled, float, Callab
 def make_others(
     peer: str, model: str, batch: int, image_size: int, dtype: str, checkouts: str | None
 ) -> list[Runner]:
-    """Returns the training steps of another project, compiled; one for each variant in `Peer`.
+    """Compiles the training steps of another project: one step for each variant in `Peer.options`.
 
     Raises:
       UserError: the checkout does not exist, or the package is not installed.
@@ -248,7 +253,7 @@ def make_others(
 
 
 def repeated(compiled: jax.stages.Compiled, state: dict, data: tuple) -> Callable[[], None]:
-    """Returns a function that runs the next step and waits for its end."""
+    """Returns a function that runs the next training step and waits for its end."""
 
     def step():
         nonlocal state

@@ -1,8 +1,8 @@
-"""Training steps with the ViTs of other projects, which are loaded from the user's checkouts.
+"""Training steps with the ViTs of other projects, for comparison with ours.
 
-Only the ViT is from the other project. Loss, optimizer and sharding are equivalent to ours. From a
-checkout only the file of the model is loaded. Modules that this file imports but does not need are
-replaced by empty modules.
+The user passes a checkout of the other project. Only the file that defines its ViT is loaded.
+Modules that this file imports but does not need are replaced by empty modules. Loss, optimizer and
+sharding are equivalent to ours.
 """
 
 import importlib.util
@@ -37,7 +37,8 @@ class Peer(NamedTuple):
 
 
 def _vision_transformer(checkout: Path, name: str, dtype: str):
-    # This package is also named vit_jax. It has no dtype setting, and computes in float32.
+    # The package of google-research/vision_transformer is also named vit_jax. Its ViT has no dtype
+    # setting, and computes in float32.
     _load(checkout / "vit_jax" / "models_resnet.py", "vit_jax.models_resnet")
     module = _load(checkout / "vit_jax" / "models_vit.py", "vision_transformer.models_vit")
     size, patch = _size(name)

@@ -123,18 +123,6 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         reals = rows(["ReaL"], seen.values, seen.labels[:, 1:], crop) if real else []
         return rows(OWN, seen.values, seen.labels[:, :1], crop) + reals
 
-    def v2(names: Sequence[str]) -> Source:
-        source = open_source(
-            "tfds", "test", path=in_data_dir(sets.IMAGENET_V2, options["data_dir"])
-        )
-        sets.check_classes(source.class_names, sets.IMAGENET_V2)
-        return source
-
-    def objectnet(names: Sequence[str]) -> Source:
-        if not options["objectnet"]:
-            raise UserError(f"give --objectnet=objectnet-1.0, from {sets.OBJECTNET_URL}")
-        return sets.open_objectnet(options["objectnet"])
-
     def other(
         name: str, open_set: Callable[[Sequence[str]], Source], crop: TestCrop
     ) -> Measurement:
@@ -176,7 +164,20 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         on_validation = [
             Measurement((*OWN, "ReaL"), relabelled, of_validation, fingerprint, identify)
         ]
+    v2, objectnet = (functools.partial(each, options) for each in (_open_v2, _open_objectnet))
     return [*on_validation, other("ImageNet-v2", v2, crop), other("ObjectNet", objectnet, central)]
+
+
+def _open_v2(options: Options, names: Sequence[str]) -> Source:
+    source = open_source("tfds", "test", path=in_data_dir(sets.IMAGENET_V2, options["data_dir"]))
+    sets.check_classes(source.class_names, sets.IMAGENET_V2)
+    return source
+
+
+def _open_objectnet(options: Options, names: Sequence[str]) -> Source:
+    if not options["objectnet"]:
+        raise UserError(f"give --objectnet=objectnet-1.0, from {sets.OBJECTNET_URL}")
+    return sets.open_objectnet(options["objectnet"])
 
 
 OWN = ("ImageNet", "ImageNet, top-5")

@@ -46,13 +46,8 @@ def draw_all(
     def draw(name: str, caption: str, make: Callable[[], tuple[dict, object]]) -> None:
         """Creates a figure and saves it as `NAME.png` in the folder `out`.
 
-        The data of the figure are added to `arrays`. If `make` raises UserError, the figure is
-        skipped, and the message is printed.
-
-        Args:
-          name: name of the file.
-          caption: caption of the figure.
-          make: function that returns the data of the figure, by name, and the figure.
+        `make` returns the figure's data, by name, and the figure. If `make` raises UserError, the
+        figure is skipped, and the message is printed.
         """
         try:
             values, figure = make()

@@ -1,4 +1,4 @@
-"""Charts of metrics against a factor, with the std over seeds."""
+"""Plots metrics of training runs over a varied factor, with the std over seeds."""
 
 import itertools
 import statistics
@@ -17,8 +17,8 @@ def lines(
 
     Args:
       points: results of runs from `Study.points`. Values of `y` are from 0 to 1.
-      x: name of a factor, or of a metric such as exaflops. For a metric, its mean over seeds is
-        drawn.
+      x: quantity on the x-axis: the name of a factor, such as `model`, or of a metric, such as
+        `exaflops`. For a metric, the mean over seeds is drawn.
       y: name of the metric.
       by: factors; there is a line for each combination of their values.
       log: True: the x-axis is logarithmic, unless the values of `x` are text.
@@ -108,7 +108,12 @@ def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x
 
 
 def at(point: Mapping[str, Any], name: str) -> Any:
-    """Returns the value of a factor, or the mean of a metric."""
+    """Returns a point's value of a factor, or its metric's mean over seeds.
+
+    Args:
+      point: a point from `Study.points`.
+      name: name of the factor or the metric.
+    """
     value = point[name]
     return statistics.mean(value) if isinstance(value, (list, tuple)) else value
 
@@ -117,7 +122,8 @@ def panels(rows: Points, x: str, xlabel: str, figures: Mapping[str, str], by: st
     """Draws a panel with logarithmic axes for each metric.
 
     Args:
-      rows: mappings with the factors `x` and `by`, and a number for each metric.
+      rows: the points to draw. Each is a mapping with the values of the factors `x` and `by`, and
+        the value of each metric.
       x: the factor on the x-axis.
       xlabel: label of the x-axis.
       figures: labels of the panels, by the name of the metric.

@@ -74,7 +74,8 @@ def annotation(mask: np.ndarray, objects: np.ndarray, part: int) -> dict[str, An
     """Returns the COCO annotation of a cut-out's visible pixels, without ids.
 
     Args:
-      mask, objects: for each pixel the class and the number of the cut-out, from `compose`.
+      mask: the class of each pixel, from `compose`.
+      objects: the number of each pixel's cut-out, from `compose`.
       part: number of the cut-out.
     """
     pixels = objects == part

@@ -1,10 +1,10 @@
 """Laptop scale: small models of three families on composed images of 16 pixels.
 
-A step with images of 16 pixels takes a quarter of the time that it takes with 32, and objects are
-still larger than the digits in scikit-learn's data set. Each object fills its image (`centred`),
-because small ViTs need thousands of steps to learn scattered objects. Models are pre-trained on any
-number of images of `letters`, and evaluated by few-shot classification of other alphabets. The
-recipe is `configs/composed.py`.
+A training step with images of 16 pixels takes a quarter of the time of a step with images of 32
+pixels. Objects are still larger than the digits in scikit-learn's data set. Each object fills its
+image (`centred`), because small ViTs need thousands of steps to learn scattered objects. Models are
+pre-trained on any number of images of the collection `letters`. They are evaluated by few-shot
+classification of letters of other alphabets. The recipe is `configs/composed.py`.
 """
 
 from collections.abc import Mapping
@@ -94,7 +94,7 @@ def fewshot(
 
 
 def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -> int:
-    """Returns the number of steps for which a changed config needs as much compute as the original.
+    """Returns the number of steps that makes a changed config as expensive as the original config.
 
     Args:
       config: name of the original config, with its argument after a colon.
@@ -113,7 +113,10 @@ def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -
 
 
 def shorter(steps: int) -> Mapping[str, Any]:
-    """Returns overrides for short runs that compare values on `dev`, such as learning rates."""
+    """Returns overrides for the short runs of a search, such as the search for a learning rate.
+
+    The runs are evaluated on 5,000 images of the split `dev`.
+    """
     return {
         "data__test_split": "dev[:5000]",
         "steps": steps,
@@ -129,7 +132,7 @@ def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) ->
 
     Args:
       point: a point from `Study.points`, with the few-shot metrics of all these collections.
-      prefix: `best ` for the best values of all evaluations, or empty.
+      prefix: `best ` for the highest value of each metric during a run; empty for the last value.
       shots: training images per class.
     """
     names = [f"{prefix}fewshot/{name}/{shots}" for name in DOWNSTREAM]

@@ -253,13 +253,14 @@ def nearness(similarity: np.ndarray) -> dict[str, float]:
 
 
 def on_objects(seen: Seen) -> dict[str, list[float]] | None:
-    """Returns for each image the share of rollout on the labelled object, and the object's area.
+    """Returns how much of each image's attention rollout is on the object, and the object's area.
 
-    Both are from 0 to 1. The rollout of a patch is distributed evenly over its pixels.
+    Both are fractions from 0 to 1. The object is the one whose class is the image's label. The
+    rollout of a patch is distributed evenly over its pixels.
 
     Returns:
-      Two lists with a value for each image: `weight`, the share of rollout, and `share`, the
-      object's share of the image's area. None if masks are unknown.
+      A dict of two lists with a value for each image: `weight`, the sum of rollout on the object,
+      and `share`, the object's fraction of the image's area. None if masks are unknown.
     """
     if seen.masks is None:
         return None

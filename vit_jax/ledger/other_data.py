@@ -43,7 +43,7 @@ class OtherData(NamedTuple):
 
 
 def read_data(texts: Sequence[str]) -> dict[str, OtherData]:
-    """Parses values of `--data`.
+    """Parses values of `--data`; returns the user's data sets by the name of the replaced data set.
 
     Example: `jft=tfds:/data/mine@train,val,label_key=labels,num_classes=90`.
 
@@ -144,7 +144,7 @@ def replaced(config: RunOptions, data: Mapping[str, OtherData]) -> dict[str, Any
 
 
 def _split_names(other: OtherData, train: str, test: str) -> dict[str, str]:
-    """Returns the names of a user's splits, by the names of the splits that they replace."""
+    """Returns the user's split for each split that it replaces, such as `{"train": "all"}`."""
     if not other.splits:
         return {}
     return {test.partition("[")[0]: other.splits[1]} | {train.partition("[")[0]: other.splits[0]}
@@ -157,7 +157,7 @@ def _renamed(split: str, names: Mapping[str, str]) -> str:
 
 
 def _suite_set(text: str, data: Mapping[str, OtherData]) -> str:
-    """Returns a data set of `fewshot.sets` or `knn.sets`, or the user's data set in its place."""
+    """Returns a data set of `fewshot.sets` or `knn.sets`, or the data set that replaces it."""
     described = data_set(text)
     if (other := data.get(_name(described.kind, described.path))) is None:
         return text
@@ -176,7 +176,7 @@ def check_names(data: Mapping[str, OtherData], used: Sequence[str]) -> None:
 
 
 def in_words(names: Sequence[str]) -> str:
-    """Formats names of data sets in one line. VTAB's data sets are replaced by their number."""
+    """Formats names of data sets in one line. Tasks of VTAB-1k are only counted, not listed."""
     tasks = [name for name in names if name.startswith("vtab/")]
     rest = [name for name in names if name not in tasks]
     return ", ".join([*rest, *([f"vtab/TASK ({len(tasks)} tasks)"] if tasks else [])])

@@ -32,7 +32,15 @@ def laws(
 
 
 def law(compute: np.ndarray, error: np.ndarray) -> dict[str, float]:
-    """Fits a power law by least squares of logarithms, with a bootstrap interval."""
+    """Fits a power law to points by linear regression of log(error) on log(compute).
+
+    Args:
+      compute: `[points]`.
+      error: `[points]`.
+
+    Returns:
+      The values that `laws` returns for a group. The interval is computed by bootstrap.
+    """
     x, y = np.log(compute), np.log(np.maximum(error, 1e-6))
     slope, intercept = np.polyfit(x, y, 1)
     random, exponents = np.random.default_rng(0), []
@@ -46,7 +54,7 @@ def law(compute: np.ndarray, error: np.ndarray) -> dict[str, float]:
 
 
 def laws_in_words(laws: Mapping[str, Mapping[str, float]]) -> str:
-    """Formats the exponent and its interval for each group."""
+    """Formats the power law of each group as text: the exponent and its interval."""
     return "; ".join(
         f"{name}: error falls as compute to the power of -{law['exponent']:.3f} "
         f"({law['low']:.3f} to {law['high']:.3f}, {law['points']:.0f} points)"

@@ -44,7 +44,8 @@ def flags_text(job: Job, *left_out: str) -> str:
     return " ".join([name, *(value[1:] for value in values if not value.startswith(others))])
 
 
-# Config values on which the MFU of a step depends. Runs with the same values share a compiled step.
+# Keys of the config values that determine the MFU of a training step. The step is compiled once for
+# all runs that have the same values of these keys.
 TELLING = ("model.name", "model.dropout", "model.dtype", "objective.name", "batch_size")
 
 
@@ -52,9 +53,11 @@ def device_days(job: Job, chip: str, folder: Path) -> float | None:
     """Returns the estimated device-days of a run, or None if it does not fit the slice.
 
     A device is a core of v3 or a chip of v5e. The estimate is the run's compute divided by the peak
-    FLOP/s and by the MFU of a compiled step. Runs with the same values of `TELLING` share a
-    compiled step. So we assume that other values, such as position embeddings, pooling and widths,
-    do not change the MFU.
+    FLOP/s and by the MFU of a compiled step.
+
+    The MFU is computed once for all runs that have the same values of the config keys `TELLING`. We
+    assume that the MFU does not depend on other config values, such as position embeddings, pooling
+    and widths.
 
     Args:
       job: the run.
@@ -86,7 +89,10 @@ def known_mfus(folder: Path) -> dict[str, float | None]:
 
 
 def step_of(config: RunOptions) -> str:
-    """Returns the values of `TELLING` as flags: `ViT-B/16 model.dropout=0.1 batch_size=4096`."""
+    """Returns the config values that determine a step's MFU, as text.
+
+    Example: `ViT-B/16 model.dropout=0.1 batch_size=4096`. The keys are those of `TELLING`.
+    """
     values = dict(leaves(config))
     others = (f"{key}={values[key]}" for key in TELLING[1:] if values.get(key))
     return " ".join([values[TELLING[0]], *others])

@@ -140,7 +140,10 @@ def read_study(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def command_of(name: str, study: Study) -> str:
-    """Returns the command that reproduces the results; paths become words (`--wheel=WHEEL`)."""
+    """Returns the command that reproduces the results of an experiment.
+
+    An absolute path is replaced by the flag's name: `--wheel=/data/x.whl` becomes `--wheel=WHEEL`.
+    """
     scale = "" if study.scale == "laptop" else f" --scale={study.scale}"
     flags = ""
     for key, value in study.options.items():

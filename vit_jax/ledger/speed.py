@@ -57,7 +57,8 @@ def timed(model: str, size: int, turns: int) -> dict[str, float]:
     dtype = fast_dtype()
     runner = make_ours(model, IMAGES, size, dtype)
     seconds = statistics.median(take_turns([runner], turns, 1.0 if turns > 1 else 0.0)[runner.name])
-    # The difference excludes memory that does not depend on the batch size.
+    # Memory of a batch minus memory of a single image. The difference excludes memory that does not
+    # depend on the batch size, such as the parameters.
     more = (runner.memory - program_memory(compile_ours(model, 1, size, dtype))) / (IMAGES - 1)
     return {"speed": IMAGES / seconds, "memory": more / 1e6}
 

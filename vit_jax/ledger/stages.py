@@ -1,7 +1,9 @@
-"""Stages of experiments: sets of training runs that vary factors and seeds, also with tuned values.
+"""Functions that define the stages of an experiment. A stage is a set of training runs.
 
-A factor is a property that varies between runs, such as the model or the number of images. Config
-keys have two underscores in place of a dot, as in `Study.job`.
+The runs of a stage differ in their factors and seeds. A factor is a property that varies between
+runs, such as the model or the number of images. Some stages search for the best hyperparameters,
+and later stages use the hyperparameters that were found. Config keys have two underscores in place
+of a dot, as in `Study.job`.
 """
 
 import functools
@@ -61,19 +63,20 @@ def at_best(
     """Returns two stages: a search for the best values, and the runs with these values.
 
     The first stage runs each combination of factors with each of the `choices`, such as four
-    learning rates, and evaluates validation images. The second stage runs each combination with
-    its best choice and with each seed. The search is skipped for combinations that have only one
+    learning rates, and evaluates validation images. The second stage runs each combination with its
+    best choice and with each seed. The search is skipped for combinations that have only one
     choice.
 
     Args:
       name, factors, make: as in `grid`; `make` also gets a value of each choice.
       choices: values to choose from, by config key (such as `optimizer__learning_rate`) or by
         another argument of `make`.
-      held_out: overrides for the search that set other splits, without test images.
+      held_out: config overrides for the runs of the search. They replace the test split by
+        validation images.
       seeds: random seeds of the runs; the search uses only the first one.
-      alike: function from a combination of factors to another combination. The values that were
-        chosen for the second combination are used for the first one. For example, large models can
-        use the values that were chosen for the smallest model.
+      alike: function that maps a combination of factors to the combination whose search results it
+        uses. For example, all models can use the learning rate that is best for the smallest model.
+        By default, each combination has its own search.
     """
     comparison = f"{name}-choices"
 
@@ -105,14 +108,14 @@ def at_best(
 
 
 def best(points: Sequence[Mapping[str, Any]], choices: Mapping[str, Sequence]) -> dict[str, Any]:
-    """Returns the tuned values of the point with the highest mean accuracy.
+    """Returns the hyperparameters of the point with the highest mean accuracy.
 
     The result is empty if `points` is empty.
 
     Args:
       points: results of runs, from `Study.points`.
-      choices: the values that were tried, by name of the factor. The result contains only these
-        factors.
+      choices: the values that were tried, by name of the hyperparameter. The result contains the
+        best value of each.
     """
     if not points:
         return {}
@@ -133,9 +136,16 @@ def trial_of(
     make: Make,
     more: Mapping[str, Any] | None = None,
 ) -> Trial | None:
-    """Returns the run for a combination of factors (`cell`).
+    """Returns the run for a combination of factors.
 
-    Returns None if `make` returns None, because there is no such run or its checkpoint is missing.
+    The result is None if `make` returns None: there is no such run, or its checkpoint is missing.
+
+    Args:
+      study: the study.
+      stage: name of the stage.
+      cell: the combination, as values by factor.
+      make: function that returns the run's config and overrides.
+      more: additional overrides of the config.
     """
     made = make(study, **cell)
     if made is None:

@@ -408,7 +408,7 @@ def config_of(job: Job) -> RunOptions:
 
 
 def claim(name: str, experiment: Experiment, study: Study) -> None:
-    """Writes `STUDY` to the folder, or checks that the folder belongs to this study.
+    """Writes the file `STUDY` into a new folder; checks that an existing folder is of this study.
 
     Raises:
       UserError: the folder belongs to another study, or has other files.
@@ -432,7 +432,7 @@ def claim(name: str, experiment: Experiment, study: Study) -> None:
 
 
 def count_seconds(study: Study, seconds: float) -> None:
-    """Adds `seconds` to the duration that is stored for a study without training runs."""
+    """Adds `seconds` to the duration in the file `STUDY`, for a study without training runs."""
     file = study.out / STUDY
     about = json.loads(file.read_text())
     file.write_text(

@@ -108,8 +108,9 @@ class Checkpoints:
                 )
             )
         context = ocp.Context()
-        # Compression and sharding metadata would take half of the CPU time of a save. Compression
-        # only saves 8 % of the weights' size, and shardings are set when a checkpoint is restored.
+        # Compression is disabled, because it takes much CPU time and only saves 8 % of the weights'
+        # size. Sharding metadata are not written, because restoring sets the shardings. Both
+        # together would take half of the CPU time of a save.
         context.array.saving.use_compression = False
         context.array.saving.enable_write_sharding_file = False
         self._checkpointer = ocp.training.Checkpointer(
@@ -215,7 +216,7 @@ class Checkpoints:
                 restored, sums = self._read(step, like)
             except DamagedCheckpoint as error:
                 problem = str(error)
-            # Perhaps only one process detects the damage, so the processes must agree.
+            # If only one process detects damage, no process may use the checkpoint.
             if multihost_utils.process_allgather(np.bool_(restored is not None)).all():
                 try:
                     whole = self._compare(step, restored, sums)
@@ -291,7 +292,8 @@ class Checkpoints:
                 )
                 sums = {name: metadata.custom_metadata["checksums"][name] for name in like}
                 return ocp.load_checkpointables(path, abstract), sums
-        # The checkpoint belongs to another model, or there is too little memory.
+        # These errors are not damage of the checkpoint. For example, it belongs to another model,
+        # or there is too little memory.
         except (
             UserError,
             MemoryError,
@@ -385,7 +387,7 @@ class Checkpoints:
 
 
 def as_items(state: State, metrics: Metrics) -> dict:
-    """Returns a train state and metrics as the items of a checkpoint, without a frozen model."""
+    """Returns the items of a checkpoint for a train state and metrics, without the frozen model."""
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
     items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
     return items | state["objective_state"] | {"run": run}
@@ -549,7 +551,8 @@ def _s3_store(url: str) -> dict:
     store = {"driver": "s3", "bucket": bucket, "path": path}
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
         store["endpoint"] = endpoint
-    # Without this setting, all of AWS's credential providers are tried one after another.
+    # Credentials are read from the environment variables. Otherwise AWS's library would try all of
+    # its credential providers, one after another.
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         store["aws_credentials"] = {"type": "environment"}
     return store
@@ -560,7 +563,7 @@ def _raise(error: OSError):
 
 
 def _not_of_orbax(record: LogRecord) -> bool:
-    """Returns False for Orbax's long log records about errors that Orbax raises anyway."""
+    """Logging filter that suppresses Orbax's long records about errors, which Orbax also raises."""
     return "/orbax/" not in record.pathname
 
 

@@ -109,7 +109,7 @@ class MetricWriter:
         self._file = path.open("a", encoding="utf-8")
 
     def deliver_to(self, deliveries: Sequence[Delivery]) -> None:
-        """Sends all later metrics to trackers; `close` also closes the trackers."""
+        """Sends all later metrics to trackers. Also makes `close` close the trackers."""
         self._deliveries = deliveries
 
     def write(self, step: int, scalars: dict[str, float]) -> None:

@@ -181,12 +181,18 @@ class Evaluator:
     def _overlays(
         self, split: str, outputs: dict[str, np.ndarray], evaluated: Evaluated
     ) -> np.ndarray:
-        """Returns pictures of images and predictions, `[images, pictures, height, width, 3]`.
+        """Draws the labels and the predictions of some images.
+
+        If the objective predicts objects, the two pictures of an image show the true and the
+        predicted objects. Otherwise the three pictures of an image are those of `pictures`.
 
         Args:
           split: name of the split.
           outputs: `Loss.outputs` of the images to draw, from the last evaluation.
           evaluated: the evaluated parameters.
+
+        Returns:
+          uint8 `[images, pictures, height, width, 3]`.
         """
         numbers, objects_of = outputs["numbers"], self._objective.objects
         if objects_of is not None:
@@ -196,7 +202,7 @@ class Evaluator:
             return np.stack(
                 [[overlay(image, each, names) for each in pair] for image, pair in pairs]
             )
-        # `pictures` has already compiled this batch size.
+        # The number of images is that of `pictures`, so the program is already compiled.
         count, drawn = min(PICTURES, len(self._splits[split])), []
         for start in range(0, len(numbers), count):
             part = numbers[start : start + count]
@@ -210,10 +216,12 @@ class Evaluator:
         return batch["image"][batch["valid"]]
 
     def pictures(self, split: str, evaluated: Evaluated, most: int = PICTURES) -> np.ndarray:
-        """Returns images spread evenly over a split, their visible parts and their predictions.
+        """Draws the objective's pictures for some images, spread evenly over the split.
 
         Returns:
-          uint8 `[3, images, height, width, 3]`. The first axis is: image, visible part, prediction.
+          uint8 `[3, images, height, width, 3]`. On the first axis are the image and the two
+          pictures of `Objective.pictures`. For masked image modelling, these are the image without
+          masked patches, and the prediction. For other objectives, they are target and prediction.
         """
         pictures, valid = self._drawn(split, self._spread(split, most), evaluated)
         return pictures[:, valid]
@@ -221,11 +229,11 @@ class Evaluator:
     def _drawn(
         self, split: str, chosen: np.ndarray, evaluated: Evaluated
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns images of a split with the objective's pictures of them.
+        """Draws the objective's pictures for some images of a split.
 
         Returns:
-          Images, visible parts and predictions, uint8 `[3, images, height, width, 3]`; and bool
-          `[images]`, True for readable images.
+          The pictures, as in `pictures`, also for unreadable images; and bool `[images]`, True for
+          readable images.
         """
         batch = self._read(split, chosen, whole_batch(self._mesh, 1), **self._views)
         drawn = jax.device_get(self._pictures(evaluated, self._placed(batch)))

@@ -23,9 +23,9 @@ from vit_jax.runs.warm_start import fingerprint_of, matched_head, objective_shap
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.frozen import RANDOM, TeacherSpec, WithHeads
 
-# Paths of the kernels of attention and MLP, nearly all parameters of a Transformer. They can be
-# stored in bfloat16. Heads cannot, since they are used in full precision. A BiT's kernels cannot,
-# since they are standardized first.
+# Paths of the kernels of attention and MLP, which are nearly all parameters of a Transformer. These
+# kernels can be stored in bfloat16. Kernels of heads cannot, because heads compute in full
+# precision. Kernels of a BiT cannot, because they are standardized before they are rounded.
 ROUNDED = re.compile(r"(^|/)(attention|mlp)/(?!bias_mlp/).*kernel$")
 
 
@@ -44,7 +44,7 @@ class FrozenModel(NamedTuple):
     notes: list[str]
 
     def read(self) -> dict:
-        """Reads the parameters and returns them, on the host."""
+        """Reads the parameters into host memory, and returns them."""
         return nnx.traversals.unflatten_mapping(
             {tuple(path.split("/")): x for path, x in self._read_each()}
         )

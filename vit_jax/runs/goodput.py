@@ -47,7 +47,7 @@ class Ledger:
         self._kind, self._since = kind, now
 
     def move(self, kind: str, seconds: float) -> None:
-        """Counts some of the current kind's seconds as `kind` instead."""
+        """Moves `seconds` from the current kind of work to `kind`."""
         self.seconds[self._kind] -= seconds
         self.seconds[kind] += seconds
 

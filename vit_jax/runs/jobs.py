@@ -81,7 +81,7 @@ def outcome(job: Job) -> Outcome:
         lines = (job.workdir / METRICS).read_text().splitlines(keepends=True)
     except OSError:
         return Outcome(failure=_failure(job))
-    # The last line may be incomplete while another process writes it.
+    # While another process writes the file, its last line may be incomplete. It is skipped.
     rows = [json.loads(line) for line in lines if line.endswith("\n")]
     history: dict[str, list[float]] = {}
     seconds, last = 0.0, None

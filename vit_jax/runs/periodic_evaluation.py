@@ -28,8 +28,8 @@ from vit_jax.training.step import State
 KNN = "knn"
 Figures = dict[str, dict[str, float]]  # The metrics of an evaluation, by split.
 
-# Log lines contain balanced metrics if the largest class has at least this factor times as many
-# images as the smallest class.
+# Log lines contain balanced metrics if the largest class has at least 1.5 times as many images as
+# the smallest class.
 UNEQUAL = 1.5
 MOST_NEVER = 10  # Maximum number of classes that a note names.
 
@@ -57,7 +57,8 @@ class PeriodicEvaluation:
             program, parts.splits.named, config, warn, evaluation_views(config)
         )
         places = program.evaluated_places()
-        # On balanced splits, balanced accuracy is nearly equal to accuracy and is not logged.
+        # On balanced splits the balanced accuracy is nearly equal to the accuracy, so it is not
+        # logged.
         self._unequal = {
             name
             for name, source in parts.splits.named.items()
@@ -279,7 +280,7 @@ def in_words(figures: Figures, metrics: dict[str, str], unequal: Collection[str]
     """
     lines = []
     for split, found in figures.items():
-        # Metrics that exist only in training are skipped.
+        # Metrics that are only computed in training are not in `found`. They are skipped.
         formats = {name: metrics[name] for name in sorted(metrics) if name in found}
         if split in unequal:
             formats |= {name: format for name, format in CLASS_FIGURES.items() if name in found}

@@ -177,9 +177,9 @@ def calibration(predictions: Predictions) -> tuple[np.ndarray, float]:
     """Returns the reliability diagram of the predictions and their expected calibration error.
 
     Returns:
-      The reliability diagram, `[BINS, 3]`: mean probability, accuracy and number of images of bins
-      with equal width. The expected calibration error (Guo et al., 2017): the difference between a
-      bin's mean probability and its accuracy, averaged over images.
+      The reliability diagram, `[BINS, 3]`: mean probability, accuracy and number of images of each
+      bin. The bins have equal width. Second, the expected calibration error (Guo et al., 2017): the
+      absolute difference between a bin's mean probability and its accuracy, averaged over images.
     """
     where = np.minimum((predictions.probability * BINS).astype(int), BINS - 1)
     counts = np.bincount(where, minlength=BINS)

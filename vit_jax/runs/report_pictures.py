@@ -48,7 +48,7 @@ def attention_figures(
       Contents of the files that `SEEN` lists, by file name. Empty: the model has no full attention,
       the attention weights of one image exceed 1 GiB, or the attention weights are not finite.
     """
-    # Imported here: Matplotlib would slow down the start of each run.
+    # Imported here, because importing Matplotlib would slow down the start of each run.
     from vit_jax.inspection import figures
 
     model = nnx.merge(graphdef, params)
@@ -72,7 +72,7 @@ def attention_figures(
         jax.jit(captured, out_shardings=replicated(mesh))(params, np.stack(images))
     )
     attention = found["attention"]
-    # The weights are not finite if the run has diverged.
+    # If the run has diverged, the attention weights are not finite, and nothing can be drawn.
     if not all(np.isfinite(weights).all() for weights in attention):
         return {}
     seen = of_patches(model, rollout(attention)[-1])
@@ -113,7 +113,10 @@ def sheet(images: Sequence[np.ndarray], columns: int) -> bytes:
 
 
 def reconstruction_picture(images: np.ndarray) -> bytes:
-    """Returns a PNG with three rows: original images, visible parts and predictions.
+    """Returns a PNG with three rows: the images, and the two pictures of `Objective.pictures`.
+
+    For masked image modelling, the two pictures are the image without masked patches, and the
+    prediction. For other objectives, they are target and prediction.
 
     Args:
       images: result of `Evaluator.pictures`.
@@ -125,7 +128,7 @@ def reconstruction_picture(images: np.ndarray) -> bytes:
 
 
 def kept_pictures(folder: Path) -> dict[str, bytes]:
-    """Returns pictures in `folder` by step: the newest picture, then a sample of all others."""
+    """Returns a sample of the pictures in `folder` by step, the newest picture first."""
     files = sorted(folder.glob("*.png"), key=lambda file: int(file.stem), reverse=True)
     chosen = sorted(
         {round(i) for i in np.linspace(0, len(files) - 1, min(len(files), MOST_PICTURES))}

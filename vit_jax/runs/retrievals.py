@@ -105,7 +105,7 @@ def retrievals_of(
 
 
 def keep_retrievals(workdir: Path, retrievals: Retrievals) -> None:
-    """Writes `retrievals` into the workdir atomically, in place of an earlier evaluation's."""
+    """Writes `retrievals` into the workdir atomically. Earlier retrievals are replaced."""
     temporary = workdir / f"{RETRIEVALS}.{secrets.token_hex(4)}.tmp"
     with temporary.open("wb") as file:
         np.savez_compressed(file, **retrievals._asdict())

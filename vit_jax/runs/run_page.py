@@ -227,7 +227,10 @@ def run_page(run: RunFiles, live: bool = False) -> str:
 
 
 def _head(run: RunFiles) -> dict[str, str]:
-    """Returns the last evaluation's metrics and the run's progress as text, by label."""
+    """Returns texts with the last evaluation's metrics and the run's progress.
+
+    The keys of the dict are labels, such as `test accuracy` and `now at`.
+    """
     steps = run.saved.manifest["steps"]
     far = f"{run.step:,} steps" if run.finished else f"step {run.step:,} of {steps:,}"
     if not run.figures:
@@ -243,7 +246,10 @@ def _head(run: RunFiles) -> dict[str, str]:
 
 
 def _figures_in_words(run: RunFiles) -> dict[str, str]:
-    """Returns metrics of the last evaluation and of the linear probe as text, by label."""
+    """Returns texts with the metrics of the last evaluation and of the linear probe.
+
+    The keys of the dict are labels, such as `test accuracy`.
+    """
     rows = {}
     for key, value in run.figures.items():
         split, _, name = key.partition("/")
@@ -317,7 +323,11 @@ def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], i
 
 
 def _why_no_answers(run: RunFiles) -> str:
-    """Returns the reason why an evaluated run has no predictions; empty before an evaluation."""
+    """Returns the reason why the report of an evaluated run shows no predictions.
+
+    The text is empty if there was no evaluation yet, or if the report shows other results of the
+    evaluation, such as retrieved images.
+    """
     if not run.figures or run.retrievals or run.worst:
         return ""
     return (
@@ -336,7 +346,10 @@ def _seen(folder: Path) -> dict[str, str]:
 
 
 def numbers_of(run: RunFiles) -> dict[str, str]:
-    """Returns the run's time, speed, model size, data size and FLOPs as text, by label."""
+    """Returns texts with the run's time, speed, model size, data size and FLOPs.
+
+    The keys of the dict are labels, such as `speed`.
+    """
     saved, manifest = run.saved, run.saved.manifest
     lines = {}
     if seconds := run.seconds:
@@ -371,7 +384,10 @@ def numbers_of(run: RunFiles) -> dict[str, str]:
 
 
 def provenance(saved: SavedRun) -> dict[str, str]:
-    """Returns the run's data, checkpoint, devices, code and versions as text, by label."""
+    """Returns texts with the run's data, checkpoint, devices, code and versions.
+
+    The keys of the dict are labels, such as `devices`.
+    """
     config, manifest = saved.config, saved.manifest
     data = config.data
     lines = {"from": ", ".join(data.parts) if data.parts else f"{data.source} {data.path}".strip()}

@@ -34,7 +34,7 @@ class Splits(NamedTuple):
 
     @property
     def named(self) -> dict[str, Source]:
-        """Splits that are not None, by their names in metrics."""
+        """Opened splits by name: `train`, `test` and, if it exists, `dev`."""
         return {name: source for name, source in self._asdict().items() if source is not None}
 
     @property

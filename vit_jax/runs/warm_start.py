@@ -205,9 +205,9 @@ def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[
 
 
 def _training_defaults(options: ImageOptions) -> dict[str, Any]:
-    """Returns the default values of regularization and of the head's initialization.
+    """Returns the defaults of the model arguments for regularization and the head's initialization.
 
-    A run does not take the values of these model arguments from a checkpoint.
+    A run does not take the values of these arguments from a checkpoint.
     """
     declared = options_of(type(options))
     names = REGULARISATION | {"head_bias", "head_std"}
@@ -438,7 +438,7 @@ def matched_head(
 
 
 def _reordered(read: Callable[[], np.ndarray], order: np.ndarray) -> np.ndarray:
-    """Reorders the last axis of a head's parameter, the classes, by the indices `order`."""
+    """Reorders the last axis (classes) of a head's parameter by the indices `order`."""
     return np.asarray(read())[..., order]
 
 
@@ -493,7 +493,7 @@ def _checkpoint_of(model: ImageModel) -> Checkpoint:
         "the calling program",
         model.options,
         {path: tuple(x.shape) for path, x in params.items()},
-        # A copy, because the first step donates the buffers of its arrays.
+        # The parameters are copied, because the first training step donates their buffers.
         lambda path: np.array(params[path]),
         preprocessing=model.about.preprocessing,
         class_names=model.about.class_names,

@@ -52,7 +52,8 @@ def open_workdir(source: str | Path) -> Checkpoint:
     options = _options_of(manifest, f"{shown(workdir)}/{MANIFEST}")
     shapes = parameter_shapes(sketch(options))
     params, step = _load_params(workdir, config, manifest, shapes, which)
-    # If the manifest has this entry, a program passed the objective, and `OBJECTIVES` lacks it.
+    # If the manifest has the entry `objective`, a program passed an objective class to the run. The
+    # registry `OBJECTIVES` does not contain this class.
     handed_in = "objective" in manifest
 
     return Checkpoint(
@@ -154,7 +155,8 @@ def _objective_params(
         return {path: functools.partial(_at, params, path) for path in shapes}
 
     def state_of(item):
-        # For an item that is a single array, the path is empty.
+        # For an item that is a single array, the path is empty, and the key is only the item's
+        # name.
         return {
             f"{item}/{path}".rstrip("/"): shape for path, shape in saved().get(item, {}).items()
         }

@@ -60,8 +60,9 @@ class Delivery:
     ):
         self._name, self._kind, self._run, self._log = name, kind, run, log
         self._file = run.workdir / FOLDER / f"{name}.json"
-        # The record: the last step that was sent, the names of its metrics that were sent, and the
-        # last step that was sent of each picture.
+        # Record of sent data: the tracker's identifier of the run, the last step of which metrics
+        # were sent, the names of the sent metrics of this step, and for each kind of picture the
+        # last step of which a picture was sent.
         self._sent = {"identity": "", "step": 0, "figures": [], "pictures": {}}
         with contextlib.suppress(FileNotFoundError, ValueError):
             self._sent |= json.loads(self._file.read_text())
@@ -146,7 +147,8 @@ class Delivery:
                 return
             tracker.row(item.step, new)
             sent["step"], sent["figures"] = item.step, [*known, *new]
-        # A shallow copy is sufficient because nested values are replaced and never modified.
+        # A shallow copy of the record is sufficient, because nested values are replaced and never
+        # modified.
         self._settling.append((time.monotonic() + tracker.settles_after, dict(sent)))
         settled = None
         while self._settling and self._settling[0][0] <= time.monotonic():
@@ -157,7 +159,7 @@ class Delivery:
     def _keep(self, sent: dict) -> None:
         """Writes the record of sent rows. If the workdir was deleted, nothing is written.
 
-        In that case the run's lock raises the error.
+        No error is raised here in this case, because the run's lock detects the deletion.
         """
         with contextlib.suppress(FileNotFoundError):
             self._file.parent.mkdir(exist_ok=True)

@@ -41,7 +41,7 @@ class Tracker(BaseTracker):
         self._write(step=step, summary=self._summary(value=values))
 
     def picture(self, step: int, name: str, png: bytes) -> None:
-        # The header of a PNG file contains its size.
+        # The header of a PNG file contains the width and the height of the image.
         width, height = struct.unpack(">II", png[16:24])
         image = self._summary.Image(
             encoded_image_string=png, width=width, height=height, colorspace=3

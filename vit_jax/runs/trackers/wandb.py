@@ -18,7 +18,8 @@ STEP = "step"
 class Tracker(BaseTracker):
     """Tracker that logs the training step as a metric named `step`.
 
-    W&B's internal step counter is not used, since it would not fit a resumed run.
+    W&B's internal step counter is not used. It must never decrease, but a resumed run may send rows
+    of earlier steps again.
     """
 
     library = "wandb"
