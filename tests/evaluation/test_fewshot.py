@@ -249,8 +249,8 @@ def run(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vit_jax.evaluation.in_training.TrainingSuites.__call__", lambda *_: None)
-        assert train(probed, workdir) == {}
-    assert train(probed, workdir)
+        assert train(run_options(probed), workdir) == {}
+    assert train(run_options(probed), workdir)
     return workdir
 
 
@@ -332,7 +332,7 @@ def test_suite_that_cannot_be_run_ends_a_run_before_it_starts(values, message, t
     asked.fewshot.every = 0
     asked.evaluate.update(values)
     with pytest.raises(UserError, match=message):
-        train(asked, tmp_path / "run")
+        train(run_options(asked), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -369,7 +369,7 @@ def test_neighbours_that_cannot_be_had_end_a_run_before_it_starts(
     asked = config(every=0)
     asked.knn.update(dict(every=4, sets=(text,), neighbours=neighbours))
     with pytest.raises(UserError, match=message):
-        train(asked, tmp_path / "run")
+        train(run_options(asked), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -17,6 +17,13 @@ from vit_jax.inspection.viewer import viewer
 from vit_jax.models.image_model import TokenModel
 
 
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
 def draw_all(
     model,
     names: Sequence[str],
@@ -38,10 +45,7 @@ def draw_all(
     """
     seen = look(model, images, batch_size)
     arrays, drawn, undefined = {"images": images}, {}, {}
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {out}: {error.strerror}") from error
+    _make_folder(out)
 
     def draw(name: str, caption: str, make: Callable[[], tuple[dict, object]]) -> None:
         """Creates a figure and saves it as `NAME.png` in the folder `out`.
