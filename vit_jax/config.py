@@ -445,9 +445,12 @@ def from_json(text: str) -> RunOptions:
     """Returns the options that `to_json` has written.
 
     Options that did not exist when the text was written have their defaults.
+
+    Raises:
+      ConfigMistake: a key is unknown, or a value has the wrong type.
     """
     config = base_config()
-    config.unlock().update(json.loads(text))
+    config.update(json.loads(text))
     return run_options(config)
 
 

@@ -5,8 +5,15 @@ import pytest
 from tests.test_config import load
 from vit_jax.config import run_options, to_json, with_values
 from vit_jax.errors import UserError
-from vit_jax.runs.jobs import run_jobs
-from vit_jax.runs.rate_search import check_begun, check_seeds, claim, rate_jobs, seed_jobs
+from vit_jax.runs.jobs import Outcome, run_jobs
+from vit_jax.runs.rate_search import (
+    best_rate,
+    check_begun,
+    check_seeds,
+    claim,
+    rate_jobs,
+    seed_jobs,
+)
 
 
 @pytest.mark.parametrize("split", ["train_split", "dev_split"])
@@ -48,3 +55,16 @@ def test_a_mistake_that_all_rates_share_is_said_once(tmp_path, capfd):
     ):
         run_jobs(jobs, log=print, after_each=lambda: check_begun(jobs))
     assert capfd.readouterr().err.count("error:") == 1
+
+
+def test_equal_accuracies_are_named_with_the_first_rate(capsys):
+    outcomes = {
+        rate: Outcome({"accuracy": accuracy})
+        for rate, accuracy in {0.001: 0.5, 0.01: 0.9, 0.03: 0.9}.items()
+    }
+    assert best_rate(outcomes) == 0.01
+    assert "0.01 (first of 0.01, 0.03, which are equal), 90.00%" in capsys.readouterr().out
+    assert best_rate({0.1: Outcome({"accuracy": 0.25})}) == 0.1
+    assert capsys.readouterr().out == (
+        "== best of 1 learning rates: 0.1, 25.00% accuracy on held-out images\n"
+    )

@@ -157,7 +157,7 @@ def check_begun(jobs: Collection[Job]) -> None:
 
 
 def best_rate(outcomes: dict[float, Outcome]) -> float:
-    """Prints and returns the learning rate with the highest accuracy.
+    """Prints and returns the learning rate with the highest accuracy, the first of equal ones.
 
     Args:
       outcomes: outcomes of the runs, by learning rate.
@@ -174,10 +174,11 @@ def best_rate(outcomes: dict[float, Outcome]) -> float:
         reasons = "; ".join(f"rate-{rate:g}: {result.failure}" for rate, result in outcomes.items())
         raise UserError(f"no run of the sweep finished: {reasons}")
     best = max(accuracies, key=accuracies.get)
+    ties = [f"{rate:g}" for rate, accuracy in accuracies.items() if accuracy == accuracies[best]]
+    equal = f" (first of {', '.join(ties)}, which are equal)" if len(ties) > 1 else ""
     print(
-        f"== best of {len(accuracies)} learning rates: {best:g}, {accuracies[best]:.2%} "
-        "accuracy on "
-        "held-out images"
+        f"== best of {len(accuracies)} learning rates: {best:g}{equal}, {accuracies[best]:.2%} "
+        "accuracy on held-out images"
     )
     return best
 
