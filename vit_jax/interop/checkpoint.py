@@ -84,7 +84,7 @@ class Checkpoint(NamedTuple):
         )
 
     def _statistics(self) -> str:
-        """Returns mean and std of pixels as text; empty if both are 0.5, the default."""
+        """Describes the mean and std of pixels; returns "" if both are 0.5, the default."""
         mean, std = self.options.mean, self.options.std
         if mean == std == 0.5:
             return ""

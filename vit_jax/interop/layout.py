@@ -58,7 +58,8 @@ CONV = _layout(lambda x: x.transpose(3, 2, 0, 1), lambda y, shape: y.transpose(2
 # A dense layer that is stored as a 1x1 convolution, [out, in, 1, 1] or [1, 1, in, out].
 LINEAR_CONV = _layout(lambda x: x.T[:, :, None, None], lambda y, shape: y[:, :, 0, 0].T)
 DENSE_CONV = _layout(lambda x: x[None, None], lambda y, shape: y[0, 0])
-# A table with the axes rows and columns, which the library flattens to one axis.
+# A table, such as relative position biases. All axes of vit_jax's array except the last, such as
+# [rows, columns, heads], are one axis of the library's tensor: [rows * columns, heads].
 TABLE = _layout(lambda x: x.reshape(-1, x.shape[-1]), lambda y, shape: y.reshape(shape))
 # vit_jax's array has an additional first axis of length one.
 MATRIX = _layout(lambda x: x[0], lambda y, shape: y[None])

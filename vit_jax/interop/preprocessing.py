@@ -77,7 +77,7 @@ class Preprocessing(NamedTuple):
       share: side of the crop divided by the side of the resized image; a `Fraction` if both sides
         are whole numbers.
       interpolation: interpolation of the resize.
-      half: rounding of the crop's position; see `TestCrop`.
+      half: rounding of the crop's position if it ends in .5, such as `even`, as in `TestCrop`.
       background: background colour of transparent images.
       mode: decoding mode of images, `fast` or `exact`.
     """
@@ -90,7 +90,11 @@ class Preprocessing(NamedTuple):
     mode: str = "fast"
 
     def resize(self, size: tuple[int, int]) -> float:
-        """Returns the length of the resized image's shorter side, for a crop to `size`."""
+        """Returns the shorter side of the resized image, in pixels, before the crop to `size`.
+
+        Args:
+          size: height and width of the crop in pixels.
+        """
         return float(min(size) / self.share)
 
 

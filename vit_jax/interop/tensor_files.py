@@ -231,7 +231,8 @@ def _damaged(path: Path, part: str) -> Iterator[None]:
     except UserError:
         raise
     except _DAMAGE as error:
-        # An error of the operating system does not mean that the file is damaged.
+        # An error of the operating system, such as a missing permission, does not mean that the
+        # file is damaged. Therefore it has its own error message.
         if isinstance(error, OSError) and error.errno:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
         detail = str(error).strip().split("\n")[0] or type(error).__name__

@@ -109,7 +109,10 @@ _LEFT_OUT_OF_CONVNEXT = _LEFT_OUT + r"|^(proj|pred)\b"
 
 
 def is_torch_file(source: str) -> bool:
-    """Returns True for the path of a PyTorch file, with or without `@KEY` at the end."""
+    """Returns True for the path of a PyTorch file, such as `a.pth`, or `a.pth@KEY`.
+
+    KEY is the key of a dict of tensors in the file.
+    """
     return source.rpartition("@")[0].endswith(SUFFIXES) or source.endswith(SUFFIXES)
 
 
@@ -177,7 +180,7 @@ def read_tensors(source: str, folder: Path) -> tuple[dict[str, np.ndarray], list
 
     Args:
       source: path of the file, or `FILE@KEY` if it contains several dicts of tensors.
-      folder: the folder for the extracted file `READ`.
+      folder: an existing folder, in which the tensors are written to the new file `READ`.
 
     Raises:
       UserError: the file does not exist, torch 2.6 or later is not installed, the file contains

@@ -124,14 +124,14 @@ def describe_tokenizer(folder: Path, text_part: TextPart, more: dict[str, Any]) 
 def without_bias(towers: Towers, title: str) -> tuple[Towers, list[str]]:
     """Removes the bias of the image tower's projection by changing the bias of the last norm.
 
-    The embeddings stay the same.
+    The embeddings stay the same, except for rounding.
 
     Returns:
-      The changed model, and a list with a note about the change. If the bias is zero, the same
-      model and an empty list.
+      The changed model, and a list with a note about the change. If the projection's bias is
+      already zero, the result is the unchanged model and an empty list.
 
     Raises:
-      UserError: no bias of the last norm has the same effect.
+      UserError: no bias of the last norm can replace the projection's bias.
     """
     options, read = towers.options, towers.read
     if not options.num_classes or not np.any(bias := np.asarray(read("head/bias"), np.float64)):

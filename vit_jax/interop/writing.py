@@ -112,7 +112,14 @@ def save(
 def content_of(
     form: Format, title: str, options: ImageOptions, read: Callable[[str], Any]
 ) -> Content:
-    """Returns the content of the files for a model without parameters of an objective."""
+    """Converts a model to the content of a library's files, without an objective's parameters.
+
+    Args:
+      form: the library's format for the model.
+      title: name of the library, for errors.
+      options: the arguments of the model.
+      read: called with the path of a parameter; returns the parameter.
+    """
     shapes, values = parameter_shapes(sketch(options)), asdict(options)
     described = form.describe(values)
     mapped = form.number(entries(form.rules(values), shapes, title), values)

@@ -138,7 +138,11 @@ def _size(checkpoint: Checkpoint) -> str:
 
 
 def _usage(about: Published) -> list[str]:
-    """Returns the card's section on usage: an example for each library, and its relative error."""
+    """Returns the card's section on usage.
+
+    The section contains a code example for each library, and the relative difference between the
+    output of this example and the output of the trained model.
+    """
     parts = []
     for usage, _ in about.tried:
         kind, code = (

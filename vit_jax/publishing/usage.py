@@ -68,7 +68,10 @@ class Tried(NamedTuple):
 
 
 def _version(package: str) -> str:
-    """Returns the version of a package; supports vit_jax without an installation by pip."""
+    """Returns the version of a package.
+
+    For vit_jax, the version also exists if vit_jax is imported from a folder of source code.
+    """
     return vit_jax.__version__ if package == "vit_jax" else importlib.metadata.version(package)
 
 
@@ -267,9 +270,10 @@ def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
 def expected_of_towers(
     checkpoint: Checkpoint, text_part: TextPart
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a random image, and the probabilities of the example texts for this image.
+    """Returns a random image, and the probabilities of the texts `_TEXTS` for this image.
 
-    The image's size is chosen so that the preprocessing crops the image without resizing it.
+    The usage examples compute the probabilities of the same texts. The image's size is chosen so
+    that the preprocessing crops the image without resizing it.
 
     Args:
       checkpoint: the image tower.
@@ -310,7 +314,11 @@ def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
 
 
 def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
-    """Runs an example; returns the result, or the reason why the example is rejected."""
+    """Runs an example, and compares its output with the expected output.
+
+    Returns:
+      The tested example. If the example fails or its output differs, a text with the reason.
+    """
     if missing := [name for name in usage.packages if importlib.util.find_spec(name) is None]:
         return f"not tried, since {', '.join(missing)} cannot be imported here"
     (place / _RESULT).unlink(missing_ok=True)

@@ -50,7 +50,12 @@ class WindowsEngine(Engine):
     def compute(
         self, images: Sequence[tuple[Windows, np.ndarray]], classes: Sequence[Any] = ()
     ) -> list[np.ndarray]:
-        """Returns for each image the model's outputs, `[windows, rows, columns, values]`."""
+        """Computes the windows of several images in common batches.
+
+        Returns:
+          For each image, the model's outputs for its windows, `[windows, rows, columns, values]`.
+          A segmenter has one value per class, the logit. A depth model has one value, the depth.
+        """
         outputs = self._values([cut for windows, image in images for cut in windows.cut(image)])
         ends = np.cumsum([windows.count for windows, _ in images])
         return np.split(outputs, ends[:-1])
@@ -72,7 +77,10 @@ class WindowsEngine(Engine):
         raise NotImplementedError
 
     def _described(self, whole: np.ndarray) -> dict[str, Any]:
-        """Returns the JSON response for a map, without the pictures `seen` and `overlay`."""
+        """Returns the JSON response for a map as a mapping.
+
+        The optional pictures of the response, `seen` and `overlay`, are added by `answer`.
+        """
         raise NotImplementedError
 
     def _picture(self, resized: np.ndarray, whole: np.ndarray) -> np.ndarray:

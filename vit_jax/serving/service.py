@@ -92,7 +92,8 @@ class Service:
         self._metrics, self._about, self._page, self._hosts = metrics, about, page, hosts
         self._batcher = Batcher(engine, most, 4 * limits.pixels, metrics)
         self._decoders = ThreadPoolExecutor(threads, "decode")
-        # Images with more pixels than this are decoded one at a time, to limit the memory.
+        # An image with more pixels than `_large` is not decoded at the same time as another such
+        # image. This limits the memory for decoded images.
         self._large = limits.pixels // threads
         self._one_large = asyncio.Lock()
         self._held = 0  # Total size of current uploads, in bytes.
@@ -221,8 +222,8 @@ class Service:
         if kind != "application/json":
             return self._parse_parameters(_query(request), [body]), True
         try:
-            # Without this limit, a request with millions of small values would take seconds to
-            # parse.
+            # The number of syntax characters, such as brackets and commas, is limited. Otherwise a
+            # request with millions of small values would take seconds to parse.
             if len(body.translate(None, WORDS)) > MOST_SYNTAX:
                 raise ValueError
             parameters = json.loads(body)

@@ -155,8 +155,8 @@ def text_rules(biased: bool) -> tuple[Rule, ...]:
     """Returns the naming rules of a text tower.
 
     Args:
-      biased: the final projection has a bias. False: the projection is a plain tensor in vit_jax's
-        layout.
+      biased: True if the final projection is a linear layer with a bias. False if it is a plain
+        tensor without a bias, which has the same layout as vit_jax's kernel.
     """
     head = (Rule("head/kernel", "text_projection", SAME),)
     return (

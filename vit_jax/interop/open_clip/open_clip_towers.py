@@ -1,7 +1,7 @@
 """Writes CLIP and SigLIP with both towers for open_clip.
 
-An image tower like CLIP's is written as open_clip's own ViT. Any other image tower is written as a
-timm model.
+An image tower with CLIP's architecture (a norm before the first block) is written as open_clip's
+own ViT. Any other image tower is written as a timm model.
 """
 
 from dataclasses import asdict
@@ -41,7 +41,7 @@ _TOKENIZER = ("hf_tokenizer_name", "tokenizer_kwargs")
 
 
 def _describe(towers: Towers) -> TowersFiles:
-    """Returns the content of a folder in open_clip's format.
+    """Converts an image-text model to open_clip's tensors and config, and notes for the user.
 
     Raises:
       UserError: open_clip has no model with these arguments.

@@ -117,7 +117,8 @@ def _convert(tensors: Mapping[str, np.ndarray]) -> _Converted:
         return _Converted(named, side=side, pixels={"half": "BEiT", "imagenet": "BEiT v2"})
     if "blocks.0.attn.q_bias" in named and "pos_embed" in named:
         return _eva01_or_02(named, tensors, dim, patch)
-    # This test is last, because some of the models above also have LayerScale, `gamma_1`.
+    # DeiT III is tested last. Its LayerScale tensors `gamma_1` also exist in some of the models
+    # above.
     if "blocks.0.gamma_1" in named:
         return _deit3(named, patch)
     return _Converted(named)
@@ -274,7 +275,16 @@ def _name(name: str) -> str:
 
 
 def _eva(architecture: str, heads: int, patch: int, pooled: str) -> dict:
-    """Returns the `config.json` for timm's class Eva; the tensors determine all other sizes."""
+    """Returns a `config.json` for timm's class Eva.
+
+    The config contains only settings that timm cannot derive from the tensors.
+
+    Args:
+      architecture: name of timm's architecture.
+      heads: number of attention heads.
+      patch: side of a patch in pixels.
+      pooled: timm's kind of pooling, such as `avg`.
+    """
     model_args = {"num_heads": heads, "patch_size": patch}
     return {"architecture": architecture, "global_pool": pooled, "model_args": model_args}
 
@@ -295,13 +305,13 @@ def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def _angles(rows: int, dim: int) -> np.ndarray:
-    """Returns the cosines of EVA-02's rotary positions, `[rows, dim]`.
+    """Returns the cosines of the rotation angles in EVA-02's rotary embeddings, `[rows, dim]`.
 
-    The grid of patches is square, and its coordinates are scaled to a 16 x 16 grid.
+    The patches form a square grid. Their coordinates are scaled to a 16 x 16 grid.
 
     Args:
       rows: number of patches.
-      dim: width of a head.
+      dim: width of an attention head.
     """
     side = math.isqrt(rows)
     turns = (
@@ -313,7 +323,18 @@ def _angles(rows: int, dim: int) -> np.ndarray:
 
 
 def _check(name: str, stored: np.ndarray, expected: np.ndarray) -> None:
-    """Raises UserError if positions in a file differ from the model's computed positions."""
+    """Checks a file's tensor for relative or rotary positions, which vit_jax does not read.
+
+    vit_jax computes the values of this tensor from the model's arguments.
+
+    Args:
+      name: name of the tensor, for the error message.
+      stored: the tensor in the file.
+      expected: the tensor as the published models compute it.
+
+    Raises:
+      UserError: the two tensors differ.
+    """
     # The tolerance allows for the rounding errors of bfloat16.
     if stored.shape != expected.shape or np.abs(stored - expected).max() > 0.01 * expected.max():
         raise UserError(f"its positions ({name}) are not those of the published models")

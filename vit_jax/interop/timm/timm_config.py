@@ -46,7 +46,7 @@ UNCHECKED = (
 
 
 def given_arguments(config: dict, *unchecked: str) -> dict[str, Any]:
-    """Returns `model_args` of a `config.json`: timm's arguments besides the architecture.
+    """Returns `model_args` of a `config.json`: timm's arguments other than the architecture's name.
 
     Args:
       config: content of `config.json`.

@@ -23,7 +23,7 @@ _STEMS = {
 }
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
 
-# Maps vit_jax's names of sizes to the words in timm's architecture names.
+# Maps vit_jax's names of ConvNeXt's sizes, such as "T", to words in timm's architecture names.
 _WORDS = {
     "Atto": "atto",
     "Femto": "femto",
@@ -40,7 +40,7 @@ _WORDS |= {
     "H": "huge",
     "Zepto": "zepto",
 }
-# Sizes that exist only in V1 or only in V2.
+# Sizes of timm's architectures that exist only as ConvNeXt or only as ConvNeXt V2.
 _ONLY = {
     "convnext": ("xlarge", "xxlarge", "zepto"),
     "convnextv2": ("huge",),
@@ -208,7 +208,7 @@ def _stem(shapes: dict, width: int) -> str:
 
 
 def _timm_arguments(values: dict) -> dict:
-    """Converts model arguments, which the tensors determine, to timm's names and values."""
+    """Converts arguments from `_values`, which the tensors determine, to timm's arguments."""
     return dict(
         depths=values["blocks"],
         dims=values["widths"],

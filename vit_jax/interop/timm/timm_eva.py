@@ -324,7 +324,7 @@ def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
 
 
 def _layer_values(shapes: dict) -> Values:
-    """Returns the arguments for norms, biases and the kind of MLP."""
+    """Returns the model's arguments for norms, biases and the kind of MLP, from tensor shapes."""
     layer = "blocks.0."
     hidden = shapes[layer + "mlp.fc2.weight"][1]
     gated = (
@@ -346,7 +346,7 @@ def _layer_values(shapes: dict) -> Values:
 
 
 def _first_in(shapes: dict, values: dict[str, str], default: str) -> str:
-    """Returns the value of a model argument, which depends on the tensors in the first layer.
+    """Returns the value of a model argument that depends on which tensors the first layer has.
 
     Args:
       shapes: shapes of all tensors by name.
@@ -368,8 +368,8 @@ def _rope(settings: dict, has_cls: bool) -> Values:
     grid = _grid(settings["ref_feat_shape"])
     rope_settings = _without_grid({name: settings[name] for name in settings if name in _NO_ROPE})
     if rope_settings["rope_type"] == "mixed":
-        # Any temperature is supported. With `mixed`, the rotary frequencies are parameters, and the
-        # temperature only determines their initial values.
+        # In models of the type `mixed`, the rotary frequencies are learned parameters. The setting
+        # `rope_temperature` determines only their initial values, so any value is supported.
         rope_settings["rope_temperature"] = 10.0
     for rope, arguments in _ROPES.items():
         supported = _without_grid(_NO_ROPE | arguments)
@@ -392,7 +392,7 @@ def _without_grid(arguments: dict) -> dict:
 
 
 _TITLE = "timm's Eva"
-# vit_jax's arguments that a `config.json` can store.
+# Arguments of vit_jax's models that timm's `config.json` can store.
 _DESCRIBED = ("registers", "mlp", "qk_norm", "qkv_bias", "sub_norm", "norm_at", "stem_norm")
 _DESCRIBED += ("final_norm", "fc_norm", "pooling", "cls_token", "pool_all", "pool_heads")
 _DESCRIBED += ("position", "rope", "rope_grid")

@@ -32,7 +32,8 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     """Returns the model's arguments from renamed tensors.
 
-    With fixed positions, the decoder's position table determines the image size.
+    If the encoder's position embeddings are fixed, `_rename` has removed them. The image size is
+    then derived from the number of position embeddings in the decoder.
     """
     with_table = tensors if _TABLE in tensors else tensors | {_TABLE: tensors[_DECODER_TABLE]}
     values, assumed = timm_vit.FORMAT.arguments(with_table, config, image_size)

@@ -59,7 +59,8 @@ _SIZES = dict(tiny="T", small="S", base="B", large="L")
 _NAME = re.compile(
     r"swin(?:v2)?_(tiny|small|base|large)(?:_patch4)?_window(\d+)(?:to(\d+))?_(?:\d+to)?(\d+)"
 )
-# Names of tensors that some versions of timm store, although they can be computed from the sizes.
+# Names of tensors that some versions of timm store. vit_jax does not read them, because they can be
+# computed from the window and image sizes.
 _FOLLOW = ("relative_position_index", "relative_coords_table", "attn_mask", "k_bias")
 
 
@@ -234,7 +235,7 @@ def _describe(values: dict) -> dict:
     if values["version"] == 2:
         former = values["pretrained_windows"] or (0,) * len(values["blocks"])
         chosen["pretrained_window_sizes"] = list(former)
-        # Only the size `large` has no architecture `window8_256` in timm.
+        # timm has architectures with `window8_256` for all sizes of a Swin V2 except `large`.
         window = "window12_192" if word == "large" else "window8_256"
         architecture = f"swinv2_{word}_{window}"
     else:

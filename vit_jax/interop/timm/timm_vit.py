@@ -75,7 +75,8 @@ VIT_RULES = (
 _ROOT_RULES = resnet_rules("patch_embed.backbone.", "patch_embed.backbone.") + VIT_RULES
 _HYBRID_RULES = resnet_rules("patch_embed.backbone.stem.", "patch_embed.backbone.") + VIT_RULES
 POOLINGS = {"cls": "token", "gap": "avg", "map": "map"}  # vit_jax's name -> timm's name.
-# Names of timm's architectures for hybrids; the sizes are given by additional arguments.
+# Maps the numbers of residual units in a hybrid's stages to a timm architecture. Arguments in
+# `config.json` override the other sizes of this architecture, such as the width.
 _HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -87,8 +88,9 @@ _HYBRIDS = {
 def _rules(values: dict) -> tuple[Rule, ...]:
     """Returns the naming rules of a model.
 
-    There are separate rules for hybrids whose ResNet consists of a first convolution without
-    stages. In AIMv2 the gate and the gated values of an MLP are separate tensors.
+    If the ResNet of a hybrid has no stages, only a first convolution, the names of this convolution
+    differ from those in other hybrids. In AIMv2, the gate and the gated values of an MLP are
+    separate tensors.
     """
     rules = _ROOT_RULES if values["resnet_blocks"] == () else _HYBRID_RULES
     return APART + rules if values["mlp"] == "swiglu" and values["norm"] == "rms" else rules
@@ -265,7 +267,14 @@ def _sizes(shapes: dict, model_args: dict, defaults: dict) -> dict:
 
 
 def _pooling_values(config: dict, model_args: dict, defaults: dict, shapes: dict) -> dict:
-    """Returns the model's arguments for pooling; see `_sizes` for the arguments."""
+    """Returns the model's arguments for pooling.
+
+    Args:
+      config: content of `config.json`.
+      model_args: timm's arguments in `config.json`.
+      defaults: timm's arguments that the architecture's name implies.
+      shapes: shapes of the tensors by name.
+    """
     pooling = _pooling(config, model_args, shapes)
     with_prefix = model_args.get("pool_include_prefix", defaults.get("pool_include_prefix"))
     return dict(
@@ -323,7 +332,10 @@ def _stem_norm(shapes: dict) -> str:
 
 
 def _sub_norm(shapes: dict) -> str:
-    """Returns the argument `sub_norm`: the layers with an inner norm, `both`, `mlp` or `none`."""
+    """Returns the argument `sub_norm`: which modules of a block have an inner norm.
+
+    The value is `both` (attention and MLP), `mlp` or `none`.
+    """
     if "blocks.0.attn.norm.weight" in shapes:
         return "both"
     return "mlp" if "blocks.0.mlp.norm.weight" in shapes else "none"

@@ -63,7 +63,10 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _check_groups(values: dict) -> None:
-    """Raises UserError if group norms would have fewer than 32 groups, as Transformers requires."""
+    """Raises UserError if the model is so narrow that its group norms have fewer than 32 groups.
+
+    Transformers' BiT always has 32 groups.
+    """
     if (width := values["resnet_width"]) < 1:
         raise UserError(
             f"Transformers' BiT has norms of 32 groups, and none of resnet_width={width:g}"

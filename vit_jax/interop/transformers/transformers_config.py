@@ -130,7 +130,10 @@ def write_gelu(gelu: str) -> str:
 
 
 def require_square(title: str, values: dict) -> None:
-    """Raises UserError for models of non-square images: Transformers has no positions for them."""
+    """Raises UserError if the images are not square.
+
+    The position embeddings of some models in Transformers support square images only.
+    """
     height, width = values["image_size"]
     if height != width:
         raise UserError(f"{title} has positions for square images, not for {height}x{width} pixels")

@@ -92,8 +92,8 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             registers=config.get("num_register_tokens", 4)
             if kind == "dinov2_with_registers"
             else 0,
-            # A classifier reads the class token and the mean of the patches. In a model without a
-            # classifier, the class token is the usual feature.
+            # Transformers' classifier reads the class token's output and the mean of the patches'
+            # outputs. Without a classifier, the features are the class token's output alone.
             pooling="cls_gap" if classes else "cls",
             mlp="swiglu" if gated else "gelu",
             gelu="erf",

@@ -110,7 +110,8 @@ _DECODER_RULES = (
 def _decoder_values(tensors: Tensors, config: dict) -> dict:
     """Returns the values of `config.objective` that a `config.json` contains.
 
-    The settings of targets and masks may be missing in the `config.json`.
+    The training settings (normalization of targets, share of masked patches) are not returned if
+    the `config.json` does not contain them.
     """
     of_training = {
         ours: config[theirs] for ours, theirs in _OF_TRAINING.items() if theirs in config

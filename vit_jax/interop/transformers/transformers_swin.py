@@ -57,8 +57,8 @@ _RULES = (
     *torch_norm("norm", "layernorm"),
 )
 _BIASED = {1: ("query", "key", "value"), 2: ("query", "value")}
-# Names of tensors that some versions of Transformers store, although they can be computed from the
-# window size.
+# Names of tensors that some versions of Transformers store. vit_jax does not read them, because
+# they can be computed from the window size.
 _FOLLOW = ("relative_position_index", "relative_coords_table")
 
 

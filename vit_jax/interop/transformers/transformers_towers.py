@@ -59,8 +59,8 @@ def _describe(towers: Towers) -> TowersFiles:
     if cleaning := _CLEANINGS.get(text_part.tokenizer.cleaning):
         unwritten.append(cleaning)
     notes += [f"not written: {line}" for line in unwritten]
-    # SigLIP's tokenizer returns no attention mask: as in training, the text tower attends to
-    # padding.
+    # SigLIP's tokenizer must not return an attention mask, because the text tower attends to the
+    # padding tokens, as in its training.
     tokenizer = dict(model_input_names=["input_ids"]) if kind == "siglip" else {}
     return TowersFiles(towers, arrays, files, tokenizer, notes)
 

@@ -20,7 +20,7 @@ from vit_jax.models.vit import ViT
 
 _THEIRS = "encoder.layer.{0}."
 QKV = tuple(f"{_THEIRS}attention.attention.{part}" for part in ("query", "key", "value"))
-# Naming rules, which are also used for BEiT and masked autoencoders.
+# Naming rules for ViT and DeiT. BEiT and masked autoencoders use the same rules.
 RULES = (
     *torch_dense("patch_embedding", "embeddings.patch_embeddings.projection", CONV, SAME),
     Rule("cls", "embeddings.cls_token"),
