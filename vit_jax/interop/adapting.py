@@ -52,9 +52,9 @@ def fit(
 ) -> tuple[ImageOptions, dict[str, Read], Fit]:
     """Adapts a checkpoint's parameters to a model that differs in some arguments.
 
-    - If the number of classes changes, the head is new. It is initialized with zeros, or with
-      normal values if `changes` contain `head_std`. A pre-logits layer is removed unless `changes`
-      contain `pre_logits`.
+    - If the number of classes changes, the head is new. It is initialized with zeros, or from a
+      normal distribution if `changes` contain its standard deviation, `head_std`. A pre-logits
+      layer is removed unless `changes` contain `pre_logits`.
     - If the number of channels changes, kernels of input convolutions are converted as in timm.
     - The rules of the model's family convert other parameters; for example, they resize position
       embeddings.
@@ -86,7 +86,8 @@ class _Adapter:
     """Adapts one checkpoint to a new model, one parameter at a time.
 
     The method `source` returns a function for each parameter of the new model. This function reads
-    the checkpoint's parameter and, if necessary, converts it to the new shape.
+    the checkpoint's parameter, and converts it to the new shape if necessary. For parameters of a
+    new head or norm, the function returns initial values.
     """
 
     def __init__(self, checkpoint: Checkpoint, changes: dict[str, Any], new_head: bool, seed: int):
@@ -238,7 +239,7 @@ def _other_channels(read: Read, channels: int) -> np.ndarray:
 
     For one channel, the kernel is summed over its input channels. For several channels, the old
     input channels are repeated cyclically, and multiplied by the old number of channels divided by
-    the new number.
+    the new number. For example, 4 channels are red, green, blue and red, each multiplied by 3/4.
     """
     kernel = np.asarray(read())
     if channels == 1:

@@ -77,7 +77,7 @@ class TextPart(NamedTuple):
         )
 
     def tower_in(self, dtype: str) -> TextTower:
-        """Returns a copy of the text tower that computes in `dtype`; its parameters are shared."""
+        """Returns a text tower that computes in `dtype` and shares this tower's parameters."""
         options = dataclasses.replace(self.tower.options, dtype=dtype)
         graphdef, _ = nnx.split(abstract(partial(TextTower, options)))
         return nnx.merge(graphdef, nnx.state(self.tower))

@@ -63,7 +63,7 @@ class ObjectiveParams(NamedTuple):
         )
 
     def count(self, shapes: Shapes) -> str:
-        """Returns a text with the number of the parameters and the names of the state."""
+        """Describes the number of scalar parameters and the names of the arrays in the state."""
         state = f", with {' and '.join(sorted(self.state))}" if self.state else ""
         return f"{self.words}, {sum(map(math.prod, shapes.values())):,}{state}"
 

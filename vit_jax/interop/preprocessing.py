@@ -77,7 +77,7 @@ class Preprocessing(NamedTuple):
       share: side of the crop divided by the side of the resized image; a `Fraction` if both sides
         are whole numbers.
       interpolation: interpolation of the resize.
-      half: rounding of the crop's position if it ends in .5, such as `even`, as in `TestCrop`.
+      half: how the crop's position is rounded if it ends in .5, such as `even`; see `TestCrop`.
       background: background colour of transparent images.
       mode: decoding mode of images, `fast` or `exact`.
     """

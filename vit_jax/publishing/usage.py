@@ -68,9 +68,9 @@ class Tried(NamedTuple):
 
 
 def _version(package: str) -> str:
-    """Returns the version of a package.
+    """Returns the version of an installed package.
 
-    For vit_jax, the version also exists if vit_jax is imported from a folder of source code.
+    vit_jax need not be installed, because its source code contains the version.
     """
     return vit_jax.__version__ if package == "vit_jax" else importlib.metadata.version(package)
 

@@ -77,9 +77,9 @@ class WindowsEngine(Engine):
         raise NotImplementedError
 
     def _described(self, whole: np.ndarray) -> dict[str, Any]:
-        """Returns the JSON response for a map as a mapping.
+        """Returns the JSON response for a map of classes or depths, as a Python dict.
 
-        The optional pictures of the response, `seen` and `overlay`, are added by `answer`.
+        The method `answer` adds the optional pictures `seen` and `overlay` to the response.
         """
         raise NotImplementedError
 

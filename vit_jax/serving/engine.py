@@ -71,7 +71,8 @@ class Engine:
     Args:
       model: the model.
       batch_size: maximum number of images in a batch.
-      compute: the compiled function, `(model, images) -> outputs` for a batch.
+      compute: the function to compile; called with the model and a batch of images, returns the
+        outputs.
 
     Attributes:
       sizes: the compiled batch sizes; a batch is padded to the next larger size.

@@ -294,7 +294,7 @@ class Service:
 
     @property
     def _classifier_engine(self) -> ClassifierEngine:
-        """The engine as a `ClassifierEngine`, for parameters such as `heat`."""
+        """The engine as a `ClassifierEngine`, the only engine with `heat` and `neighbours`."""
         assert isinstance(self._engine, ClassifierEngine)
         return self._engine
 

@@ -69,7 +69,7 @@ RULES = (
 
 
 def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Converts the tensors of all supported files to vision_transformer's names and shapes.
+    """Converts the tensors of any supported file to vision_transformer's names and shapes.
 
     Raises:
       UserError: two tensors would have the same name.
@@ -107,10 +107,11 @@ def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_class_token(table: Tensor) -> Tensor:
-    """Adds the class token's position embedding, zeros, to big_vision's table if it is missing.
+    """Returns a table of position embeddings with an embedding for the class token.
 
-    A table with n * n + 1 rows contains the class token's position embedding, followed by a square
-    grid of n * n patches. big_vision uses the same criterion.
+    If the table has n * n + 1 embeddings, the first one is the class token's, and the others are
+    those of n * n patches. Any other table contains embeddings of patches only, and zeros are added
+    for the class token. big_vision uses the same criterion.
     """
     batch, rows, dim = table.shape
     if rows and math.isqrt(rows - 1) ** 2 == rows - 1:

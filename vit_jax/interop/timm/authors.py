@@ -247,11 +247,15 @@ def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
 
 
 def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
-    """Returns the window side of each stage of a Swin V2 in pre-training, in patches.
+    """Returns the window sizes with which a Swin V2 was pre-trained.
 
-    A value of 0 means that the side is the same as in this model. The side is derived from the
-    model's tables of relative coordinates. For two positions at a distance of x patches, a table
-    contains log2(1 + 8 x / (side - 1)) / 3.
+    The model may have been fine-tuned with larger windows. The side of the windows in pre-training
+    is derived from the stage's table of relative coordinates: for two patches that are x rows (or
+    columns) apart, the table contains log2(1 + 8 x / (side - 1)) / 3.
+
+    Returns:
+      For each stage the side of a window in pre-training, in patches; 0 if this model's windows
+      have the same side.
     """
     sides = []
     while (
@@ -277,7 +281,8 @@ def _name(name: str) -> str:
 def _eva(architecture: str, heads: int, patch: int, pooled: str) -> dict:
     """Returns a `config.json` for timm's class Eva.
 
-    The config contains only settings that timm cannot derive from the tensors.
+    The config contains the number of heads, the patch size and the pooling. vit_jax derives all
+    other sizes from the tensors.
 
     Args:
       architecture: name of timm's architecture.

@@ -1,6 +1,6 @@
 """BEiT and BEiT v2 in timm.
 
-A table of relative position biases is stored in each layer, or one table for all layers.
+Each layer has its own table of relative position biases, or all layers share one table.
 """
 
 import math

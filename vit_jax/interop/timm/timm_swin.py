@@ -169,7 +169,11 @@ def _heads(shapes: dict, stages: int, version: int) -> tuple[int, ...]:
 
 
 def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int, ...], str]:
-    """Returns the side of windows, for all stages or for each stage, and the assumption made.
+    """Derives the side of the windows, in patches, from timm's settings or the tensors' shapes.
+
+    Returns:
+      The side of the windows, one number for all stages or a number for each stage; and a text with
+      the assumption made, which may be empty.
 
     Raises:
       UserError: neither the settings nor the tensors determine the side.
@@ -186,17 +190,21 @@ def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int,
 
 
 def _pretrained_windows(settings: dict, stages: int, version: int) -> tuple[int, ...] | None:
-    """Returns the window side of each stage of a Swin V2 in pre-training, in patches.
+    """Returns the window sizes with which a Swin V2 was pre-trained.
 
-    The result is None if the model is not a Swin V2, or its windows have not changed since
-    pre-training.
+    Returns:
+      For each stage the side of a window in pre-training, in patches. None if the model is not a
+      Swin V2, or the settings contain no window sizes of pre-training.
     """
     sides = settings.get("pretrained_window_sizes") or ()
     return tuple(sides[:stages]) if version == 2 and any(sides) else None
 
 
 def _sides(window, stages: int) -> int | tuple[int, ...]:
-    """Returns the side of square windows, for all stages or for each stage.
+    """Converts timm's `window_size` to the side of square windows, in patches.
+
+    Returns:
+      One number if the windows of all stages have the same side; otherwise a number for each stage.
 
     Raises:
       UserError: the windows are not square.

@@ -489,11 +489,15 @@ def _named_layers(architecture: str) -> dict:
 
 
 def _heads(model_args: dict, named: int | None, shapes: dict, dim: int, depth: int) -> int:
-    """Returns the number of heads.
+    """Returns the number of attention heads.
 
-    The number is taken from the first of these that determines it: `config.json`, the
-    architecture's name, the width of the norm of queries, the model's size. Otherwise heads have
-    width 64.
+    The first of these sources that determines the number is used:
+
+    1. `num_heads` in `config.json`.
+    2. The architecture's name.
+    3. The width of the norm of queries, which is the width of a head.
+    4. The known size, such as Ti or S, with the same width and depth.
+    5. Heads of width 64.
     """
     if model_args.get("num_heads") is not None:
         return model_args["num_heads"]

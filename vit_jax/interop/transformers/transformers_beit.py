@@ -137,8 +137,8 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 def _check_positions(values: dict) -> None:
     """Checks that Transformers' BEiT computes the same position embeddings or biases as the model.
 
-    Images must be square if the model has any. For other images, Transformers confuses rows and
-    columns of the relative position biases.
+    If the model has position embeddings or biases, its images must be square. For other images,
+    Transformers confuses the rows and columns of relative position biases.
 
     Raises:
       UserError: Transformers has no such position embeddings, or the images are not square.

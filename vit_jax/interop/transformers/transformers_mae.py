@@ -51,7 +51,10 @@ def _grid(values: dict) -> tuple[int, int]:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Implements `Format.rename`: removes the position table if it is the fixed table of MAE."""
+    """Implements `Format.rename`: removes the position embeddings if they are fixed.
+
+    vit_jax computes the fixed sine-cosine embeddings of masked autoencoders.
+    """
     table = tensors.get(_TABLE)
     if table is not None and is_fixed(table, _grid(read_sizes(DEFAULTS | config))):
         return {name: tensor for name, tensor in tensors.items() if name != _TABLE}
@@ -126,15 +129,15 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 
 
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
-    """Implements `ObjectiveFormat.rename`: renames layers, and removes the position table.
+    """Implements `ObjectiveFormat.rename`: renames layers, and removes the position embeddings.
 
-    The names of layers that Transformers 5 writes differ from the names in published files. Both
-    are converted to the names in published files. The table is not needed, because it is the fixed
-    table of masked autoencoders.
+    Transformers 5 writes other names of layers than those in published files. They are converted to
+    the names in published files. vit_jax computes the decoder's position embeddings, which are
+    fixed sine-cosine embeddings.
 
     Raises:
-      UserError: the table differs from the fixed table, or the decoder has another GELU than
-        vit_jax's decoder.
+      UserError: the position embeddings differ from the computed ones, or the decoder has another
+        GELU than vit_jax's decoder.
     """
     config = DEFAULTS | config
     if read_gelu(config) != "erf":
