@@ -164,8 +164,8 @@ def check_finite(values: np.ndarray, name: str) -> np.ndarray:
     # A JAX array is checked on its device.
     library = np if isinstance(values, np.ndarray) else jnp
     flat = values.reshape(-1)
-    # The dot product of the values with themselves needs one pass and no temporary arrays. It can
-    # overflow for finite values. Therefore, if it is not finite, the values are checked one by one.
+    # The dot product of the values with themselves needs one pass and no temporary arrays. The dot
+    # product can overflow for finite values. If it is not finite, each value is checked.
     with np.errstate(over="ignore", invalid="ignore"):
         product = library.dot(flat, flat)
     if not np.isfinite(product) and not library.isfinite(flat).all():

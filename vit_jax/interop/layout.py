@@ -144,12 +144,12 @@ def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ..
 
 
 def resnet_width(channels: int) -> float:
-    """Returns the width factor of a ResNet whose first layer has this number of channels."""
+    """Returns the width factor of a ResNet, from the number of channels of its first layer."""
     return channels // 64 if channels % 64 == 0 else channels / 64
 
 
 def resnet_root(side: int, channels: int) -> dict:
-    """Returns `resnet_width` and `resnet_stem` of a ResNet with this first convolution.
+    """Returns the arguments `resnet_width` and `resnet_stem`, from a ResNet's first convolution.
 
     Args:
       side: height and width of the convolution's kernel in pixels, 7 or 3.

@@ -1,8 +1,9 @@
 """Converts a JAX function to an ONNX model: traces it, and converts each operation of the trace.
 
 JAX computes all values that depend only on constants, such as cast parameters, standardized kernels
-and position tables. They are written as constants. All other operations are mapped to equivalent
-ONNX operations; unsupported operations raise UserError. The batch dimension may be symbolic.
+and position embeddings. They are written as constants. All other operations are mapped to
+equivalent ONNX operations; unsupported operations raise UserError. The batch dimension may be
+symbolic.
 """
 
 import functools

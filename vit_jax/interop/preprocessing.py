@@ -98,8 +98,8 @@ class Preprocessing(NamedTuple):
         return float(min(size) / self.share)
 
 
-# The default for checkpoints that do not contain the preprocessing. It is that of the paper's
-# pre-training: resize to 256 pixels and crop to 224 pixels.
+# The default for checkpoints that do not contain the preprocessing. As in the pre-training of the
+# ViT paper, images are resized to 256 pixels and cropped to 224 pixels.
 DEFAULT_PREPROCESSING = Preprocessing("short_side", Fraction(7, 8), "bilinear")
 
 

@@ -261,7 +261,7 @@ def _model_tensors(
 
 
 def _with_register_positions(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Adds zero rows for the registers to the position table, as timm requires."""
+    """Adds zeros for the registers to the position embeddings, as timm requires."""
     if "reg_token" not in tensors or "pos_embed" not in tensors:
         return tensors
     positions, zeros = tensors["pos_embed"], np.zeros_like(tensors["reg_token"])

@@ -145,7 +145,7 @@ def _with_objective(
 ) -> Content:
     """Adds the parameters of an objective, in the library's own format, to the files' content."""
     known = form.objective
-    # `Library.writes_objective` has returned True for this objective.
+    # The caller has checked by `Library.writes_objective` that the format contains objectives.
     assert known is not None and known.describe is not None
     mapped = [
         entry._replace(names=tuple(known.prefix + name for name in entry.names))

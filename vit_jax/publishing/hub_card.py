@@ -95,7 +95,7 @@ def _data(about: Published) -> str:
 
 
 def properties_of(checkpoint: Checkpoint) -> tuple[str, dict[str, str]]:
-    """Returns the task of an image model in the Hub's terms, and its properties for the card."""
+    """Returns the Hub's identifier of an image model's task, and the properties for the card."""
     values, names = checkpoint.arguments, checkpoint.class_names
     task = "image-classification" if values["num_classes"] else "image-feature-extraction"
     classes = f"{values['num_classes']:,}" if values["num_classes"] else "none: it gives features"
@@ -112,7 +112,7 @@ def properties_of(checkpoint: Checkpoint) -> tuple[str, dict[str, str]]:
 
 
 def properties_of_towers(checkpoint: Checkpoint, text_part: TextPart) -> tuple[str, dict[str, str]]:
-    """Returns the task of an image-text model in the Hub's terms, and its properties for the card.
+    """Returns the Hub's identifier of an image-text model's task, and properties for the card.
 
     Args:
       checkpoint: the image tower.

@@ -63,7 +63,7 @@ class Tried(NamedTuple):
 
     @property
     def versions(self) -> str:
-        """The packages that were used, with their versions."""
+        """Names and versions of the packages with which the example was tested."""
         return ", ".join(f"{name} {_version(name)}" for name in self.usage.packages)
 
 
@@ -294,7 +294,7 @@ def expected_of_towers(
 
 
 def _picture(checkpoint: Checkpoint, image_size: tuple[int, int]) -> tuple[np.ndarray, jax.Array]:
-    """Returns a random image that needs no resize before the crop, and its crop as a batch."""
+    """Returns a random image that needs no resize before the crop, and a batch with its crop."""
     crop = checkpoint_crop(checkpoint, image_size)
     # An image of this size is cropped without a resize. Adding 1e-6 prevents `int` from truncating
     # 255.9999999 to 255.

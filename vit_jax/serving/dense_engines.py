@@ -89,7 +89,7 @@ class WindowsEngine(Engine):
 
 
 class SegmenterEngine(WindowsEngine):
-    """Programs for class maps; arguments as in `WindowsEngine`."""
+    """Compiled programs of a segmenter, which predicts maps of classes."""
 
     def __init__(self, model: Segmenter, crop: TestCrop, batch_size: int):
         super().__init__(model, crop, batch_size)
@@ -115,7 +115,7 @@ class SegmenterEngine(WindowsEngine):
 
 
 class DepthEngine(WindowsEngine):
-    """Programs for depth maps; arguments as in `WindowsEngine`."""
+    """Compiled programs of a depth model, which predicts maps of depths."""
 
     def __init__(self, model: DepthModel, crop: TestCrop, batch_size: int):
         super().__init__(model, crop, batch_size)
@@ -137,7 +137,7 @@ class DepthEngine(WindowsEngine):
 
 
 class DetectorEngine(Engine):
-    """Programs for object detection.
+    """Compiled programs of a detector.
 
     Args:
       detector: the detector.

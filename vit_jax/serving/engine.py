@@ -146,7 +146,7 @@ class Engine:
 
 
 class ClassifierEngine(Engine):
-    """Programs for classification, features and attention.
+    """Compiled programs of a classifier, for its classes, features and attention.
 
     Args:
       batch_size: maximum number of images in a batch.

@@ -271,7 +271,7 @@ class Service:
     async def _of_image(
         self, image: bytes, size: int, number: int, asked: Asked, classes: np.ndarray | None
     ) -> dict[str, Any]:
-        """Computes one image of a request; returns the part of the JSON response for this image.
+        """Predicts for one image of a request; returns the image's part of the JSON response.
 
         Args:
           size: number of pixels of the image.
@@ -348,7 +348,7 @@ class Service:
 
 
 class _Guard:
-    """Middleware that rejects requests for other hosts, and adds `HEADERS` to each response."""
+    """Middleware that checks the Host header of requests, and adds `HEADERS` to each response."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]):
         self._app, self._hosts = app, hosts

@@ -118,9 +118,10 @@ def _timm_tower(towers: Towers) -> tuple[dict[str, Any], Arrays]:
 
 
 def _architectures(text_part: TextPart) -> list[str]:
-    """Returns the names of timm's CLIP and SigLIP image towers.
+    """Returns the names of timm's architectures for image towers of CLIP and SigLIP.
 
-    If the model was read from open_clip's files, the name in these files comes first.
+    If the model was read from open_clip's files, the architecture's name in these files comes
+    first.
     """
     described = _read_config(text_part).get("vision_cfg", {}).get("timm_model_name")
     names = {weights.repository.removeprefix("timm/").split(".")[0] for weights in all_weights()}

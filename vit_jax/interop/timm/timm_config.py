@@ -14,8 +14,8 @@ ONLY = {
     "embed_norm_layer": (None,),
     "pos_embed": ("learn", "none", ""),
 }
-# timm's arguments that need no check. The tensors determine them, the code of the family reads
-# them, or they do not change the outputs.
+# timm's arguments that need no check. The tensors determine their values, the module of the model's
+# family reads them, or they do not change the outputs.
 UNCHECKED = (
     "img_size",
     "patch_size",

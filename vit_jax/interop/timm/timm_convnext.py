@@ -259,7 +259,7 @@ def _describe(values: dict) -> dict:
 
 
 def _architecture(values: dict) -> str:
-    """Returns the name of timm's architecture with these sizes.
+    """Returns the name of timm's ConvNeXt architecture with the model's sizes.
 
     If timm has no such architecture, the result is the architecture `tiny`, whose sizes
     `model_args` override.

@@ -199,7 +199,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
     - Separate projections of queries, keys and values are concatenated.
     - The gate and the gated values of an MLP are concatenated.
     - Rotary frequencies, `rope.freqs`, are split into one tensor for each layer.
-    - Position tables are converted by `rename_positions`.
+    - The position embeddings are converted by `rename_positions`.
     """
     model_args = implied_arguments(config, named) | (config.get("model_args") or {})
     tensors = dict(rename_positions(tensors, config | dict(model_args=model_args)))
@@ -243,7 +243,11 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _finish(tensors: Arrays, values: Values) -> Arrays:
-    """Adds zeros for the registers to the position table; stacks the layers' rotary frequencies."""
+    """Converts the tensors to timm's form.
+
+    Zeros are added for the registers to the position embeddings. The rotary frequencies of all
+    layers are stacked to one tensor.
+    """
     tensors = with_registers(tensors, values)
     layers = [tensors.pop(f"blocks.{i}.attn.freqs", None) for i in range(values["depth"])]
     return tensors if layers[0] is None else tensors | {"rope.freqs": np.stack(layers, axis=1)}

@@ -97,11 +97,11 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 
 
 def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Converts a position table to the order class token, distillation token, patches.
+    """Converts position embeddings to the order class token, distillation token, patches.
 
-    If the table contains patches only, zeros are added for the tokens. The position embeddings of
-    registers are removed from the table, and added to the register tokens. This does not change the
-    outputs.
+    If timm's table contains embeddings of patches only, zeros are added for the other tokens. The
+    position embeddings of registers are removed from the table, and added to the register tokens.
+    This does not change the outputs.
     """
     table = tensors.get("pos_embed")
     if table is None or len(table.shape) != 3 or "patch_embed.proj.weight" not in tensors:
@@ -128,16 +128,16 @@ def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tens
 
 
 def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: int) -> bool:
-    """Returns True if a position table has rows for patches only, and none for other tokens.
+    """Returns True if a model has position embeddings of patches only, not of other tokens.
 
     The result is taken from `no_embed_class` in `config.json`, or derived from the image size. If
-    both are missing, the grid of patches is assumed to be square. For example, 196 rows are 14 x 14
-    patches without other tokens.
+    both are missing, the grid of patches is assumed to be square. For example, 196 embeddings are
+    those of 14 x 14 patches, without other tokens.
 
     Args:
       tensors: tensors by name.
       config: content of `config.json`.
-      rows: number of rows of the table.
+      rows: number of position embeddings.
       others: number of tokens that are not patches.
     """
     no_embed_class = (config.get("model_args") or {}).get("no_embed_class")
@@ -157,12 +157,12 @@ def _trunk_stride(tensors: dict) -> int:
 
 
 def _padded(table: Tensor, prefix: int) -> np.ndarray:
-    """Adds `prefix` zero rows to a position table of patches."""
+    """Adds zeros for `prefix` other tokens before the position embeddings of the patches."""
     return np.pad(table.read(), ((0, 0), (prefix, 0), (0, 0)))
 
 
 def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np.ndarray]:
-    """Adds zero rows for the registers to the position table, as timm requires."""
+    """Adds zeros for the registers to the position embeddings, as timm requires."""
     if not values.get("registers") or "pos_embed" not in tensors:
         return tensors
     prefix = "cls_token" in tensors
@@ -231,7 +231,7 @@ def _timm_arguments(shapes: dict) -> dict:
 
 
 def _sizes(shapes: dict, model_args: dict, defaults: dict) -> dict:
-    """Returns the sizes of the model and of its ResNet, if it has one.
+    """Returns the model's arguments for sizes, such as `dim`, and those of a hybrid's ResNet.
 
     Args:
       shapes: shapes of the tensors by name.

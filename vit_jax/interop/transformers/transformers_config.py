@@ -176,7 +176,10 @@ def projections(prefixes: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, R
 
 
 def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
-    """Adds a prefix to the tensor names of all rules, as in models with a classifier."""
+    """Adds a prefix, such as `vit`, to the tensor names of all rules.
+
+    In Transformers' models with a classifier, the other tensors have such a prefix.
+    """
 
     def lower(names):
         return (

@@ -95,7 +95,7 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Adds the encoder's fixed position table to the tensors to write."""
+    """Adds the encoder's fixed position embeddings to the tensors to write."""
     return arrays | {_TABLE: fixed_table(_grid(values), values["dim"])}
 
 
@@ -184,7 +184,7 @@ def _describe_decoder(values: dict, objective_values: dict) -> dict:
 
 
 def _finish_decoder(values: dict, objective_values: dict) -> Arrays:
-    """Returns the decoder's fixed position table."""
+    """Returns the decoder's fixed position embeddings."""
     return {_DECODER_TABLE: fixed_table(_grid(values), objective_values["decoder_dim"])}
 
 
