@@ -25,7 +25,7 @@ Kind = TypeVar("Kind", bound=nnx.Module)
 
 
 class Checkpoint(NamedTuple):
-    """A model's parameters, which are read on demand, and its description.
+    """A model in a checkpoint of any format; its parameters are read on demand.
 
     Attributes:
       place: file, folder or workdir of the checkpoint, for messages.
@@ -161,7 +161,7 @@ def check_finite(values: np.ndarray, name: str) -> np.ndarray:
       values: a NumPy or JAX array.
       name: name of the array, for the error message.
     """
-    # A JAX array is checked on its device.
+    # jax.numpy checks a JAX array on the device of the array.
     library = np if isinstance(values, np.ndarray) else jnp
     flat = values.reshape(-1)
     # The dot product of the values with themselves needs one pass and no temporary arrays. The dot

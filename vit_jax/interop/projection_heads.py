@@ -135,7 +135,10 @@ def _centres(tensors: Arrays) -> Arrays:
 
 
 def _old_name(name: str) -> str:
-    """Converts new names of PyTorch's weight normalization to `weight_g` and `weight_v`."""
+    """Converts tensor names of PyTorch's new weight normalization to the old names.
+
+    For example, `parametrizations.weight.original0` becomes `weight_g`.
+    """
     name = name.replace(".parametrizations.weight.original0", ".weight_g")
     return name.replace(".parametrizations.weight.original1", ".weight_v")
 

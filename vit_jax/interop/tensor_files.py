@@ -189,7 +189,8 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 
             def read(name=name, kind=kind, shape=shape, part=content[begin:end]):
                 check_float(path, name, kind)
-                # This is a view of the memory-mapped file, which is read when the values are used.
+                # The array is a view of the memory-mapped file. The file is read when the values
+                # are used.
                 return np.asarray(part.view(np.dtype(kind)).reshape(shape), np.float32)
 
             tensors[name] = Tensor(shape, kind, read)

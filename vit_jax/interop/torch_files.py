@@ -86,8 +86,8 @@ floats = {{name: x.detach().clone().contiguous() for name, x in content.items() 
 save_file(floats, destination)
 """
 
-# _PREFIXES: prefixes that wrappers add to tensor names, such as Lightning's `model` and `net`.
-# _RENAMED: maps authors' tensor names to timm's names.
+# _PREFIXES matches the prefixes that wrappers add to tensor names, such as Lightning's `model` and
+# `net`. _RENAMED maps authors' tensor names to timm's names.
 _PREFIXES = r"^(module\.|model\.|net\.|backbone\.|encoder\.|_orig_mod\.)+"
 _RENAMED = {
     "register_tokens": "reg_token",
@@ -270,7 +270,7 @@ def _with_register_positions(tensors: dict[str, np.ndarray]) -> dict[str, np.nda
 
 
 def _write_timm(folder: Path, tensors: dict[str, np.ndarray], config: dict) -> None:
-    """Writes the two files of a timm checkpoint."""
+    """Writes the files of a timm checkpoint, `model.safetensors` and `config.json`."""
     from safetensors.numpy import save_file
 
     save_file(tensors, folder / "model.safetensors")

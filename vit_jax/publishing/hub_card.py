@@ -116,7 +116,7 @@ def properties_of_towers(checkpoint: Checkpoint, text_part: TextPart) -> tuple[s
 
     Args:
       checkpoint: the image tower.
-      text_part: the text tower and the similarity.
+      text_part: the text tower, and the scale and bias of the similarity.
     """
     shapes = [x.shape for x in params_of(text_part.tower).values()]
     return "zero-shot-image-classification", {

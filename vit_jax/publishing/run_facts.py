@@ -14,7 +14,8 @@ from vit_jax.runs.goodput import read_rows
 from vit_jax.runs.predictions import CLASS_FIGURES, metric_in_words
 from vit_jax.runs.workdir import METRICS, saved_run
 
-# Config values that do not affect the trained model.
+# Names and prefixes of config values that the card's recipe omits, because they do not change the
+# training.
 _ELSEWHERE = OPERATIONAL | {"log_every", "evaluate_every", "profile", "hang_seconds"}
 _SECTIONS = ("sweep.", "checkpoint.")
 

@@ -277,7 +277,7 @@ def expected_of_towers(
 
     Args:
       checkpoint: the image tower.
-      text_part: the text tower and the similarity.
+      text_part: the text tower, and the scale and bias of the similarity.
     """
     image = build_model(checkpoint, log=lambda line: None, dtype="float32")
     model = ImageTextModel(

@@ -268,7 +268,7 @@ def _features_and_attention(model, images):
 def _features(model, images):
     """Returns the features of a batch, and an empty list in place of each layer's attention.
 
-    It is used for models whose attention rollout is undefined.
+    This is the variant for models whose attention rollout is undefined.
     """
     return representation(model, images), []
 

@@ -372,7 +372,7 @@ class _Guard:
 
 
 def _check_parameter(key: str, value: object, supported: Sequence[str]) -> None:
-    """Raises Refused if a numeric parameter is unknown or out of range."""
+    """Raises Refused if a numeric parameter of a request is unknown or out of range."""
     if key not in supported:
         known = ", ".join(supported)
         raise Refused(400, f"{key!r} is an unknown parameter; supported: {known}")

@@ -83,7 +83,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """Derives the model's arguments from tensors and `config.json`; also returns the assumptions.
+    """Derives the model's arguments from tensors and `config.json`; also returns assumptions.
 
     Without a `config.json`, images are assumed to be square.
     """

@@ -109,7 +109,8 @@ def _with_defaults(shape: dict) -> dict:
 def _rules(values: dict) -> list[Rule]:
     block = "stages.{0}.blocks.{1}."
     inside = r"stages/(\d+)/(\d+)/"
-    # Indices of the convolutions in timm's stem. The norm has the index after the last convolution.
+    # `places` contains the indices of the convolutions in timm's stem, such as 0 for `stem.0`. The
+    # norm has the index after the last convolution.
     places = dict(patches=(0,), activated=(0, 2)).get(values["stem"], (0, 1))
     stem = (torch_dense(f"stem/{ours}", f"stem.{place}", CONV) for ours, place in enumerate(places))
     return [

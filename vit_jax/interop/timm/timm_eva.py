@@ -73,7 +73,7 @@ _PACKED = torch_dense(BLOCK + "mlp/fc1", _MLP + "fc1")
 
 
 def _rules(values: Values) -> tuple[Rule, ...]:
-    """Returns the naming rules of a model.
+    """Returns the rules for the tensor names of a model.
 
     In a gated MLP with a norm after the gate, the gate and the gated values are separate tensors.
     """
@@ -194,7 +194,7 @@ def named(architecture: str) -> dict | None:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Renames and merges tensors, so that all versions of the files match the naming rules.
+    """Renames and merges tensors, so that all versions of the files match `_rules`.
 
     - Separate projections of queries, keys and values are concatenated.
     - The gate and the gated values of an MLP are concatenated.
@@ -292,7 +292,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
 
 
 def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
-    """Returns the arguments for pooling.
+    """Returns the model's arguments for pooling.
 
     Args:
       config: content of `config.json`.

@@ -103,7 +103,7 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; also returns the assumptions.
+    """Derives the model's arguments from tensors and `config.json`; also returns assumptions.
 
     Without a `config.json`, the window size is derived from the tables of relative position biases,
     and the side of images in pixels is assumed to be 32 times the side of windows in patches.

@@ -86,7 +86,7 @@ _HYBRIDS = {
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the naming rules of a model.
+    """Returns the rules for the tensor names of a model.
 
     If the ResNet of a hybrid has no stages, only a first convolution, the names of this convolution
     differ from those in other hybrids. In AIMv2, the gate and the gated values of an MLP are
@@ -173,7 +173,7 @@ def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; also returns the assumptions.
+    """Derives the model's arguments from tensors and `config.json`; also returns assumptions.
 
     Settings that neither tensors nor `config.json` determine have timm's defaults: exact GELU,
     layer norms with epsilon 1e-6.
@@ -285,7 +285,7 @@ def _pooling_values(config: dict, model_args: dict, defaults: dict, shapes: dict
 
 
 def _layer_values(shapes: dict) -> dict:
-    """Returns the model's arguments for norms, biases and the kind of MLP."""
+    """Returns the model's arguments for norms, biases and the kind of MLP, from tensor shapes."""
     is_gated = (
         "blocks.0.mlp.fc1_g.weight" in shapes
         or shapes["blocks.0.mlp.fc1.weight"][0] == 2 * shapes["blocks.0.mlp.fc2.weight"][1]

@@ -69,7 +69,10 @@ _POSITIONS = {
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the naming rules; tensor names of a model with a classifier start with `beit.`."""
+    """Returns the rules for tensor names.
+
+    If the model has a classifier, the names of its other tensors start with `beit.`.
+    """
     if not values["num_classes"]:
         return _RULES
     return (*below("beit", _RULES), *torch_dense("head", "classifier"))

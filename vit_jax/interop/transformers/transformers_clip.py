@@ -109,7 +109,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from renamed tensors; also returns the assumptions as text."""
+    """Derives the model's arguments from renamed tensors; also returns a text with assumptions."""
     classifies = f"{_CLASSIFIER}.weight" in tensors
     towers = ("CLIPModel", "CLIPVisionModel", "CLIPVisionModelWithProjection")
     require_class(config, *(("CLIPForImageClassification",) if classifies else towers))

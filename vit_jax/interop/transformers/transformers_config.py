@@ -1,4 +1,4 @@
-"""Common code for several model types of Transformers: entries of `config.json`, naming rules."""
+"""Common code for several model types of Transformers: `config.json` and tensor names."""
 
 from collections.abc import Callable, Sequence
 
@@ -157,7 +157,9 @@ def vit_type(values: dict) -> str:
 
 
 def projections(prefixes: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, Rule]:
-    """Returns the naming rules for queries, keys and values, which are separate in Transformers.
+    """Returns the rules for the projections to queries, keys and values.
+
+    They are three tensors in Transformers, and one tensor in vit_jax.
 
     Args:
       prefixes: prefixes of the names of queries, keys and values.

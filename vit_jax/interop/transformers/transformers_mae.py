@@ -45,7 +45,7 @@ _RULES = tuple(rule for rule in RULES if not rule.path.startswith("pre_logits"))
 
 
 def _grid(values: dict) -> tuple[int, int]:
-    """Returns the rows and columns of patches."""
+    """Returns the number of rows and the number of columns of patches."""
     height, width = (length // values["patch_size"] for length in values["image_size"])
     return height, width
 

@@ -134,7 +134,7 @@ def describe_text_tower(options: TextOptions, probabilities: str) -> tuple[str, 
 
 
 def text_rules(kind: str) -> tuple[Rule, ...]:
-    """Returns the naming rules of a text tower in a model of the type `kind`."""
+    """Returns the rules for the tensor names of a text tower, in a model of the type `kind`."""
     return _rules("text_projection" if kind == "clip" else _TOWER + "head")
 
 

@@ -79,7 +79,10 @@ def _config(kind: str, vision: dict, text: dict) -> dict:
 
 
 def _name_processor(processor: dict, kind: str) -> None:
-    """Replaces the image processor by the equivalent processor of the model type, if any."""
+    """Replaces the class of the image processor by the model type's own class, if it exists.
+
+    The two classes have the same settings.
+    """
     name = processor["image_processor_type"].removesuffix("ImageProcessor")
     name = _PROCESSORS.get((kind, name), name)
     processor["image_processor_type"] = f"{name}ImageProcessor"
