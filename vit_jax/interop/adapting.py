@@ -34,14 +34,14 @@ class Fit(NamedTuple):
     copied: list[str]
 
     def describe(self) -> list[str]:
-        """Returns a line for each kind of change, such as "resized: ..."."""
+        """Returns a line of text for each kind of change, such as "dropped: head/bias"."""
         parts = (("resized", self.resized), ("new", self.fresh), ("dropped", self.dropped))
         parts += (("copied into each layer", self.copied),)
         return [f"{word}: {', '.join(paths)}" for word, paths in parts if paths]
 
 
 class _Stored(NamedTuple):
-    """A parameter of a checkpoint: its shape, and the function that reads it."""
+    """A parameter of a checkpoint: its shape, and a function that reads its values."""
 
     shape: tuple[int, ...]
     read: Read
@@ -52,9 +52,9 @@ def fit(
 ) -> tuple[ImageOptions, dict[str, Read], Fit]:
     """Adapts a checkpoint's parameters to a model that differs in some arguments.
 
-    - If the number of classes changes, the head is new. It is initialized with zeros, or with
-      normal values if `changes` contain `head_std`. A pre-logits layer is removed unless `changes`
-      contain `pre_logits`.
+    - If the number of classes changes, the head is new. It is initialized with zeros, or from a
+      normal distribution if `changes` contain its standard deviation, `head_std`. A pre-logits
+      layer is removed unless `changes` contain `pre_logits`.
     - If the number of channels changes, kernels of input convolutions are converted as in timm.
     - The rules of the model's family convert other parameters; for example, they resize position
       embeddings.
@@ -83,7 +83,12 @@ def fit(
 
 
 class _Adapter:
-    """An adaptation; `source` selects how each parameter is read. Arguments as in `fit`."""
+    """Adapts one checkpoint to a new model, one parameter at a time.
+
+    The method `source` returns a function for each parameter of the new model. This function reads
+    the checkpoint's parameter, and converts it to the new shape if necessary. For parameters of a
+    new head or norm, the function returns initial values.
+    """
 
     def __init__(self, checkpoint: Checkpoint, changes: dict[str, Any], new_head: bool, seed: int):
         known = checkpoint.arguments
@@ -129,7 +134,15 @@ class _Adapter:
         raise UserError(f"{place} has no {path} {list(shape)}, which the requested model has")
 
     def report_unused(self, paths: Any) -> None:
-        """Adds to the report the checkpoint's parameters that are unused or used several times."""
+        """Adds two lists of the checkpoint's parameters to the report.
+
+        The list `dropped` contains parameters that the new model does not use. The list `copied`
+        contains parameters of all layers that the new model stores in each layer, such as a shared
+        table of relative position biases.
+
+        Args:
+          paths: paths of the new model's parameters.
+        """
         stored = self.checkpoint.shapes
         used = {self.rules.source_of(path, stored) for path in paths}
         self.report.dropped.extend(path for path in stored if path not in used)
@@ -197,11 +210,18 @@ class _Adapter:
 
 
 def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> dict[str, Any]:
-    """Returns further changes that follow from `changes`, in models of all families.
+    """Returns arguments of the new model that must change because of the requested `changes`.
 
-    - With a new head, `pre_logits` becomes False.
-    - If the number of channels changes, `mean` and `std` per channel are replaced by their average
-      over the channels.
+    These rules apply to models of all families:
+
+    - If the new model has a new head, `pre_logits` becomes False.
+    - If the number of channels changes, and `mean` or `std` has one value for each channel, the
+      values are replaced by their average over the channels.
+
+    Args:
+      known: arguments of the checkpoint's model.
+      changes: requested arguments of the new model.
+      new_head: True if the new model has a new head.
     """
     implied = {}
     if new_head and known.get("pre_logits"):
@@ -219,7 +239,7 @@ def _other_channels(read: Read, channels: int) -> np.ndarray:
 
     For one channel, the kernel is summed over its input channels. For several channels, the old
     input channels are repeated cyclically, and multiplied by the old number of channels divided by
-    the new number.
+    the new number. For example, 4 channels are red, green, blue and red, each multiplied by 3/4.
     """
     kernel = np.asarray(read())
     if channels == 1:

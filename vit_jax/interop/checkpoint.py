@@ -25,7 +25,7 @@ Kind = TypeVar("Kind", bound=nnx.Module)
 
 
 class Checkpoint(NamedTuple):
-    """A model's parameters, which are read on demand, and its description.
+    """A model in a checkpoint of any format; its parameters are read on demand.
 
     Attributes:
       place: file, folder or workdir of the checkpoint, for messages.
@@ -84,7 +84,7 @@ class Checkpoint(NamedTuple):
         )
 
     def _statistics(self) -> str:
-        """Returns mean and std of pixels as text; empty if both are 0.5, the default."""
+        """Describes the mean and std of pixels; returns "" if both are 0.5, the default."""
         mean, std = self.options.mean, self.options.std
         if mean == std == 0.5:
             return ""
@@ -161,11 +161,11 @@ def check_finite(values: np.ndarray, name: str) -> np.ndarray:
       values: a NumPy or JAX array.
       name: name of the array, for the error message.
     """
-    # A JAX array is checked on its device.
+    # jax.numpy checks a JAX array on the device of the array.
     library = np if isinstance(values, np.ndarray) else jnp
     flat = values.reshape(-1)
-    # The dot product of the values with themselves needs one pass and no temporary arrays. It can
-    # overflow for finite values. Therefore, if it is not finite, the values are checked one by one.
+    # The dot product of the values with themselves needs one pass and no temporary arrays. The dot
+    # product can overflow for finite values. If it is not finite, each value is checked.
     with np.errstate(over="ignore", invalid="ignore"):
         product = library.dot(flat, flat)
     if not np.isfinite(product) and not library.isfinite(flat).all():

@@ -57,7 +57,8 @@ def read_depth_head(
       file: path of the file.
       tensors: tensors of the file, by name.
       backbone: the arguments of the backbone.
-      max_depth: maximum depth in metres; None: the data set in the file name determines it.
+      max_depth: maximum depth in metres. If it is None, the maximum depth of the data set in the
+        file name is used, such as 10 for `nyu`.
 
     Raises:
       UserError: the file has unexpected tensors, the head does not fit the backbone, or the data
@@ -82,7 +83,7 @@ def read_depth_head(
 def _options(
     file: str, params: dict[str, np.ndarray], backbone: ImageOptions, max_depth: float | None
 ) -> DepthOptions:
-    """Returns the options of a head.
+    """Returns the options of the training objective `depth` that create a published head.
 
     Raises:
       UserError: the head does not fit the backbone, or the data set is unknown.

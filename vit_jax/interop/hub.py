@@ -29,7 +29,8 @@ def download(address: str, more: Sequence[str] = (), *, weights: bool = True) ->
     Raises:
       UserError: the model is not on the Hub, or the Hub cannot be reached.
     """
-    # Imported here, because these imports are slow and training runs do not need them.
+    # huggingface_hub is imported in this function, because the import is slow and training runs do
+    # not need it.
     from httpx2 import HTTPError  # The HTTP client of huggingface_hub.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (

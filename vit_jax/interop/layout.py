@@ -58,7 +58,8 @@ CONV = _layout(lambda x: x.transpose(3, 2, 0, 1), lambda y, shape: y.transpose(2
 # A dense layer that is stored as a 1x1 convolution, [out, in, 1, 1] or [1, 1, in, out].
 LINEAR_CONV = _layout(lambda x: x.T[:, :, None, None], lambda y, shape: y[:, :, 0, 0].T)
 DENSE_CONV = _layout(lambda x: x[None, None], lambda y, shape: y[0, 0])
-# A table with the axes rows and columns, which the library flattens to one axis.
+# A table, such as relative position biases. All axes of vit_jax's array except the last, such as
+# [rows, columns, heads], are one axis of the library's tensor: [rows * columns, heads].
 TABLE = _layout(lambda x: x.reshape(-1, x.shape[-1]), lambda y, shape: y.reshape(shape))
 # vit_jax's array has an additional first axis of length one.
 MATRIX = _layout(lambda x: x[0], lambda y, shape: y[None])
@@ -143,12 +144,12 @@ def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ..
 
 
 def resnet_width(channels: int) -> float:
-    """Returns the width factor of a ResNet whose first layer has this number of channels."""
+    """Returns the width factor of a ResNet, from the number of channels of its first layer."""
     return channels // 64 if channels % 64 == 0 else channels / 64
 
 
 def resnet_root(side: int, channels: int) -> dict:
-    """Returns `resnet_width` and `resnet_stem` of a ResNet with this first convolution.
+    """Returns the arguments `resnet_width` and `resnet_stem`, from a ResNet's first convolution.
 
     Args:
       side: height and width of the convolution's kernel in pixels, 7 or 3.

@@ -56,7 +56,15 @@ def read_problem_type(config: dict, num_classes: int) -> str:
 
 
 def problem_type(num_classes: int, probabilities: str) -> dict[str, str]:
-    """Returns the entry of `config.json` for a kind of probabilities; {} for the default kind."""
+    """Returns the entry `problem_type` of a `config.json`, as a dict.
+
+    The dict is empty if the model has no classes, or if `probabilities` is the default kind for
+    this number of classes, as in `read_problem_type`.
+
+    Args:
+      num_classes: number of classes of the model.
+      probabilities: a key of `PROBABILITIES`, `softmax` or `sigmoid`.
+    """
     is_default = not num_classes or read_problem_type({}, num_classes) == probabilities
     return {} if is_default else {"problem_type": PROBLEM_TYPES[probabilities]}
 
@@ -226,8 +234,8 @@ def require_defaults(
 ) -> None:
     """Checks the arguments of a model that a library's files cannot store.
 
-    Each of these arguments must have the value that the library always uses: by default,
-    vit_jax's default value.
+    Each of these arguments must have the value that the library always uses. This value is given by
+    `only`, or else is vit_jax's default value of the argument.
 
     Args:
       title: the library's name for models of this kind, for errors.
@@ -235,8 +243,8 @@ def require_defaults(
       values: all arguments of the model.
       stored: names of the arguments that the library can store, in addition to sizes and to mean
         and std of pixels.
-      only: arguments that the library cannot store, with the library's values. Arguments with
-        vit_jax's defaults are not listed.
+      only: maps arguments that the library cannot store to the values that the library uses.
+        Arguments for which the library uses vit_jax's default value can be omitted.
 
     Raises:
       UserError: an argument has another value.

@@ -1,6 +1,6 @@
-"""Stores parameters of a training objective, such as a decoder, in two files next to a model.
+"""Stores parameters of a training objective, such as a decoder, in two files.
 
-Other libraries ignore these files.
+The files are in the folder of a model in another library's format. Other libraries ignore them.
 
 `objective.json` contains the objective's name, the values of `config.objective` that determine its
 parameters, and arguments of the model that libraries' files do not contain (`MODEL_VALUES`).
@@ -63,7 +63,7 @@ class ObjectiveParams(NamedTuple):
         )
 
     def count(self, shapes: Shapes) -> str:
-        """Returns a text with the number of the parameters and the names of the state."""
+        """Describes the number of scalar parameters and the names of the arrays in the state."""
         state = f", with {' and '.join(sorted(self.state))}" if self.state else ""
         return f"{self.words}, {sum(map(math.prod, shapes.values())):,}{state}"
 

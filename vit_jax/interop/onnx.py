@@ -1,8 +1,9 @@
 """Converts a JAX function to an ONNX model: traces it, and converts each operation of the trace.
 
 JAX computes all values that depend only on constants, such as cast parameters, standardized kernels
-and position tables. They are written as constants. All other operations are mapped to equivalent
-ONNX operations; unsupported operations raise UserError. The batch dimension may be symbolic.
+and position embeddings. They are written as constants. All other operations are mapped to
+equivalent ONNX operations; unsupported operations raise UserError. The batch dimension may be
+symbolic.
 """
 
 import functools
@@ -60,7 +61,8 @@ SAME = {
     "sub": "Sub",
     "tanh": "Tanh",
 }
-# NOTHING: operations that return their inputs unchanged. CALLS: operations that contain a jaxpr.
+# NOTHING contains the JAX operations that return their inputs unchanged. CALLS contains those that
+# run an inner jaxpr, such as `jit`.
 NOTHING = {"copy", "copy_p", "name", "optimization_barrier", "stop_gradient"}
 CALLS = {
     "jit",
@@ -230,7 +232,7 @@ class _Graph:
         return output
 
     def name(self, array: np.ndarray) -> str:
-        """Returns the name of a constant; adds the constant if it is new."""
+        """Returns the ONNX name of a constant array; adds the array to the graph if it is new."""
         if id(array) not in self.written:
             self.room -= array.nbytes
             if self.room < 0:
@@ -249,11 +251,11 @@ class _Graph:
         return self.name(_shared(tuple(map(int, numbers))))
 
     def held(self, value: _Value) -> str:
-        """Returns the ONNX name of a value before broadcasting, with the shape `narrow`."""
+        """Returns the ONNX name of an array before it is broadcast; it has the shape `narrow`."""
         return self.name(value.held) if value.known else value.held
 
     def whole(self, value: _Value) -> str:
-        """Returns the ONNX name of a value after broadcasting, with the shape `shape`."""
+        """Broadcasts an array to its full shape `value.shape`; returns the ONNX name."""
         if value.narrow == value.shape:
             return self.held(value)
         if value.known and _is_static(value.shape):
@@ -269,10 +271,10 @@ class _Graph:
         return self.add("Expand", [self.held(value), self.add("Concat", parts, axis=0)])
 
     def size(self, dimension) -> str:
-        """Adds nodes that compute a symbolic size, a multiple of the batch size; returns the name.
+        """Adds nodes that compute a symbolic size; returns the ONNX name of the result.
 
         Args:
-          dimension: the symbolic size, such as `4*batch`.
+          dimension: the symbolic size, a multiple of the batch size, such as `4*batch`.
         """
         batch = self.add("Shape", [self.inputs], start=0, end=1)
         times = dimension // self.batch

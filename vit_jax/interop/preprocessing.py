@@ -77,7 +77,7 @@ class Preprocessing(NamedTuple):
       share: side of the crop divided by the side of the resized image; a `Fraction` if both sides
         are whole numbers.
       interpolation: interpolation of the resize.
-      half: rounding of the crop's position; see `TestCrop`.
+      half: how the crop's position is rounded if it ends in .5, such as `even`; see `TestCrop`.
       background: background colour of transparent images.
       mode: decoding mode of images, `fast` or `exact`.
     """
@@ -90,12 +90,16 @@ class Preprocessing(NamedTuple):
     mode: str = "fast"
 
     def resize(self, size: tuple[int, int]) -> float:
-        """Returns the length of the resized image's shorter side, for a crop to `size`."""
+        """Returns the shorter side of the resized image, in pixels, before the crop to `size`.
+
+        Args:
+          size: height and width of the crop in pixels.
+        """
         return float(min(size) / self.share)
 
 
-# The default for checkpoints that do not contain the preprocessing. It is that of the paper's
-# pre-training: resize to 256 pixels and crop to 224 pixels.
+# The default for checkpoints that do not contain the preprocessing. As in the pre-training of the
+# ViT paper, images are resized to 256 pixels and cropped to 224 pixels.
 DEFAULT_PREPROCESSING = Preprocessing("short_side", Fraction(7, 8), "bilinear")
 
 

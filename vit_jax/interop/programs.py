@@ -176,7 +176,8 @@ def write_stablehlo(
 
     StableHLO files cannot store metadata. The metadata are written to `metadata_file(file)`.
     """
-    # The size is checked first, because JAX would run for minutes before it raises an error.
+    # The size of the parameters is checked before the export. Without this check, JAX would run for
+    # minutes before it raises an error.
     if (size := sum(array.nbytes for array in jax.tree.leaves(nnx.state(model)))) > MOST_BYTES:
         raise UserError(
             f"its parameters take {size / 1e9:.1f} GB, and StableHLO is limited to "

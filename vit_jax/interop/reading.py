@@ -65,8 +65,9 @@ def open_files(path: str | Path, image_size: int | tuple[int, int] | None = None
 
     Args:
       path: the file or folder.
-      image_size: image size for which the model is loaded. It is required only if the file has a
-        position table for images that are not square, and does not contain their size.
+      image_size: image size for which the model is loaded. It is required only if the file has
+        position embeddings for images that are not square, and does not contain the size of these
+        images.
 
     Raises:
       UserError: the files cannot be read, or their model is unsupported.
@@ -255,6 +256,6 @@ def check_tensors(path: Path, mapped: list[Entry], tensors: Tensors) -> None:
 
 
 def _first_names(names: set[str]) -> str:
-    """Formats the first three names, and the number of further names."""
+    """Formats a set of names for an error message: the first three, and how many follow."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(sorted(names)[:3])}{more}"

@@ -189,7 +189,8 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 
             def read(name=name, kind=kind, shape=shape, part=content[begin:end]):
                 check_float(path, name, kind)
-                # This is a view of the memory-mapped file, which is read when the values are used.
+                # The array is a view of the memory-mapped file. The file is read when the values
+                # are used.
                 return np.asarray(part.view(np.dtype(kind)).reshape(shape), np.float32)
 
             tensors[name] = Tensor(shape, kind, read)
@@ -231,7 +232,8 @@ def _damaged(path: Path, part: str) -> Iterator[None]:
     except UserError:
         raise
     except _DAMAGE as error:
-        # An error of the operating system does not mean that the file is damaged.
+        # An error of the operating system, such as a missing permission, does not mean that the
+        # file is damaged. Therefore it has its own error message.
         if isinstance(error, OSError) and error.errno:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
         detail = str(error).strip().split("\n")[0] or type(error).__name__

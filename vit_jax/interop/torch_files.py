@@ -86,8 +86,8 @@ floats = {{name: x.detach().clone().contiguous() for name, x in content.items() 
 save_file(floats, destination)
 """
 
-# _PREFIXES: prefixes that wrappers add to tensor names, such as Lightning's `model` and `net`.
-# _RENAMED: maps authors' tensor names to timm's names.
+# _PREFIXES matches the prefixes that wrappers add to tensor names, such as Lightning's `model` and
+# `net`. _RENAMED maps authors' tensor names to timm's names.
 _PREFIXES = r"^(module\.|model\.|net\.|backbone\.|encoder\.|_orig_mod\.)+"
 _RENAMED = {
     "register_tokens": "reg_token",
@@ -109,7 +109,10 @@ _LEFT_OUT_OF_CONVNEXT = _LEFT_OUT + r"|^(proj|pred)\b"
 
 
 def is_torch_file(source: str) -> bool:
-    """Returns True for the path of a PyTorch file, with or without `@KEY` at the end."""
+    """Returns True for the path of a PyTorch file, such as `a.pth`, or `a.pth@KEY`.
+
+    KEY is the key of a dict of tensors in the file.
+    """
     return source.rpartition("@")[0].endswith(SUFFIXES) or source.endswith(SUFFIXES)
 
 
@@ -177,7 +180,7 @@ def read_tensors(source: str, folder: Path) -> tuple[dict[str, np.ndarray], list
 
     Args:
       source: path of the file, or `FILE@KEY` if it contains several dicts of tensors.
-      folder: the folder for the extracted file `READ`.
+      folder: an existing folder, in which the tensors are written to the new file `READ`.
 
     Raises:
       UserError: the file does not exist, torch 2.6 or later is not installed, the file contains
@@ -258,7 +261,7 @@ def _model_tensors(
 
 
 def _with_register_positions(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Adds zero rows for the registers to the position table, as timm requires."""
+    """Adds zeros for the registers to the position embeddings, as timm requires."""
     if "reg_token" not in tensors or "pos_embed" not in tensors:
         return tensors
     positions, zeros = tensors["pos_embed"], np.zeros_like(tensors["reg_token"])
@@ -267,7 +270,7 @@ def _with_register_positions(tensors: dict[str, np.ndarray]) -> dict[str, np.nda
 
 
 def _write_timm(folder: Path, tensors: dict[str, np.ndarray], config: dict) -> None:
-    """Writes the two files of a timm checkpoint."""
+    """Writes the files of a timm checkpoint, `model.safetensors` and `config.json`."""
     from safetensors.numpy import save_file
 
     save_file(tensors, folder / "model.safetensors")

@@ -112,7 +112,14 @@ def save(
 def content_of(
     form: Format, title: str, options: ImageOptions, read: Callable[[str], Any]
 ) -> Content:
-    """Returns the content of the files for a model without parameters of an objective."""
+    """Converts a model to the content of a library's files, without an objective's parameters.
+
+    Args:
+      form: the library's format for the model.
+      title: name of the library, for errors.
+      options: the arguments of the model.
+      read: called with the path of a parameter; returns the parameter.
+    """
     shapes, values = parameter_shapes(sketch(options)), asdict(options)
     described = form.describe(values)
     mapped = form.number(entries(form.rules(values), shapes, title), values)
@@ -138,7 +145,7 @@ def _with_objective(
 ) -> Content:
     """Adds the parameters of an objective, in the library's own format, to the files' content."""
     known = form.objective
-    # `Library.writes_objective` has returned True for this objective.
+    # The caller has checked by `Library.writes_objective` that the format contains objectives.
     assert known is not None and known.describe is not None
     mapped = [
         entry._replace(names=tuple(known.prefix + name for name in entry.names))

@@ -63,12 +63,15 @@ class Tried(NamedTuple):
 
     @property
     def versions(self) -> str:
-        """The packages that were used, with their versions."""
+        """Names and versions of the packages with which the example was tested."""
         return ", ".join(f"{name} {_version(name)}" for name in self.usage.packages)
 
 
 def _version(package: str) -> str:
-    """Returns the version of a package; supports vit_jax without an installation by pip."""
+    """Returns the version of an installed package.
+
+    vit_jax need not be installed, because its source code contains the version.
+    """
     return vit_jax.__version__ if package == "vit_jax" else importlib.metadata.version(package)
 
 
@@ -267,13 +270,14 @@ def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
 def expected_of_towers(
     checkpoint: Checkpoint, text_part: TextPart
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a random image, and the probabilities of the example texts for this image.
+    """Returns a random image, and the probabilities of the texts `_TEXTS` for this image.
 
-    The image's size is chosen so that the preprocessing crops the image without resizing it.
+    The usage examples compute the probabilities of the same texts. The image's size is chosen so
+    that the preprocessing crops the image without resizing it.
 
     Args:
       checkpoint: the image tower.
-      text_part: the text tower and the similarity.
+      text_part: the text tower, and the scale and bias of the similarity.
     """
     image = build_model(checkpoint, log=lambda line: None, dtype="float32")
     model = ImageTextModel(
@@ -290,7 +294,7 @@ def expected_of_towers(
 
 
 def _picture(checkpoint: Checkpoint, image_size: tuple[int, int]) -> tuple[np.ndarray, jax.Array]:
-    """Returns a random image that needs no resize before the crop, and its crop as a batch."""
+    """Returns a random image that needs no resize before the crop, and a batch with its crop."""
     crop = checkpoint_crop(checkpoint, image_size)
     # An image of this size is cropped without a resize. Adding 1e-6 prevents `int` from truncating
     # 255.9999999 to 255.
@@ -310,7 +314,11 @@ def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
 
 
 def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
-    """Runs an example; returns the result, or the reason why the example is rejected."""
+    """Runs an example, and compares its output with the expected output.
+
+    Returns:
+      The tested example. If the example fails or its output differs, a text with the reason.
+    """
     if missing := [name for name in usage.packages if importlib.util.find_spec(name) is None]:
         return f"not tried, since {', '.join(missing)} cannot be imported here"
     (place / _RESULT).unlink(missing_ok=True)

@@ -43,7 +43,7 @@ class Batcher:
         )
         self._first, self._freed = asyncio.Lock(), asyncio.Event()
         self._pixels = 0
-        # A single thread: one computation at a time, in the order of arrival.
+        # The pool has a single thread, so that computations run one at a time, in their order.
         self._device = ThreadPoolExecutor(1, "device")
         self._queue: asyncio.Queue[tuple[Any, np.ndarray | None, asyncio.Future]] = asyncio.Queue()
         self.waiting = 0

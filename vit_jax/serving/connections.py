@@ -45,7 +45,8 @@ def limited(limits: ConnectionLimits) -> type[H11Protocol]:
 
         def on_response_complete(self):
             self._expect_request()
-            # The timer must be set before this call, which may start the next request.
+            # The timer for the next request must be set before this call, because the call may
+            # already start that request.
             super().on_response_complete()
 
         def connection_lost(self, exc):

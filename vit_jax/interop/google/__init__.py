@@ -45,8 +45,8 @@ def _preprocessing(
 ) -> tuple[dict, Preprocessing | None, str]:
     """Implements `Library.preprocessing` for npz files, which do not contain the preprocessing.
 
-    Image-text models get `TOWERS_PREPROCESSING`. For other models, the preprocessing is None
-    (unknown). Mean and std have their default values.
+    The preprocessing of image-text models is `TOWERS_PREPROCESSING`. The preprocessing of other
+    models is unknown (None). For all models, mean and std of pixels have vit_jax's default values.
     """
     return {}, TOWERS_PREPROCESSING if config["prefix"].endswith("img/") else None, ""
 

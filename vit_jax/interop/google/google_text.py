@@ -1,7 +1,8 @@
 """Text towers of SigLIP and SigLIP 2 in big_vision's npz files.
 
 The parameters of the text encoder have the same names as the parameters of the image encoder. The
-files do not contain the tokenizer and the kind of pooling. All SigLIP models pool the last token.
+files contain neither the tokenizer nor the kind of pooling. vit_jax assumes the pooling of all
+SigLIP text towers: the output of the last token.
 """
 
 from collections.abc import Mapping
@@ -100,7 +101,8 @@ def _tower(tensors: Tensors) -> tuple[str, Tensors]:
 def _as_image_model(tower: Tensors) -> Tensors:
     """Renames the text encoder's tensors to the names of an image encoder's tensors.
 
-    Early text towers have two position tables. They are replaced by one table, their sum.
+    The files of early text towers contain two tables of position embeddings, which the model adds.
+    They are replaced by one table, which contains their sum.
     """
     tower = dict(tower)
     positions = tower.get("pos_embedding")

@@ -47,7 +47,7 @@ _FORMAT = google_vit.FORMAT._replace(
 
 
 def _describe(towers: Towers) -> TowersFiles:
-    """Returns the content of an npz file of big_vision.
+    """Converts an image-text model to the tensors of a big_vision file, and notes for the user.
 
     Raises:
       UserError: big_vision has no model with these arguments.

@@ -5,8 +5,8 @@ vision_transformer numbers all sub-modules of a block consecutively: `LayerNorm_
 channels]`.
 
 big_vision's files are also supported. big_vision numbers the sub-modules of each kind separately:
-the first MLP of a block is `MlpBlock_0`. Models that exist only in big_vision (with fixed positions
-or attention pooling) are written with big_vision's names.
+the first MLP of a block is `MlpBlock_0`. Models that exist only in big_vision (with fixed position
+embeddings or attention pooling) are written with big_vision's names.
 """
 
 import functools
@@ -69,7 +69,7 @@ RULES = (
 
 
 def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Converts the tensors of all supported files to vision_transformer's names and shapes.
+    """Converts the tensors of any supported file to vision_transformer's names and shapes.
 
     Raises:
       UserError: two tensors would have the same name.
@@ -107,10 +107,11 @@ def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_class_token(table: Tensor) -> Tensor:
-    """Adds the class token's position embedding, zeros, to big_vision's table if it is missing.
+    """Returns a table of position embeddings with an embedding for the class token.
 
-    A table with n * n + 1 rows contains the class token's position embedding, followed by a square
-    grid of n * n patches. big_vision uses the same criterion.
+    If the table has n * n + 1 embeddings, the first one is the class token's, and the others are
+    those of n * n patches. Any other table contains embeddings of patches only, and zeros are added
+    for the class token. big_vision uses the same criterion.
     """
     batch, rows, dim = table.shape
     if rows and math.isqrt(rows - 1) ** 2 == rows - 1:
@@ -121,11 +122,13 @@ def _with_class_token(table: Tensor) -> Tensor:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from its tensors; also describes the assumptions.
+    """Derives the model's arguments from its tensors; also returns a text with assumptions.
+
+    For example, the kind of position embeddings is assumed if the file contains none.
 
     Args:
       tensors: the tensors, with the names that `rename` returns.
-      config: the configuration, with `prefix` and `by_kind`.
+      config: the configuration, with `prefix` and `by_kind`, as `google._prepare` returns it.
       image_size: as in `image_size_of`.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -183,8 +186,8 @@ def _pooling(shapes: dict) -> str:
 def _position(shapes: dict, by_kind: bool) -> str:
     """Returns the model's argument `position`.
 
-    Without a position table in the file, a big_vision model has fixed positions, and a
-    vision_transformer model has no positions.
+    If the file contains no table of position embeddings, a big_vision model has fixed sine-cosine
+    embeddings, and a vision_transformer model has no position embeddings.
     """
     if POSITIONS in shapes:
         return "1d"

@@ -85,7 +85,8 @@ def _files(
     described["pretrained_cfg"] |= dict(
         mean=per_channel(values["mean"], channels), std=per_channel(values["std"], channels)
     ) | to_timm(seen or DEFAULT_PREPROCESSING, values["image_size"])
-    # timm ignores the problem type. Transformers, which can read these folders, too, uses it.
+    # The entry `problem_type` is for Transformers, which can also read folders in timm's format.
+    # timm ignores it.
     described |= problem_type(values["num_classes"], probabilities)
     return {"config.json": described | (dict(label_names=list(names)) if names else {})}
 

@@ -23,7 +23,7 @@ _STEMS = {
 }
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
 
-# Maps vit_jax's names of sizes to the words in timm's architecture names.
+# Maps vit_jax's names of ConvNeXt's sizes, such as "T", to words in timm's architecture names.
 _WORDS = {
     "Atto": "atto",
     "Femto": "femto",
@@ -40,7 +40,7 @@ _WORDS |= {
     "H": "huge",
     "Zepto": "zepto",
 }
-# Sizes that exist only in V1 or only in V2.
+# Sizes of timm's architectures that exist only as ConvNeXt or only as ConvNeXt V2.
 _ONLY = {
     "convnext": ("xlarge", "xxlarge", "zepto"),
     "convnextv2": ("huge",),
@@ -109,7 +109,8 @@ def _with_defaults(shape: dict) -> dict:
 def _rules(values: dict) -> list[Rule]:
     block = "stages.{0}.blocks.{1}."
     inside = r"stages/(\d+)/(\d+)/"
-    # Indices of the convolutions in timm's stem. The norm has the index after the last convolution.
+    # `places` contains the indices of the convolutions in timm's stem, such as 0 for `stem.0`. The
+    # norm has the index after the last convolution.
     places = dict(patches=(0,), activated=(0, 2)).get(values["stem"], (0, 1))
     stem = (torch_dense(f"stem/{ours}", f"stem.{place}", CONV) for ours, place in enumerate(places))
     return [
@@ -208,7 +209,7 @@ def _stem(shapes: dict, width: int) -> str:
 
 
 def _timm_arguments(values: dict) -> dict:
-    """Converts model arguments, which the tensors determine, to timm's names and values."""
+    """Converts arguments from `_values`, which the tensors determine, to timm's arguments."""
     return dict(
         depths=values["blocks"],
         dims=values["widths"],
@@ -259,7 +260,7 @@ def _describe(values: dict) -> dict:
 
 
 def _architecture(values: dict) -> str:
-    """Returns the name of timm's architecture with these sizes.
+    """Returns the name of timm's ConvNeXt architecture with the model's sizes.
 
     If timm has no such architecture, the result is the architecture `tiny`, whose sizes
     `model_args` override.

@@ -73,7 +73,7 @@ _PACKED = torch_dense(BLOCK + "mlp/fc1", _MLP + "fc1")
 
 
 def _rules(values: Values) -> tuple[Rule, ...]:
-    """Returns the naming rules of a model.
+    """Returns the rules for the tensor names of a model.
 
     In a gated MLP with a norm after the gate, the gate and the gated values are separate tensors.
     """
@@ -194,12 +194,12 @@ def named(architecture: str) -> dict | None:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Renames and merges tensors, so that all versions of the files match the naming rules.
+    """Renames and merges tensors, so that all versions of the files match `_rules`.
 
     - Separate projections of queries, keys and values are concatenated.
     - The gate and the gated values of an MLP are concatenated.
     - Rotary frequencies, `rope.freqs`, are split into one tensor for each layer.
-    - Position tables are converted by `rename_positions`.
+    - The position embeddings are converted by `rename_positions`.
     """
     model_args = implied_arguments(config, named) | (config.get("model_args") or {})
     tensors = dict(rename_positions(tensors, config | dict(model_args=model_args)))
@@ -243,7 +243,11 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _finish(tensors: Arrays, values: Values) -> Arrays:
-    """Adds zeros for the registers to the position table; stacks the layers' rotary frequencies."""
+    """Converts the tensors to timm's form.
+
+    Zeros are added for the registers to the position embeddings. The rotary frequencies of all
+    layers are stacked to one tensor.
+    """
     tensors = with_registers(tensors, values)
     layers = [tensors.pop(f"blocks.{i}.attn.freqs", None) for i in range(values["depth"])]
     return tensors if layers[0] is None else tensors | {"rope.freqs": np.stack(layers, axis=1)}
@@ -288,7 +292,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
 
 
 def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
-    """Returns the arguments for pooling.
+    """Returns the model's arguments for pooling.
 
     Args:
       config: content of `config.json`.
@@ -324,7 +328,7 @@ def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
 
 
 def _layer_values(shapes: dict) -> Values:
-    """Returns the arguments for norms, biases and the kind of MLP."""
+    """Returns the model's arguments for norms, biases and the kind of MLP, from tensor shapes."""
     layer = "blocks.0."
     hidden = shapes[layer + "mlp.fc2.weight"][1]
     gated = (
@@ -346,7 +350,7 @@ def _layer_values(shapes: dict) -> Values:
 
 
 def _first_in(shapes: dict, values: dict[str, str], default: str) -> str:
-    """Returns the value of a model argument, which depends on the tensors in the first layer.
+    """Returns the value of a model argument that depends on which tensors the first layer has.
 
     Args:
       shapes: shapes of all tensors by name.
@@ -368,8 +372,8 @@ def _rope(settings: dict, has_cls: bool) -> Values:
     grid = _grid(settings["ref_feat_shape"])
     rope_settings = _without_grid({name: settings[name] for name in settings if name in _NO_ROPE})
     if rope_settings["rope_type"] == "mixed":
-        # Any temperature is supported. With `mixed`, the rotary frequencies are parameters, and the
-        # temperature only determines their initial values.
+        # In models of the type `mixed`, the rotary frequencies are learned parameters. The setting
+        # `rope_temperature` determines only their initial values, so any value is supported.
         rope_settings["rope_temperature"] = 10.0
     for rope, arguments in _ROPES.items():
         supported = _without_grid(_NO_ROPE | arguments)
@@ -392,7 +396,7 @@ def _without_grid(arguments: dict) -> dict:
 
 
 _TITLE = "timm's Eva"
-# vit_jax's arguments that a `config.json` can store.
+# Arguments of vit_jax's models that timm's `config.json` can store.
 _DESCRIBED = ("registers", "mlp", "qk_norm", "qkv_bias", "sub_norm", "norm_at", "stem_norm")
 _DESCRIBED += ("final_norm", "fc_norm", "pooling", "cls_token", "pool_all", "pool_heads")
 _DESCRIBED += ("position", "rope", "rope_grid")

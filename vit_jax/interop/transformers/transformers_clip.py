@@ -42,7 +42,7 @@ DEFAULTS = dict(
 _TITLE = "Transformers' CLIP"
 _TOWER = "vision_model."
 _LAYER = _TOWER + "encoder.layers.{0}."
-# Naming rules, which are also used for SigLIP.
+# Naming rules for CLIP's image tower. SigLIP's image tower uses the same rules.
 RULES = (
     *torch_dense("patch_embedding", _TOWER + "embeddings.patch_embedding", CONV, SAME),
     Rule("position_embedding/table", _TOWER + "embeddings.position_embedding.weight", TABLE),
@@ -109,7 +109,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from renamed tensors; also returns the assumptions as text."""
+    """Derives the model's arguments from renamed tensors; also returns a text with assumptions."""
     classifies = f"{_CLASSIFIER}.weight" in tensors
     towers = ("CLIPModel", "CLIPVisionModel", "CLIPVisionModelWithProjection")
     require_class(config, *(("CLIPForImageClassification",) if classifies else towers))
@@ -158,7 +158,7 @@ def _finish(arrays: Arrays, values: dict) -> Arrays:
     models, the bias of the projection is removed, because Transformers has no such bias.
 
     Raises:
-      UserError: the bias is not zero.
+      UserError: the bias of the projection is not zero.
     """
     if values["pooling"] == "gap":
         ones = np.ones(values["dim"], np.float32)

@@ -1,4 +1,4 @@
-"""Common code for several model types of Transformers: entries of `config.json`, naming rules."""
+"""Common code for several model types of Transformers: `config.json` and tensor names."""
 
 from collections.abc import Callable, Sequence
 
@@ -130,7 +130,10 @@ def write_gelu(gelu: str) -> str:
 
 
 def require_square(title: str, values: dict) -> None:
-    """Raises UserError for models of non-square images: Transformers has no positions for them."""
+    """Raises UserError if the images are not square.
+
+    The position embeddings of some models in Transformers support square images only.
+    """
     height, width = values["image_size"]
     if height != width:
         raise UserError(f"{title} has positions for square images, not for {height}x{width} pixels")
@@ -154,7 +157,9 @@ def vit_type(values: dict) -> str:
 
 
 def projections(prefixes: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, Rule]:
-    """Returns the naming rules for queries, keys and values, which are separate in Transformers.
+    """Returns the rules for the projections to queries, keys and values.
+
+    They are three tensors in Transformers, and one tensor in vit_jax.
 
     Args:
       prefixes: prefixes of the names of queries, keys and values.
@@ -173,7 +178,10 @@ def projections(prefixes: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, R
 
 
 def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
-    """Adds a prefix to the tensor names of all rules, as in models with a classifier."""
+    """Adds a prefix, such as `vit`, to the tensor names of all rules.
+
+    In Transformers' models with a classifier, the other tensors have such a prefix.
+    """
 
     def lower(names):
         return (

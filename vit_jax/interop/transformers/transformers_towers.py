@@ -59,8 +59,8 @@ def _describe(towers: Towers) -> TowersFiles:
     if cleaning := _CLEANINGS.get(text_part.tokenizer.cleaning):
         unwritten.append(cleaning)
     notes += [f"not written: {line}" for line in unwritten]
-    # SigLIP's tokenizer returns no attention mask: as in training, the text tower attends to
-    # padding.
+    # SigLIP's tokenizer must not return an attention mask, because the text tower attends to the
+    # padding tokens, as in its training.
     tokenizer = dict(model_input_names=["input_ids"]) if kind == "siglip" else {}
     return TowersFiles(towers, arrays, files, tokenizer, notes)
 
@@ -79,7 +79,10 @@ def _config(kind: str, vision: dict, text: dict) -> dict:
 
 
 def _name_processor(processor: dict, kind: str) -> None:
-    """Replaces the image processor by the equivalent processor of the model type, if any."""
+    """Replaces the class of the image processor by the model type's own class, if it exists.
+
+    The two classes have the same settings.
+    """
     name = processor["image_processor_type"].removesuffix("ImageProcessor")
     name = _PROCESSORS.get((kind, name), name)
     processor["image_processor_type"] = f"{name}ImageProcessor"
