@@ -42,8 +42,8 @@ def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
     Let N be the number of images, and n_c the number of images of class c. The weight of class c is
     `w_c = N n_c^-e / sum_k n_k^(1 - e)`. The exponent e is 1/2 for `sqrt` and 1 for `full`. With
     `full` and K classes, the weight is N / (K n_c), as with scikit-learn's
-    `class_weight="balanced"`. The mean weight of the images is 1. A class without images has weight
-    0.
+    `class_weight="balanced"`. The mean over all training images of the weight of their class is 1.
+    A class without images has weight 0.
     """
     if kind == "none":
         return ()

@@ -138,10 +138,11 @@ def numbers_by_name(
 
     Returns:
       A dictionary from the class index in the data set to the class index in the training data.
-      None if the indices stay unchanged, because both have the same names or one of them has no
-      names. The names 0, 1, 2, ... usually stand for "no names". But if the names of both are
-      numbers, they are matched as names. For example, the result is {0: 0, 1: 2, 2: 3} for a data
-      set with the folders 0, 2, 3 and training data with the classes 0, 1, 2, 3.
+      None if the indices stay unchanged: data set and training data have the same names, or one
+      of the two has no names. The names 0, 1, 2, ... usually count as no names. But if all names
+      of data set and training data are numbers, the numbers are matched as names. For example,
+      the result is {0: 0, 1: 2, 2: 3} for a data set with the folders 0, 2, 3 and training data
+      with the classes 0, 1, 2, 3.
 
     Raises:
       UserError: a class in `used` is not among `class_names`, or a name occurs twice.

@@ -5,8 +5,8 @@ contains the positions from k B to (k + 1) B - 1, and each process reads the row
 Therefore batch k is the same for any number of processes, and a run that resumes at step k starts
 with batch k. The random augmentations at position n depend only on the seed and n.
 
-A batch is split into chunks. All worker processes decode a batch together, and each of them stores
-only its chunks.
+A batch is split into chunks. The worker processes decode different chunks of the same batch at the
+same time, and each worker process stores only the chunks that it decodes.
 """
 
 import dataclasses
@@ -289,7 +289,7 @@ def _show(
     """Decodes an image once and writes all its views into a row of a batch.
 
     Args:
-      rngs: the random generator of each crop of the views.
+      rngs: a random generator for each crop; a view may consist of several crops.
 
     Returns:
       The placement of the first view's crop, if a spatial field needs it, else None.
@@ -352,8 +352,9 @@ def _encode(
 ) -> None:
     """Encodes the fields of an example and writes them into a row of a batch.
 
-    A spatial field is encoded with the placement of the first view's crop, and any other field with
-    its random generator.
+    Args:
+      rngs: a random generator for each field; it is not used for spatial fields.
+      placement: the placement of the first view's crop, with which spatial fields are encoded.
 
     Raises:
       UserError: a field does not match the image, such as a mask of another size.
@@ -368,7 +369,7 @@ def _encode(
 
 
 def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[int]:
-    """Returns the random stream numbers of an example: a number for each crop and each field."""
+    """Returns a number for each crop and each field, which selects its random number stream."""
     of_views = [stream for view in views for stream in view.streams]
     return of_views + [FIELD_STREAM + number for number in range(len(fields))]
 
@@ -376,10 +377,10 @@ def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[in
 def _generators(
     seed: int, positions: np.ndarray, streams: Sequence[int]
 ) -> Iterator[list[np.random.Generator]]:
-    """Yields, for each position, a list of random generators, one for each stream.
+    """Yields a list of random generators for each position in the training order.
 
-    The same generator objects are reset for each position. Creating new objects would take ten
-    times as long.
+    The list contains a generator for each random number stream in `streams`. The same generator
+    objects are reset for each position. Creating new objects would take ten times as long.
     """
     bits = [np.random.Philox(key=(seed, 0), counter=(0, 0, 0, stream)) for stream in streams]
     fresh, generators = [one.state for one in bits], [np.random.Generator(one) for one in bits]
@@ -421,7 +422,7 @@ def _iterate(
 
     Args:
       numbers: numbers of the chunks to load.
-      load: loads the chunk with a number.
+      load: function that loads the chunk with a given number.
       chunks: number of chunks that are joined to a batch.
       workers: number of decoding processes; 0: decode in this process.
       threads: number of threads in each decoding process.
@@ -463,7 +464,7 @@ class _Handed:
         return _read_handed, (self._file.name,)
 
     def remove(self) -> None:
-        """Removes the file after all processes have read it."""
+        """Removes the temporary file; all worker processes must have read it before."""
         self._file.close()
 
 

@@ -130,8 +130,8 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
       similarity: minimum similarity of a pair.
 
     Returns:
-      Rows of `PAIR` in descending order of similarity. `first` and `second` are positions in
-      `looks`.
+      Array of dtype `PAIR`, in descending order of similarity. `first` and `second` are indices of
+      the arrays in `looks`.
     """
     _, first, again = np.unique(looks.contents, return_index=True, return_inverse=True)
     originals = np.sort(first)
@@ -158,19 +158,24 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
         found.append(near[near["similarity"] >= similarity])
     pairs = np.concatenate(found)
     pairs = pairs[np.argsort(-pairs["similarity"], kind="stable")]
-    # Pairs of symmetric images are found twice: unchanged, and mirrored.
+    # A pair of symmetric images is found twice: as copies, and as mirrored copies.
     _, once = np.unique(pairs[["first", "second"]], return_index=True)
     return pairs[np.sort(once)]
 
 
 def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns at most `_MOST_PAIRS` pairs of similar fingerprints.
+    """Returns at most `_MOST_PAIRS` pairs of similar fingerprints, the most similar pairs.
+
+    Args:
+      prints: fingerprints of images.
+      references: the same fingerprints, or the fingerprints of the mirror images.
 
     Returns:
-      The smaller index of each pair, and the larger index of each pair, int64 `[pairs]`.
+      Two arrays, each int64 `[pairs]`: the smaller index and the larger index of each pair.
     """
     size, distance = max(len(prints), 1), DISTANCE
-    # Each pair is stored as two numbers: the distance in bits, and `row * size + column`.
+    # Each pair is stored as two numbers: the distance in bits, and `first * size + second`, where
+    # `first` and `second` are the indices of the two fingerprints.
     parts, waiting = [np.empty((0, 2), np.int64)], 0
     for rows, columns, bits in near_pairs(prints, references, distance):
         new = (rows < columns) & (bits <= distance)

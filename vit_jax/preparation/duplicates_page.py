@@ -149,8 +149,8 @@ def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
       pairs: pairs from `find_pairs`, in descending order of similarity.
 
     Returns:
-      A dictionary from an image to its most similar image and their similarity. Images are
-      positions in the result of `look`.
+      A dictionary from the index of an image to the index of its most similar image, and the
+      similarity of both. The indices are those of the arrays in `Looks`.
     """
     nearest = {}
     for first, second, value in pairs.tolist():
@@ -278,7 +278,7 @@ def _cell(source: Source, image: int) -> str:
 
 
 def _group(group: Group, duplicates: Duplicates) -> tuple[list[Figure], str]:
-    """Returns figures of a group's first images, and a note about the number of other images."""
+    """Returns figures of a group's first images, and a note with the number of images not shown."""
     figures = [
         figure(
             duplicates.source,

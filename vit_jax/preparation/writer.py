@@ -50,8 +50,8 @@ WORK = ".prepare"
 CAPTIONS = "captions"  # Name of the feature with the captions of an image.
 EMBEDDINGS = ".embeddings"  # Folder of cached embeddings, which all data sets in `out` share.
 
-# The values of these settings are hashes. Messages about changed settings contain these texts in
-# place of the hashes.
+# Settings whose values are hashes, each with a description of a changed value. Messages about
+# changed settings contain the description instead of the hashes.
 OTHER = {
     "files": "other files in the source",
     "model": "another model in --embeddings",
@@ -95,7 +95,7 @@ class Options:
 
 
 class Split(NamedTuple):
-    """A split whose shards are written."""
+    """A split of the prepared data set, after all its shards have been written."""
 
     name: str
     lengths: list[int]  # Number of examples in each shard.
@@ -247,7 +247,11 @@ def _digest(*parts: bytes) -> str:
 
 
 class Choice(NamedTuple):
-    """Training examples to remove: their positions in the index, and their number by reason."""
+    """Training examples to remove.
+
+    Attributes:
+      left_out: positions of these examples in `Index.entries`.
+    """
 
     left_out: np.ndarray
     removed: int = 0  # Number of near-duplicates of test images.

@@ -92,7 +92,7 @@ class Source:
         )
 
     def known_labels(self) -> np.ndarray | None:
-        """Returns the `label_table` if it is known without reading images, else None."""
+        """Returns `label_table()`; None if the labels are unknown without reading images."""
         return None
 
     def stored_files(self, indices: Sequence[int] | None = None) -> Iterable[tuple[str, int]]:

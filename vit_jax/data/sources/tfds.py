@@ -31,8 +31,7 @@ def tfds_records(
       split: split with slices and `+` as in TFDS; slices may be nested.
       label_key: name of the feature with the labels; None: labels are not read.
       each_labelled: raise an error for an example without a label.
-      caption_key: name of the feature with the captions, as in `caption_feature`; None: captions
-        are not read.
+      caption_key: name of the feature with the captions. None: captions are not read.
     """
     import tensorflow_datasets as tfds
 
@@ -88,7 +87,7 @@ def _is_class(feature) -> bool:
 
 
 def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
-    """Returns the constructor arguments of `Records` for captions.
+    """Returns the arguments of `Records` about captions, as a dictionary.
 
     Raises:
       UserError: the feature `caption_key` does not exist or is not text.
