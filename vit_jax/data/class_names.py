@@ -44,7 +44,7 @@ class Match(NamedTuple):
 
     @property
     def reordered(self) -> bool:
-        """True if a class has different indices in the data and in the model."""
+        """True if a class has different indices in the data set and in the model."""
         return not np.array_equal(self.order, np.arange(len(self.order)))
 
 

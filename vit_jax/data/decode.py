@@ -2,8 +2,8 @@
 
 `_jpeg` (libjpeg-turbo) decodes only the requested rectangle of a JPEG. It decodes at 1/2, 1/4 or
 1/8 of the JPEG's size if the result is still at least as large as requested. In four cases Pillow
-decodes the whole image instead: other formats, unusual JPEGs (CMYK, damaged), the mode `exact`, and
-installations without the `_jpeg` extension.
+decodes the whole image instead: the image is not a JPEG, the JPEG is unusual (CMYK, damaged), the
+mode is `exact`, or the extension `_jpeg` is not installed.
 
 A rectangle is resized by one of `INTERPOLATIONS`. `bilinear` interpolates between the nearest four
 pixels, as in TensorFlow. A rectangle of at least twice the requested size is first halved by
@@ -59,7 +59,8 @@ DETAIL = dict.fromkeys(PILLOW, 2) | {"area": 4}
 
 cv2.setNumThreads(0)  # One thread per image: images are small, and processes share the cores.
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow raises an error above twice this value.
-# Pillow's warnings do not contain the file's name. The pipeline reports unreadable files itself.
+# Pillow's warnings are ignored, because they do not contain the file's name. The pipeline reports
+# unreadable files with their names.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -170,12 +171,14 @@ def has_idle_alpha(opened: Image.Image) -> bool:
 def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
     """Draws a transparent image on a background with the grey level `shade`; returns RGB."""
     rgba, key = opened.convert("RGBA"), opened.info.get("transparency")
-    # `key` is the transparent colour. Pillow scales grey levels to 8 bits, but not `key`.
+    # `key` is the transparent colour. Pillow scales the grey levels of pixels to 8 bits, but does
+    # not scale `key`. Therefore `key` is scaled here.
     depth = encoded[24] if opened.format == "PNG" else 8
     if opened.mode == "L" and depth < 8:
         rgba.putalpha(opened.point(lambda level: 255 * (level != key * 255 // (2**depth - 1))))
     elif opened.mode == "RGB" and depth == 16:
-        # Pillow reduces colours from 16 to 8 bits. An opaque colour may then become equal to `key`.
+        # Pillow reduces colours from 16 to 8 bits, and an opaque colour may then become equal to
+        # `key`. Therefore OpenCV reads the transparency.
         alpha = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)[..., 3]
         rgba.putalpha(Image.fromarray((alpha >> 8).astype(np.uint8)))
     result = Image.new("RGB", opened.size, (shade, shade, shade))
@@ -427,7 +430,7 @@ class WholeJpeg(Jpeg):
 
 
 class Turn(NamedTuple):
-    """Steps that turn a stored image upright: first mirror the axes, then swap the two axes."""
+    """Flips and swap of the axes that turn a stored image upright; the flips come first."""
 
     swap: bool
     flip_x: bool

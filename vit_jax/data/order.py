@@ -38,7 +38,7 @@ class Order:
     repeats: int = 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the index of the example at each position (int64, from 0 up to 2^62)."""
+        """Returns the index of the example at each of `positions`, which are int64 below 2^62."""
         turns = positions // self.repeats
         if self.weights is None:
             return self._epochs(turns, sum(self.sizes), 0)
@@ -108,7 +108,7 @@ class BalancedOrder:
     repeats: int = 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the index of the example at each position (int64, from 0 up to 2^62)."""
+        """Returns the index of the example at each of `positions`, which are int64 below 2^62."""
         classes, starts = len(self.sizes), np.cumsum(self.quotas) - self.quotas
         number, place = np.divmod(positions // self.repeats, int(self.quotas.sum()))
         slots = permute(place, int(self.quotas.sum()), self.seed, classes, number)

@@ -1,9 +1,9 @@
 """Loads the batches of a process; a batch depends only on the seed and the step.
 
 Training reads an endless sequence of positions (`order.py`). With batch size B, global batch k
-contains the positions from k B to (k + 1) B - 1, and each process reads the rows of its devices.
-Therefore batch k is the same for any number of processes, and a run that resumes at step k starts
-with batch k. The random augmentations at position n depend only on the seed and n.
+contains the positions from k B to (k + 1) B - 1, and each process reads the batch rows that its
+devices need. Therefore batch k is the same for any number of processes, and a run that resumes at
+step k starts with batch k. The random augmentations at position n depend only on the seed and n.
 
 A batch is split into chunks. The worker processes decode different chunks of the same batch at the
 same time, and each worker process stores only the chunks that it decodes.
@@ -44,7 +44,8 @@ Batch = dict[str, np.ndarray]
 MAX_CHUNK = 64  # Maximum number of images in a chunk.
 MAX_REPLACEMENTS = 100  # Number of neighbours that are tried in place of an unreadable image.
 FIELD_STREAM = 2**32  # Number of the first field's random stream; streams of views have lower ones.
-# Starting worker processes takes seconds. A data set with fewer images is read without them.
+# Starting worker processes takes seconds. A data set with fewer images than this is read without
+# worker processes.
 FEW_IMAGES = 5000
 
 
@@ -216,7 +217,7 @@ def evaluation_batches(
 
 
 class SkipLog:
-    """Counts and logs the unreadable images of a source; raises an error above a limit."""
+    """Counts and logs a source's unreadable images; raises an error for more than `limit`."""
 
     def __init__(self, source: Source, limit: int, log):
         self._source, self._limit, self._log = source, limit, log
@@ -369,7 +370,7 @@ def _encode(
 
 
 def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[int]:
-    """Returns a number for each crop and each field, which selects its random number stream."""
+    """Returns the numbers that select random streams: one for each crop and one for each field."""
     of_views = [stream for view in views for stream in view.streams]
     return of_views + [FIELD_STREAM + number for number in range(len(fields))]
 
@@ -430,7 +431,7 @@ def _iterate(
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     if not workers:
         return iter(_joined(numbers.map(load).to_iter_dataset(options), chunks))
-    # If a worker dies, Python's resource tracker would print a warning after the error.
+    # Ignore the warning that Python's resource tracker prints after the error if a worker dies.
     sys.warnoptions.append("ignore:resource_tracker")
     handed = _Handed(load)
     data = numbers.map(handed).to_iter_dataset(options)
@@ -473,7 +474,9 @@ def _read_handed(file: str) -> Callable:
 
 
 class _OfWorkers(Iterator[Batch]):
-    """Batches from worker processes; if a worker dies, all are killed and an error is raised.
+    """Batches from worker processes.
+
+    If a worker process dies, all other worker processes are killed, and an error is raised.
 
     Args:
       handed: the function that the worker processes run.
@@ -510,7 +513,7 @@ class _OfWorkers(Iterator[Batch]):
         """Starts all worker processes with SIGTERM and SIGINT blocked; returns the first batch.
 
         A worker process inherits the blocked signals from the thread that starts it. Later,
-        `_obey_parent` makes it ignore both signals.
+        `_obey_parent` makes the worker process ignore both signals.
         """
         resource_tracker.ensure_running()  # If the thread started it, signals would be unblocked.
         with ThreadPoolExecutor(1, initializer=_block_signals) as thread:

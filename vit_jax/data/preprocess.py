@@ -134,7 +134,7 @@ class TrainCrop:
 
     @property
     def _resizes_first(self) -> bool:
-        """True: Pillow's filter resizes the whole image. False: only the cropped rectangle."""
+        """True: the whole image is resized, then cropped. False: only a rectangle is resized."""
         return self.kind in ("square", "short_side") and self.interpolation in PILLOW
 
     def _corner(
@@ -257,7 +257,7 @@ class TestCrop:
 
     @property
     def _resizes_first(self) -> bool:
-        """True: Pillow's filter resizes the whole image. False: only the cropped rectangle."""
+        """True: the whole image is resized, then cropped. False: only a rectangle is resized."""
         return self.kind != "fit" and self.interpolation in PILLOW
 
     def _corner(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:

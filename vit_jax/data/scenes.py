@@ -35,9 +35,10 @@ FIELDS = 16  # Number of random numbers for each item.
 WORDS = (ITEMS + 2) * FIELDS // 2  # Number of 64-bit words; a word contains two random numbers.
 LATTICE_WORDS = LATTICE * LATTICE // 8  # Number of words for the lattice, eight points in a word.
 
-# Ranges of an item's length by kind, in 256ths of the main object's length.
+# Ranges of an item's length for each kind (fragment, bar, smaller object, main object), in 256ths
+# of the main object's length.
 SHARES = np.array([[180, 400], [130, 400], [60, 110], [256, 256]])
-# Ranges of an item's shorter side by kind, in 256ths of its length.
+# Ranges of an item's shorter side for each kind, in 256ths of the item's length.
 SLIM = np.array([[190, 256], [14, 40], [190, 256], [190, 256]])
 TURN = np.array([512, 512, 50, 50])  # Maximum rotation by kind, in 1,024ths of a turn.
 LEAN = 50  # Maximum shear, in 256ths.
@@ -437,9 +438,10 @@ def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarr
 
     Args:
       drawings: `Parts.drawings`.
-      places: offset in `drawings` of the upper left of the four pixels.
-      x, y: positions in the drawing, in 256ths of a pixel. Only the fractions (the lower eight
-        bits) are used.
+      places: for each value to interpolate, the offset in `drawings` of the upper left of its four
+        neighbouring pixels.
+      x, y: the position of each value in the drawing, in 256ths of a pixel. Only the fraction (the
+        lower eight bits) is used: the position relative to the upper left pixel.
     """
     x, y = (x & 255).astype(np.uint16), (y & 255).astype(np.uint16)
     upper = _between(drawings.take(places), drawings[1:].take(places), x)

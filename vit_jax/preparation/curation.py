@@ -202,7 +202,7 @@ def curate(sets: tuple[str, ...], pool: Pool, embeddings: Embeddings, count: int
     """Retrieves the nearest images of the pool for each image of the curated sets.
 
     Args:
-      sets: curated sets, as in `open_curated`.
+      sets: the curated sets; each is a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`.
       pool: the uncurated images.
       embeddings: the model that computes embeddings of the curated images.
       count: number of neighbours of each curated image.

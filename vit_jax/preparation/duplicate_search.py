@@ -31,8 +31,8 @@ _SIDE = 16  # Side of a thumbnail, in pixels.
 # cropped copies.
 _BORDERS = (0, 1, 2)
 _TYPICAL = 100  # With at least this number of images, the mean image is subtracted.
-# Pairs with at least this correlation, computed without subtraction of the mean image, are copies.
-# This finds copies among similar images, such as images of a fixed camera.
+# Pairs with at least this correlation are copies. For this correlation, the mean image is not
+# subtracted. So copies are found even among similar images, such as images of a fixed camera.
 _SAME = 0.999
 _PART = 256  # Number of images between two checks of the time limit.
 _MOST_PAIRS = 2_000_000  # Maximum number of pairs with similar fingerprints: the nearest pairs.

@@ -233,7 +233,7 @@ def place_of(path: str, folder: str) -> Place:
 def _kind(places: Sequence[Place]) -> str:
     """Returns the kind of a group of near-duplicates, given the splits and classes of its images.
 
-    If several kinds apply, it is the most serious kind.
+    If several kinds apply, the result is the most serious kind.
     """
     splits, classes, within = KINDS
     if len({place.split for place in places}) > 1:

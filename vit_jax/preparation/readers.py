@@ -219,9 +219,9 @@ def find(
 
     Args:
       source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` for a TFDS data set.
-      kind: one of `KINDS`; None: it is recognized by the files.
-      label_key: as `Keys.label`.
-      caption_key: as `Keys.caption`.
+      kind: one of `KINDS`; None: the kind is recognized by the files.
+      label_key: name of the column, JSON key or feature with the label; see `Keys.label`.
+      caption_key: name of the column, JSON key or feature with the captions; see `Keys.caption`.
 
     Raises:
       UserError: the data set does not exist, is empty, or its kind is unsupported.
@@ -1009,7 +1009,7 @@ def _present(columns: list[str], *names: str) -> list[str]:
 
 
 def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], dict[str, dict]]:
-    """Returns the names of the image columns, and a dictionary from class columns to descriptions.
+    """Returns the names of the columns with images, and the descriptions of columns with classes.
 
     Args:
       path: the file, for error messages.
@@ -1048,9 +1048,11 @@ def _kind_of(feature) -> str | None:
 
 
 def _class_label(feature) -> dict | None:
-    """Returns the description of classes in a column; None: the column does not contain classes.
+    """Returns a column's `ClassLabel` feature; None: the column does not contain classes.
 
-    The column may contain classes or lists of classes.
+    Args:
+      feature: the column's feature in the `huggingface` metadata. If it is a list of classes, the
+        feature of the list's items is returned.
     """
     if isinstance(feature, list) and feature:
         feature = feature[0]
@@ -1205,12 +1207,13 @@ def _find_tfds(root: Path, keys: Keys) -> RawDataSet:
 
 
 def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | None:
-    """Returns the name of the tf.Example feature with captions; None: captions are ignored.
+    """Returns the name of the tf.Example feature with captions; None: captions are not read.
 
     Args:
       root: folder of the data set, for error messages.
       features: features of the data set.
-      caption_key: as `Keys.caption`.
+      caption_key: name of the feature; None: the usual names are tried. `NO_CAPTIONS`: captions are
+        ignored.
 
     Raises:
       UserError: `caption_key` is not the name of a text feature.
@@ -1348,10 +1351,11 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
 
 def read_image(kind: str, path: str, entry: np.void, name: str) -> bytes:
-    """Returns the encoded image of an example; arguments and errors as in `read`.
+    """Returns the encoded image of an example. The arguments are those of `read`.
 
     Raises:
-      Unreadable: as in `read`, or a TFDS example has no image.
+      Unreadable: the file is missing, or not a regular file; or a TFDS example has no image.
+      UserError: the file is damaged.
     """
     data = read(kind, path, entry, name)
     if kind != "tfds":

@@ -74,8 +74,8 @@ class Options:
       embeddings: checkpoint of the model that computes embeddings for finding near-duplicates;
         None: perceptual hashes are compared.
       similarity: minimum cosine similarity of near-duplicates' embeddings.
-      retrieve_for: curated sets, as in `open_curated`. Only the nearest neighbours of their images
-        are kept in the training split.
+      retrieve_for: curated sets; each is a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`. Only the
+        nearest neighbours of their images are kept in the training split.
       neighbours: number of neighbours of each curated image that are kept.
       skip_uncaptioned: for data with captions. True: images without a caption are skipped. False:
         they raise an error.

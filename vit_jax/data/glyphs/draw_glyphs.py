@@ -72,7 +72,7 @@ def differ(one: np.ndarray, others: np.ndarray, share: float) -> bool:
 
 
 def distinct(drawn: list[np.ndarray | None]) -> list[np.ndarray | None]:
-    """Replaces drawings of a character by None if they resemble its drawing in an earlier font."""
+    """Replaces a character's drawings by None if they resemble a drawing in an earlier font."""
     kept = np.zeros((0, CELL * CELL))
     result = []
     for one in drawn:

@@ -355,9 +355,9 @@ def _caption_column(
     """Returns the index of the caption column; None if captions are not required.
 
     The caption column has the name `options.caption_key`. If this option has its default value
-    `caption`, the column may also be named `captions` or `text`. If no column has one of these
-    names, the only column apart from those with image paths and splits is used, unless its name is
-    in `LABEL_COLUMNS`.
+    `caption`, there are two more rules. The column may also be named `captions` or `text`. If there
+    is no such column, and the CSV has only one column in addition to image paths and split names,
+    this column is used, unless its name is in `LABEL_COLUMNS`.
 
     Raises:
       UserError: there is no caption column.
@@ -430,8 +430,8 @@ def _label_columns(
     """Returns the indices of the label columns.
 
     Label columns have the name `label_key`, optionally with a number or "s" at the end. If no
-    column has such a name, the only column apart from those with image paths and splits is the
-    label column.
+    column has such a name, and the CSV has only one column in addition to image paths and split
+    names, this column is the label column, unless its name is in `CAPTION_KEYS`.
 
     Args:
       path: path of the CSV, for errors.
@@ -644,7 +644,7 @@ def _split_files_in(folder: str) -> dict[str, str]:
 
 
 def _is_whole(path: str) -> bool:
-    """Returns True if the path is a CSV without a column of split names."""
+    """Returns True if the path is a CSV or JSON lines file without a column of split names."""
     return path.lower().endswith(LISTS) and _columns(path, _read(path), None).split is None
 
 
