@@ -100,7 +100,7 @@ def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | No
 
 
 def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str) -> None:
-    """Raises UserError if a class name has different indices in model and data set."""
+    """Raises UserError if a class name that model and data set share has two different indices."""
     number = {_key(name): label for label, name in enumerate(model)}
     for label, name in enumerate(data):
         if _key(name) != _key(model[label]) and _key(name) in number:

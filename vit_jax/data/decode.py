@@ -42,7 +42,7 @@ FORMATS = tuple(SUFFIXES)
 MAX_PIXELS = 178_956_970  # A larger image is rejected, not decoded.
 # If the whole resized image would have more pixels than this, only its crop is computed.
 MAX_RESIZED = 1 << 24
-# A JPEG with more scans is rejected, because each scan costs a pass over the whole image.
+# A JPEG with more scans than this is rejected, because each scan costs a pass over the whole image.
 MAX_SCANS = 200
 # Matches the header of a JPEG scan: the header's length and the number of colour components.
 SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")

@@ -52,8 +52,8 @@ FEW_IMAGES = 5000
 def decoders(workers: int | None, threads: int | None, images: int) -> tuple[int, int]:
     """Returns the number of decoding processes (0: this process) and of threads in each process.
 
-    If `workers` or `threads` is None, it is chosen by the number of images and of CPU cores. The
-    content of the batches does not depend on these numbers.
+    A number that is None is chosen by the number of images and the number of CPU cores. The content
+    of the batches does not depend on `workers` and `threads`.
     """
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -97,7 +97,11 @@ def report(
 
 
 def _alike(train: Indexed, tests: list["TestImages"], work: Path, run: Run, _) -> np.ndarray:
-    """Finds training examples with fingerprints similar to a test image; dtype `PAIR`."""
+    """Finds training examples whose fingerprint is similar to that of a test image.
+
+    Returns:
+      Array of dtype `PAIR`, with an element for each near-duplicate.
+    """
     folder = work / "chunks"
     (candidates,) = _loaded(
         [in_chunks(_print_train, (work,), len(train), "fingerprinting train", folder, run)]
@@ -150,7 +154,11 @@ def _save_prints(images: Source, start: int, stop: int, result: Path) -> None:
 def _similar(
     train: Indexed, tests: list["TestImages"], work: Path, run: Run, embedded: Embedded
 ) -> np.ndarray:
-    """Finds training examples with embeddings similar to a test image; dtype `PAIR`."""
+    """Finds training examples whose embedding is similar to that of a test image.
+
+    Returns:
+      Array of dtype `PAIR`, with an element for each near-duplicate.
+    """
     files, embeddings, similarity = embedded
     parts = []
     for i, test in enumerate(tests):

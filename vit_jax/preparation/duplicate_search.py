@@ -115,7 +115,8 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
     Candidates are pairs with similar fingerprints (perceptual hashes). The similarity of two images
     is the correlation of their colours at 16 x 16 pixels. To find cropped copies, one image of the
     pair is also compared after 1.6 % or 3 % are cut off each side. The maximum of these
-    correlations is used. With 100 images or more, the mean image is subtracted first.
+    correlations is used. With 100 images or more, the mean image is subtracted first, unless the
+    correlation without this subtraction is already 0.999 or more.
 
     The search was tested with 31 photographs and nine edits of each photograph (JPEG, size,
     brightness, contrast, crops of 1 % and 2 % per side). 0.7 % of the edits have a similarity below
@@ -230,7 +231,7 @@ def groups(pairs: np.ndarray, images: int) -> list[np.ndarray]:
     """Returns groups of images that are connected by pairs, the largest group first.
 
     Args:
-      pairs: rows of `PAIR`.
+      pairs: array of dtype `PAIR`.
       images: number of images.
     """
     graph = coo_array(
@@ -274,8 +275,8 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
     _, first, again = np.unique(both.contents, return_index=True, return_inverse=True)
     content, count = first[again], len(other_looks.indices)
     in_training = {content[place]: place for place in range(len(content) - 1, count - 1, -1)}
-    # For each image, identified by the hash of its content: the similarity and the position of the
-    # most similar training image.
+    # For each image, identified by the hash of its content: the most similar training image's
+    # similarity and its index in the arrays of `both`.
     best: dict[int, tuple[float, int]] = {}
     near = [(content[a], content[b], similarity) for a, b, similarity in find_pairs(both).tolist()]
     for a, b, similarity in [

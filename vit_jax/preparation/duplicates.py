@@ -286,7 +286,11 @@ class Thumbnail(NamedTuple):
 
 
 def _pair(row: Removed) -> list[tuple[str, str, Thumbnail | None]]:
-    """Returns ("training", name, thumbnail) and ("reference", name, thumbnail) of a pair."""
+    """Returns the two images of a pair for the report, each with its kind and its name.
+
+    Returns:
+      `("training", name, thumbnail)` and `("reference", name, thumbnail)`.
+    """
     example, reference = map(thumbnail, row.images)
     return [("training", row.example, example), ("reference", row.reference, reference)]
 

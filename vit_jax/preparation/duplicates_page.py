@@ -179,7 +179,8 @@ def _prepared(path: str) -> str:
     images = "a folder or a CSV of image files, such as it was prepared from"
     if path.startswith("tfds:") and not os.path.exists(path):
         return images
-    # The path may be the folder of a version, of a data set, or the folder `--out` of `prepare`.
+    # The path may be the folder of a data set's version, the folder of a data set, or the folder
+    # `--out` of `prepare`.
     levels = "", "*", os.path.join("*", "*")
     infos = (
         info

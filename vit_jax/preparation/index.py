@@ -197,7 +197,7 @@ def build_index(
 
     Args:
       source: the data set.
-      seed: random seed of the order.
+      seed: random seed of the order of examples in the prepared data set.
       work: folder of the index.
       run: function that runs tasks.
       skip_uncaptioned: True: skip images without a caption. False: raise an error for them.

@@ -23,7 +23,7 @@ class Embedder(NamedTuple):
 
 
 class Embeddings(NamedTuple):
-    """Cached embeddings by one model of images from any sources.
+    """Disk cache of one model's embeddings of images, for any data sources.
 
     Attributes:
       embedder: the model.

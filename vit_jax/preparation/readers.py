@@ -249,7 +249,12 @@ def find(
 
 
 def _locate(source: str, kind: str | None) -> tuple[Path, str]:
-    """Returns the path and the kind of a data set; arguments as in `find`."""
+    """Returns the path and the kind of a data set.
+
+    Args:
+      source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` for a TFDS data set.
+      kind: the kind, or None: the kind is recognized by the files.
+    """
     root = Path(source)
     if root.exists():
         return root, kind or _recognise(root)
@@ -738,15 +743,15 @@ def _described(
 
 
 def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _Sample] | None:
-    """Returns the sample with the only image and the sample with the only label or caption.
+    """Finds an image and a label (or caption) in different samples that belong together.
 
     Args:
       samples: the samples with the same key.
       notes: suffixes of files with labels and captions.
 
     Returns:
-      None if the numbers of samples with an image, and of samples with a label or a caption, are
-      not both 1. None also if it is the same sample.
+      The only sample with an image, and the only sample with a label or a caption. None if both
+      are the same sample, or if there is not exactly one sample of each kind.
     """
     images = [sample for sample in samples if sample.images]
     noted = [sample for sample in samples if sample.has_note(notes)]
@@ -982,7 +987,7 @@ def _check_class_names(names_of: Mapping[str, list[str]], names: list[str]) -> N
 
 
 def _columns(path: str, keys: Keys) -> _Columns:
-    """Returns the columns of a Parquet file. If it has captions, labels are optional."""
+    """Returns the columns of a Parquet file. If the file has captions, labels are optional."""
     with _reading(path):
         schema = _parquet(path).schema_arrow
         columns = schema.names

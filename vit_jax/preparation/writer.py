@@ -65,7 +65,7 @@ class Options:
 
     Args:
       name: name of the TFDS data set; None: the source's name.
-      seed: random seed of the order.
+      seed: random seed of the order of examples.
       limit: maximum number of examples in each split.
       shards: number of files of each split; None: TFDS chooses the number by size.
       shots: values of k. For each k, an additional split `train_<k>shot` has k images per class.
@@ -268,7 +268,8 @@ def _choose(
 ) -> Choice:
     """Selects the training examples to remove, and writes reports.
 
-    The removed examples are near-duplicates, and images that are not neighbours of curated images.
+    Near-duplicates of test images are removed. If there are curated sets, near-duplicates within
+    the training split, and images that are not neighbours of curated images, are removed as well.
     """
     if not (options.deduplicate_against or options.retrieve_for):
         return Choice(np.empty(0, np.uint32))
@@ -350,8 +351,8 @@ def _make_room(folder: Path, source: Path) -> None:
 def _claim(work: Path, settings: dict) -> None:
     """Starts a preparation, or resumes a preparation with the same settings.
 
-    If the settings have changed and no shard has been written, the preparation starts again. If a
-    shard has been written, UserError is raised.
+    If the settings have changed, the preparation starts again, unless a shard has already been
+    written. In that case, UserError is raised.
     """
     settings_file = work / "settings.json"
     # The setting `shots` may change, because few-shot splits are written last.
@@ -460,7 +461,7 @@ def _writer(path: Path) -> Iterator[Callable[[bytes], None]]:
 
 
 def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
-    """Returns a function that converts an index row to a serialized TFDS example.
+    """Returns a function that converts an element of `Index.entries` to a serialized TFDS example.
 
     The function raises `Unreadable` if the image cannot be decoded.
     """
@@ -598,8 +599,8 @@ def _finish(folder: Path, info, splits: list[Split], chosen: Choice, summary: di
 def _prepared(out: Path, identity: tuple[str, ...]) -> Prepared:
     folder = out.joinpath(*identity)
     summary = json.loads((folder / SUMMARY).read_text())
-    # The path contains the version. Without it, TFDS would search for the newest version of a
-    # registered data set.
+    # The path contains the version. Without the version, TFDS would search for the newest version
+    # of a registered data set.
     path = f"{'/'.join(identity[:-1])}:{identity[-1]}:{out.absolute()}"
     return Prepared(
         path,

@@ -32,9 +32,9 @@ ALIKE = 0.4  # Two different characters must differ in at least this share of th
 SAME = 0.08  # Drawings of a character in two fonts must differ in at least this share of their ink.
 SLENDER = 3  # Characters with this aspect ratio or more are excluded.
 CATEGORIES = ("Lu", "Ll", "Lo", "Nd", "Sm", "So", "Sc", "Po")
-# For each script: the maximum number of characters, and prefixes of their Unicode names. A
-# character that resembles an earlier character is skipped, such as a Greek letter that resembles a
-# Latin letter.
+# For each collection of characters: the maximum number of characters, and the prefixes of their
+# Unicode names. A character that resembles an earlier character is skipped, such as a Greek letter
+# that resembles a Latin letter.
 COLLECTIONS = {
     "glyphs": (200, ("LATIN", "DIGIT", "")),
     "greek": (32, ("GREEK",)),
@@ -83,7 +83,7 @@ def distinct(drawn: list[np.ndarray | None]) -> list[np.ndarray | None]:
 
 
 def script(character: str) -> str:
-    """Returns the script of a character, a key of `COLLECTIONS`, determined by its Unicode name."""
+    """Returns the collection of a character, a key of `COLLECTIONS`, by its Unicode name."""
     name = unicodedata.name(character, "")
     for collection, (_, words) in reversed(COLLECTIONS.items()):
         if any(name.startswith(word) for word in words):
@@ -92,7 +92,7 @@ def script(character: str) -> str:
 
 
 def candidates(maps: list[set[int]]) -> list[str]:
-    """Returns the characters without accents that enough fonts contain.
+    """Returns the characters without accents that at least `FEWEST_STYLES` fonts contain.
 
     The characters are sorted by collection (a key of `COLLECTIONS`). In the first collection,
     `glyphs`, Latin letters and digits come before symbols.
@@ -142,7 +142,7 @@ def choose(fonts: list, maps: list[set[int]]) -> dict[str, list[np.ndarray | Non
 
     A character is chosen if three conditions are met:
 
-    - The number of characters chosen from its script is less than the maximum in `COLLECTIONS`.
+    - Fewer characters of its collection are chosen so far than the maximum in `COLLECTIONS`.
     - The character has at least `FEWEST_STYLES` clearly different drawings.
     - The character does not resemble a character that was chosen earlier.
 

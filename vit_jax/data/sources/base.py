@@ -130,7 +130,8 @@ class Source:
         Images are not decoded.
 
         Args:
-          on_progress: progress callback; its argument is the number of images read.
+          on_progress: progress callback; its argument is the number of examples whose labels have
+            been read.
         """
         if (known := self.known_labels()) is not None:
             on_progress(len(self))

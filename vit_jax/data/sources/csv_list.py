@@ -541,7 +541,7 @@ def _table(
 
 
 def _check_there(path: str, source: CsvList) -> None:
-    """Raises UserError if none of the first listed files exists.
+    """Raises UserError if none of the first `LOOKED_AT` listed image files exists.
 
     If the CSV contains captions, all files must exist.
     """

@@ -149,7 +149,8 @@ def read_file(file: str) -> bytes:
     """
     if "://" in file:
         return _read_remote(file)
-    # os.open is three times as fast as pathlib. O_NONBLOCK: opening a named pipe does not block.
+    # os.open is three times as fast as pathlib. With O_NONBLOCK, opening a named pipe does not
+    # block.
     opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = os.fstat(opened)

@@ -30,7 +30,7 @@ def tfds_records(
       path: `name`, `name:data_dir`, or the folder with the data set's files.
       split: split with slices and `+` as in TFDS; slices may be nested.
       label_key: name of the feature with the labels; None: labels are not read.
-      each_labelled: raise an error for an example without a label.
+      each_labelled: True: an example without a label raises an error.
       caption_key: name of the feature with the captions. None: captions are not read.
     """
     import tensorflow_datasets as tfds
@@ -252,7 +252,7 @@ def tfds_split(builder, split: str):
 
 
 def tfds_shards(builder, split: str) -> tuple[tuple[str, int], ...]:
-    """Returns the names of a split's files, and the number of records in each."""
+    """Returns the names of a split's files, and the number of records in each file."""
     instructions = builder.info.splits[_one_slice(builder, split)].file_instructions
     return tuple((os.path.basename(one.filename), one.examples_in_shard) for one in instructions)
 
