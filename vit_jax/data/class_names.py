@@ -44,7 +44,7 @@ class Match(NamedTuple):
 
     @property
     def reordered(self) -> bool:
-        """True if a class has different indices in the data and in the model."""
+        """True if a class has different indices in the data set and in the model."""
         return not np.array_equal(self.order, np.arange(len(self.order)))
 
 
@@ -100,7 +100,7 @@ def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | No
 
 
 def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str) -> None:
-    """Raises UserError if a class name has different indices in model and data set."""
+    """Raises UserError if a class name that model and data set share has two different indices."""
     number = {_key(name): label for label, name in enumerate(model)}
     for label, name in enumerate(data):
         if _key(name) != _key(model[label]) and _key(name) in number:
@@ -138,10 +138,11 @@ def numbers_by_name(
 
     Returns:
       A dictionary from the class index in the data set to the class index in the training data.
-      None if the indices stay unchanged, because both have the same names or one of them has no
-      names. The names 0, 1, 2, ... usually stand for "no names". But if the names of both are
-      numbers, they are matched as names. For example, the result is {0: 0, 1: 2, 2: 3} for a data
-      set with the folders 0, 2, 3 and training data with the classes 0, 1, 2, 3.
+      None if the indices stay unchanged: data set and training data have the same names, or one
+      of the two has no names. The names 0, 1, 2, ... usually count as no names. But if all names
+      of data set and training data are numbers, the numbers are matched as names. For example,
+      the result is {0: 0, 1: 2, 2: 3} for a data set with the folders 0, 2, 3 and training data
+      with the classes 0, 1, 2, 3.
 
     Raises:
       UserError: a class in `used` is not among `class_names`, or a name occurs twice.

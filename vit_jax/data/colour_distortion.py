@@ -90,7 +90,7 @@ def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndar
 
 
 def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:
-    """Returns the distortions of the first global view, the second global view, and local views."""
+    """Returns DINO's distortions of the first global view, the second one, and the local views."""
     values = config.dino
 
     def of(view: int) -> ColourDistortion:
@@ -105,8 +105,8 @@ def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion,
 def _turn_hue(image: Image.Image, turn: float) -> Image.Image:
     """Rotates the hue by a fraction of the colour circle.
 
-    Pillow stores hues in 256 levels. As in torchvision, a full turn nevertheless moves the hue by
-    255 levels.
+    Pillow stores hues in 256 levels, so a full turn would be 256 levels. But torchvision multiplies
+    the fraction by 255, and this function does the same.
     """
     hues = [(hue + int(255 * turn)) % 256 for hue in range(256)]
     return image.convert("HSV").point([*hues, *range(256), *range(256)]).convert("RGB")

@@ -2,8 +2,8 @@
 
 `_jpeg` (libjpeg-turbo) decodes only the requested rectangle of a JPEG. It decodes at 1/2, 1/4 or
 1/8 of the JPEG's size if the result is still at least as large as requested. In four cases Pillow
-decodes the whole image instead: other formats, unusual JPEGs (CMYK, damaged), the mode `exact`, and
-installations without the `_jpeg` extension.
+decodes the whole image instead: the image is not a JPEG, the JPEG is unusual (CMYK, damaged), the
+mode is `exact`, or the extension `_jpeg` is not installed.
 
 A rectangle is resized by one of `INTERPOLATIONS`. `bilinear` interpolates between the nearest four
 pixels, as in TensorFlow. A rectangle of at least twice the requested size is first halved by
@@ -42,7 +42,7 @@ FORMATS = tuple(SUFFIXES)
 MAX_PIXELS = 178_956_970  # A larger image is rejected, not decoded.
 # If the whole resized image would have more pixels than this, only its crop is computed.
 MAX_RESIZED = 1 << 24
-# A JPEG with more scans is rejected, because each scan costs a pass over the whole image.
+# A JPEG with more scans than this is rejected, because each scan costs a pass over the whole image.
 MAX_SCANS = 200
 # Matches the header of a JPEG scan: the header's length and the number of colour components.
 SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
@@ -59,7 +59,8 @@ DETAIL = dict.fromkeys(PILLOW, 2) | {"area": 4}
 
 cv2.setNumThreads(0)  # One thread per image: images are small, and processes share the cores.
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow raises an error above twice this value.
-# Pillow's warnings do not contain the file's name. The pipeline reports unreadable files itself.
+# Pillow's warnings are ignored, because they do not contain the file's name. The pipeline reports
+# unreadable files with their names.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -95,11 +96,11 @@ class Box(NamedTuple):
         return self.right - self.left
 
     def scaled(self, factor: float) -> "Box":
-        """Returns the coordinates of the rectangle after its image is scaled by `factor`."""
+        """Returns the coordinates of this rectangle in an image that is enlarged by `factor`."""
         return Box(*(edge * factor for edge in self))
 
     def within(self, outer: "Box") -> "Box":
-        """Returns the rectangle relative to the top left corner of the rectangle `outer`."""
+        """Returns this rectangle's coordinates relative to the top left corner of `outer`."""
         left, top = outer.left, outer.top
         return Box(self.left - left, self.top - top, self.right - left, self.bottom - top)
 
@@ -170,12 +171,14 @@ def has_idle_alpha(opened: Image.Image) -> bool:
 def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
     """Draws a transparent image on a background with the grey level `shade`; returns RGB."""
     rgba, key = opened.convert("RGBA"), opened.info.get("transparency")
-    # `key` is the transparent colour. Pillow scales grey levels to 8 bits, but not `key`.
+    # `key` is the transparent colour. Pillow scales the grey levels of pixels to 8 bits, but does
+    # not scale `key`. Therefore `key` is scaled here.
     depth = encoded[24] if opened.format == "PNG" else 8
     if opened.mode == "L" and depth < 8:
         rgba.putalpha(opened.point(lambda level: 255 * (level != key * 255 // (2**depth - 1))))
     elif opened.mode == "RGB" and depth == 16:
-        # Pillow reduces colours from 16 to 8 bits. An opaque colour may then become equal to `key`.
+        # Pillow reduces colours from 16 to 8 bits, and an opaque colour may then become equal to
+        # `key`. Therefore OpenCV reads the transparency.
         alpha = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)[..., 3]
         rgba.putalpha(Image.fromarray((alpha >> 8).astype(np.uint8)))
     result = Image.new("RGB", opened.size, (shade, shade, shade))
@@ -278,10 +281,10 @@ class Jpeg:
         self.height, self.width = (width, height) if self._turn.swap else (height, width)
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Implements `Pixels.region`.
+        """Implements `Pixels.region`: returns the pixels of `box`, possibly reduced.
 
-        The JPEG decoder reduces height and width by a factor of up to 8. For larger factors, the
-        decoded pixels are then averaged.
+        The JPEG decoder reduces height and width by a factor of up to 8. If a larger factor is
+        required, the decoded pixels are averaged afterwards.
 
         Raises:
           Unreadable: the JPEG is damaged.
@@ -295,12 +298,12 @@ class Jpeg:
         return _average(_upright(pixels, self._turn), by_area)
 
     def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
-        """Implements `Pixels.crop`.
+        """Implements `Pixels.crop`: resizes the rectangle `box` and writes it into `out`.
 
-        A bilinear crop to a square is resized row by row during decoding. Due to rounding, its
-        values differ from those of `Pixels.crop` by at most 1. For interpolations other than
-        `bilinear`, the JPEG is decoded at `DETAIL` times the requested size or more, and then
-        resized.
+        With `bilinear`, a square `out` is written row by row during decoding. The values then
+        differ by at most 1 from the result of `Pixels.crop`, due to rounding. With any other
+        interpolation, the JPEG is decoded at `DETAIL` times the size of `out` or more, and the
+        decoded pixels are resized.
         """
         if interpolation != "bilinear":
             if not self._crop_averaged(box, out, interpolation, reads_outside=False):
@@ -320,9 +323,9 @@ class Jpeg:
     def crop_resized(
         self, sides: tuple[int, int], corner: tuple[int, int], out: np.ndarray, interpolation: str
     ) -> None:
-        """Implements `Pixels.crop_resized`.
+        """Implements `Pixels.crop_resized`: writes a crop of the resized image into `out`.
 
-        The JPEG is decoded at `DETAIL` times the requested size or more, and then resized.
+        The JPEG is decoded at `DETAIL` times the required resolution or more, and then resized.
         """
         box = before_resize(sides, corner, out.shape, self.height, self.width)
         if not self._crop_averaged(box, out, interpolation, reads_outside=True):
@@ -389,9 +392,10 @@ class Jpeg:
     def _place(self, box: Box, shrink: int, by_area: int) -> tuple[int, int, int, int]:
         """Converts a rectangle of the upright image to pixels of the reduced, decoded image.
 
-        The image is reduced twice: first by the JPEG decoder, by `shrink // by_area`, and then by
-        averaging, by `by_area`. The edges are rounded to multiples of `shrink` pixels of the stored
-        image, and divided by the first factor.
+        The image is reduced twice. The JPEG decoder reduces it by the factor `shrink // by_area`.
+        Then averaging reduces the decoded image by the factor `by_area`. The rectangle's edges are
+        rounded to multiples of `shrink` pixels of the stored image, and then divided by
+        `shrink // by_area`.
 
         Args:
           box: the rectangle in pixels of the upright image.
@@ -426,7 +430,7 @@ class WholeJpeg(Jpeg):
 
 
 class Turn(NamedTuple):
-    """The steps that turn a stored image upright: axes are mirrored, and then swapped."""
+    """Flips and swap of the axes that turn a stored image upright; the flips come first."""
 
     swap: bool
     flip_x: bool
@@ -448,9 +452,9 @@ TURNS = {
 
 
 def _shrink(box: Box, size: int | tuple[int, int]) -> int:
-    """Returns the largest power of two by which `box` can be reduced to `size` or more.
+    """Returns the largest power of two by which the sides of `box` can be divided.
 
-    The result is 1 if `box` is smaller than `size`.
+    The quotients must be at least `size`. The result is 1 if `box` is smaller than `size`.
     """
     height, width = (size, size) if isinstance(size, int) else size
     times = int(min(box.height // height, box.width // width))
@@ -496,8 +500,8 @@ def _around(
     Args:
       box: the rectangle in pixels.
       size: height and width of the resized rectangle.
-      interpolation: a key of `PILLOW`. Its filter also reads pixels around `box`, which are
-        included in the result. None: only the pixels of `box` are included.
+      interpolation: a key of `PILLOW`. The interpolation's filter also reads pixels around `box`;
+        the result includes these pixels. None: the result includes only the pixels of `box`.
       height: height of the image, in pixels.
       width: width of the image, in pixels.
     """

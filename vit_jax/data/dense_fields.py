@@ -113,7 +113,13 @@ def _encode_instances(boxes: Boxes, placement: Placement, most: int) -> np.ndarr
 
 
 def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Clips boxes to a crop and removes boxes that are hardly visible, as in `boxes_field`.
+    """Clips boxes to a crop and removes boxes that are hardly visible in the crop.
+
+    Args:
+      boxes: the objects of the original image.
+      placement: the crop.
+      most: maximum number of boxes. Objects are kept before crowds, and large boxes before small
+        boxes.
 
     Returns:
       The remaining boxes in pixels of the crop, `[n, 4]`, and their indices in `boxes`, `[n]`.

@@ -69,7 +69,7 @@ class Field(NamedTuple):
 
 
 def caption_keys(key: str) -> tuple[str, ...]:
-    """Returns the possible names of the caption column, given the value of `data.caption_key`."""
+    """Returns the names that a caption column may have, given the option `data.caption_key`."""
     return CAPTION_KEYS if key == CAPTION_KEYS[0] else (key,)
 
 

@@ -98,7 +98,7 @@ class ImageFiles(Source):
         return as_text(self.path(index))
 
     def path(self, index: int) -> str:
-        """Returns the path of an image, as the command-line argument contains it."""
+        """Returns the path of an image: an argument, or a path that an argument stands for."""
         return self._images[index][0]
 
     def note(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Disk cache of composed images in the user's cache folder, shared by runs and processes.
+"""Disk cache of composed (synthetic) images, shared by the runs and processes of a user.
 
 A file of up to one GiB stores images of the same source and size. Each image has a fixed offset in
 the file. Therefore processes need no locks, and images that are not yet written take no disk space.

@@ -42,10 +42,10 @@ def from_one_hot(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray
 def check_lists(counts: np.ndarray, values: np.ndarray, classes: int | None = None) -> None:
     """Raises UserError for labels that seem to be rows of a table with one column per class.
 
-    Labels must be lists of class indices; one-hot and multi-hot labels must be recognized before
-    (`one_hot_width`). If the labels have different lengths, no error is raised: a label may then
-    contain a class twice, because an image may contain several objects of a class. If all labels
-    have the same length, a label that contains a value twice raises the error.
+    Labels must be lists of class indices. One-hot and multi-hot labels are converted before
+    (`one_hot_width`). If all labels have the same length, a label that contains a value twice
+    raises the error. If the labels have different lengths, no error is raised. A label may then
+    contain a class twice, because an image may contain several objects of a class.
 
     Args:
       counts: length of each example's label, without unlabelled examples.

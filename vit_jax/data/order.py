@@ -29,7 +29,7 @@ class Order:
       sizes: number of examples in each part.
       weights: relative sampling weight of each part; they need not sum to 1. None: the examples of
         all parts are permuted together.
-      repeats: number of consecutive positions of each example.
+      repeats: number of times that an example is sampled in succession.
     """
 
     seed: int
@@ -38,7 +38,7 @@ class Order:
     repeats: int = 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the index of the example at each position (int64, from 0 up to 2^62)."""
+        """Returns the index of the example at each of `positions`, which are int64 below 2^62."""
         turns = positions // self.repeats
         if self.weights is None:
             return self._epochs(turns, sum(self.sizes), 0)
@@ -46,8 +46,8 @@ class Order:
         waiting, left = np.arange(len(turns)), BLOCK
         for part, quota in enumerate(self._quotas()):
             # A turn is a group of `repeats` consecutive positions with the same example. The loop
-            # assigns turns to the parts one after the other. Of every `left` turns without a part,
-            # `quota` evenly spaced turns are assigned to this part.
+            # chooses the turns of one part after the other. Of the turns that no earlier part has,
+            # `quota` evenly spaced turns in every `left` turns are assigned to this part.
             before, after = _scaled(turns, quota, left), _scaled(turns + 1, quota, left)
             mine = after > before
             start = sum(self.sizes[:part])
@@ -56,9 +56,10 @@ class Order:
         return indices
 
     def _epochs(self, turns: np.ndarray, size: int, part: int) -> np.ndarray:
-        """Returns the index, within a part, of the example at each turn of this part.
+        """Returns the example at each turn of a part, as an index within the part.
 
-        A turn is a group of `repeats` consecutive positions that contain the same example.
+        A part is a data set of a mixture. A turn is a group of `repeats` consecutive positions in
+        the training order that contain the same example.
 
         Args:
           turns: numbers of the turns, counted from 0 in each part.
@@ -69,9 +70,10 @@ class Order:
         return permute(place // self.repeats, size, self.seed, part, epoch)
 
     def _quotas(self) -> np.ndarray:
-        """Returns how many turns in each block of `BLOCK` turns belong to each part.
+        """Returns the number of turns of each part in a block of `BLOCK` turns, int64 `[parts]`.
 
-        A turn is a group of `repeats` consecutive positions that contain the same example.
+        A part is a data set of a mixture. A turn is a group of `repeats` consecutive positions in
+        the training order that contain the same example.
         """
         ends = np.cumsum(self.weights) / np.sum(self.weights) * BLOCK
         quotas = np.diff(np.round(ends).astype(np.int64), prepend=0)
@@ -96,7 +98,7 @@ class BalancedOrder:
       members: indices of all examples, sorted by class.
       sizes: number of examples of each class, above 0.
       quotas: number of examples of each class in a round, above 0.
-      repeats: number of consecutive positions of each example.
+      repeats: number of times that an example is sampled in succession.
     """
 
     seed: int
@@ -106,7 +108,7 @@ class BalancedOrder:
     repeats: int = 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the index of the example at each position (int64, from 0 up to 2^62)."""
+        """Returns the index of the example at each of `positions`, which are int64 below 2^62."""
         classes, starts = len(self.sizes), np.cumsum(self.quotas) - self.quotas
         number, place = np.divmod(positions // self.repeats, int(self.quotas.sum()))
         slots = permute(place, int(self.quotas.sum()), self.seed, classes, number)
@@ -137,7 +139,8 @@ def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
       size: number of permuted elements.
       *key: numbers that select the permutation, each an int or an array of the shape of `places`.
     """
-    # With fewer than six bits, some permutations of very small data sets would be rare.
+    # Numbers have at least six bits. Otherwise, some permutations of very small data sets would be
+    # rare.
     bits = np.uint64(max(6, (size - 1).bit_length()))
     high, low = bits // 2, bits - bits // 2  # Bits of a number's two halves; each round swaps them.
     secret = np.zeros(len(places), np.uint64)

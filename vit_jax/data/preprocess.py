@@ -129,12 +129,12 @@ class TrainCrop:
 
     @property
     def pads(self) -> bool:
-        """Whether a crop of a small image is padded."""
+        """Whether a crop is padded if the resized image is smaller than the crop."""
         return self.kind in ("scale_jitter", "large_scale_jitter")
 
     @property
     def _resizes_first(self) -> bool:
-        """True if Pillow resizes the whole image, and the crop is cut from the result."""
+        """True: the whole image is resized, then cropped. False: only a rectangle is resized."""
         return self.kind in ("square", "short_side") and self.interpolation in PILLOW
 
     def _corner(
@@ -204,7 +204,7 @@ class TestCrop:
         in torchvision and timm. `down`: to the lower number, as in Transformers.
 
     Raises:
-      UserError: `resize` is less than `size`. Images are not padded.
+      UserError: `resize` is less than `size`.
     """
 
     __test__ = False  # Not a test class for pytest.
@@ -257,7 +257,7 @@ class TestCrop:
 
     @property
     def _resizes_first(self) -> bool:
-        """True if Pillow resizes the whole image, and the crop is cut from the result."""
+        """True: the whole image is resized, then cropped. False: only a rectangle is resized."""
         return self.kind != "fit" and self.interpolation in PILLOW
 
     def _corner(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -357,16 +357,17 @@ def sides(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _bordered(side: int, size: int, draw: float) -> tuple[int, int, int, int]:
-    """Returns a random interval of an image's side after the image is padded by mirrored pixels.
+    """Returns a crop's position along one side of an image that is padded by mirrored pixels.
 
     Args:
       side: length of the image's side in pixels, without the padding.
-      size: length of the interval in pixels.
-      draw: relative position of the interval, in [0, 1).
+      size: length of the crop's side in pixels.
+      draw: random number in [0, 1) that determines the position; 0: the crop starts with the
+        padding before the image.
 
     Returns:
-      Start and end of the interval within the image, and the numbers of its padding pixels before
-      and after the image.
+      Start and end of the crop's part within the image, in pixels of the image, and the numbers of
+      the crop's padding pixels before and after this part.
     """
     start = int(draw * (side + 2 * BORDER - size + 1)) - BORDER
     end = start + size
@@ -393,7 +394,7 @@ def inception_box(
     """
     least, most = area[0] * height * width, area[1] * height * width
     for _ in range(100):
-        # One call for all four numbers: the call's overhead dominates.
+        # A single call draws all four numbers, because most of its time is overhead of the call.
         aspect_draw, height_draw, top_draw, left_draw = rng.random(4).tolist()
         ratio = aspect[0] + aspect_draw * (aspect[1] - aspect[0])
         highest = round(math.sqrt(most / ratio))
@@ -428,7 +429,7 @@ def random_resized_box(
     the image, the result is the largest centred rectangle with an allowed aspect ratio.
     """
     for _ in range(10):
-        # One call for all four numbers: the call's overhead dominates.
+        # A single call draws all four numbers, because most of its time is overhead of the call.
         area_draw, aspect_draw, left_draw, top_draw = rng.random(4).tolist()
         target = (area[0] + area_draw * (area[1] - area[0])) * height * width
         ratio = aspect[0] * (aspect[1] / aspect[0]) ** aspect_draw
@@ -468,8 +469,8 @@ def resized_sides(
 ) -> tuple[int, int]:
     """Returns the image's height and width after a resize of kind `square` or `short_side`.
 
-    For a square crop (`size`), the two numbers are rounded as in torchvision's `Resize`. For any
-    other crop, they are rounded as in timm's `ResizeKeepRatio`.
+    If `size` is square, height and width are rounded as in torchvision's `Resize`. Otherwise, they
+    are rounded as in timm's `ResizeKeepRatio`.
     """
     rows, columns = (int(resize * side / min(sides(size))) for side in sides(size))
     if kind == "square":

@@ -35,9 +35,10 @@ FIELDS = 16  # Number of random numbers for each item.
 WORDS = (ITEMS + 2) * FIELDS // 2  # Number of 64-bit words; a word contains two random numbers.
 LATTICE_WORDS = LATTICE * LATTICE // 8  # Number of words for the lattice, eight points in a word.
 
-# Ranges of an item's length by kind, in 256ths of the main object's length.
+# Ranges of an item's length for each kind (fragment, bar, smaller object, main object), in 256ths
+# of the main object's length.
 SHARES = np.array([[180, 400], [130, 400], [60, 110], [256, 256]])
-# Ranges of an item's shorter side by kind, in 256ths of its length.
+# Ranges of an item's shorter side for each kind, in 256ths of the item's length.
 SLIM = np.array([[190, 256], [14, 40], [190, 256], [190, 256]])
 TURN = np.array([512, 512, 50, 50])  # Maximum rotation by kind, in 1,024ths of a turn.
 LEAN = 50  # Maximum shear, in 256ths.
@@ -111,9 +112,10 @@ class Item:
 
     Attributes:
       drawing: index of the item's drawing in `Parts`.
-      x, y: position of the item's centre.
-      length: length of the item's longer side.
-      matrix: the four numbers of the 2x2 matrix, row by row, that maps a unit square to the item.
+      x, y: position of the item's centre, in units of 1/65,536 of the image's side.
+      length: length of the item's longer side, in the same units.
+      matrix: the 2x2 matrix, row by row, that maps a square with sides of 1 to the item's
+        parallelogram in the image, in the same units.
       cut: the visible part of the drawing of a fragment: left, right, top and bottom edge, in
         256ths of the drawing's side. None: the whole drawing is visible.
       label: class of an object; None for a fragment or a bar.
@@ -136,10 +138,11 @@ class Scene:
 
     Attributes:
       main: index of the item that defines the label.
-      lattice: shades of the texture at the points of its lattice, uint16 `[16 * 16]`.
-      steps: scale and rotation of the texture, as a vector `(x, y)`. It is the distance in the
-        lattice that corresponds to the image's width, in 256ths of the distance between two lattice
-        points.
+      lattice: the texture interpolates between random shades at the points of a square lattice.
+        These are the shades of the points, uint16 `[16 * 16]`.
+      steps: scale and rotation of the texture: a vector `(x, y)` in the lattice, in 256ths of the
+        distance of neighbouring points. A step of one image width to the right in the image is a
+        step by this vector in the lattice.
       colours: colours of the texture's lowest and highest shade, int32 `[2, 3]`.
       noise: amplitude of the noise.
     """
@@ -153,9 +156,9 @@ class Scene:
 
 
 def drawings_of(cells: np.ndarray) -> np.ndarray:
-    """Computes `Parts.drawings` from uint8 `[drawings, 32, 32]`.
+    """Computes `Parts.drawings` from the drawings of all classes, uint8 `[drawings, 32, 32]`.
 
-    The function adds the solid drawing, the lower resolutions, and the borders.
+    The function adds a solid drawing, lower resolutions of all drawings, and empty borders.
     """
     cells = np.concatenate([cells, np.full((1, CELL, CELL), 255, np.uint8)])
     result = np.zeros((LEVELS, len(cells), STRIDE, STRIDE), np.uint8)
@@ -168,7 +171,7 @@ def drawings_of(cells: np.ndarray) -> np.ndarray:
 
 
 class _Box(NamedTuple):
-    """The image pixels that an item may cover, and the mapping of these pixels to its drawing.
+    """The image pixels that an item may cover, and their mapping to the item's drawing.
 
     Attributes:
       top, left, height, width: rectangle of the image pixels.
@@ -176,8 +179,8 @@ class _Box(NamedTuple):
       side: side of the drawing at the selected level, in pixels.
       across, down: linear functions from an image pixel to a column and a row of the drawing. A
         function consists of three numbers: the value at the rectangle's top left pixel, the
-        increment for each pixel to the right, and the increment for each pixel down. They are in
-        units of 2^-20 pixels of the drawing.
+        increment for each pixel to the right, and the increment for each pixel down. The numbers
+        are in units of 2^-20 pixels of the drawing.
     """
 
     top: int
@@ -256,8 +259,8 @@ def _items(
     Args:
       parts: the drawings.
       label: class of the main object.
-      numbers: random numbers below 2^32, int64 `[fields, items]`.
-      main: length of the main object's longer side.
+      numbers: 16 random numbers below 2^32 for each item, int64 `[16, items]`.
+      main: length of the main object's longer side, in units of 1/65,536 of the image's side.
       ground: mean colour of the background.
       look: colour and rotation of the main object; None: random ones.
     """
@@ -307,7 +310,9 @@ def _items(
 
 
 def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Returns a random half of the drawing of each item, for `Item.cut`, int `[items, 4]`.
+    """Returns the edges of a random half of each item's drawing, int `[items, 4]`.
+
+    The edges are left, right, top and bottom, in 256ths of the drawing's side (`Item.cut`).
 
     Args:
       start: left or top edge of the half, in 256ths of the drawing's side.
@@ -322,8 +327,8 @@ def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
 def _colours(numbers: np.ndarray, ground: np.ndarray) -> np.ndarray:
     """Returns the colours of items, `[items, 3]`; items are brighter than the background.
 
-    With darker items, too, small Transformers need many times more steps before they start to
-    learn.
+    If some items were darker than the background, small Transformers would need many times more
+    steps before they start to learn.
     """
     brighter = _within(numbers[0], *CONTRAST)[:, None]
     return np.clip(ground + brighter + _within(numbers[1:4].T, -SHIFT, SHIFT), 0, 255)
@@ -415,7 +420,8 @@ def _covers(
     ink = _sample(parts.drawings, places, x, y)
     for (item, box), span in zip(boxes, spans, strict=True):
         cover = ink[span]
-        # The edges of an enlarged drawing are sharpened. Otherwise, the edges would be wide.
+        # The edges of an enlarged drawing are sharpened. Otherwise, each edge would be a gradient
+        # of several pixels.
         if (sharper := item.length * size // (SIDE * box.side)) > 1:
             cover = np.minimum(np.maximum((cover - 128) * sharper + 128, 0), 255)
         if item.cut:
@@ -432,9 +438,10 @@ def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarr
 
     Args:
       drawings: `Parts.drawings`.
-      places: offset in `drawings` of the upper left of the four pixels.
-      x, y: positions in the drawing, in 256ths of a pixel. Only the fractions (the lower eight
-        bits) are used.
+      places: for each value to interpolate, the offset in `drawings` of the upper left of its four
+        neighbouring pixels.
+      x, y: the position of each value in the drawing, in 256ths of a pixel. Only the fraction (the
+        lower eight bits) is used: the position relative to the upper left pixel.
     """
     x, y = (x & 255).astype(np.uint16), (y & 255).astype(np.uint16)
     upper = _between(drawings.take(places), drawings[1:].take(places), x)
@@ -479,8 +486,10 @@ def _box(item: Item, parts: Parts, size: int) -> _Box:
 
 
 def _clipped(length: int, size: int) -> int:
-    """Converts a distance from the image's left or top edge from `Item`'s units to pixels.
+    """Converts a distance from the image's left or top edge to pixels, from 0 to `size`.
 
-    The result is clipped to the range from 0 to `size`.
+    Args:
+      length: the distance, in units of 1/65,536 of the image's side.
+      size: side of the image in pixels.
     """
     return min(max(length * size // SIDE, 0), size)

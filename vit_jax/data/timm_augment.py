@@ -24,9 +24,9 @@ class RandPolicy:
       probability: probability that a drawn operation is applied.
       deviation: std of the level. The level is drawn from a normal distribution and clipped to [0,
         10].
-      increasing: True: the effect of all operations increases with the level. False: the effect of
-        posterize and solarize decreases with the level. Colour, contrast, brightness and sharpness
-        then have no effect at level 5, and are decreased below and increased above this level.
+      increasing: True: all operations have a stronger effect at higher levels. False: posterize and
+        solarize have a weaker effect at higher levels. Colour, contrast, brightness and sharpness
+        are then decreased at levels below 5, unchanged at level 5, and increased at levels above 5.
       fill: fill colour of geometric operations.
       resampling: interpolation of geometric operations, a key of `RESAMPLING`.
     """

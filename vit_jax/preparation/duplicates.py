@@ -73,9 +73,9 @@ def fingerprint_of(image: bytes | np.ndarray) -> np.uint64:
 
 
 def small_pixels(image: bytes | np.ndarray) -> np.ndarray:
-    """Decodes an image to uint8 RGB at a reduced size, with at least 64 pixels per side.
+    """Decodes an image to uint8 RGB; a side of 128 pixels or more is reduced to 64 or more.
 
-    The fingerprint needs 32 pixels per side, so a larger size would have no benefit.
+    `fingerprint` reduces the image to 32 pixels per side, so more pixels would have no benefit.
 
     Raises:
       Unreadable: the bytes are not an image.
@@ -111,7 +111,8 @@ def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANC
       distance: maximum number of different bits.
     """
     first = np.sort(np.unique(references, return_index=True)[1])
-    # The nearest reference so far, encoded as (distance << 32) | position in `first`.
+    # For each candidate: the nearest reference so far, encoded as (distance << 32) | its index in
+    # `first`.
     none = (distance + 1) << 32
     best = np.full(len(candidates), none)
     for rows, columns, bits in near_pairs(candidates, references[first], distance):
@@ -235,10 +236,11 @@ class Removed(NamedTuple):
 def write_report(
     folder: Path, rows: Sequence[Removed], *, measure: str, examples: int, references: int
 ) -> Path:
-    """Writes `removed.csv` with all rows, and the page `removed.html` with rows that have images.
+    """Writes a report of the removed examples: the table `removed.csv`, and a page with images.
 
-    Both files start with the nearest pairs. The page needs no other files. It also shows the number
-    of removed images for each distance or similarity.
+    The table lists all removed examples. The page `removed.html` shows those whose `images` are not
+    None, and the number of removed examples for each distance or similarity. Table and page start
+    with the most similar pairs. The page contains its images, and needs no other files.
 
     Args:
       folder: an existing folder.
@@ -284,7 +286,11 @@ class Thumbnail(NamedTuple):
 
 
 def _pair(row: Removed) -> list[tuple[str, str, Thumbnail | None]]:
-    """Returns (kind, name, thumbnail) for a removed training image and for its reference."""
+    """Returns the two images of a pair for the report, each with its kind and its name.
+
+    Returns:
+      `("training", name, thumbnail)` and `("reference", name, thumbnail)`.
+    """
     example, reference = map(thumbnail, row.images)
     return [("training", row.example, example), ("reference", row.reference, reference)]
 

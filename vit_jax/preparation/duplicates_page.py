@@ -149,8 +149,8 @@ def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
       pairs: pairs from `find_pairs`, in descending order of similarity.
 
     Returns:
-      A dictionary from an image to its most similar image and their similarity. Images are
-      positions in the result of `look`.
+      A dictionary from the index of an image to the index of its most similar image, and the
+      similarity of both. The indices are those of the arrays in `Looks`.
     """
     nearest = {}
     for first, second, value in pairs.tolist():
@@ -179,7 +179,8 @@ def _prepared(path: str) -> str:
     images = "a folder or a CSV of image files, such as it was prepared from"
     if path.startswith("tfds:") and not os.path.exists(path):
         return images
-    # The path may be the folder of a version, of a data set, or the folder `--out` of `prepare`.
+    # The path may be the folder of a data set's version, the folder of a data set, or the folder
+    # `--out` of `prepare`.
     levels = "", "*", os.path.join("*", "*")
     infos = (
         info
@@ -233,7 +234,7 @@ def place_of(path: str, folder: str) -> Place:
 def _kind(places: Sequence[Place]) -> str:
     """Returns the kind of a group of near-duplicates, given the splits and classes of its images.
 
-    If several kinds apply, it is the most serious kind.
+    If several kinds apply, the result is the most serious kind.
     """
     splits, classes, within = KINDS
     if len({place.split for place in places}) > 1:
@@ -278,7 +279,7 @@ def _cell(source: Source, image: int) -> str:
 
 
 def _group(group: Group, duplicates: Duplicates) -> tuple[list[Figure], str]:
-    """Returns figures of a group's first images, and a note about the number of other images."""
+    """Returns figures of a group's first images, and a note with the number of images not shown."""
     figures = [
         figure(
             duplicates.source,

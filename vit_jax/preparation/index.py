@@ -41,8 +41,10 @@ class WorkItem(NamedTuple):
 class Run(Protocol):
     """Function that runs tasks, in any order and in any process.
 
-    `what` is the name of the tasks, and `unit` is the unit of their weights. Both are only used in
-    messages.
+    Args:
+      tasks: the tasks to run.
+      what: name of the tasks, for messages.
+      unit: what is counted by `WorkItem.weight`, such as "images", for messages.
     """
 
     def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None: ...
@@ -123,7 +125,7 @@ def locked(work: Path) -> Iterator[None]:
 def replacing(path: Path) -> Iterator[Path]:
     """Context that yields a temporary path. If no error occurs, the file is renamed to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The name is random, because two machines may run the same task with the same process ID.
+    # The temporary name is random: two machines may run the same task with the same process ID.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
@@ -195,7 +197,7 @@ def build_index(
 
     Args:
       source: the data set.
-      seed: random seed of the order.
+      seed: random seed of the order of examples in the prepared data set.
       work: folder of the index.
       run: function that runs tasks.
       skip_uncaptioned: True: skip images without a caption. False: raise an error for them.
@@ -273,12 +275,12 @@ def _scan(source: readers.RawDataSet, number: int, seed: int, spool: Path, resul
 
 
 def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Counter[str]]:
-    """Concatenates the indices of all units, and writes the index of the data set.
+    """Concatenates the results of all `_scan` tasks, and writes the index of the data set.
 
     One-hot labels are converted to class indices, and multi-hot labels to lists of class indices.
 
     Args:
-      parts: files with the indices of the units.
+      parts: the result files of the tasks. Each contains the examples of a part of the data set.
       work: folder of the index.
       classes: number of classes; None: unknown.
 
@@ -319,9 +321,13 @@ def _index_lists(
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Converts labels that are rows of zeros and ones (one-hot, multi-hot) to class indices.
 
+    Args:
+      entries: the examples, an array of dtype `readers.ENTRY`.
+      labels: the labels of all examples, concatenated.
+      classes: number of classes; None: unknown.
+
     Returns:
-      The index rows (`readers.ENTRY`), the concatenated labels of all examples, and True if a label
-      is a list of class indices.
+      The changed `entries` and `labels`, and True if labels are lists of class indices.
     """
     counts = entries["labels"].astype(np.int64)
     unlabelled = np.zeros(len(entries), bool)
@@ -339,7 +345,7 @@ def _index_lists(
 
 @dataclasses.dataclass(frozen=True)
 class Indexed(Source):
-    """Images at given positions of an index, as a source without labels."""
+    """Data source without labels: the images at the positions `positions` of `index.entries`."""
 
     index: Index
     positions: np.ndarray
@@ -421,12 +427,12 @@ def order_splits(
 ) -> list[str]:
     """Writes a file with the order of each split.
 
-    An order is an array of positions in the index. Removed examples are excluded.
+    An order is an array of positions in `index.entries`. Removed examples are excluded.
 
     Args:
       source: the data set.
       index: the index.
-      removed: positions of the examples to remove.
+      removed: positions of the examples to remove, in `index.entries`.
       limit: maximum number of examples of a split; None: no limit.
       work: folder of the index.
 
@@ -457,9 +463,12 @@ def order_splits(
 def choose_shots(
     source: readers.RawDataSet, index: Index, shots: tuple[int, ...], skipped, work: Path
 ) -> list[str]:
-    """Writes the orders of the splits `train_<k>shot`; returns the names of these splits.
+    """Chooses the examples of the splits `train_<k>shot`, and writes their order to files.
 
     A split with k shots contains the images of all splits with fewer shots.
+
+    Returns:
+      The names of the splits.
 
     Raises:
       UserError: images do not have exactly one label, there is no training split, or a class has

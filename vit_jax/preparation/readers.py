@@ -104,8 +104,8 @@ class RawDataSet:
     # None: no captions.
     caption_key: str | None = None
     index_labels: bool = False  # True: labels are read from the examples of a TFDS data set.
-    # Number of skipped files by reason, except for files that are skipped during the scan of a
-    # unit.
+    # Number of skipped files by reason. Files that a task skips while it scans a unit are not
+    # included.
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     # Mapping of class indices, for files whose class indices differ from the data set's:
     # `numbers[file][index in the file]` is the index in the data set; -1: the data set does not
@@ -113,7 +113,7 @@ class RawDataSet:
     numbers: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def fingerprint(self) -> str:
-        """Returns a hash of the files. It changes if a file is added, removed or changed."""
+        """Returns a hash of the data set. It changes if a file is added, removed or changed."""
         digest = hashlib.blake2b(digest_size=8)
         try:
             times = {path: os.stat(path).st_mtime_ns for path in {unit.path for unit in self.units}}
@@ -134,12 +134,11 @@ class RawDataSet:
 class Keys(NamedTuple):
     """The columns or keys with the label and the captions of an example.
 
-    None: the usual names are tried.
-
     Attributes:
-      label: the Parquet column, JSON key or TFDS feature with the label.
+      label: the Parquet column, JSON key or TFDS feature with the label. None: the usual names are
+        tried.
       caption: the column, JSON key or TFDS feature with the captions. `txt`: the captions are text
-        files in a tar. `NO_CAPTIONS`: captions are ignored.
+        files in a tar. `NO_CAPTIONS`: captions are ignored. None: the usual names are tried.
     """
 
     label: str | None = None
@@ -147,7 +146,7 @@ class Keys(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Result of scanning: the examples of a unit, or of all units."""
+    """The examples in a unit of a data set (a file, a folder, or a tar inside a tar)."""
 
     entries: np.ndarray
     labels: np.ndarray
@@ -157,7 +156,7 @@ class Scan(NamedTuple):
 
 
 class _Rows:
-    """Collects the examples of a unit during a scan."""
+    """Collects the examples in a unit (a file, a folder, or a tar inside a tar) during a scan."""
 
     def __init__(self, unit: int, seed: int):
         self._unit, self._secret = unit, seed.to_bytes(8, "little", signed=True)
@@ -196,7 +195,7 @@ class _Rows:
 
     @property
     def text_bytes(self) -> int:
-        """Size of all names and captions, in bytes."""
+        """Size of the names and captions of all collected examples, in bytes."""
         return self._end
 
     def collected(self) -> Scan:
@@ -220,9 +219,9 @@ def find(
 
     Args:
       source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` for a TFDS data set.
-      kind: one of `KINDS`; None: it is recognized by the files.
-      label_key: as `Keys.label`.
-      caption_key: as `Keys.caption`.
+      kind: one of `KINDS`; None: the kind is recognized by the files.
+      label_key: name of the column, JSON key or feature with the label; see `Keys.label`.
+      caption_key: name of the column, JSON key or feature with the captions; see `Keys.caption`.
 
     Raises:
       UserError: the data set does not exist, is empty, or its kind is unsupported.
@@ -250,7 +249,12 @@ def find(
 
 
 def _locate(source: str, kind: str | None) -> tuple[Path, str]:
-    """Returns the path and the kind of a data set; arguments as in `find`."""
+    """Returns the path and the kind of a data set.
+
+    Args:
+      source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` for a TFDS data set.
+      kind: the kind, or None: the kind is recognized by the files.
+    """
     root = Path(source)
     if root.exists():
         return root, kind or _recognise(root)
@@ -299,7 +303,11 @@ def _recognise_file(file: Path) -> str:
 
 
 def _recognise_images(root: Path) -> str:
-    """Returns the kind of a data set: `folder` with class folders, `images` without labels."""
+    """Returns the kind of a folder of images.
+
+    The kind is `folder` if the images are in subfolders (splits or classes), and `images` if they
+    are directly in `root`.
+    """
     inside = sorted(root.iterdir())
     _refuse_compressed(inside)
     folders = [child.name for child in inside if child.is_dir() and not is_ignored(child.name)]
@@ -365,9 +373,10 @@ def _relative(path: str, root: Path) -> str:
 
 
 def _find_folder(root: Path, _: Keys) -> RawDataSet:
-    """Finds `root/<split>/<class>/...` or `root/<class>/...`, as in `folder_rules.layout`.
+    """Finds images in class folders, `root/<split>/<class>/...` or `root/<class>/...`.
 
-    If a split has no class folders, its images have no labels.
+    Without folders of splits, all images are in the split `train`. If a split has no class folders,
+    the images of this split have no labels.
     """
     found = layout(str(root), [_entry(folder) for folder in _folders(root)])
     splits = {"train": root}
@@ -455,8 +464,8 @@ def _find_images(root: Path, _: Keys) -> RawDataSet:
 def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
     """Returns the options for opening the CSV or CSVs at a path.
 
-    The header of the first CSV determines whether the images have captions. If they have, labels
-    are optional.
+    The header of the first CSV determines whether images have captions. Images with captions need
+    no labels.
     """
     names, label = value_columns(next(iter(split_files(str(root)).values()))), keys.label
     captions = keys.caption
@@ -487,7 +496,7 @@ def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
 
 
 def _find_lists(root: Path, keys: Keys) -> RawDataSet:
-    """Finds CSVs with a file column and columns of labels, captions or both.
+    """Finds CSVs that list image paths with labels, captions or both.
 
     The files have the format of the source `csv`. Paths of images are relative to the CSV's folder.
     """
@@ -635,7 +644,7 @@ class _Sample(NamedTuple):
 
     @property
     def images(self) -> list[tarfile.TarInfo]:
-        """Members that are images in supported formats."""
+        """Members of the sample that are images in supported formats."""
         return [self.parts[suffix] for suffix in IMAGE_SUFFIXES if suffix in self.parts]
 
     def has_note(self, suffixes: Sequence[str]) -> bool:
@@ -734,15 +743,15 @@ def _described(
 
 
 def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _Sample] | None:
-    """Returns the sample with the only image and the sample with the only label or caption.
+    """Finds an image and a label (or caption) in different samples that belong together.
 
     Args:
       samples: the samples with the same key.
       notes: suffixes of files with labels and captions.
 
     Returns:
-      None if the numbers of samples with an image, and of samples with a label or a caption, are
-      not both 1. None also if it is the same sample.
+      The only sample with an image, and the only sample with a label or a caption. None if both
+      are the same sample, or if there is not exactly one sample of each kind.
     """
     images = [sample for sample in samples if sample.images]
     noted = [sample for sample in samples if sample.has_note(notes)]
@@ -771,12 +780,11 @@ def _prefixes(stem: str) -> Iterator[str]:
 
 
 def _captions_of_tar(path: str, end: int) -> str | None:
-    """Returns the storage of a tar's captions: `txt` for text files, or the key in JSON files.
-
-    The first sample with captions determines the result.
+    """Determines where a tar contains captions, from the first sample that has captions.
 
     Returns:
-      None if none of the first `LOOKED_AT` samples with images has captions.
+      `txt`: captions are in text files. Any other text: captions are in JSON files, with this key.
+      None: none of the first `LOOKED_AT` samples with images has captions.
     """
     with open(path, "rb") as file:
         members = _without_system_files(_members(path, file, end), Counter())
@@ -905,7 +913,10 @@ def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
 
 
 class _Columns(NamedTuple):
-    """Names of a Parquet file's columns, and its class names; None: the file lacks them."""
+    """Names of a Parquet file's columns with images, labels and captions, and its class names.
+
+    A value of None means that the file has no such column, or no class names.
+    """
 
     image: str
     label: str | None
@@ -976,7 +987,7 @@ def _check_class_names(names_of: Mapping[str, list[str]], names: list[str]) -> N
 
 
 def _columns(path: str, keys: Keys) -> _Columns:
-    """Returns the columns of a Parquet file. If it has captions, labels are optional."""
+    """Returns the columns of a Parquet file. If the file has captions, labels are optional."""
     with _reading(path):
         schema = _parquet(path).schema_arrow
         columns = schema.names
@@ -1003,7 +1014,7 @@ def _present(columns: list[str], *names: str) -> list[str]:
 
 
 def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], dict[str, dict]]:
-    """Returns the names of the image columns, and a dictionary from class columns to descriptions.
+    """Returns the names of the columns with images, and the descriptions of columns with classes.
 
     Args:
       path: the file, for error messages.
@@ -1042,9 +1053,11 @@ def _kind_of(feature) -> str | None:
 
 
 def _class_label(feature) -> dict | None:
-    """Returns the description of classes in a column; None: the column does not contain classes.
+    """Returns a column's `ClassLabel` feature; None: the column does not contain classes.
 
-    The column may contain classes or lists of classes.
+    Args:
+      feature: the column's feature in the `huggingface` metadata. If it is a list of classes, the
+        feature of the list's items is returned.
     """
     if isinstance(feature, list) and feature:
         feature = feature[0]
@@ -1199,12 +1212,13 @@ def _find_tfds(root: Path, keys: Keys) -> RawDataSet:
 
 
 def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | None:
-    """Returns the name of the tf.Example feature with captions; None: captions are ignored.
+    """Returns the name of the tf.Example feature with captions; None: captions are not read.
 
     Args:
       root: folder of the data set, for error messages.
       features: features of the data set.
-      caption_key: as `Keys.caption`.
+      caption_key: name of the feature; None: the usual names are tried. `NO_CAPTIONS`: captions are
+        ignored.
 
     Raises:
       UserError: `caption_key` is not the name of a text feature.
@@ -1269,7 +1283,10 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
 def _values_of_record(
     source: RawDataSet, record: bytes, where: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Returns the labels and the captions of a serialized tf.Example, if `source` has them.
+    """Returns the labels and the captions of a serialized tf.Example.
+
+    The labels are empty unless `source.index_labels` is True. The captions are empty if the data
+    set has none.
 
     Raises:
       UserError: the example is damaged; or `source.index_labels` is True, and the example does not
@@ -1290,7 +1307,9 @@ def _values_of_record(
 
 
 def scan(source: RawDataSet, number: int, seed: int, spool: Path) -> Scan:
-    """Returns the examples of a unit, in the order in which they are stored.
+    """Lists the examples in a unit of a data set, in the stored order.
+
+    A unit is a file, a folder, or a tar inside a tar.
 
     Args:
       source: a data set that contains only this unit.
@@ -1311,8 +1330,9 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
     Args:
       kind: kind of the data set.
-      path: path of the example's unit, or of the copies of its images (`spool` of `scan`).
-      entry: index row of the example.
+      path: the file or folder that contains the example. For Parquet files: the file with copies of
+        their images, which `scan` has written.
+      entry: the example's element of `Index.entries`.
       name: name of the example in the index.
 
     Raises:
@@ -1336,10 +1356,11 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
 
 def read_image(kind: str, path: str, entry: np.void, name: str) -> bytes:
-    """Returns the encoded image of an example; arguments and errors as in `read`.
+    """Returns the encoded image of an example. The arguments are those of `read`.
 
     Raises:
-      Unreadable: as in `read`, or a TFDS example has no image.
+      Unreadable: the file is missing, or not a regular file; or a TFDS example has no image.
+      UserError: the file is damaged.
     """
     data = read(kind, path, entry, name)
     if kind != "tfds":

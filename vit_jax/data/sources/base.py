@@ -92,7 +92,7 @@ class Source:
         )
 
     def known_labels(self) -> np.ndarray | None:
-        """Returns the `label_table` if it is known without reading images, else None."""
+        """Returns `label_table()`; None if the labels are unknown without reading images."""
         return None
 
     def stored_files(self, indices: Sequence[int] | None = None) -> Iterable[tuple[str, int]]:
@@ -130,7 +130,8 @@ class Source:
         Images are not decoded.
 
         Args:
-          on_progress: progress callback; its argument is the number of images read.
+          on_progress: progress callback; its argument is the number of examples whose labels have
+            been read.
         """
         if (known := self.known_labels()) is not None:
             on_progress(len(self))

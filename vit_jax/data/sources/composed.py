@@ -54,10 +54,11 @@ from vit_jax.errors import UserError, nearest
 
 IMAGES = {"train": 10_000_000, "dev": 10_000, "test": 10_000}
 SIZES = range(16, 225)  # Supported image sizes in pixels.
-# Collections of objects. A collection's index is part of the random keys. Therefore the order of
-# the collections must not change.
+# Collections of objects. The keys of the random generators contain the index of the collection.
+# Therefore the order of the collections must not change.
 COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian", "letters")
-# The index of a layout is part of the random keys. Therefore the order must not change.
+# The keys of the random generators contain the index of the layout. Therefore the order of the
+# layouts must not change.
 LAYOUTS = {
     "scattered": Layout((40000, 60000), (1, FRAGMENTS), (0, BARS), (1, SMALLER)),
     "centred": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
@@ -69,10 +70,11 @@ GLYPHS = Path(__file__).parent.parent / "glyphs"
 
 @dataclasses.dataclass(frozen=True)
 class Composed(Source):
-    """Composed images of the objects of a collection; an image depends only on its index.
+    """Composed images of digits or characters; an image depends only on its index.
 
     Attributes:
       layout: a name in `LAYOUTS`.
+      collection: a name in `COLLECTIONS`: the digits, or an alphabet such as `greek`.
       images: indices of the images in the split.
       fields: names of the examples' fields. With the field `mask`, the first class is the
         background, and images have no labels.
@@ -181,7 +183,7 @@ def composed(layout: str, split: str, options: SourceOptions) -> Composed:
     Args:
       layout: a name in `LAYOUTS`.
       split: name of the split, with a slice such as `train[:50000]`.
-      options: `path` is the name of the collection.
+      options: `path` is a name in `COLLECTIONS`: the digits, or an alphabet such as `greek`.
 
     Raises:
       UserError: the collection, split or slice does not exist, or the image size is unsupported.
@@ -260,7 +262,7 @@ def class_names(collection: str) -> tuple[str, ...]:
 
 
 def kept_characters() -> dict[str, str]:
-    """Returns the characters of each collection, in the order of the rows in glyphs.png."""
+    """Returns the characters of each alphabet, by its name, in the order of glyphs.png's rows."""
     return json.loads((GLYPHS / "glyphs.json").read_text())["collections"]
 
 
@@ -279,7 +281,7 @@ def _kept_name(layout: str, collection: str, split: str, size: int, file: str) -
 
     Args:
       layout, collection, split, size: properties of the images; `size` is in pixels.
-      file: path of the module of the source.
+      file: path of the Python module of the source; its content is part of the hash.
     """
     made_of = hashlib.blake2b(digest_size=8)
     for code in (scenes.__file__, __file__, file):

@@ -1,4 +1,4 @@
-"""Image files in local folders and in buckets."""
+"""Data source `folder`: image files in a local folder, or in cloud storage (`gs://`, `s3://`)."""
 
 import dataclasses
 import errno
@@ -149,7 +149,8 @@ def read_file(file: str) -> bytes:
     """
     if "://" in file:
         return _read_remote(file)
-    # os.open is three times as fast as pathlib. O_NONBLOCK: opening a named pipe does not block.
+    # os.open is three times as fast as pathlib. With O_NONBLOCK, opening a named pipe does not
+    # block.
     opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = os.fstat(opened)
@@ -224,7 +225,7 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _list(where: str) -> tuple[list[str], set[str]]:
-    """Returns relative paths of all files below a folder, and the names of its subfolders."""
+    """Returns the paths of all files below `where`, relative to it, and its subfolders' names."""
     return _list_remote(where) if "://" in where else _list_local(where)
 
 
@@ -343,7 +344,7 @@ def _labelled(
 
 
 def _is_whole(path: str) -> bool:
-    """Returns True if the subfolders of a local folder are classes, and not splits."""
+    """Returns True for a local folder with subfolders, none of them a `train` or `test` split."""
     if not os.path.isdir(path):
         return False
     names = [os.path.basename(folder) for folder in folders_in(path)]

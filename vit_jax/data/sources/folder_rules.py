@@ -83,7 +83,11 @@ def of_system(path: str) -> str | None:
 
 
 def is_unsupported(reason: str) -> bool:
-    """Returns True if a result of `why_left_out` means that the image format is unsupported."""
+    """Returns True if the reason for skipping a file is that its image format is unsupported.
+
+    Args:
+      reason: result of `why_left_out`.
+    """
     return reason.endswith(UNSUPPORTED)
 
 

@@ -322,7 +322,12 @@ def is_pair_of_columns(data: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Keys:
-    """Function that returns the image and the label of an item by their keys in a mapping."""
+    """Function that returns the image and the label in an item, which is a mapping.
+
+    Attributes:
+      image: key of the image.
+      label: key of the label; None: the item has no label, and the returned label is None.
+    """
 
     image: str
     label: str | None
@@ -499,7 +504,7 @@ def _class_names(data: Any, split: Callable) -> tuple[str, ...] | None:
 def _feature_names(data: Any, key: str | None) -> tuple[str, ...] | None:
     """Returns the class names from the features of a Hugging Face data set, or None."""
     feature = (getattr(data, "features", None) or {}).get(key)
-    # The labels of an image may be a list. Then the feature of the list's items has the names.
+    # If an image has a list of labels, the feature of the list's items contains the class names.
     for described in (feature, getattr(feature, "feature", None)):
         if names := getattr(described, "names", None):
             return tuple(names)

@@ -52,7 +52,7 @@ class SourceOptions(NamedTuple):
 
 
 def last_folder(path: str) -> str:
-    """Returns the last folder name in a path that is not a version number; "" if there is none."""
+    """Returns the last folder name in a path, skipping version numbers; "" if there is none."""
     folders = [part for part in path.split("/") if not re.fullmatch(r"[\d.]*", part)]
     return folders[-1] if folders else ""
 

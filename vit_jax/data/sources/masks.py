@@ -226,7 +226,11 @@ def _lines(file: str) -> list[str]:
 
 
 def as_they_are(number: int) -> np.ndarray:
-    """Returns `Layout.classes` for masks whose values are class indices or `IGNORED`."""
+    """Returns the class of each mask value, if mask values are class indices or `IGNORED`.
+
+    Args:
+      number: number of classes. Values from `number` to `IGNORED` - 1 are `INVALID`.
+    """
     classes = np.full(IGNORED + 1, INVALID, np.int16)
     classes[:number], classes[IGNORED] = range(number), IGNORED
     return classes

@@ -132,7 +132,7 @@ class Mixture(Source):
             return None
         table = np.full((len(self), self.max_labels), -1, np.int32)
         for end, labels, numbers in zip(self._ends, known, self._tables, strict=True):
-            # An index of -1 (padding) selects the last entry, which is -1. So padding remains -1.
+            # A label of -1 (padding) selects the array's last entry, -1. So padding remains -1.
             renumbered = np.array([*numbers, -1], np.int32)[labels]
             table[end - len(labels) : end, : labels.shape[1]] = renumbered
         return table

@@ -1,4 +1,4 @@
-"""Images with maps (masks or depth maps), in a second folder with the same file names."""
+"""Images with maps (masks or depth maps), which are in a second folder with similar names."""
 
 import dataclasses
 import os
@@ -253,7 +253,7 @@ def _splits_in(where: str) -> dict[str, str]:
 
 
 def _files(folder: str) -> list[str]:
-    """Returns the paths of all files below a folder, relative to it."""
+    """Returns the paths of all files below a folder, relative to this folder."""
     start = len(os.path.join(folder, ""))
     return [path[start:] for path in walk(folder)]
 

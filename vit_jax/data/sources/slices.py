@@ -149,7 +149,14 @@ def _whole_groups(
 def sliced(
     source: Source, split: str, in_order: bool = False, groups: Sequence | None = None
 ) -> Source:
-    """Returns a source with the images of a split `name[from:to]`; arguments as in `chosen`."""
+    """Returns a source with the images of a split `name[from:to]`.
+
+    Args:
+      source: the whole split.
+      split: name of the split with its slices.
+      in_order: True: a slice follows the stored order. False: it is a representative sample.
+      groups: the group of each image; all images of a group are in the same slice. None: no groups.
+    """
     part = chosen(source, split, in_order, groups)
     return source if len(part) == len(source) else Subset(source, part)
 

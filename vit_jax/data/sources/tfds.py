@@ -30,9 +30,8 @@ def tfds_records(
       path: `name`, `name:data_dir`, or the folder with the data set's files.
       split: split with slices and `+` as in TFDS; slices may be nested.
       label_key: name of the feature with the labels; None: labels are not read.
-      each_labelled: raise an error for an example without a label.
-      caption_key: name of the feature with the captions, as in `caption_feature`; None: captions
-        are not read.
+      each_labelled: True: an example without a label raises an error.
+      caption_key: name of the feature with the captions. None: captions are not read.
     """
     import tensorflow_datasets as tfds
 
@@ -88,7 +87,7 @@ def _is_class(feature) -> bool:
 
 
 def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
-    """Returns the constructor arguments of `Records` for captions.
+    """Returns the arguments of `Records` about captions, as a dictionary.
 
     Raises:
       UserError: the feature `caption_key` does not exist or is not text.
@@ -253,7 +252,7 @@ def tfds_split(builder, split: str):
 
 
 def tfds_shards(builder, split: str) -> tuple[tuple[str, int], ...]:
-    """Returns the names of a split's files, and the number of records in each."""
+    """Returns the names of a split's files, and the number of records in each file."""
     instructions = builder.info.splits[_one_slice(builder, split)].file_instructions
     return tuple((os.path.basename(one.filename), one.examples_in_shard) for one in instructions)
 
