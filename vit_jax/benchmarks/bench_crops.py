@@ -132,9 +132,12 @@ def pass_by_pass(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def packed(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the same tokens as `pass_by_pass`, from one sequence that contains all crops.
+    """Encodes the crops of all sizes in one pass, as one sequence of all crops' tokens.
 
-    Each crop attends only to itself.
+    A token attends only to tokens of the same crop.
+
+    Returns:
+      The last layer's tokens `[crops, tokens, dim]` for each crop size.
     """
     sized = [model.resized(images.shape[1:3]) for images in crops]
     parts = [each.assemble(each.patches(images)) for each, images in zip(sized, crops, strict=True)]
