@@ -257,7 +257,7 @@ def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[s
         name, num_classes=other_projects.CLASSES, image_size=images.shape[1], dtype=dtype, **scanned
     )
     # A new model's head is zero, so the gradients of all other layers would be zero. Therefore the
-                # head gets random values.
+    # head gets random values.
     head = model.head.kernel
     head.set_value(0.02 * jax.random.normal(jax.random.key(1), head.shape, head.dtype))
     graphdef, params = nnx.split(model)

@@ -144,7 +144,7 @@ def make_step(
 
     Args:
       peer: name of the project.
-      checkout: its folder.
+      checkout: folder with the project's checkout.
       name: our name of the ViT.
       option: arguments of the variant, from `Peer.options`.
       dtype: dtype of the computation.
