@@ -169,7 +169,7 @@ def _suite_set(text: str, data: Mapping[str, OtherData]) -> str:
 
 
 def check_names(data: Mapping[str, OtherData], used: Sequence[str]) -> None:
-    """Raises UserError if a name in `data` is not a data set of the runs."""
+    """Raises UserError if the flag `--data` replaces a data set that no run reads."""
     for name in data:
         if name not in used:
             raise UserError(f"--data={name}=...: no run reads {name!r}; they read {in_words(used)}")

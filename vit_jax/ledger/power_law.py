@@ -20,8 +20,9 @@ def laws(
       by: the factor that groups the points.
 
     Returns:
-      For each group of at least three points: `factor` and `exponent`; `low` and `high`, the 90 %
-      bootstrap interval of the exponent; and `points`, the number of points.
+      For each group of at least three points: `factor` and `exponent` of the power law; `low` and
+      `high`, the bounds of the exponent's 90 % bootstrap interval; and `points`, the number of
+      points.
     """
     groups: dict[str, list[tuple[float, float]]] = {}
     for point in points:
@@ -35,11 +36,12 @@ def law(compute: np.ndarray, error: np.ndarray) -> dict[str, float]:
     """Fits a power law to points by linear regression of log(error) on log(compute).
 
     Args:
-      compute: `[points]`.
-      error: `[points]`.
+      compute: training compute of each point, `[points]`.
+      error: error of each point, from 0 to 1, `[points]`.
 
     Returns:
-      The values that `laws` returns for a group. The interval is computed by bootstrap.
+      `factor` and `exponent` of the power law; `low` and `high`, the bounds of the exponent's 90 %
+      bootstrap interval; and `points`, the number of points.
     """
     x, y = np.log(compute), np.log(np.maximum(error, 1e-6))
     slope, intercept = np.polyfit(x, y, 1)

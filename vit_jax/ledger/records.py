@@ -215,9 +215,11 @@ def with_verdict(
 
 
 def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Splits a record's verdict: returns the text for its key in `VERDICTS`, and the reason.
+    """Splits a record's verdict into the judgement and the reason.
 
-    The reason starts with the scale of the runs, such as "At 16 pixels, 600 steps: ".
+    Returns:
+      A text such as "agrees with the claim", from `VERDICTS`; and the reason, which starts with the
+      scale of the runs, such as "At 16 pixels, 600 steps: ".
     """
     word, _, reason = record["verdict"].partition(": ")
     return VERDICTS[word], reason
@@ -226,7 +228,7 @@ def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
 def result_of(record: Mapping[str, Any]) -> tuple[str, str]:
     """Returns the scale of a record's runs, and the first sentence of its verdict's reason.
 
-    For example, ("16 pixels, 600 steps", "captions of three of four starts ...").
+    For example, ("16 pixels, 600 steps", "BiTs lead throughout.").
     """
     scale, _, reason = verdict_of(record)[1].partition(": ")
     return scale.removeprefix("At "), re.split(r"(?<=\.)\s", reason)[0]
