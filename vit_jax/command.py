@@ -147,7 +147,10 @@ def _help(section: str, common: Sequence[str]) -> str:
 
 
 def _flags_of_command() -> str:
-    """Returns help on the command's own flags: two or more lines with name, default and meaning."""
+    """Returns help on the command's own flags.
+
+    A flag has a line with its name and default, followed by indented lines with its meaning.
+    """
     lines = ["Flags:"]
     for flag in flags.FLAGS.get_key_flags_for_module(sys.modules["__main__"].__name__):
         default = "" if flag.default in (None, []) else flag.default_as_str.strip("'")
@@ -228,7 +231,7 @@ def read_config(path: str) -> "TypedConfig":
 def as_in_file(config: ConfigDict) -> ConfigDict | None:
     """Returns the config as its file has returned it, before command-line changes.
 
-    None: the config was not read from a file.
+    The result is None if the config was not read from a file.
     """
     return config.__dict__.get(_AS_IN_FILE)
 

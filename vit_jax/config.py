@@ -126,8 +126,8 @@ class Config(ConfigDict):
     def _dotted(self, key: str) -> str:
         """Returns the dotted form of a key of this section: `optimizer.clip_norm` for `clip_norm`.
 
-        A section does not store its own name. The section with the same set of keys is searched in
-        `SECTIONS`. Keys of the top level do not change.
+        A section does not store its own name, but each section has a different set of keys, by which
+        its name is found. Keys of the top level do not change.
         """
         names = {*self.keys()}
         section = next(
@@ -241,7 +241,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2))
     config.model.name = config.model.name or "ViT-B/16"
     config.checkpoint.every = 2
-    # These evaluations are disabled because their data sets may be missing on this machine.
+    # Few-shot, k-NN and suite evaluations are disabled, because their data sets may be missing.
     config.fewshot.every = config.knn.every = 0
     config.evaluate.suites = ()
     family, values = parse_name(config.model.name)

@@ -153,7 +153,7 @@ def dense(objective: str, arguments: list[str]) -> None:
     """Writes the masks, objects or depths of images into a folder.
 
     Args:
-      objective: a key of `DENSE`.
+      objective: `segmentation`, `detection` or `depth`.
       arguments: images, folders and patterns.
 
     Raises:

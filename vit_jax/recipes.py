@@ -386,9 +386,9 @@ def deit_like(
 
     Args:
       model: name of the model.
-      task: a task of the recipe, such as `finetune`. The task `i21k` is training on ImageNet-21k,
-        all other tasks are on ImageNet-1k.
-      skipped: rates of stochastic depth, by task and model. Its keys are the recipe's tasks.
+      task: a key of the table `skipped`, such as `finetune`. The task `i21k` is training on
+        ImageNet-21k, all other tasks are on ImageNet-1k.
+      skipped: rates of stochastic depth, by task and model.
       size: image size. With 384 pixels and more, test images are resized to a square. With a
         smaller size, they are cropped.
 
@@ -436,7 +436,7 @@ class Segmented(NamedTuple):
       crop: kind of training crop, the value of `data.crop`.
       cat_max_ratio: a crop is drawn again if one class covers more than this share of it
         (`data.cat_max_ratio`).
-      photometric: whose photometric distortion is used (`augment.photometric`).
+      photometric: photometric distortion of mmsegmentation, DINOv3 or EoMT (`augment.photometric`).
     """
 
     backbone: str

@@ -1,7 +1,7 @@
 """Compares the cost of the two kinds of stochastic depth.
 
-`depth_by=image` drops a residual branch independently for each image, after it was computed for all
-images. `depth_by=subset` computes a residual branch only for a random subset of the images.
+`depth_by=image` computes a residual branch for all images, and drops the result of each image at
+random. `depth_by=subset` computes a residual branch only for a random subset of the images.
 """
 
 from vit_jax.benchmarks.bench_train import compare
@@ -23,6 +23,6 @@ def measure(**values) -> None:
     Each kind is measured with the drop rates 0.3 and 0.4.
 
     Args:
-      **values: arguments of `bench_train.compare`, except for the compared steps.
+      **values: arguments of `bench_train.compare`, except `steps`.
     """
     compare(STEPS, **values)

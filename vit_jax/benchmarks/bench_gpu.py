@@ -354,7 +354,8 @@ def race(
 def time_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
     """Times the programs in turns; returns the seconds per step in each turn, by program.
 
-    If the process of a program ends early, its later turns are missing from the result.
+    If the process of a program ends early, the result does not contain the later turns of this
+    program.
     """
     times: dict[str, list[float]] = {key: [] for key in programs}
     for _ in range(TURNS):

@@ -1,7 +1,7 @@
 """Measures inference speed, and the largest batch that fits into a device's memory.
 
-The inference speed of our models is compared with other libraries. The ViT paper shows both
-quantities in figure 12.
+The inference speed of our models is compared with the speed in other libraries. Figure 12 of the
+ViT paper shows inference speed and largest batch.
 """
 
 import importlib.util

@@ -39,9 +39,9 @@ PHOTOGRAPHS = (  # Colour photographs in scikit-image's package.
 def measure(
     rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000), host: bool = False
 ) -> None:
-    """Prints images/s of each input pipeline on one core, and compares two crop modes.
+    """Prints images/s of each input pipeline on one core.
 
-    The compared modes `fast` and `exact` are described in `quality`.
+    It also prints how much crops of the mode `fast` differ from crops of the mode `exact`.
 
     Each pipeline runs in a separate process, which is bound to one core, and reads the same files.
     After a warm-up the pipelines take turns of `IMAGES` images. The speed is measured by CPU time,
@@ -392,9 +392,9 @@ def draws(count: int = 10_000, rounds: int = 5) -> str:
 def quality(files: list[Path]) -> str:
     """Returns a line with mean absolute differences of pixel values (0 to 255) between crops.
 
-    Two differences are measured. The first one is between the crop mode `fast`, which decodes a
-    JPEG at a reduced size where possible, and the mode `exact`. The second one is between the mode
-    `exact`, and crops that Pillow resizes with antialiasing.
+    Crops of the mode `exact`, for which the whole JPEG is decoded, are compared with two other
+    kinds: crops of the mode `fast`, which decodes only the cropped rectangle and at a reduced size
+    where possible; and crops that Pillow resizes with antialiasing.
     """
 
     def crop(data: bytes, i: int, mode: str, size: int) -> np.ndarray:

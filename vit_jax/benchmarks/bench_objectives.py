@@ -19,7 +19,7 @@ def measure(models: Sequence[str], **values) -> None:
 
     Args:
       models: names of models.
-      **values: arguments of `bench_train.compare`, except for the compared steps and the models.
+      **values: arguments of `bench_train.compare`, except `steps` and `models`.
     """
     for convolutional, steps in ((False, STEPS), (True, OF_CONVNEXTS)):
         if those := [model for model in models if model.startswith("ConvNeXt") == convolutional]:

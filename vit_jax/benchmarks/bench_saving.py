@@ -26,8 +26,8 @@ def measure(pairs: int = 6) -> None:
 
     The ratio of the two speeds is similar for larger models and devices, because the size of a
     checkpoint and the FLOPs of a step both grow with the number of parameters. In this benchmark on
-    two CPU cores, 3 MB of checkpoints are written per second. A host of 64 hosts of TPU v3 would
-    also write 3 MB per second, with 64 images per core and an MFU of 40 %.
+    two CPU cores, 3 MB of checkpoints are written per second. On a TPU v3 with 64 hosts, each host
+    would also write 3 MB per second, with 64 images per core and an MFU of 40 %.
 
     Args:
       pairs: number of pairs of turns.

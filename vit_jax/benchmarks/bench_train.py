@@ -91,8 +91,8 @@ def compare(
     The steps take turns; the results are medians.
 
     Args:
-      steps: config values of each step, such as `{"mae": {"objective.name": "mae"}}`: a table by
-        the step's name and the dotted key of the value. All steps are compared with the first one.
+      steps: name and changed config values of each step, such as `{"supervised": {}, "mae":
+        {"objective.name": "mae"}}`. All steps are compared with the first one.
       models: names of models.
       images: images per device.
       image_size: image size in pixels.

@@ -102,7 +102,7 @@ class Step(NamedTuple):
 
 
 def our_config(model: str, image_size: int, dtype: str, batch_size: int) -> RunOptions:
-    """Returns options of our step with the same settings as the steps of other projects.
+    """Returns the options of our training step, with the same settings as other projects' steps.
 
     The settings are AdamW, gradient clipping at norm 1, 1,000 classes and no dropout.
     """

@@ -2,8 +2,8 @@
 
 Each image shows an object, such as a letter, on texture and noise. A training step with images of
 16 pixels takes a quarter of the time of a step with images of 32 pixels. Objects are still larger
-than the digits in scikit-learn's data set. Each object fills its image (`centred`),
-because small ViTs need thousands of steps to learn objects at random positions (`scattered`).
+than the digits in scikit-learn's data set. Each object fills its image (`centred`), because small
+ViTs need thousands of steps to learn objects at random positions (`scattered`).
 
 Models are pre-trained on Latin letters (the collection `letters`), of which any number of images
 can be generated. They are evaluated by few-shot classification of letters of other alphabets. The
@@ -38,7 +38,7 @@ def config_name(
     size: int = 16,
     source: str = "centred",
 ) -> str:
-    """Returns the name of a config for composed images, such as `composed:model=ViT-32x4/4,...`.
+    """Returns the name of a config for generated images, such as `composed:model=ViT-32x4/4,...`.
 
     The config is `configs/composed.py` with arguments; the batch size is 128.
 
@@ -48,7 +48,8 @@ def config_name(
       images: number of training images: the first images of the training split.
       steps: number of steps of the run.
       size: size of the images, in pixels.
-      source: how objects are placed: `centred`, `scattered` or `coloured`.
+      source: kind of images. `centred`: one object fills the image. `scattered`: objects are at
+          random positions. `coloured`: one object with a colour and a rotation.
     """
     images_of = f"source={source},collection={collection},images={images},size={size}"
     return f"composed:model={model},{images_of},steps={steps}"

@@ -56,7 +56,7 @@ def of_models(
 
 
 def trained(study: Study, model: str, seed: int) -> tuple[str, Mapping[str, Any]]:
-    """Returns a training run on images of digits at random positions, whose masks are known."""
+    """Returns a training run on images of digits at random positions, with known masks."""
     return config_name(model, "digits", 100_000, STEPS, size=32, source="scattered"), RECIPE
 
 
@@ -214,10 +214,11 @@ def positions_of(workdir: Path) -> np.ndarray:
 
 
 def distances(study: Study) -> dict[str, Any]:
-    """Returns mean attention distances in pixels, by model.
+    """Returns mean attention distances in pixels.
 
-    The result for a model contains the distances of its heads, `[layers][heads]`, and the distance
-    that uniform attention would have.
+    Returns:
+      Two dicts by model: `distance` contains the mean attention distance of each head,
+      `[layers][heads]`. `even` contains the distance that uniform attention would have.
     """
     seen = seen_in(study)
     return {
@@ -244,7 +245,7 @@ def distance_table(figures: Figures) -> str:
 
 
 def span(heads: list[float]) -> str:
-    """Formats minimum and maximum, such as `1.5 to 9.2`."""
+    """Formats the minimum and maximum of numbers, such as `1.5 to 9.2`."""
     return f"{min(heads):.1f} to {max(heads):.1f}"
 
 

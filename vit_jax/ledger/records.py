@@ -235,7 +235,7 @@ def result_of(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def path_of(record: Mapping[str, Any], folder: Path) -> Path:
-    """Returns the file of a record: NAME.json, or NAME-paper.json."""
+    """Returns the file of a record: NAME.json (laptop scale) or NAME-paper.json (paper's scale)."""
     scale = "" if record["scale"] == "laptop" else f"-{record['scale']}"
     return folder / f"{record['experiment']}{scale}.json"
 
@@ -275,7 +275,7 @@ def keep_pictures(record: Mapping[str, Any], study: Path, folder: Path = PICTURE
 
 
 def records(folder: Path = RECORDS) -> dict[str, dict[str, Any]]:
-    """Reads all records, by file name: NAME or NAME-paper."""
+    """Reads all records, by file name without `.json`: NAME or NAME-paper."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 

@@ -58,7 +58,7 @@ class Study:
 
     Args:
       out: the folder.
-      options: values of the experiment's own flags, and of `data` (see `read_data`).
+      options: values of the experiment's own flags, and of the flag `--data` (see `read_data`).
       log: logs messages.
       scale: `laptop` or `paper`.
       places: additional folders in which runs are searched: workdirs, or folders with workdirs.
@@ -376,7 +376,7 @@ def rehearsed(
     Args:
       experiment: the experiment at this scale.
       out: folder of the study.
-      options: values of the experiment's own flags, and of `data`.
+      options: values of the experiment's own flags, and of the flag `--data`.
       scale: `laptop` or `paper`.
     """
     study = Rehearsal(out, options, scale=scale)

@@ -165,8 +165,8 @@ def comparison_table(table: published.Table, figures: Mapping[str, Mapping[str, 
 
     Args:
       table: the published table.
-      figures: our values, by row and column of the published table (a key of `Table.by_model`).
-        Columns that are not in the published table are allowed.
+      figures: our values, by row and column of the published table. A column has the same key as in
+        `Table.by_model`. Columns that are not in the published table are allowed.
     """
     printed = table.by_model(baselines=True)
     columns = dict.fromkeys([*printed, *(column for each in figures.values() for column in each)])
