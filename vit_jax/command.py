@@ -135,7 +135,7 @@ def _help(section: str, common: Sequence[str]) -> str:
             found = dict(leaves(read_config(named[1])))
             values = {key: found[key] for key in common}
             # If `config.auto` is set, default values are later replaced according to the data and
-            # the device. They are printed as `...`.
+            # the device. These default values are printed as `...`.
             if found["auto"] != "none":
                 values |= {
                     key: "..." for key, value in values.items() if value == VALUES[key].default

@@ -126,8 +126,8 @@ class Config(ConfigDict):
     def _dotted(self, key: str) -> str:
         """Returns the dotted form of a key of this section: `optimizer.clip_norm` for `clip_norm`.
 
-        A section does not store its own name, but each section has a different set of keys, by which
-        its name is found. Keys of the top level do not change.
+        A section does not store its own name. The name is found by the section's set of keys. Keys
+        of the top level do not change.
         """
         names = {*self.keys()}
         section = next(

@@ -1,4 +1,4 @@
-"""Plots metrics of training runs over a varied factor, with the std over seeds."""
+"""Plots metrics of training runs against a varied factor, with the std over seeds."""
 
 import itertools
 import statistics
@@ -13,7 +13,7 @@ MARKS = {"ViT": "o", "BiT": "s", "hybrid": "^"}  # Markers of points that have a
 def lines(
     points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), log: bool = True, **labels
 ):
-    """Draws the mean of a metric over a factor, with the std over seeds as error bars.
+    """Plots a metric against a factor: the mean over seeds, with the std as error bars.
 
     Args:
       points: results from `Study.points`. A point is a group of runs that differ only by their

@@ -49,7 +49,7 @@ def config_name(
       steps: number of steps of the run.
       size: size of the images, in pixels.
       source: kind of images. `centred`: one object fills the image. `scattered`: objects are at
-          random positions. `coloured`: one object with a colour and a rotation.
+        random positions. `coloured`: one object with a colour and a rotation.
     """
     images_of = f"source={source},collection={collection},images={images},size={size}"
     return f"composed:model={model},{images_of},steps={steps}"

@@ -256,7 +256,8 @@ def nearness(similarity: np.ndarray) -> dict[str, float]:
     other pairs.
 
     Args:
-      similarity: `[rows, columns, rows, columns]`.
+      similarity: similarity of two patches, by row and column of the first and of the second patch:
+        `[rows, columns, rows, columns]`.
     """
     rows, columns = np.indices(similarity.shape[:2]).reshape(2, -1)
     down, right = (abs(places[:, None] - places[None]) for places in (rows, columns))

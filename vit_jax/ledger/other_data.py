@@ -25,9 +25,9 @@ class OtherData(NamedTuple):
 
     Attributes:
       kind, path: values of `data.source` and `data.path`.
-      splits: names of its training and its test split; None: they have the names of the replaced
-        data set's splits.
-      label_key, num_classes: as in the config.
+      splits: names of the training and the test split; None: the same names as in the replaced data
+        set.
+      label_key, num_classes: values of `data.label_key` and `data.num_classes`.
     """
 
     kind: str

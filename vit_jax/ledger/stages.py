@@ -230,8 +230,8 @@ def fine_tuning(
 
     The first stages choose learning rates, with the values and validation images of
     `python -m vit_jax.sweep`. On ImageNet, BiTs and hybrids have an additional learning rate. BiTs
-    are also fine-tuned with BiT-HyperRule. The paper reports the better of both results; here the
-    recipe is chosen on validation images.
+    are fine-tuned with a second recipe, BiT-HyperRule. The paper reports the better result of both
+    recipes; here the recipe is chosen on validation images.
 
     Args:
       models: for each model, by name, a config in configs/ and its overrides.
