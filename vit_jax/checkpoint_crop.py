@@ -22,8 +22,9 @@ def checkpoint_crop(
     Args:
       checkpoint: the checkpoint.
       size: size of the crop in pixels, or its height and width.
-      mode: `fast` or `exact`, as in `TestCrop`; None: the mode of the checkpoint's run, or `fast`
-        if the checkpoint is not from a run.
+      mode: how JPEGs are decoded: `fast`, at a reduced size where possible, or `exact`, like
+        Pillow. None: the mode of the checkpoint's run, or `fast` if the checkpoint is not from a
+        run.
       default: preprocessing for a checkpoint that contains no preprocessing.
 
     Raises:

@@ -135,7 +135,7 @@ def _help(section: str, common: Sequence[str]) -> str:
             found = dict(leaves(read_config(named[1])))
             values = {key: found[key] for key in common}
             # If `config.auto` is set, default values are later replaced according to the data and
-            # the device. They are printed as `...`.
+            # the device. These default values are printed as `...`.
             if found["auto"] != "none":
                 values |= {
                     key: "..." for key, value in values.items() if value == VALUES[key].default
@@ -147,7 +147,10 @@ def _help(section: str, common: Sequence[str]) -> str:
 
 
 def _flags_of_command() -> str:
-    """Returns help on the command's own flags, with their defaults, in the format of `listing`."""
+    """Returns help on the command's own flags.
+
+    A flag has a line with its name and default, followed by indented lines with its meaning.
+    """
     lines = ["Flags:"]
     for flag in flags.FLAGS.get_key_flags_for_module(sys.modules["__main__"].__name__):
         default = "" if flag.default in (None, []) else flag.default_as_str.strip("'")
@@ -226,7 +229,10 @@ def read_config(path: str) -> "TypedConfig":
 
 
 def as_in_file(config: ConfigDict) -> ConfigDict | None:
-    """Returns a copy of the config before command-line changes; None: not read from a file."""
+    """Returns the config as its file has returned it, before command-line changes.
+
+    The result is None if the config was not read from a file.
+    """
     return config.__dict__.get(_AS_IN_FILE)
 
 
@@ -322,8 +328,8 @@ def parse_flags() -> list[str]:
             f"there is no flag --{error.flagname}{meant}; the usage is {usage}"
         ) from error
     except (flags.Error, KeyError, AttributeError, TypeError, ValueError, SyntaxError) as error:
-        # ml_collections raises these exceptions, too, if a config value on the command line is
-        # invalid.
+        # absl raises flags.Error. ml_collections raises the other exceptions if a config value on
+        # the command line is invalid.
         raise UserError(str(error).strip().splitlines()[-1]) from error
 
 
@@ -354,7 +360,7 @@ def _without_unset(arguments: list[str]) -> tuple[list[str], set[str]]:
 
 
 def _check_written() -> None:
-    """Raises UserError if a flag for an output folder or file has the URL of a bucket."""
+    """Raises UserError if a flag for an output folder or file is a `gs://` or `s3://` URL."""
     for name in WRITTEN & {*flags.FLAGS}:
         value = flags.FLAGS[name].value
         if re.match("(gs|s3)://", str(value)):

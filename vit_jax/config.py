@@ -34,11 +34,12 @@ SECTIONS = {
 OPERATIONAL = {key for key, value in VALUES.items() if value.operational}
 
 
-# Name of the attribute of a config, and of each section, with the keys that the user has set.
+# Name of an attribute that a config and each of its sections have: the keys set by the user.
 _GIVEN = "_given"
 
-# New keys of renamed values (CHANGELOG.md), by their old keys. Options that were moved from the
-# section `objective` to the section of their objective are found by name, and not listed here.
+# Maps the old key of a renamed value to the new key (CHANGELOG.md). Not listed are options that
+# only moved from the section `objective` to the section of one objective: `_new_names` finds them
+# by their names.
 RENAMED = {
     "model.deviation": "model.std",
     "model.head_deviation": "model.head_std",
@@ -96,9 +97,9 @@ class Config(ConfigDict):
     def copy_and_resolve_references(
         self, visit_map: dict[int, ConfigDict] | None = None
     ) -> "Config":
-        """Returns a copy in which references are replaced by their values.
+        """Returns a copy in which references (`FieldReference`) are replaced by their values.
 
-        The copy has the same record of keys that the user has set.
+        The copy also contains the record of the keys that the user has set.
         """
         copied = super().copy_and_resolve_references(visit_map)
         copied.__dict__[_GIVEN] = {*self.__dict__.get(_GIVEN, ())}
@@ -125,8 +126,8 @@ class Config(ConfigDict):
     def _dotted(self, key: str) -> str:
         """Returns the dotted form of a key of this section: `optimizer.clip_norm` for `clip_norm`.
 
-        A section does not store its own name. The section with the same set of keys is searched in
-        `SECTIONS`. Keys of the top level do not change.
+        A section does not store its own name. The name is found by the section's set of keys. Keys
+        of the top level do not change.
         """
         names = {*self.keys()}
         section = next(
@@ -148,7 +149,7 @@ class Config(ConfigDict):
 def given_keys(config: ConfigDict) -> set[str]:
     """Returns the dotted keys of values that the user has set, on the command line or in a program.
 
-    These are all keys that were set after the config's file, or `base_config`, has returned it.
+    These are all keys that were set after the config was returned by its file or by `base_config`.
     """
     keys = set()
     for key, value in config.items():
@@ -186,7 +187,7 @@ def base_config() -> "TypedConfig":
     return cast("TypedConfig", config.lock())
 
 
-# Arguments of configs that are whole numbers.
+# Names of config arguments that must be whole numbers: `steps` in `composed:steps=100`.
 WHOLE_NUMBERS = {"decoder", "epochs", "images", "side", "size", "steps", "window"}
 
 
@@ -218,11 +219,12 @@ def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str],
 
 
 def chosen_teacher(named: str, argument: str | None, default: str | None = None) -> str | None:
-    """Returns the teacher of a config.
+    """Returns the checkpoint of the teacher model for a config with a teacher.
 
     Args:
-      named: the teacher that the user has named, or empty.
-      argument: argument of the config. For `smoke`, the teacher is `random`.
+      named: the teacher that the user has named; empty: not named.
+      argument: text after the colon in `--config=FILE.py:ARGUMENT`. If it is `smoke` and the user
+        has named no teacher, the teacher is `random`.
       default: the teacher in all other cases.
     """
     return named or ("random" if argument == "smoke" else default)
@@ -239,7 +241,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2))
     config.model.name = config.model.name or "ViT-B/16"
     config.checkpoint.every = 2
-    # These evaluations are disabled because their data sets may be missing on this machine.
+    # Few-shot, k-NN and suite evaluations are disabled, because their data sets may be missing.
     config.fewshot.every = config.knn.every = 0
     config.evaluate.suites = ()
     family, values = parse_name(config.model.name)
@@ -284,7 +286,10 @@ def unknown_key(key: str) -> str:
 
 
 def _similar_keys(key: str) -> str:
-    """Returns keys similar to an unknown key, for a message; keys of its section come first."""
+    """Returns a text with keys similar to an unknown key, for an error message.
+
+    If the unknown key is in an existing section, only keys of this section are searched.
+    """
     section, _, name = key.rpartition(".")
     if section:
         inside = [key.rpartition(".")[2] for key in VALUES if key.startswith(f"{section}.")]
@@ -334,9 +339,11 @@ def check(
 
     Args:
       config: the config.
-      handed_in: the objective was passed by a program. It may use the options of all objectives.
-      file: the config as its file has returned it. A change by the user may have the consequence
-        that another value of the file has no effect. This is no error. None: no such config.
+      handed_in: True: a program has passed its own objective class, which may use the options of
+        all objectives.
+      file: the config as its file has returned it, before changes by the user. If such a change
+        makes an unchanged value of the file ineffective, no error is raised. None: the config is
+        not from a file.
 
     Raises:
       UserError: a key is unknown, a value is invalid, or a changed value has no effect.
@@ -354,7 +361,10 @@ def check_options(
 
     Args:
       options: options whose values `check_values` has accepted.
-      handed_in, file: as in `check`.
+      handed_in: True: a program has passed its own objective class, which may use the options of
+        all objectives.
+      file: the options as the config's file has returned them. An ineffective value of the file
+        is accepted if the user has not changed it. None: the config is not from a file.
     """
     for key in VALUES:
         check_fits(options, key)
@@ -373,10 +383,10 @@ def check_options(
 
 
 def unread(options: RunOptions) -> dict[str, str]:
-    """Returns the changed values that have no effect, by dotted key.
+    """Finds values that differ from their defaults, but have no effect.
 
     Returns:
-      For each key, the condition under which the value would have an effect.
+      For each such value, by dotted key: the condition under which it would have an effect.
     """
     changed = [key for key, value in leaves(options) if value != VALUES[key].default]
     needed = {key: needs(options) for key in changed if (needs := VALUES[key].requires)}

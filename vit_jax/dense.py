@@ -158,7 +158,13 @@ class Predictor:
         self.crop = crop
 
     def __call__(self, model: Any, images: Any, **options: Any) -> list[Any]:
-        """Returns the prediction of each image, as in `Segmenter.predict`."""
+        """Returns the prediction of each image: classes or depths of its pixels, or its objects.
+
+        Args:
+          model: the model.
+          images: paths, PIL images or uint8 arrays of any size, as in `ImageModel.predict`.
+          **options: arguments of `predict` of the model, such as a segmenter's `whole`.
+        """
         source = image_source(images)
 
         def reject(index: int, error: Unreadable | OSError) -> None:
@@ -169,7 +175,10 @@ class Predictor:
     def stream(
         self, model: Any, source: Source, on_unreadable: OnUnreadable, **options: Any
     ) -> Iterator[tuple[int, Any]]:
-        """Yields the index and the prediction of each readable image, as `DenseModel.stream`."""
+        """Yields the index and the prediction of each readable image of a data source.
+
+        The arguments are described in `vit_jax.models.dense.dense_model.DenseModel.stream`.
+        """
         raise NotImplementedError
 
 

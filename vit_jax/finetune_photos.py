@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _of_short_flags(arguments: list[str]) -> dict[str, Any]:
-    """Returns the config values, by dotted key, that are set by the path and by the short flags.
+    """Returns the config values, by dotted key, that the argument PHOTOS and the short flags set.
 
     Short flags are those without the prefix `config.`, such as `--from` and `--minutes`.
     """

@@ -21,8 +21,8 @@ from vit_jax.models.prediction import Prediction
 from vit_jax.paths import is_workdir, split_checkpoint
 from vit_jax.published.towers import all_towers, find_towers
 
-# Matches a text that `open_checkpoint` adds to its description of an image-text model, because it
-# reads the image encoder only. The text is removed if both encoders are read.
+# `open_checkpoint` reads only the image encoder of an image-text model, and its log message states
+# this. The pattern matches this part of the message, which is removed if both encoders are read.
 _ONE_TOWER = (
     r"(, )?the (model|tower) of images alone, of two(, and its projection as the head)?( and )?"
 )

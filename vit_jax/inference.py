@@ -34,7 +34,7 @@ class Predictor:
 
     Args:
       checkpoint: the checkpoint with the preprocessing.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: function from logits to probabilities: `softmax` or `sigmoid`.
     """
 
     def __init__(self, checkpoint: Checkpoint, probabilities: str):
@@ -109,7 +109,8 @@ class Predictor:
     ) -> Iterator[dict[str, Any]]:
         """Yields the predictions of each batch of images of a data source, as a dict.
 
-        The dict has the keys `values` and `mask`, as in `_array_batches` and `Extractor.stream`.
+        `values` contains the probabilities and the indices of the `top` most likely classes, both
+        `[batch, top]`. `mask`, bool `[batch]`, is False for padding and unreadable images.
         """
         # The batch size is a power of two, to compile only few batch sizes.
         batch_size = min(BATCH_SIZE, 1 << (len(source) - 1).bit_length())

@@ -153,7 +153,7 @@ def dense(objective: str, arguments: list[str]) -> None:
     """Writes the masks, objects or depths of images into a folder.
 
     Args:
-      objective: a key of `DENSE`.
+      objective: `segmentation`, `detection` or `depth`.
       arguments: images, folders and patterns.
 
     Raises:
@@ -263,8 +263,8 @@ def computed(
       compute: function `(model, images) -> values`.
 
     Yields:
-      For each batch the paths of readable images, a mask of the batch that is True for these
-      images, and the result of `compute`.
+      For each batch: the paths of its readable images; a mask, bool `[batch]`, which is True for
+      readable images and False for other images and padding; and the result of `compute`.
 
     Raises:
       UserError: none of the images can be read.

@@ -21,7 +21,7 @@ def most_named(top: int, threshold: float | None, probabilities: str) -> int:
     Args:
       top: maximum number of classes without a threshold.
       threshold: minimum probability of a class; None: no threshold.
-      probabilities: `softmax` or another key of `PROBABILITIES`.
+      probabilities: function from logits to probabilities: `softmax` or `sigmoid`.
     """
     exclusive = threshold and probabilities == "softmax"
     # Without the tolerance of 0.1 %, rounding errors could exclude a class whose probability is

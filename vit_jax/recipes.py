@@ -3,10 +3,10 @@
 The recipes are those of ViT (tables 3 and 4 of the paper), BiT, MAE, EVA, BEiT, DINO, SigLIP, DeiT
 and others.
 
-Learning rates are as in the papers, but schedules may be shifted by one update. By default,
-schedules in vit_jax count updates from 1. Schedules in vision_transformer, big_vision and PyTorch
-count from 0 (optimizer.count_from=0). Two kinds of recipes follow the authors' code line by line
-and count from 0: masked autoencoders, and the better plain baselines.
+Learning rates are as in the papers. The schedules of the ViT paper's recipes and of BiT's
+pre-training are shifted by one update, compared with the authors' code: they count updates from 1,
+vit_jax's default. All other recipes set optimizer.count_from=0, as in vision_transformer,
+big_vision and PyTorch.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,10 @@ IMAGENET_21K_IMAGES = 14_197_122  # Number of images of the fall 2011 release, 2
 
 
 def pretraining(model: str) -> ConfigDict:
-    """Returns the values common to all runs of table 3: batch 4096, Adam, warm-up, clipping.
+    """Returns the values common to all pre-training runs of the ViT paper.
 
-    Section 4.1 of the paper describes these values.
+    Batch 4096, Adam, warm-up and clipping are from section 4.1 of the paper. The values that differ
+    between runs are in table 3.
     """
     config = base_config()
     config.model.name = model
@@ -104,7 +105,7 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
 
     Args:
       model: name of the model.
-      row: values that differ between the models.
+      row: the values that differ between models.
       teacher: the frozen model whose features are predicted.
     """
     config = _like_eva(
@@ -385,8 +386,8 @@ def deit_like(
 
     Args:
       model: name of the model.
-      task: a key of `skipped`. The task `i21k` is training on ImageNet-21k, all other tasks are on
-        ImageNet-1k.
+      task: a key of the table `skipped`, such as `finetune`. The task `i21k` is training on
+        ImageNet-21k, all other tasks are on ImageNet-1k.
       skipped: rates of stochastic depth, by task and model.
       size: image size. With 384 pixels and more, test images are resized to a square. With a
         smaller size, they are cropped.
@@ -432,9 +433,10 @@ class Segmented(NamedTuple):
       backbone: the default backbone.
       steps: number of steps, with 16 images each.
       warmup: number of steps of the warm-up.
-      crop: `data.crop`.
-      cat_max_ratio: `data.cat_max_ratio`.
-      photometric: `augment.photometric`.
+      crop: kind of training crop, the value of `data.crop`.
+      cat_max_ratio: a crop is drawn again if one class covers more than this share of it
+        (`data.cat_max_ratio`).
+      photometric: photometric distortion of mmsegmentation, DINOv3 or EoMT (`augment.photometric`).
     """
 
     backbone: str

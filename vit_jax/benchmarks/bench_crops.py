@@ -42,8 +42,8 @@ def measure(configs: Mapping[str, RunOptions], slices: Sequence[str], images: in
     DINOv2's code, and each crop attends only to itself.
 
     Args:
-      configs: for each ViT, by name, the config of DINO's step. The supervised step has the same
-        ViT.
+      configs: the config of DINO's training step for each ViT, by the ViT's name. The supervised
+        step trains the same ViT.
       slices: chip and topology, such as `v5e:2x2`.
       images: images per device.
     """
@@ -91,7 +91,7 @@ def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compil
     The loss is the mean square of the output tokens.
 
     Args:
-      form: how crops are encoded: the function `pass_by_pass` or `packed`.
+      form: function that encodes the crops, `pass_by_pass` or `packed`.
       name: name of the ViT.
       where: the TPU slice to compile for.
       images: number of images per device, before they are cropped.
@@ -132,9 +132,12 @@ def pass_by_pass(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def packed(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the same tokens as `pass_by_pass`, from one sequence that contains all crops.
+    """Encodes all crops in a single pass: the tokens of all crops form one sequence.
 
-    Each crop attends only to itself.
+    A token attends only to tokens of the same crop.
+
+    Returns:
+      The last layer's tokens `[crops, tokens, dim]` for each crop size.
     """
     sized = [model.resized(images.shape[1:3]) for images in crops]
     parts = [each.assemble(each.patches(images)) for each, images in zip(sized, crops, strict=True)]

@@ -91,7 +91,7 @@ def measure(
       minutes: time limit; no measurement starts after it.
       out: folder of gpu.jsonl; None: the file is not written.
       parts: names of the benchmarks to run, from `PARTS`; empty: all of `PARTS`, in its order.
-      models: models to time; empty: the models of `TRAINED`.
+      models: models to time; empty: the models in the table `TRAINED`.
       images: batch size of all models; None: as in `TRAINED`.
       image_size: image size of all models; None: as in `TRAINED`.
 
@@ -122,7 +122,13 @@ def measure(
 def trained_models(
     models: Sequence[str], images: int | None, image_size: int | None
 ) -> dict[tuple[str, int], int]:
-    """Returns the batch size of each (model, image size). The arguments are those of `measure`."""
+    """Returns the batch size of each (model, image size) that `measure` times.
+
+    Args:
+      models: names of models; empty: the models of `TRAINED`.
+      images: batch size of all models; None: as in `TRAINED`.
+      image_size: image size of all models; None: as in `TRAINED`.
+    """
     trained = {key: count for key, count in TRAINED.items() if not models or key[0] in models}
     known = {model for model, _ in TRAINED}
     trained |= {(model, 224): 64 for model in models if model not in known}
@@ -213,9 +219,10 @@ def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> No
 
 
 def compare_with_cpu(name: str, image_size: int, stopwatch: Stopwatch) -> None:
-    """Measures errors of logits, loss and gradients, compared with float32 on the CPU.
+    """Measures the numerical errors of a model's logits, loss and gradients on the GPU.
 
-    An error is ||x - reference|| / ||reference||.
+    The reference is the same computation in float32 on the CPU. An error is
+    ||x - reference|| / ||reference||.
     """
     images = np.random.default_rng(0).integers(
         256, size=(8, image_size, image_size, 3), dtype=np.uint8
@@ -249,7 +256,8 @@ def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[s
     model = create_model(
         name, num_classes=other_projects.CLASSES, image_size=images.shape[1], dtype=dtype, **scanned
     )
-    # The head must not be zero, because the gradients of all other layers would be zero.
+    # A new model's head is zero, so the gradients of all other layers would be zero. Therefore the
+    # head gets random values.
     head = model.head.kernel
     head.set_value(0.02 * jax.random.normal(jax.random.key(1), head.shape, head.dtype))
     graphdef, params = nnx.split(model)
@@ -271,7 +279,7 @@ def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[s
 
 
 def time_training(model: str, image_size: int, images: int, stopwatch: Stopwatch) -> None:
-    """Times our training step with each attention implementation, and timm's step."""
+    """Times our training step with each attention implementation (cuDNN, XLA), and timm's step."""
     with timm_process(model, images, image_size) as timm:
         programs = {}
         for name in ATTENTIONS if is_vit(model) else ("cudnn",):
@@ -308,9 +316,10 @@ def race(
     programs: Mapping[str, Program],
     timm: Program,
 ) -> None:
-    """Times the programs in turns, and logs the results.
+    """Times our training steps and timm's in turns, and logs the results.
 
-    If timm's process has ended with an error, the results do not contain timm.
+    timm's step runs in a separate process. If this process has ended with an error, the results do
+    not contain timm.
 
     Args:
       stopwatch: logs the results.
@@ -345,7 +354,8 @@ def race(
 def time_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
     """Times the programs in turns; returns the seconds per step in each turn, by program.
 
-    If the process of a program ends early, its later turns are missing from the result.
+    If the process of a program ends early, the result does not contain the later turns of this
+    program.
     """
     times: dict[str, list[float]] = {key: [] for key in programs}
     for _ in range(TURNS):
@@ -372,7 +382,8 @@ def seconds_of_step(program: Program) -> float:
 def timm_process(model: str, images: int, image_size: int) -> Iterator[Program]:
     """Yields timm's training step, which is compiled and run in a separate process.
 
-    The compilation starts at once. The first call of `run` waits until the step is compiled.
+    The compilation starts at once. The first call of the yielded `Program.run` waits until the step
+    is compiled.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

@@ -1,6 +1,7 @@
-"""Measures inference of our models and of other libraries, and the largest batch that fits.
+"""Measures inference speed, and the largest batch that fits into a device's memory.
 
-The paper's figure 12 also shows inference speed and largest batch size.
+The inference speed of our models is compared with the speed in other libraries. Figure 12 of the
+ViT paper shows inference speed and largest batch.
 """
 
 import importlib.util
@@ -140,7 +141,7 @@ def lower_ours(
       devices: devices to compile for; None: the devices of this machine.
 
     Returns:
-      The model's program from `make_program`, whose parameters are only shapes and dtypes; and the
+      The result of `make_program`, in which the parameters are only shapes and dtypes, and the
       lowered forward pass.
     """
     options = other_projects.our_config(model, image_size, dtype, batch)

@@ -39,18 +39,20 @@ PHOTOGRAPHS = (  # Colour photographs in scikit-image's package.
 def measure(
     rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000), host: bool = False
 ) -> None:
-    """Prints images/s of each pipeline on one core, and the difference of `fast` and `exact` crops.
+    """Prints images/s of each input pipeline on one core.
+
+    It also prints how much crops of the mode `fast` differ from crops of the mode `exact`.
 
     Each pipeline runs in a separate process, which is bound to one core, and reads the same files.
     After a warm-up the pipelines take turns of `IMAGES` images. The speed is measured by CPU time,
     summed over threads, because other processes disturb wall-clock time more than CPU time. Only
-    the comparison of one and two workers is by wall-clock time. If a pipeline's library is missing,
-    its name is printed.
+    the comparison of one and two threads or workers is by wall-clock time. If a pipeline's library
+    is missing, the pipeline is skipped and the reason is printed.
 
     Args:
       rounds: number of turns of each pipeline.
       rates: images/s for which the required number of cores is printed.
-      host: measure only the main process, as in `measure_host`.
+      host: measure only the main process's share of the work, with `measure_host`.
     """
     if host:
         measure_host(max(rates))
@@ -190,7 +192,10 @@ def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str
 
 
 def two_processes(folder: str, rounds: int) -> float:
-    """Returns the speed (images/s) of two independent processes, divided by that of one process."""
+    """Returns how much faster two independent processes decode JPEGs than one process.
+
+    The result is a ratio of images/s; 2 means that the processes do not slow each other down.
+    """
     ratios = []
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for _ in range(rounds):
@@ -364,10 +369,10 @@ SHARED = {
 
 
 def draws(count: int = 10_000, rounds: int = 5) -> str:
-    """Measures the sampling of random crop boxes; returns a line of text.
+    """Measures two functions that sample random crop boxes; returns a line of text.
 
-    For each sampling function, the line contains the time per box in the fastest round, and the
-    mean area of a box as a share of the image.
+    For each function, the line contains the time per box in the fastest round, and the mean area of
+    a box as a share of the image.
     """
     parts = []
     for draw in (inception_box, random_resized_box):
@@ -387,8 +392,9 @@ def draws(count: int = 10_000, rounds: int = 5) -> str:
 def quality(files: list[Path]) -> str:
     """Returns a line with mean absolute differences of pixel values (0 to 255) between crops.
 
-    Two pairs of crops are compared: the modes `fast` and `exact`; and the mode `exact` and crops
-    after Pillow's antialiased resize.
+    Crops of the mode `exact`, for which the whole JPEG is decoded, are compared with two other
+    kinds: crops of the mode `fast`, which decodes only the cropped rectangle and at a reduced size
+    where possible; and crops that Pillow resizes with antialiasing.
     """
 
     def crop(data: bytes, i: int, mode: str, size: int) -> np.ndarray:

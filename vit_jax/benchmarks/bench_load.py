@@ -45,10 +45,10 @@ def measure(runs: int = 5) -> None:
 
 
 def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Reads a checkpoint twice: only its arrays, and with `load_model`.
+    """Reads a checkpoint twice: first only the file's arrays, then with `load_model`.
 
     Returns:
-      (seconds, peak bytes) of each of the two.
+      (seconds, peak bytes) of the first reading, and of the second one.
     """
     file = path if path.is_file() else path / "model.safetensors"
     if is_cold:

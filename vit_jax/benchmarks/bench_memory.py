@@ -31,8 +31,8 @@ def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
         with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             steps, megabytes = pool.submit(_watch, batches, workers).result()
         tenth = max(1, len(steps) // 10)
-        # The second tenth of the batches is compared with the last tenth. If a very short run has
-        # no second tenth, the mean of all values replaces it.
+        # The mean memory in the second tenth of the run is compared with the last tenth. A very
+        # short run has no second tenth: there the mean of all measurements is used instead.
         early = statistics.mean(megabytes[tenth : 2 * tenth] or megabytes)
         late = statistics.mean(megabytes[-tenth:])
         print(

@@ -14,7 +14,7 @@ def measure(config: RunOptions, steps: int = 100) -> None:
     """Prints the time per step that the host spends outside the compiled program.
 
     In training most of the host's work overlaps with the computation on the devices. Here each step
-    starts after the end of the previous one, so the time of all work is measured. Images are
+    starts after the end of the previous one, so all of the host's work is measured. Images are
     decoded in parallel, as in training.
 
     Args:

@@ -22,8 +22,9 @@ from vit_jax.planning.hlo import by, total
 
 PEERS = tuple(other_projects.PEERS)
 STEPS = 100_000  # Number of steps of the schedule; the compiled program does not depend on it.
-# Maps a function of the model to the title of a table row. The row contains the cycles of the
-# operations that the function traces. Most norms are fused with matmuls and counted in their rows.
+# Maps a function of the traced training step to a row of the printed table. The row contains the
+# cycles of the operations that the function adds to the program. The compiler fuses most norms with
+# matmuls; the cycles of such a norm are in the row of the matmul.
 PARTS = {
     "ViT.patches": "patch embedding",
     "ViT.assemble": "patch embedding",

@@ -91,8 +91,8 @@ def compare(
     The steps take turns; the results are medians.
 
     Args:
-      steps: for each step, by name, the config values that define it, by dotted key. All steps are
-        compared with the first one.
+      steps: name and changed config values of each step, such as `{"supervised": {}, "mae":
+        {"objective.name": "mae"}}`. All steps are compared with the first one.
       models: names of models.
       images: images per device.
       image_size: image size in pixels.
@@ -197,7 +197,7 @@ def make_ours(name: str, config: RunOptions) -> tuple[Runner, jax.stages.Compile
     """Compiles the config's training step.
 
     Returns:
-      The step as a program that is ready to run, and the compiled program.
+      A `Runner`, which runs the step and waits for its end, and the compiled program.
     """
     compiled, seconds, step = compile_ours(config)
     runner = Runner(name, seconds, program_memory(compiled), lambda: jax.block_until_ready(step()))
@@ -230,7 +230,7 @@ def compile_ours(config: RunOptions) -> tuple[jax.stages.Compiled, float, Callab
 def make_others(
     peer: str, model: str, batch: int, image_size: int, dtype: str, checkouts: str | None
 ) -> list[Runner]:
-    """Compiles the training steps of another project: one step for each variant in `Peer.options`.
+    """Compiles another project's training step, once for each set of options in `Peer.options`.
 
     Raises:
       UserError: the checkout does not exist, or the package is not installed.

@@ -102,7 +102,7 @@ class Step(NamedTuple):
 
 
 def our_config(model: str, image_size: int, dtype: str, batch_size: int) -> RunOptions:
-    """Returns options of our step with the same settings as the steps of other projects.
+    """Returns the options of our training step, with the same settings as other projects' steps.
 
     The settings are AdamW, gradient clipping at norm 1, 1,000 classes and no dropout.
     """
@@ -144,7 +144,7 @@ def make_step(
 
     Args:
       peer: name of the project.
-      checkout: its folder.
+      checkout: folder with the project's checkout.
       name: our name of the ViT.
       option: arguments of the variant, from `Peer.options`.
       dtype: dtype of the computation.

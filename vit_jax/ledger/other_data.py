@@ -25,9 +25,9 @@ class OtherData(NamedTuple):
 
     Attributes:
       kind, path: values of `data.source` and `data.path`.
-      splits: names of its training and its test split; None: they have the names of the replaced
-        data set's splits.
-      label_key, num_classes: as in the config.
+      splits: names of the training and the test split; None: the same names as in the replaced data
+        set.
+      label_key, num_classes: values of `data.label_key` and `data.num_classes`.
     """
 
     kind: str
@@ -169,7 +169,7 @@ def _suite_set(text: str, data: Mapping[str, OtherData]) -> str:
 
 
 def check_names(data: Mapping[str, OtherData], used: Sequence[str]) -> None:
-    """Raises UserError if a name in `data` is not a data set of the runs."""
+    """Raises UserError if the flag `--data` replaces a data set that no run reads."""
     for name in data:
         if name not in used:
             raise UserError(f"--data={name}=...: no run reads {name!r}; they read {in_words(used)}")

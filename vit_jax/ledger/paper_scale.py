@@ -81,7 +81,7 @@ FIVE_SHOT_FIGURE = "fewshot/imagenet2012/5"
 def scaling(picture: str) -> Experiment:
     """Returns an experiment that reproduces table 6 of the paper.
 
-    It also fits power laws of the models' mean error over their training compute.
+    The experiment also fits power laws of the models' mean error over their training compute.
     """
     transferred = transfer(SCALING, TASKS, "table6")
 

@@ -50,7 +50,7 @@ TELLING = ("model.name", "model.dropout", "model.dtype", "objective.name", "batc
 
 
 def device_days(job: Job, chip: str, folder: Path) -> float | None:
-    """Returns the estimated device-days of a run, or None if it does not fit the slice.
+    """Returns the estimated device-days of a run; None: it does not fit into the slice's memory.
 
     A device is a core of v3 or a chip of v5e. The estimate is the run's compute divided by the peak
     FLOP/s and by the MFU of a compiled step.
@@ -83,7 +83,10 @@ def device_days(job: Job, chip: str, folder: Path) -> float | None:
 
 
 def known_mfus(folder: Path) -> dict[str, float | None]:
-    """Returns the stored MFUs, by chip and step; None for steps that do not fit."""
+    """Returns the stored MFUs, by chip and training step.
+
+    The value is None for a training step that does not fit into memory.
+    """
     file = folder / KEPT
     return json.loads(file.read_text()) if file.exists() else {}
 
@@ -101,11 +104,11 @@ def step_of(config: RunOptions) -> str:
 def first_that_fits(
     config: RunOptions, where: Slice, prices: dict[str, dict]
 ) -> tuple[str, Estimate]:
-    """Plans a run on a slice. If it does not fit, plans it with a config change that makes it fit.
+    """Estimates a run on a slice, if necessary with a config change that makes it fit into memory.
 
     Returns:
-      The change in words, and the plan with this change. If no change is needed, or if no change
-      makes the run fit, the words are empty and the plan is for the unchanged config.
+      The change in words, and the estimate with this change. If no change is needed, or if no
+      change makes the run fit, the words are empty and the estimate is for the unchanged config.
     """
     job = make_workload(config, None)
     plan = estimate(config, job, where, prices)

@@ -64,7 +64,11 @@ def timed(model: str, size: int, turns: int) -> dict[str, float]:
 
 
 def on_tpu(model: str, size: int, turns: int) -> dict[str, float]:
-    """Estimates the same values as `timed` for a TPU v3 core, with the TPU compiler."""
+    """Estimates inference on a TPU v3 core with the TPU compiler.
+
+    Returns:
+      `speed` in images/s, and `memory`, the memory for each additional image in MB.
+    """
     import jax
 
     from vit_jax.benchmarks.bench_inference import lower_ours

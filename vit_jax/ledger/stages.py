@@ -38,7 +38,8 @@ def grid(
     Args:
       name: name of the stage, and of the folder with its runs.
       factors: values of each factor, by name.
-      make: called as `make(study, **factors, seed=seed)`.
+      make: function that returns the config and overrides of a run. It is called as
+        `make(study, **factors, seed=seed)` with one value of each factor.
       seeds: random seeds of the runs.
     """
 
@@ -68,7 +69,10 @@ def at_best(
     choice.
 
     Args:
-      name, factors, make: as in `grid`; `make` also gets a value of each choice.
+      name: name of the stage with the best values, and of the folder with its runs.
+      factors: values of each factor, by name.
+      make: function that returns the config and overrides of a run, given the study, a value of
+        each factor, a value of each choice, and the seed.
       choices: values to choose from, by config key (such as `optimizer__learning_rate`) or by
         another argument of `make`.
       held_out: config overrides for the runs of the search. They replace the test split by
@@ -108,12 +112,12 @@ def at_best(
 
 
 def best(points: Sequence[Mapping[str, Any]], choices: Mapping[str, Sequence]) -> dict[str, Any]:
-    """Returns the hyperparameters of the point with the highest mean accuracy.
+    """Returns the hyperparameters with the highest accuracy, averaged over seeds.
 
     The result is empty if `points` is empty.
 
     Args:
-      points: results of runs, from `Study.points`.
+      points: results from `Study.points`: a point for each tried combination of hyperparameters.
       choices: the values that were tried, by name of the hyperparameter. The result contains the
         best value of each.
     """
@@ -226,8 +230,8 @@ def fine_tuning(
 
     The first stages choose learning rates, with the values and validation images of
     `python -m vit_jax.sweep`. On ImageNet, BiTs and hybrids have an additional learning rate. BiTs
-    are also fine-tuned with BiT-HyperRule. The paper reports the better of both results; here the
-    recipe is chosen on validation images.
+    are fine-tuned with a second recipe, BiT-HyperRule. The paper reports the better result of both
+    recipes; here the recipe is chosen on validation images.
 
     Args:
       models: for each model, by name, a config in configs/ and its overrides.

@@ -58,7 +58,7 @@ class Study:
 
     Args:
       out: the folder.
-      options: values of the experiment's own flags, and of `data` (see `read_data`).
+      options: values of the experiment's own flags, and of the flag `--data` (see `read_data`).
       log: logs messages.
       scale: `laptop` or `paper`.
       places: additional folders in which runs are searched: workdirs, or folders with workdirs.
@@ -96,7 +96,7 @@ class Study:
 
         Args:
           name: name of the workdir in the study's folder.
-          config: name of a config, as in `job_of`.
+          config: name of a config in configs/, with an optional argument: `finetune:cifar10`.
           **values: overrides of the config, with two underscores for a dot: `data__path`.
         """
         found = [place / name for place in self._places if (place / name).is_dir()]
@@ -177,7 +177,13 @@ class Study:
         return list(points.values())
 
     def figure(self, trial: Trial, name: str) -> float:
-        """Returns a metric of a finished run, by its name as in `points`."""
+        """Returns a metric of a finished run.
+
+        Args:
+          trial: the run.
+          name: name of the metric, such as `accuracy` or `exaflops`. With the prefix `best `, the
+            result is the highest value of all evaluations.
+        """
         if name == "exaflops":
             return exaflops_of(trial.job.workdir)
         found = self.outcome(trial)
@@ -216,10 +222,10 @@ class Study:
 
 
 class Rehearsal(Study):
-    """A study without training, which lists the runs of later stages.
+    """A study without training, which lists the runs of all stages.
 
-    All runs count as finished with the same accuracy, so the first choice always counts as the
-    best.
+    All runs count as finished with the same accuracy. In a search, such as for a learning rate, the
+    first value that is tried therefore counts as the best.
     """
 
     def outcome(self, trial: Trial) -> Outcome:
@@ -231,7 +237,7 @@ class Rehearsal(Study):
 
 @functools.cache  # The function traces the model, and is called after each run of a study.
 def exaflops_of(workdir: Path) -> float:
-    """Returns the training compute of a run in exaFLOPs, counted as in table 6."""
+    """Returns the training compute of a run in exaFLOPs, counted as in the ViT paper's table 6."""
     from vit_jax.planning.estimate import make_workload
 
     saved = saved_run(workdir)
@@ -349,7 +355,7 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
 
 
 def check_data(trials: Sequence[Trial], study: Study) -> None:
-    """Opens each data set that unfinished runs need, to report missing data before they start.
+    """Opens each data set that unfinished runs need, so that missing data are reported at once.
 
     Raises:
       UserError: a data set cannot be opened.
@@ -369,7 +375,9 @@ def rehearsed(
 
     Args:
       experiment: the experiment at this scale.
-      out, options, scale: as in `Study`.
+      out: folder of the study.
+      options: values of the experiment's own flags, and of the flag `--data`.
+      scale: `laptop` or `paper`.
     """
     study = Rehearsal(out, options, scale=scale)
     for stage in experiment.stages:

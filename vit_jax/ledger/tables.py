@@ -60,15 +60,16 @@ def in_words(factor: str) -> str:
 
 
 def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, float]:
-    """Returns the mean of a metric over the seeds of each point, in per cent.
+    """Returns the mean of a metric over seeds, in per cent.
 
     Args:
-      points: results of runs.
-      *factors: names of the factors that identify a point.
+      points: results from `Study.points`; a point contains the results of runs that differ only in
+        their seeds.
+      *factors: names of the factors that distinguish the points, such as `model`.
       figure: name of the metric.
 
     Returns:
-      The mean of each point by the values of its factors, such as `BiT-R14x1/8, adam`.
+      The mean for each point, by the values of the factors, such as `BiT-R14x1/8, adam`.
     """
     return {
         ", ".join(short(point[factor]) for factor in factors): 100 * statistics.mean(point[figure])
@@ -114,10 +115,11 @@ def written_factor(value: Any) -> str:
 
 
 def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("accuracy",)) -> str:
-    """Returns a table with a line for each point.
+    """Returns a table of results, with a line for each point.
 
     Args:
-      points: results of runs.
+      points: results from `Study.points`; a point contains the results of runs that differ only in
+        their seeds.
       factors: names of factors or metrics for the first columns. For a metric, its mean is shown.
       figures: names of metrics for the other columns. Their mean and std are shown in per cent.
     """
@@ -163,8 +165,8 @@ def comparison_table(table: published.Table, figures: Mapping[str, Mapping[str, 
 
     Args:
       table: the published table.
-      figures: our values, by row and column of the published table (a key of `Table.by_model`).
-        Columns that are not in the published table are allowed.
+      figures: our values, by row and column of the published table. A column has the same key as in
+        `Table.by_model`. Columns that are not in the published table are allowed.
     """
     printed = table.by_model(baselines=True)
     columns = dict.fromkeys([*printed, *(column for each in figures.values() for column in each)])
@@ -263,7 +265,8 @@ def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
     that equals ours. If no published value equals ours, the pair contains the first one.
 
     Args:
-      figures: as in `agreement`.
+      figures: for each recipe, a dict with two keys. `paper` maps the name of a hyperparameter to
+        the list of its values in the paper. `ours` maps the name to our value.
     """
     return {
         recipe: {
@@ -276,7 +279,12 @@ def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
 
 
 def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Returns a text that lists our values that differ from the paper's; see `agreement`."""
+    """Returns a text that lists our hyperparameters that differ from the paper's.
+
+    Args:
+      figures: for each recipe, a dict with two keys. `paper` maps the name of a hyperparameter to
+        the list of its values in the paper. `ours` maps the name to our value.
+    """
     other = [
         f"{name} of {recipe} is {entry['ours'][name]}, not {' or '.join(map(str, values))}"
         for recipe, entry in figures.items()
@@ -288,13 +296,11 @@ def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def by_name(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns a table with a line for each name, and a column for each of its values.
-
-    Values have four significant digits.
+    """Formats a dict of dicts as a table, with four significant digits.
 
     Args:
-      figures: for each name, a dict of values. All dicts have the same keys, which are the
-        headings.
+      figures: the lines of the table, by name. A line is a dict with the value of each column. All
+        lines have the same keys, which are the headings.
     """
     names = list(next(iter(figures.values()), {}))
     lines = [[name, *(written(found[each]) for each in names)] for name, found in figures.items()]

@@ -102,7 +102,7 @@ def topology_devices(where: Slice) -> list[jax.Device]:
     os.environ["XLA_FLAGS"] = " ".join(flag for flag in given if not flag.startswith("--xla_cpu_"))
     from jax.experimental import topologies
 
-    # On these chips, two cores work as one device.
+    # On v4 and v5p, two cores work as one device (megacore).
     options = {"chip_config_name": "megacore"} if where.chip.name in ("v4", "v5p") else {}
     if where.topology in ("1x1", "2x4"):
         options["chips_per_host_bounds"] = [*map(int, where.topology.split("x")), 1]

@@ -99,9 +99,9 @@ def make_workload(config: RunOptions, images: int | None) -> Workload:
 
 
 def choices(config: RunOptions) -> dict[str, Any]:
-    """Returns the config's values of the keys `CHOICES`, such as `mesh.fsdp`.
+    """Returns the config values that a search for a faster or smaller step may change.
 
-    A sweep and `nearest_fit` change these values.
+    The keys are `CHOICES`: batch size, micro-batches, mesh, rematerialization and scan.
     """
     return {key: value_at(config, key) for key in CHOICES}
 
@@ -239,7 +239,7 @@ def _time_rows(plan: Estimate, slower: float) -> list[str]:
 
     Args:
       plan: the estimate.
-      slower: the slowest step time, divided by the fastest step time.
+      slower: upper bound of the step time, divided by the lower bound; 1: no bounds are known.
     """
     rate = plan.job.batch_size / plan.step_seconds
     of_all = _range(rate, ",.0f", 1 / slower)
@@ -263,7 +263,7 @@ def _run_rows(plan: Estimate, slower: float) -> list[str]:
 
     Args:
       plan: the estimate.
-      slower: the slowest step time, divided by the fastest step time.
+      slower: upper bound of the step time, divided by the lower bound; 1: no bounds are known.
     """
     job, run = plan.job, plan.cost
     core_days, chip_days = (_range(days, ",.1f", slower) for days in (run.core_days, run.chip_days))
