@@ -97,8 +97,8 @@ class Predicted:
       source: the images.
       stream: function that yields the index and the prediction of each readable image of a source,
         such as `DenseModel.stream`.
-      shown: function in place of `stream` for the method `worst`, whose images are shown on a page.
-        None: `stream`.
+      shown: function that the method `worst` uses in place of `stream`. It may return other
+        predictions, for display on a page. None: `stream`.
     """
 
     def __init__(
@@ -169,11 +169,11 @@ def dense_measurements(
       options: the suite's options.
       metrics: names of the metrics.
       open_set: function that opens the test images of a data set.
-      measured: function that computes the result rows (metrics) of a data set.
+      measured: function that evaluates the model on a data set and returns the result rows.
       example: example of `--set` with a description, for the error message.
-      identity: function that returns the fingerprint of a data set. Its last argument is the
-        number of examples whose content is included in the fingerprint. None: the fingerprint of
-        the test images.
+      identity: function that returns the fingerprint of a data set. The last argument of this
+        function is the number of examples whose content is included in the fingerprint. None: the
+        fingerprint of the test images.
     """
 
     def measurement(described: DataSet) -> Measurement:

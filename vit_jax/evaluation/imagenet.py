@@ -66,9 +66,9 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Match:
-    """Matches a model's classes with ImageNet's classes by name.
+    """Returns the index of each ImageNet class among a model's classes, matched by name.
 
-    Without class names, the classes must be in ImageNet's order.
+    If the checkpoint contains no class names, the classes are assumed to be in ImageNet's order.
 
     Args:
       classes: number of classes of the model.
@@ -93,7 +93,7 @@ def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Mat
 
 @functools.cache
 def synsets() -> tuple[str, ...]:
-    """Returns the names of ImageNet's classes by index, such as n01440764."""
+    """Returns the synsets of ImageNet's classes, such as n01440764, in the order of the indices."""
     import tensorflow_datasets as tfds
 
     return tuple(tfds.builder("imagenet2012", try_gcs=False).info.features["label"].names)
@@ -198,7 +198,10 @@ def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
 
 @dataclasses.dataclass(frozen=True)
 class Relabelled(Source):
-    """A selection of another source's images, with new labels and without the images' border."""
+    """Selected images of another source, with new labels.
+
+    If `border` is above 0, this number of pixels is cut off at each edge of an image.
+    """
 
     source: Source
     indices: tuple[int, ...]
@@ -253,8 +256,8 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
         )
     )
     lines = _read_text(where / "imagenet_to_label_2012_v2", what).splitlines()
-    # `positions` maps a class index (in the order of synsets) to an index in `lines`, the list of
-    # the classes' English names.
+    # The keys of `positions` are class indices, in the order of synsets. The values are indices of
+    # `lines`, the list of the classes' English names.
     if sorted(positions.values()) != list(range(CLASSES)) or len(lines) != CLASSES:
         raise UserError(
             f"{where}: pytorch_to_imagenet_2012_id.json must number the {CLASSES:,} lines of "

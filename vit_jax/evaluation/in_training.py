@@ -32,7 +32,7 @@ OWN_SECTIONS = ("fewshot", "knn")  # Suites that have a config section of the sa
 
 
 class Opened(NamedTuple):
-    """A measurement (one data set) of a suite, with its opened data."""
+    """A `Measurement` of a suite (evaluation on one data set), and the opened data set."""
 
     suite: Suite
     measurement: Measurement

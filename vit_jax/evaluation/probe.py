@@ -207,7 +207,7 @@ def fit(
       values: features, `[images, features]`.
       labels: class of each image, `[images]`.
       start: initial weights and biases, of the same shape as the result.
-      penalty: L2 penalty; the loss contains `penalty / 2` times the squared weights.
+      penalty: L2 penalty; the loss contains `penalty / 2` times the sum of the squared weights.
       mesh: mesh of devices.
       iterations: maximum number of L-BFGS iterations.
       each: True: divide each feature by its own std. False: divide all features by a common std.
@@ -259,7 +259,13 @@ def accuracy(
 def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool) -> float:
     """Returns the mean cross-entropy of images with one label each.
 
-    The docstring of `accuracy` describes the arguments.
+    Args:
+      weights: result of `fit`.
+      fitted: features of the training images. Their mean and std standardize the features of
+        `test`.
+      test: features and labels of the images.
+      mesh: mesh of devices.
+      each: True: divide each feature by its own std. False: divide all features by a common std.
     """
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)

@@ -144,16 +144,18 @@ def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
 
 
 def _suite_table(suite: Suite, rows: list[Row]) -> str:
-    """Returns the Markdown table of a suite: a row for each metric, then a row for each mean.
+    """Returns the Markdown table of a suite.
 
-    The columns contain our values and the values of published models.
+    The table has a row for each metric, followed by rows with means of several metrics
+    (`Suite.means`). Its columns contain our values and the values of published models.
     """
     columns = published_figures(suite)
     measured = {row.name: row.accuracy for row in rows if row.accuracy is not None}
     for name, members in suite.means(measured).items():
         rows = [*rows, Row(suite.name, f"**{name}**", mean(measured, members))]
         for figures in columns.values():
-            # Without the addition, `round` could round halves down, such as 81.125 to 81.12.
+            # The addition of 1e-9 makes `round` round halves up. Otherwise it could round 81.125 to
+            # 81.12.
             figures[f"**{name}**"] = round(mean(figures, members) + 1e-9, 2)
     several_units = {row.unit for row in rows} != {"%"}
     ours = "ours" if several_units else "ours, %"
@@ -166,7 +168,7 @@ def _suite_table(suite: Suite, rows: list[Row]) -> str:
 
 
 def _cells(row: Row, published: Iterable[Mapping[str, float]], sign: bool) -> list[str]:
-    """Returns the cells of a row: name, our metric, number of images, published values and note.
+    """Returns a table row's cells: name, our metric, number of images, published values and note.
 
     Args:
       row: the row to format.
@@ -216,7 +218,7 @@ def in_words(rows: Iterable[Row]) -> list[str]:
 
 
 def formatted(row: Row, sign: bool = False) -> str:
-    """Formats a metric with its std and unit.
+    """Formats the metric of a result row with its std and its unit.
 
     Args:
       row: the row to format.

@@ -58,7 +58,8 @@ class SuiteOption(NamedTuple):
 
     default: Any
     meaning: str
-    # Converts the option's text to its value. A repeated option has a list of texts.
+    # Function from the option's text to its value. If `repeated` is True, its argument is a list of
+    # texts.
     parse: Callable[[Any], Any] = str
     repeated: bool = False
 
@@ -170,7 +171,8 @@ class Detected(NamedTuple):
       source: the images with the lowest F1, with their boxes, in ascending order of F1.
       class_names: names of all classes.
       threshold: minimum score of the shown objects.
-      shown: for each image, the index in the source, the match counts, and the predicted objects.
+      shown: for each image, the index in the source, the numbers of matched and unmatched objects
+        (`Matches`), and the predicted objects.
     """
 
     name: str

@@ -35,7 +35,7 @@ from vit_jax.models.dense.detector import LEAST_SCORE
 
 
 def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens the test images of a data set with their boxes. Classes have the detector's indices.
+    """Opens a data set's test images with their boxes. The classes have the detector's indices.
 
     Raises:
       UserError: the checkpoint has no detection head, the data cannot be opened or have no boxes,
@@ -98,8 +98,8 @@ def _predictions(described: DataSet, subject: Subject, source: Source) -> Predic
     """Returns the predictions for the images of a data set.
 
     All predicted objects remain in memory until the last image is predicted. Therefore their masks
-    are encoded as run lengths, a few hundred bytes each. The masks from the method `worst` are not
-    encoded.
+    are encoded as run lengths, a few hundred bytes for each mask. The masks that `Predicted.worst`
+    returns are not encoded.
     """
     detector = subject.detector
     encoded = dict(encode=run_lengths_of) if detector.predicts_masks else {}
@@ -121,7 +121,9 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def _fields(subject: Subject) -> tuple[str, ...]:
-    """Returns the names of the data fields with the true objects: boxes, and masks if predicted.
+    """Returns the names of the data fields to compare with the predictions.
+
+    These are the boxes and, if the detector predicts masks, the masks of the true objects.
 
     Raises:
       UserError: the checkpoint has no detection head.

@@ -67,7 +67,7 @@ def refuse(error: UserError, names: Sequence[str] | str) -> None:
 
 
 def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
-    """Returns the five most likely classes of each image, as ImageNet's class indices."""
+    """Predicts the five most likely classes of each image, as ImageNet's class indices."""
     seen = subject.see(source, first_five, crop)
     return seen._replace(values=np.argsort(head(subject).order)[seen.values])
 

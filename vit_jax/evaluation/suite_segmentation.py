@@ -42,7 +42,7 @@ METRICS = {"mIoU": "miou", "mean accuracy": "mean_accuracy", "pixel accuracy": "
 
 
 def open_masked(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens the test images of a data set with their masks. Classes have the segmenter's indices.
+    """Opens a data set's test images with their masks. The classes have the segmenter's indices.
 
     Raises:
       UserError: the data cannot be opened or have no masks, or their classes differ from the

@@ -1,4 +1,4 @@
-"""Attention rollout and attention distance of a model (paper, section 4.5 and appendix D.7, D.8).
+"""Attention rollout and attention distance of a model (ViT paper: sections 4.5, D.7 and D.8).
 
 Attention weights are from `model(images, capture=("attention",))`: `[batch, heads, tokens, tokens]`
 for each layer, with rows that sum to 1.
@@ -50,9 +50,9 @@ def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
-    """Converts attention rollout to a map: the share of each patch in the head's input.
+    """Converts attention rollout to a map: each patch's share in the classification head's input.
 
-    The head's input is the class token, or the mean of the patches.
+    The input of the classification head is the class token, or the mean of the patches.
 
     Args:
       model: the model.

@@ -124,7 +124,7 @@ def draw_all(
 def _viewer(
     model, images: np.ndarray, names: Sequence[str], maps: list[LayerMaps], colours: dict
 ) -> dict:
-    """Returns template variables: photographs with attention maps, and a note about the colours."""
+    """Returns template variables: photographs with attention maps, and a text about the maps."""
     sheets = map_sheets(maps) if maps else None
     return {"viewer": viewer(images, names, sheets, colours), "about": _about(model, sheets)}
 

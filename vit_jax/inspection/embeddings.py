@@ -1,4 +1,4 @@
-"""Learned filters, position embeddings and tokens of a model (paper, figure 7)."""
+"""Learned filters, position embeddings and tokens of a model (ViT paper, figure 7)."""
 
 import numpy as np
 

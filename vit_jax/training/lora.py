@@ -52,13 +52,13 @@ def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
 
 
 def weight_axes(path: str, rank: int) -> Axes | None:
-    """Returns the logical axes of a weight, given its path (`params/...` or `extra/...`).
+    """Returns the logical axes of a weight, given its path; None: the weight has no logical axes.
 
     A low-rank update consists of `down` and `up`. `down` has the kernel's input axes and the axis
     `rank`. `up` has the axis `rank` and the kernel's output axes.
 
     Args:
-      path: path of the weight.
+      path: path of the weight, `params/...` or `extra/...`.
       rank: the weight's number of axes.
     """
     kernel, _, factor = path.removeprefix("extra/lora/").partition("/")

@@ -72,8 +72,8 @@ def make_optimizer(
     # Optax counts from 0; the first update is t = 1.
     changing = (lambda count: weight_decay(count + 1)) if callable(weight_decay) else weight_decay
     decay = optax.add_decayed_weights(changing, mask=DECAYED[config.decay])
-    # Disabled stages are left out or have no state. Checkpoints of earlier versions without these
-    # stages can therefore be restored.
+    # A disabled stage is either left out or has no state. Checkpoints of earlier versions, which
+    # did not have these stages, can therefore be restored.
     slowed = [f"params/{start}" for start in embedding]
     stages = [
         clip_by_norm(config.clip_norm, config.clip) if config.clip_norm else optax.identity(),
@@ -168,11 +168,13 @@ def check_first(
 ) -> None:
     """Raises UserError if LAMB would train an array of zeros.
 
-    LAMB scales an array's update to the norm of the array. An array of zeros has the norm 0.
+    LAMB scales an array's update to the norm of the array. For an array of zeros this is
+    impossible, because the norm of the array is 0.
 
     Args:
       config: the section `optimizer`.
-      changes: the argument `trained` of `make_optimizer`.
+      changes: function from the weights to a mask, True for trained weights. None: all weights are
+        trained.
       weights: a run's initial weights.
     """
     if config.name != "lamb":
@@ -245,7 +247,7 @@ def below(starts: Sequence[str], weights: dict) -> dict:
 
 
 def _behind_heads(weights: dict) -> dict:
-    """Returns a mask of the backbone: False for heads and the objective's own parameters."""
+    """Returns a mask: True for the backbone, False for heads and the objective's own parameters."""
     return jax.tree.map(operator.not_, below(HEADS, weights))
 
 

@@ -113,7 +113,10 @@ def abstract_objective(
     If the objective has a frozen model, the attribute `frozen` of the result is set.
 
     Args:
-      config, model, steps, frozen: as in `make_objective`.
+      config: config of the run.
+      model: model to train; may be abstract.
+      steps: number of steps of the run, for schedules.
+      frozen: the frozen model with shapes in place of arrays; None: the objective has none.
       class_weights: weight of each class in the classification loss; empty: all are 1.
     """
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))

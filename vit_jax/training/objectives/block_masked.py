@@ -140,7 +140,7 @@ class BlockMasked(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the student, without the teacher's."""
+        """Counts the multiply-adds of the student for one image, without those of the teacher."""
         graphdef, weights = nnx.split((model, self))
 
         def predicted(weights, batch):

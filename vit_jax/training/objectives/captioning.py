@@ -94,9 +94,9 @@ class CaptionDecoder(nnx.Module):
         self.mask, self.end = text.vocabulary, end
 
     def __call__(self, image: jax.Array, tokens: jax.Array, parallel: jax.Array) -> jax.Array:
-        """Returns the decoder's output at each position, `[batch, length, dim]`.
+        """Returns the decoder's output for each token of the captions, `[batch, length, dim]`.
 
-        From the output at position i, the layer `head` computes the logits of token i.
+        From output i of a caption, the layer `head` computes the logits of token i.
 
         Args:
           image: encoded patches, `[batch, patches, image_dim]`.

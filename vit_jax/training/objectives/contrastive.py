@@ -47,7 +47,7 @@ GLOBAL_AREA = 0.4, 1.0  # Area of a global crop relative to the image, as in DIN
 
 
 class Mirrored(NamedTuple):
-    """An augmentation that first flips the image horizontally, with probability 1/2."""
+    """Augmentation: a horizontal flip with probability 1/2, followed by `augment`."""
 
     augment: Augmentation
 
@@ -111,10 +111,10 @@ class Contrastive(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Formats of the metrics, as in `Objective.metrics`.
+        """A dict with the format of each metric, `share` or `number`.
 
-        The metrics are the accuracy of matching in a batch, the scale, the caption loss, and the
-        metrics of self-distillation.
+        The metrics are the accuracy of matching in a batch, the scale of the similarities, the
+        caption loss, and the metrics of self-distillation.
         """
         found = {"image_to_text": "share", "scale": "number"}
         if self.decoder is not None:
@@ -319,7 +319,7 @@ class Contrastive(Objective):
         return {} if self.distillation is None else self.distillation.initial_state(params)
 
     def update_state(self, state: dict, params: dict, aux: dict, update: jax.Array) -> dict:
-        """Returns the state of self-distillation.
+        """Returns the state of self-distillation after an update.
 
         Until self-distillation starts, the teacher is a copy of the student.
         """
@@ -332,7 +332,8 @@ class Contrastive(Objective):
         )
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        # Before self-distillation starts, its metrics are 0. Means over such steps are too small.
+        # Before self-distillation starts, its metrics are 0. Means that include such steps would be
+        # too small, and would cause a false warning.
         if self.distillation is None or update - self.log_every < self.distilled_from:
             return None
         return self.distillation.warning(means, update - self.distilled_from)

@@ -190,7 +190,10 @@ class DINO(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Formats of the metrics: indicators of collapse, and the terms of the loss."""
+        """A dict with the format of each metric, `share` or `number`.
+
+        The metrics are indicators of collapse, and the terms of the loss.
+        """
         names = ("spread", "teacher_entropy", "student_entropy", "kl", "prototypes_used")
         parts = {
             "patch_loss": self.patch_weight,

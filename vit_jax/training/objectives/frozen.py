@@ -1,7 +1,8 @@
 """Frozen models of objectives, such as teachers, and the specs that request them.
 
-A frozen model is not trained, averaged or saved in checkpoints. A resumed run reads it again from
-its source. Other modules read the files, so this module is independent of file formats.
+A frozen model is not trained, averaged or saved in checkpoints. A resumed run reads the frozen
+model again from its source, such as a checkpoint. This module does not read the source, so it is
+independent of file formats.
 """
 
 from collections.abc import Callable, Mapping

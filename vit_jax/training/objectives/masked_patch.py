@@ -1,4 +1,4 @@
-"""Masked patch prediction: the paper's self-supervised objective (section 4.6, appendix B.1.2)."""
+"""Masked patch prediction, the ViT paper's self-supervised objective (sections 4.6 and B.1.2)."""
 
 import math
 from typing import ClassVar
@@ -99,7 +99,10 @@ class MaskedPatch(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Formats of the metrics: the accuracy, for the targets `color` and `cells`."""
+        """A dict with the format of each metric.
+
+        The only metric is `patch_accuracy`. For the target `pixels` there is no metric.
+        """
         return {"patch_accuracy": "share"} if self.target in CELLS else {}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:

@@ -50,8 +50,9 @@ class Loss(NamedTuple):
       each: loss of each image, `[batch]`.
       metrics: metrics of each image, `[batch]`, by the names of `Objective.metrics`.
       aux: auxiliary outputs of each image for `Objective.update_state`, `[batch, ...]`.
-      logits: logits of each image, `[batch, classes]`, for the report's list of mistakes. If they
-        are None and the objective needs labels, evaluation calls the model to compute them.
+      logits: logits of each image, `[batch, classes]`, for the list of mistakes in the run's
+        report. If `logits` is None and the objective needs labels, the evaluation calls the model
+        to compute the logits.
       outputs: values of each image for `Objective.over_split`, `[batch, ...]`. Only in evaluation.
     """
 
@@ -63,7 +64,7 @@ class Loss(NamedTuple):
 
 
 class ImageScores(NamedTuple):
-    """A metric of each image. The report uses it to list the worst images.
+    """A metric of each image. The run's report lists the worst images by this metric.
 
     Attributes:
       name: name of the metric.
@@ -343,8 +344,9 @@ class Objective(nnx.Module):
     ) -> float:
         """Returns the multiply-adds of one image in the forward pass.
 
-        The multiply-adds of parts without a backward pass, such as a teacher, are divided by 3.
-        Model and objective may be abstract.
+        Training is counted as three forward passes, since a backward pass costs as much as two. The
+        multiply-adds of parts without a backward pass, such as a teacher, are therefore divided by
+        3. Model and objective may be abstract.
 
         Args:
           model: model to train.

@@ -95,7 +95,8 @@ def _most_similar(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _about(most: jax.Array) -> jax.Array:
     """Returns the smallest logit that counts as equal to the largest logit, `[images]`.
 
-    It is below the largest logit by a relative difference of 1e-5, because of rounding errors.
+    Because of rounding errors, equal logits may differ. A logit counts as equal if it is smaller
+    than the largest logit by a relative difference of at most 1e-5.
 
     Args:
       most: largest logit of each image, `[images]`.

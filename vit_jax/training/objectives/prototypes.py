@@ -148,7 +148,8 @@ def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
 
     Args:
       x: features of two views, scaled to unit L2 norm, `[batch, 2, features]`.
-      real: bool `[batch]`, False for padding, which is not searched; None: there is no padding.
+      real: bool `[batch]`, False for padding, which cannot be the nearest image; None: there is no
+        padding.
     """
     near = jnp.einsum("id,jd->ij", x[:, 0], x[:, 1], precision="highest")
     near = near if real is None else jnp.where(real, near, -2)
