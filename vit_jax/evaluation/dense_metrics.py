@@ -184,7 +184,7 @@ def _coco_evaluation(
     masks: bool,
     overlaps: Callable[[int], np.ndarray] | None = None,
 ) -> Any:
-    """Returns pycocotools' `COCOeval` for the arguments of `coco_metrics`."""
+    """Returns a `COCOeval` of pycocotools that contains the predicted and the true objects."""
     check_pycocotools()
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval

@@ -35,7 +35,7 @@ TESTED = ("test", *DEV)
 def tested_set(
     described: DataSet, kind: str, options: Options, log: Callable[[str], None] = lambda line: None
 ) -> DataSet:
-    """Fills in the source kind, the path and the test split of a data set of the flag `--set`.
+    """Completes a data set of the flag `--set`: its source kind, its path and its test split.
 
     The user may name the test split. Otherwise it is the first of the split names in `TESTED`
     (`test`, then validation splits) that the data set has. If a folder has none of these splits,
@@ -133,12 +133,13 @@ class Predicted:
         At most `MOST_SHOWN` images are selected.
 
         Args:
-          scores: a tuple `(score, index)` for each image.
+          scores: a tuple `(score, index)` for each image; `index` is the image's index in the data
+            set.
 
         Returns:
           A source with the selected images, in ascending order of their scores, and a list with a
-          tuple `(index, score, prediction)` for each readable image. `index` is the position of the
-          image in the returned source.
+          tuple `(index, score, prediction)` for each readable image. This `index` is the image's
+          index in the returned source.
         """
         lowest = heapq.nsmallest(MOST_SHOWN, scores)
         chosen = Subset(self._source, [index for _, index in lowest])

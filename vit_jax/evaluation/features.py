@@ -286,7 +286,7 @@ def make_features(
 def extractor_of(
     model: nnx.Module, mesh: Mesh, crop: TestCrop | None = None, **options
 ) -> tuple[Extractor, dict]:
-    """Returns an `Extractor` for a loaded model, and its parameters on the devices of `mesh`.
+    """Returns an `Extractor` for a loaded model, and the model's parameters on the devices.
 
     Args:
       model: a loaded model.

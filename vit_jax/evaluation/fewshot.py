@@ -26,7 +26,7 @@ from vit_jax.progress import Progress
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 PENALTY = 2.0**10
-# Training and test slices of a folder that has classes, but no splits.
+# Training and test slices of a folder that has class folders, but no splits.
 HALVES = (
     "all[:80%]",
     "all[80%:]",
@@ -166,7 +166,9 @@ class FewShotTask:
         return [Accuracy(shots, penalty, by_seed) for (shots, penalty), by_seed in by_shots.items()]
 
     def _pick(self, train: Features, shots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns features and labels of a seed's first `shots` images per class.
+        """Returns features and labels of the few-shot training images of a seed.
+
+        These are the first `shots` images of each class, in the seed's random order.
 
         Unreadable images are omitted.
         """

@@ -113,7 +113,7 @@ def read_real(path: str) -> list[Classes]:
     """Reads ReaL's labels (Beyer et al., arXiv 2006.07159).
 
     Returns:
-      The correct classes of validation images 1, 2, ...
+      A list with the correct classes of each validation image. Item 0 is for validation image 1.
 
     Raises:
       UserError: the file is missing or does not contain ReaL's labels.

@@ -151,7 +151,7 @@ class TrainingSuites:
             self._opened.append(Opened(suite, measurement, opened, every))
 
     def _text_encoder(self, config: RunOptions, mesh: Mesh) -> TextEncoder:
-        """Returns the run's text encoder. It has parameters only after a call of `attach`.
+        """Returns the run's text encoder. Its parameters are available after a call of `attach`.
 
         Raises:
           UserError: the run has no text encoder.

@@ -99,7 +99,7 @@ def _closer(mesh: Mesh):
 
 @functools.cache
 def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
-    """Compiles the weighted vote of each test image's nearest training images.
+    """Compiles the weighted vote of the nearest training images of each test image.
 
     The compiled function returns the number of correctly classified images for each number of
     neighbours in `counts`. The numbers in `counts` must be in ascending order.

@@ -145,8 +145,8 @@ def _solve(
     """Solves `(matrix + penalty I) solution = right` for each penalty.
 
     With several penalties, eigenvectors of the matrix whose eigenvalue is zero up to rounding
-    errors are excluded. They do not contribute to the classifier, but the factor 1 / penalty would
-    amplify their rounding errors.
+    errors are excluded. These eigenvectors do not contribute to the classifier, but the factor 1 /
+    penalty would amplify the rounding errors of their coefficients.
 
     Args:
       matrix: symmetric Gram matrix, float64 `[size, size]`.
@@ -198,8 +198,8 @@ def _class_sums(standard: np.ndarray, labels: np.ndarray, num_classes: int) -> n
     """Returns `X^T Y`, float64 `[features, classes]`.
 
     X are the standardized features, `[images, features]`. Y are the targets, `[images, classes]`:
-    +1 for the class of an image, -1 for all other classes. The sum of the rows of X is zero, so
-    column k of the result is twice the sum of the rows of the images of class k.
+    +1 for the class of an image, -1 for all other classes. The features in X sum to zero over the
+    images. Column k of the result is therefore twice the sum of the features of class k's images.
     """
     order = np.argsort(labels, kind="stable")
     present, starts = np.unique(labels[order], return_index=True)

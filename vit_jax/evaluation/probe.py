@@ -105,10 +105,10 @@ def linear_head(
 
     There are two ways to scale features: each feature is divided by its own std, or all features
     are divided by a common std. Five-fold cross-validation selects the scaling and the penalty with
-    the lowest mean cross-entropy. With few images, cross-entropy is more reliable than accuracy,
-    and it prevents overconfident probabilities. Penalties are tried in descending order. The search
-    stops when `RISES` consecutive penalties have a higher loss. With 10,000 images or more, a
-    single validation set, a tenth of the images, replaces the five folds.
+    the lowest mean cross-entropy. With few images, cross-entropy is a more reliable criterion than
+    accuracy. Cross-entropy also prevents overconfident probabilities. Penalties are tried in
+    descending order. The search stops when `RISES` consecutive penalties have a higher loss. With
+    10,000 images or more, a single validation set, a tenth of the images, replaces the five folds.
 
     Args:
       train: features of the training images.

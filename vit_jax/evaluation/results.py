@@ -85,9 +85,10 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Returns True if the suite's rows `names` need no evaluation.
+        """Returns True if the suite's rows with the names `names` are complete.
 
-        Such a row has a metric, or a note that the data do not allow the metric.
+        A row is complete if it has a metric, or a note that the data do not allow the metric.
+        Complete rows are not evaluated again.
         """
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row and (row.accuracy is not None or row.images) for row in rows)
@@ -233,7 +234,10 @@ def formatted(row: Row, sign: bool = False) -> str:
 
 
 def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
-    """Returns published values of a suite's rows in per cent, by model and by name of the row."""
+    """Returns the published values of a suite, in per cent.
+
+    The result is a dict from each model to a dict from the name of a result row to the value.
+    """
     columns = {}
     for name in suite.published:
         for model, figures in published.table(name).by_model().items():

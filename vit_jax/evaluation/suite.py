@@ -39,9 +39,9 @@ Options = Mapping[str, Any]  # Values of a suite's options, by name.
 class Row(NamedTuple):
     """A row of a suite's table: a metric, or a note why the metric could not be computed.
 
-    There are two kinds of rows without a metric. If `images` is set, the data do not allow the
-    metric, for example because they contain no small objects. If `images` is None, the evaluation
-    failed, and the next run of the suite computes the row again.
+    There are two kinds of rows without a metric. If the number of evaluated images (`images`) is
+    set, the data do not allow the metric, for example because they contain no small objects. If
+    `images` is None, the evaluation failed, and the next run of the suite computes the row again.
     """
 
     suite: str
@@ -58,8 +58,8 @@ class SuiteOption(NamedTuple):
 
     default: Any
     meaning: str
-    # Function from the option's text to its value. If `repeated` is True, its argument is a list of
-    # texts.
+    # Function from the option's text to its value. If `repeated` is True, the function's argument
+    # is a list of texts.
     parse: Callable[[Any], Any] = str
     repeated: bool = False
 
@@ -327,7 +327,7 @@ class Subject:
         """Returns the extractor for `compute` and `crop`. It is created once and then reused.
 
         Args:
-          compute: function `(model, images) -> outputs`; default: features.
+          compute: function `(model, images) -> outputs`; default: the inputs of the model's head.
           crop: evaluation transform; default: `transfer_crop`.
         """
         key = compute, crop or self.transfer_crop
@@ -340,7 +340,9 @@ class Subject:
     def see(
         self, source: Source, compute: Compute = representation, crop: TestCrop | None = None
     ) -> Features:
-        """Returns the outputs of `compute` for all readable images of a source.
+        """Returns the outputs of the function `compute` for all readable images of a source.
+
+        By default, these are the features of the frozen model.
 
         Raises:
           Stopped: the evaluation was stopped, because `go_on` returned False.
@@ -368,9 +370,9 @@ class Measurement:
       measure: function that computes the rows from the model and the opened data.
       fingerprint: function from opened data to a fingerprint, a dict of hashes and counts. The
         fingerprints of two hosts are equal if both have opened the same data.
-      identify: function that returns the fingerprint of a row's data, given the row's name. It
-        includes the content of `COMPARED_EXAMPLES` examples, and does not read all labels. It
-        raises UserError if the data cannot be opened.
+      identify: function that returns the fingerprint of a row's data, given the row's name. The
+        fingerprint includes the content of `COMPARED_EXAMPLES` examples, but not the labels of all
+        examples. The function raises UserError if the data cannot be opened.
     """
 
     names: tuple[str, ...]

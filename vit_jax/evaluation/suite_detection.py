@@ -60,7 +60,10 @@ def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Returns a data set's metrics, and passes the worst images to `subject.on_outputs`."""
+    """Returns a data set's result rows, COCO's metrics.
+
+    The images with the lowest F1 score are passed to `subject.on_outputs`.
+    """
     detector, predictions = subject.detector, _predictions(described, subject, source)
     numbers, detections = [], []
     for index, found in predictions:

@@ -25,7 +25,8 @@ CHANGED_BY_LORA = r"(^|/)attention/(qkv|out)/kernel$"
 def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
     """Returns the initial `{"lora": ...}` of `extra`, or `{}` if the config does not use LoRA.
 
-    Each `up` is initially zero, so LoRA does not change the model before the first update.
+    A kernel's low-rank update is the product of two matrices, `down` and `up`. Each `up` is
+    initially zero, so LoRA does not change the model before the first update.
 
     Raises:
       UserError: the model has no attention kernels for LoRA.

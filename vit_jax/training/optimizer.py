@@ -294,7 +294,8 @@ def scale_by_layer(
 
     Args:
       decay: factor per layer.
-      layer_number: function from a path in the model to its layer, see `Family.layer`.
+      layer_number: function from the path of a model parameter to the number of its encoder layer
+        (`Family.layer`).
       stem: path prefixes of objective parameters that are treated like the patch embedding.
     """
 
@@ -317,7 +318,8 @@ def layer_of(layer_number: Callable[[str], float], path: str, stem: Sequence[str
     """Returns the encoder layer of a weight; -1 before the encoder, infinity after it.
 
     Args:
-      layer_number: function from a path in the model to its layer, see `Family.layer`.
+      layer_number: function from the path of a model parameter to the number of its encoder layer
+        (`Family.layer`).
       path: a path in a run's weights, such as `params/blocks/00/norm1/scale`.
       stem: path prefixes of objective parameters that are treated like the patch embedding.
     """

@@ -392,7 +392,7 @@ def _prepare(objective, objective_params, mesh, batch, key, numbers) -> dict[str
     """Adds random values of each image, such as masks, to the batch (`Objective.prepare`).
 
     The random key of image i of the batch is `fold_in(key, numbers[i])`. `numbers` are the images'
-    positions in the global batch or, in evaluation, in the split.
+    indices in the global batch or, in evaluation, in the split.
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     drawn = nnx.merge(objective, objective_params).prepare(batch, keys)

@@ -129,7 +129,8 @@ class CaptionDecoder(nnx.Module):
 
         @jax.checkpoint
         def crossed(part):
-            # With a vocabulary of 256,000 the logits of whole texts would not fit in memory.
+            # The loss is computed for a few tokens at a time. With a vocabulary of 256,000 the
+            # logits of whole texts would not fit in memory.
             x, tokens = part
             logits = x.astype(jnp.float32) @ kernel + bias
             target_logits = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]

@@ -4,8 +4,8 @@ The run's model is the image encoder (image tower). The text encoder (text tower
 the similarities are parameters of the objective.
 
 SigLIP 2 (2502.14786) adds a decoder that captions the image. In the last fifth of the run, SigLIP 2
-also adds self-distillation and masked prediction on augmented views. The teacher of both is an EMA
-of the image encoder.
+also adds self-distillation and masked prediction on augmented views. The teacher is an EMA of the
+image encoder.
 """
 
 import math
@@ -341,7 +341,10 @@ class Contrastive(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Returns the multiply-adds of an image, averaged over the steps of the run."""
+        """Returns the multiply-adds of an image, averaged over the steps of the run.
+
+        Self-distillation runs only in a part of the steps.
+        """
         if self.distillation is None:
             return super().multiply_adds(model, batch)
         alone = {key: x for key, x in batch.items() if key in ("image", TEXT)} if batch else None

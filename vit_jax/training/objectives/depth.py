@@ -222,7 +222,7 @@ def depth_errors(predicted: jax.Array, true: jax.Array, known: jax.Array) -> dic
     """Returns `rmse`, `abs_rel`, `delta1` and the share of `known_pixels` of each image, `[batch]`.
 
     The errors are defined in `vit_jax.evaluation.dense_metrics.DepthMetrics`. For an image without
-    known pixels they are 0.
+    known pixels the errors are 0.
     """
     true = jnp.where(known, true, 1)
     ratio = jnp.maximum(predicted / true, true / predicted)

@@ -436,7 +436,7 @@ class DINO(Objective):
     def targets(
         self, logits: jax.Array, context: StepContext, centre: str, weights: jax.Array
     ) -> jax.Array:
-        """Returns the teacher's distributions, `[..., prototypes]`, from its logits.
+        """Converts the teacher's logits to distributions over prototypes, `[..., prototypes]`.
 
         Args:
           logits: the teacher's logits, `[..., prototypes]`.

@@ -22,8 +22,8 @@ class TeacherSpec(NamedTuple):
     """Request for a frozen model.
 
     Attributes:
-      source: source of the checkpoint, as in `load_model`.
-      changes: model arguments to change, as in `load_model`, such as `dict(image_size=448)`.
+      source: source of the checkpoint, such as a run's workdir or `hf://owner/name` (`load_model`).
+      changes: arguments of the model that replace the checkpoint's, such as `dict(image_size=448)`.
       objective: name of an objective, such as `dino`. The checkpoint must also contain the
         parameters of this objective.
       make_heads: function that creates the frozen model's heads. Its arguments are the options of

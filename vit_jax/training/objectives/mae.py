@@ -31,7 +31,8 @@ class MAE(HiddenPixels):
         patch.
       dim, depth, heads: width, number of layers and number of heads of the decoder. The decoder's
         MLP has the width 4 `dim`.
-      position: position embedding of the decoder: `sincos2d_mae`, or `sincos2d`, as in `ViT`.
+      position: fixed position embedding of the decoder, with the frequencies of MAE
+        (`sincos2d_mae`) or of big_vision (`sincos2d`).
       rngs: the key for initialization.
 
     Raises:

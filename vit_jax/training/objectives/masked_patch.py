@@ -155,8 +155,9 @@ class MaskedPatch(Objective):
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Predicts the content of corrupted patches.
 
-        The result is logits `[batch, corrupted, cells, 512]`, or, for the target `pixels`, pixels
-        in the format of `targets`.
+        For the targets `color` (1 cell) and `cells` (16 cells), the result is logits, `[batch,
+        corrupted, cells, 512]`. For the target `pixels`, the result is pixels in [-1, 1], `[batch,
+        corrupted, patch * patch * 3]`.
         """
         x = model.patches(batch["image"])
         source = batch["source"]

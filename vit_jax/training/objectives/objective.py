@@ -130,16 +130,16 @@ class Objective(nnx.Module):
       pictures: None, or a function `(model, batch, context) -> (visible, predicted)`. It returns
         pictures of the visible part and of the prediction, each `[batch, height, width, channels]`
         in [0, 255].
-      picture_rows: names of the rows of pictures in the report: the image, the visible part and the
-        prediction.
+      picture_rows: names of the rows of pictures in the run's report. The rows show the image, the
+        visible part and the prediction.
       image_scores: None, or a function `outputs -> ImageScores`. It computes a metric of each image
         from `Loss.outputs`, for the report's list of the worst images.
       objects: None, or a function `outputs -> (true, predicted)`. It returns the `Boxes` and the
-        `Detections` of each image. The report draws them over the worst images, in place of
-        `pictures`.
+        `Detections` of each image. The run's report draws these objects over the worst images, in
+        place of `pictures`.
       paired: None, or a function `outputs -> (paired, first)`. It returns the embeddings of images
-        and texts, and the index of each distinct text's first image. The report uses them to show
-        retrieved images.
+        and texts, and the index of each distinct text's first image. The run's report uses these
+        values to show retrieved images.
     """
 
     section: ClassVar[str] = ""
