@@ -1,4 +1,7 @@
-"""Features of a frozen model (the inputs of its head) for all images of a data set."""
+"""Features of a frozen model for all images of a data set.
+
+The features of an image are the input of the model's head.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -32,7 +35,8 @@ from vit_jax.parallel.sharding import parameter_shardings, place_activation
 from vit_jax.progress import Progress
 
 LAYERS = 4  # Number of last layers whose class tokens are concatenated.
-# Feature sets for a linear probe on a model with a class token, in ascending order of width.
+# Feature sets for a linear probe on a model with a class token. The numbers of features are in
+# ascending order.
 CHOICES = (
     "class token",
     "class token and patches",

@@ -151,7 +151,9 @@ class TrainingSuites:
             self._opened.append(Opened(suite, measurement, opened, every))
 
     def _text_encoder(self, config: RunOptions, mesh: Mesh) -> TextEncoder:
-        """Returns the run's text encoder. Its parameters are available after a call of `attach`.
+        """Returns the run's text encoder.
+
+        The parameters of the text encoder are available after a call of `attach`.
 
         Raises:
           UserError: the run has no text encoder.

@@ -106,7 +106,8 @@ def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
     """
 
     def count(similarity, classes, labels, temperature):
-        # The largest similarity is subtracted, because exp(1 / temperature) could overflow.
+        # The largest similarity is subtracted from all similarities of an image, because exp(1 /
+        # temperature) could overflow.
         weights = jnp.exp((similarity - similarity[:, :1]) / temperature)
         image = jnp.arange(len(classes))[:, None]
         votes = jnp.zeros((len(classes), num_classes))

@@ -87,7 +87,8 @@ def fit(
         solutions, rank = _solve(
             gram(standard, mesh), _class_sums(standard, labels, num_classes), penalties
         )
-    # Standardized features sum to zero over the images, so the rank is at most images - 1.
+    # Standardized features sum to zero over the images. The rank of the Gram matrix is therefore at
+    # most images - 1.
     if min(penalties) == 0 and rank < min(width, images - 1):
         what = "images" if dual else "features"
         log(
@@ -157,7 +158,7 @@ def _solve(
       A list of solutions, each `[size, classes]`, and the rank of the matrix. With a single penalty
       above 0, the rank is not computed, and `size` is returned in its place.
     """
-    # Imported here, because the import is slow, and training runs start without it.
+    # SciPy is imported here, because the import is slow, and training runs start without SciPy.
     from scipy.linalg import cho_factor, cho_solve, eigh
 
     zero = 10 * np.finfo(np.float64).eps * np.trace(matrix)

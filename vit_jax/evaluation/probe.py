@@ -17,8 +17,9 @@ from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_ba
 
 PENALTIES = tuple(10.0**power for power in range(2, -7, -1))
 FOLDS = 5
-# The search for a penalty stops when the loss has been higher for this number of consecutive
-# penalties, because smaller penalties take longer.
+# Penalties are tried in descending order. The search stops when the loss has been higher than the
+# lowest one for this number of consecutive penalties, because fits with smaller penalties take
+# longer.
 RISES = 2
 ONE_FOLD = 10_000  # With at least this number of training images, one tenth is the validation set.
 
@@ -149,7 +150,7 @@ def linear_head(
             lowest, rises = min(lowest, loss), rises + 1 if loss > lowest else 0
             if rises == RISES:
                 break
-    # In a tie, the largest penalty is chosen.
+    # If several penalties have the same loss, the largest penalty is chosen.
     each, best = min(losses, key=lambda choice: losses[choice])
     weights = first
     for penalty in penalties[: penalties.index(best) + 1]:
@@ -228,9 +229,11 @@ def fit(
         loss, gradient = jax.device_get(gradient_of(weights, rows, targets, np.float32(penalty)))
         return float(loss), gradient.astype(np.float64).ravel()
 
-    # The loss is computed in float32. Smaller tolerances would be below the rounding error.
+    # The loss is computed in float32. Smaller tolerances of L-BFGS would be below the rounding
+    # error of the loss.
     options = dict(maxiter=iterations, ftol=1e-8, gtol=1e-6)
-    # A single thread is used. L-BFGS has small products, and several threads took 14 times as long.
+    # BLAS uses a single thread. L-BFGS has small matrix products, and several threads took 14 times
+    # as long.
     with threadpool_limits(1, "blas"):
         solution = minimize(function, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     return solution.x.reshape(start.shape)

@@ -236,7 +236,7 @@ def formatted(row: Row, sign: bool = False) -> str:
 def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
     """Returns the published values of a suite, in per cent.
 
-    The result is a dict from each model to a dict from the name of a result row to the value.
+    The result is `{model: {row: value}}`, where `row` is the name of a result row.
     """
     columns = {}
     for name in suite.published:

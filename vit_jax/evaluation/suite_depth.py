@@ -44,7 +44,7 @@ def parse_part(text: str) -> str:
 
 
 def parse_scale(text: str) -> float:
-    """Parses the flag `--depth_scale`, the length of the depth maps' unit in metres.
+    """Parses the flag `--depth_scale`: the unit of depth maps in metres, such as 0.001.
 
     Raises:
       UserError: the text is not a length.

@@ -115,8 +115,8 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """Returns the evaluation (a `Measurement`) of each data set."""
     example = "images with the objects of a COCO file, such as --set=/data/coco"
     names = COCO_METRICS
-    # A checkpoint without a detection head raises UserError here. The error is suppressed, because
-    # each measurement raises it again.
+    # `_fields` raises UserError for a checkpoint without a detection head. The error is suppressed
+    # here, because each measurement raises the error when its data are opened.
     with contextlib.suppress(UserError):
         if INSTANCES in _fields(subject):
             names += tuple(f"mask {name}" for name in COCO_METRICS)

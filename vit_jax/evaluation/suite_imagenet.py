@@ -39,7 +39,7 @@ def crop_of(subject: Subject, options: Options) -> TestCrop:
     """Returns the checkpoint's evaluation transform.
 
     If the flag `--test_resize` is set, images are resized before the crop, so that their short side
-    has this number of pixels.
+    has the flag's number of pixels.
     """
     if options["test_resize"] is None:
         return subject.test_crop
@@ -75,10 +75,13 @@ def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
 def _with_check(
     subject: Subject, open_set: Callable[[Sequence[str]], Source]
 ) -> Callable[[Sequence[str]], Source]:
-    """Returns a function that checks the model's classes, and then opens a test set.
+    """Returns a function that checks the model's classes, and then calls `open_set`.
 
-    The function raises UserError if the model's classes do not match ImageNet's. Then it calls
-    `open_set`.
+    The returned function raises UserError if the model's classes do not match ImageNet's.
+
+    Args:
+      subject: the evaluated model.
+      open_set: function that opens a test set.
     """
 
     def opened(names: Sequence[str]) -> Source:

@@ -188,8 +188,8 @@ def parse_steps(text: str) -> int:
 def settings(subject: Subject, options: Options) -> dict[str, str | float]:
     """Returns the options on which the metrics depend.
 
-    This is the number of training steps of the linear probe. A checkpoint with a segmentation head
-    has no such option.
+    The only option is `segmentation_steps`, the number of training steps of the linear probe. For a
+    checkpoint with a segmentation head, no linear probe is trained, and the result is empty.
     """
     return (
         {}

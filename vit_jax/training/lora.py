@@ -83,7 +83,10 @@ def with_frozen(objective_params: dict, frozen: dict) -> dict:
 
 
 def effective(weights: Weights) -> dict:
-    """Returns the parameters for the forward pass: with LoRA, kernel + `down` times `up`."""
+    """Returns the parameters for the forward pass.
+
+    With LoRA, the product of `down` and `up` is added to each kernel that has a low-rank update.
+    """
     lora = weights["extra"].get("lora", {})
 
     def changed(path, kernel):

@@ -26,7 +26,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 # larger than the length of every schedule, so no check of a schedule fails.
 ENDLESS = 2**31 - 1
 
-# The objective class that was passed to `vit_jax.train`. Other threads do not see it.
+# The objective class that was passed to `vit_jax.train`. Other threads have their own value.
 _HANDED_IN: ContextVar[type[Objective] | None] = ContextVar(
     "the objective that was passed", default=None
 )

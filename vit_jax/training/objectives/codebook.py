@@ -79,5 +79,5 @@ def k_means(x: jax.Array, count: int, key: jax.Array) -> jax.Array:
 
 
 def codes_after(codes: jax.Array, means: jax.Array, momentum: float) -> jax.Array:
-    """Returns `momentum * codes + (1 - momentum) * means`, scaled to unit norm."""
+    """Returns the new codes: `momentum * codes + (1 - momentum) * means`, scaled to unit norm."""
     return unit(momentum * codes + (1 - momentum) * means)

@@ -228,7 +228,7 @@ class Contrastive(Objective):
 
     @property
     def scale(self) -> jax.Array:
-        """Factor by which the cosine similarities are multiplied."""
+        """Factor by which the cosine similarities of images and texts are multiplied."""
         logarithm = self.logit_scale[...]
         if self.max_scale is not None:
             logarithm = _at_most(logarithm, math.log(self.max_scale))
@@ -385,7 +385,7 @@ _at_most.defvjp(lambda x, limit: (_at_most(x, limit), x), _at_most_backward)
 
 
 def _check_tokens(model: nnx.Module) -> None:
-    """Raises UserError if the model has no patches that a caption decoder can read."""
+    """Raises UserError if the model does not output patch tokens, the caption decoder's input."""
     if not isinstance(model, TokenModel):
         raise UserError(
             "config.contrastive.captioning needs a model with tokens, such as a ViT: set it to 0, "

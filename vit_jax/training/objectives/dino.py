@@ -50,7 +50,7 @@ from vit_jax.training.objectives.prototypes import (
 
 STUDENT_TEMPERATURE = 0.1
 NEWEST = 0.1  # Weight of the newest batch in the centres and the other running means.
-# Thresholds of the warning about collapse. The warning is only given after 1/20 of the run.
+# Thresholds of the warning about collapse. There is no warning in the first 1/20 of the run.
 SMALLEST_SPREAD, FEWEST_USED, NEAR_EVEN = 0.01, 4.0, 0.995
 
 
@@ -135,7 +135,7 @@ class DINO(Objective):
         self.patch_head = (
             _head(options, model.dim, options.patch_prototypes, width, rngs) if own_head else None
         )
-        # The mask token starts at zero, as in the authors' code.
+        # The mask token starts at zero, as in the code of iBOT and DINOv2.
         self.mask = nnx.Param(jnp.zeros((1, 1, model.dim))) if masks else None
         first, warmup = options.teacher_temperature, options.teacher_temperature_steps
         last = first if options.teacher_temperature_end is None else options.teacher_temperature_end
@@ -329,7 +329,8 @@ class DINO(Objective):
         log_probs = jax.nn.log_softmax(self.head(features) / STUDENT_TEMPERATURE)
         of_pairs = -(targets * log_probs[:, ::-1]).sum(-1).mean(axis=1)
         losses, of_pairs = self.with_local(model, targets, of_pairs, batch, context.rngs)
-        # A frozen teacher cannot collapse, so these metrics are computed for the student.
+        # A frozen teacher cannot collapse, so `embedded` then contains the student's features. The
+        # metrics of collapse are computed from `embedded`.
         embedded = unit(teacher_features if self.frozen is None else features)
         teacher_entropy = entropy(targets).mean(axis=1)
         used = context.state["used"]
@@ -359,8 +360,8 @@ class DINO(Objective):
             started = context.update > self.gram_updates[0]
             losses = losses + self.gram_weight * started * metrics["gram"]
         if self.koleo_weight:
-            # In evaluation all images of the batch are one group, because the batch size need not
-            # be a multiple of `koleo_group`.
+            # In evaluation KoLeo compares all images of the batch with each other, because the
+            # batch size need not be a multiple of `koleo_group`.
             group = None if context.rngs is None else self.koleo_group
             near = [koleo(features[:, view], group, batch.get("valid")) for view in range(views)]
             metrics["koleo"] = sum(near) / views
@@ -652,9 +653,9 @@ def _check_schedules(options: DINOOptions, steps: int) -> None:
 
 
 def _check_patches(options: DINOOptions, model: nnx.Module) -> None:
-    """Raises UserError if patches cannot be masked, or cannot share a head with the features.
+    """Raises UserError if patches cannot be masked, or cannot share a head with image features.
 
-    If features and patches share a head, both must have the same width.
+    If image features and patch tokens share a head, both must have the same width.
 
     Args:
       options: the section `dino` of the config.

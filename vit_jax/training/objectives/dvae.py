@@ -216,7 +216,10 @@ class DVAE(Objective):
     def pictures(
         self, model: CodeModel, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the images and their reconstructions from codes, in [0, 255]."""
+        """Returns the images and their reconstructions from the most likely codes.
+
+        Both are float32 `[batch, height, width, channels]`, in [0, 255].
+        """
         images = batch["image"]
         codes = model.code_scores(images).argmax(-1)
         return images.astype(jnp.float32), decoded(self.evaluated_decoder(context).of_codes(codes))

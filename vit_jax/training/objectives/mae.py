@@ -109,8 +109,9 @@ class MAE(HiddenPixels):
         prefix = x[:, : model.prefix]
         seen = x[:, model.prefix : model.prefix + self.visible] + positions[visible]
         masks = self.mask[...].astype(x.dtype) + positions[hidden]
-        # Hidden patches come first because the last layer only computes the first tokens. The order
-        # of the tokens does not change the result of attention.
+        # The last layer only computes the first tokens, and only hidden patches are predicted.
+        # Hidden patches are therefore the first tokens. The order does not change the result of
+        # attention.
         x = named("tokens", jnp.concatenate([masks, prefix, seen], axis=1))
 
         def call(block, x, _, read=None):

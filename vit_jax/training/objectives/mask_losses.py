@@ -276,5 +276,6 @@ def set_losses(
     )
     of_queries = count + weights.no_object * (classes.shape[1] - count)
     of_masks = weights.mask * sums.mask + weights.dice * sums.dice
-    # If the count is 0, the image has no masks and `of_masks` is 0. The maximum avoids 0 / 0.
+    # If `count` is 0, the image has no masks, and the mask losses (`of_masks`) are 0. The maximum
+    # avoids the division 0 / 0.
     return of_masks / jnp.maximum(count, 1e-6) + weights.classes * sums.classes / of_queries

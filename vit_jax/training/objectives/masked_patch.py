@@ -26,8 +26,8 @@ from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objec
 
 LEVELS = 8  # Number of levels of each colour channel: 3 bits.
 COLORS = LEVELS**3
-# Of the corrupted patches, the first 80 % are masked and the next 10 % are replaced. The last 10 %
-# stay unchanged.
+# The first 80 % of the corrupted patches get the learned embedding. The next 10 % get the embedding
+# of another patch. The last 10 % stay unchanged.
 MASKED, REPLACED = (
     0.8,
     0.9,

@@ -180,7 +180,10 @@ class Objective(nnx.Module):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the views of each image that a batch contains; the first view is `image`."""
+        """Returns the views (such as crops) of each image that a batch contains.
+
+        The first view is `image`.
+        """
         return (View(),)
 
     @staticmethod
@@ -296,7 +299,7 @@ class Objective(nnx.Module):
         return {}
 
     def initial_state(self, params: dict) -> dict[str, Any]:
-        """Returns the state before the first update, by name.
+        """Returns the objective's state before the first update, a dict by name.
 
         Args:
           params: the model's parameters; `self` contains the objective's own parameters.
@@ -306,7 +309,7 @@ class Objective(nnx.Module):
     def update_state(
         self, state: dict, params: dict, aux: dict[str, jax.Array], update: jax.Array
     ) -> dict:
-        """Returns the state after an update.
+        """Returns the objective's state after an update.
 
         Args:
           state: the state before the update.

@@ -60,8 +60,8 @@ def sigmoid_losses(
     """
     negatives, most, equal = _all_as_negatives(mesh, *pairs, bias)
     positive_logits = pairs.scale * _own_similarities(pairs) + bias
-    # `_all_as_negatives` also adds softplus(x) for the image's own text. The loss of this positive
-    # is softplus(-x) = softplus(x) - x.
+    # `_all_as_negatives` counts an image's own text as a negative, too, with the loss softplus(x).
+    # As a positive, its loss is softplus(-x) = softplus(x) - x, so x is subtracted.
     return negatives - positive_logits, _matched(positive_logits, most, equal)
 
 

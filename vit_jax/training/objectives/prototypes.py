@@ -49,8 +49,8 @@ class PrototypeHead(nnx.Module):
                 for number, (before, after) in enumerate(zip(widths, widths[1:], strict=False))
             }
         )
-        # DINO and DINOv2 use weight normalization and PyTorch's default initialization. DINOv3
-        # initializes prototypes like all other layers.
+        # The prototypes of DINO and DINOv2 have weight normalization and PyTorch's default
+        # initialization. DINOv3 initializes the prototypes like all other layers.
         drawn = normal if lengths == "free" else initializers.torch_convolution()
         self.prototypes = nnx.Param(drawn(rngs.params(), (bottleneck, prototypes)))
         self.gains = nnx.Param(jnp.ones(prototypes)) if lengths == "learned" else None

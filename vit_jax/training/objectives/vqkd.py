@@ -152,7 +152,11 @@ class Tokeniser(nnx.Module):
         return self.codebook.shape[0]
 
     def __call__(self, patches: jax.Array) -> jax.Array:
-        """Returns each patch's code, int32 `[...]`, from an encoder's tokens `[..., features]`."""
+        """Converts an encoder's patch tokens to indices of codes, int32 `[...]`.
+
+        Args:
+          patches: patch tokens of the encoder, `[..., features]`.
+        """
         return nearest(unit(self.projection(patches)), self.codebook[...])
 
 
