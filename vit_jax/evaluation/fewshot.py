@@ -136,7 +136,7 @@ class FewShotTask:
         go_on: Callable[[], bool] = lambda: True,
         log: Callable[[str], None] = print,
     ) -> list[Accuracy] | None:
-        """Returns the accuracies for all numbers of shots and all penalties.
+        """Returns an `Accuracy` for each combination of a number of shots and a penalty.
 
         Args:
           extractor: extractor of the model's features.

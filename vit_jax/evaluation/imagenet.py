@@ -52,8 +52,8 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
       labels: the correct classes of each image, int `[images, most]`, padded with -1.
 
     Returns:
-      `top1` and `top5`, from 0 to 1, and `images`, the number of evaluated images. Images without a
-      correct class are not evaluated.
+      A dict with the accuracies `top1` and `top5`, from 0 to 1, and the number of evaluated
+      `images`. Images without a correct class are not evaluated.
     """
     right = (predictions[:, :, None] == labels[:, None, :]) & (labels >= 0)[:, None, :]
     right = right.any(axis=-1)[(labels >= 0).any(axis=-1)]
@@ -289,8 +289,8 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
 def open_objectnet(root: str) -> Relabelled:
     """Opens ObjectNet's images of those classes that ImageNet also has.
 
-    The red border of the images is removed. A model may predict any of ImageNet's classes; classes
-    that ObjectNet does not have are always wrong.
+    The red border of the images is removed. A model may predict any of ImageNet's classes. The
+    prediction of a class that ObjectNet does not have is always wrong.
 
     Args:
       root: the folder `objectnet-1.0` with `images` and `mappings`.
@@ -315,9 +315,10 @@ def open_objectnet(root: str) -> Relabelled:
 
 
 def objectnet_crop(size: int) -> TestCrop:
-    """Returns BiT's ObjectNet transform for models of `size` pixels.
+    """Returns BiT's ObjectNet transform for models with an image size of `size` pixels.
 
-    The short side is resized to 512 / 480 times `size`. Then the centre is cropped to `size`.
+    The short side is resized to 512 / 480 times `size`. Then the central `size` x `size` pixels are
+    cropped.
     """
     return TestCrop(size, "short_side", round(size * 512 / 480))
 

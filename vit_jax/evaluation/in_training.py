@@ -128,9 +128,9 @@ class TrainingSuites:
           options: options of the suite that replace default values.
           image_size: image size of the model, in pixels.
           every: interval of evaluations in steps; 0: only at the end of the run.
-          where: a tuple for each data set of the suite: the config key and the value that select
-            the data set, such as `("fewshot.sets", "tfds:cifar100")`, for error messages. None: the
-            key is `evaluate.suites`.
+          where: for error messages, a tuple for each data set of the suite. It contains the config
+            key and the value that select the data set, such as `("fewshot.sets", "tfds:cifar100")`.
+            None: the key is `evaluate.suites`.
           peers: the run's processes. The data of all processes are compared and must be equal.
         """
         suite = SUITES[name]

@@ -33,8 +33,8 @@ def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Computes attention rollout (Abnar & Zuidema, 2020).
 
     Row i of a result estimates the share of each input token in token i. For each layer, heads are
-    averaged, the identity is added for the residual connection, and rows are normalized to 1. Then
-    the matrices of the layers are multiplied.
+    averaged, the identity is added for the residual connection, and rows are normalized to the sum
+    1. Then the matrices of the layers are multiplied.
 
     Returns:
       For each layer the rollout up to this layer, float32 `[batch, tokens, tokens]`, with rows that
@@ -76,7 +76,7 @@ def attention_distance(model: TokenModel, attention: Sequence[np.ndarray]) -> np
 
     The attention distance of a patch is the mean of its distances to all patches, weighted by its
     attention to them. The result is averaged over patches and images. Other tokens, such as the
-    class token, are excluded, and the remaining attention of a patch is normalized to 1.
+    class token, are excluded. The attention of a patch to all patches is normalized to the sum 1.
 
     Returns:
       float64 `[layers, heads]`.

@@ -50,9 +50,10 @@ def augment(
         These entries are not mixed with each other.
 
     Returns:
-      The batch with `image` and `labels` replaced. `image` is float32 in [-1, 1]; with flips only,
-      it stays uint8, which takes a quarter of the memory. Mixup and CutMix add `partner_labels`,
-      and `share` float32 `[batch]`: the share of the pixels that belongs to `labels`, at least 0.5.
+      The batch with `image` and `labels` replaced. `image` is float32 in [-1, 1]. If only flips are
+      enabled, `image` stays uint8, which takes a quarter of the memory. Mixup and CutMix add
+      `partner_labels`, and `share` float32 `[batch]`: the share of the pixels that belongs to
+      `labels`, at least 0.5.
     """
     if flip:
         flipped = {

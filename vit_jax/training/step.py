@@ -8,7 +8,7 @@ The train state is a dict:
 - `frozen`: the constant parameters of a frozen model, such as a teacher. May be empty.
 - `optimizer`: the optimizer's state.
 - `step`: number of steps.
-- `skipped`: number of skipped updates.
+- `skipped`: numbers of skipped updates, in total and in a row.
 
 The random key of step t is folded from the seed and t, so the state contains no random key.
 """

@@ -78,7 +78,9 @@ def make_objective(
     steps: int = ENDLESS,
     frozen: nnx.Module | None = None,
 ) -> Objective:
-    """Creates the config's objective. The calling code must set its attribute `frozen` afterwards.
+    """Creates the config's objective.
+
+    The calling code must set the objective's attribute `frozen` afterwards.
 
     Args:
       config: config of the run.

@@ -121,6 +121,7 @@ class CaptionDecoder(nnx.Module):
           image: encoded patches, `[batch, patches, image_dim]`.
           tokens: tokens of the captions, int32 `[batch, length]`.
           parallel: bool `[batch]`. True: all tokens of the caption are predicted in parallel.
+            False: each token is predicted from the tokens before it.
         """
         x = self(image, tokens, parallel)
         ends = tokens == self.end

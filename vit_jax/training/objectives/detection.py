@@ -166,7 +166,7 @@ class Detection(Objective):
           batch: `image`, and `boxes` float32 `[batch, most, 5]`. A box consists of left, top, right
             and bottom in pixels, and the class. The class is -1 for padding and below -1 for
             crowds. With masks also `instances`, uint8 `[batch, height, width]`: for each pixel, the
-            row in `boxes` of the object at this pixel.
+            index in `boxes` of the object at this pixel.
           context: per-step context.
         """
         height, width = batch["image"].shape[1:3]
@@ -213,7 +213,7 @@ class Detection(Objective):
         return jax.vmap(of_image)(predicted["pixels"], batch[INSTANCES], keys)
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns COCO's AP and AP50 of boxes and masks on the crops.
+        """Returns COCO's AP and AP50 of boxes and masks, measured on the evaluation crops.
 
         The metrics are NaN if the split has no objects.
 
@@ -412,16 +412,17 @@ def compare_masks(
 
 
 def largest_overlaps(overlaps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the two largest overlaps of each predicted mask, and the indices of their objects.
+    """Returns the two largest IoUs of each predicted mask, and the indices of the true masks.
 
-    COCO's metrics need only overlaps of at least 0.5. True masks are disjoint, so at most two of
-    them have such an overlap with a predicted mask.
+    COCO's metrics need only IoUs of at least 0.5. True masks are disjoint, so at most two of them
+    have such an IoU with a predicted mask.
 
     Args:
-      overlaps: overlaps of `compare_masks`, `[..., detections, objects]`.
+      overlaps: IoUs of all predicted and true masks, from `compare_masks`,
+        `[..., detections, objects]`.
 
     Returns:
-      Float32 and int32 arrays, `[..., detections, 2]`.
+      The IoUs, float32, and the indices, int32. Both are `[..., detections, 2]`.
     """
     return tuple(jax.lax.top_k(overlaps, min(2, overlaps.shape[-1])))
 

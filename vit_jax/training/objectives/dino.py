@@ -102,7 +102,7 @@ class DINO(Objective):
     it: the running mean is subtracted from the teacher's logits, or Sinkhorn-Knopp balances the
     outputs over the batch. A low temperature sharpens the outputs.
 
-    The objective's parameters are the heads on the features, and the mask token.
+    The objective's parameters are the prototype heads and the mask token.
 
     Args:
       options: the section `dino` of the config.
@@ -376,17 +376,19 @@ class DINO(Objective):
         patches: bool = False,
         masked: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns a model's features and normalized patches of each view.
+        """Returns a model's image features and normalized patch tokens of each view.
 
         Args:
           model: student or teacher.
           images: `[batch, views, height, width, channels]`.
           rngs: RNGs for dropout.
-          patches: True: return patches. False: return None in place of patches.
-          masked: bool `[batch, views, patches]`. The mask token replaces patches that are True.
+          patches: True: return patch tokens. False: return None in place of patch tokens.
+          masked: bool `[batch, views, patches]`. The mask token replaces the embeddings of patches
+            that are True.
 
         Returns:
-          Features, float32 `[batch, views, features]`, and patches, `[batch, views, patches, dim]`.
+          Image features, float32 `[batch, views, features]`, and patch tokens,
+          `[batch, views, patches, dim]`.
         """
         flat, tokens = images.reshape(-1, *images.shape[2:]), None
         if patches:
@@ -464,8 +466,8 @@ class DINO(Objective):
 
         Args:
           heads: the teacher's heads.
-          tokens: the student's normalized patches, `[batch, views, patches, dim]`.
-          teacher_tokens: the teacher's normalized patches, of the same shape.
+          tokens: the student's normalized patch tokens, `[batch, views, patches, dim]`.
+          teacher_tokens: the teacher's normalized patch tokens, of the same shape.
           batch: batch with masks.
           context: per-step context.
 
@@ -496,12 +498,13 @@ class DINO(Objective):
         """Returns the Gram loss of each image, `[batch]` (DINOv3, 2508.10104, section 4.1).
 
         The Gram teacher is an earlier copy of the teacher (`context.state["gram"]`). The cosine
-        similarities of all pairs of patches form a matrix, one for the student's patches and one
-        for the Gram teacher's. The loss is the mean squared difference of the two matrices.
+        similarities of all pairs of patch tokens of an image form a matrix. One matrix is computed
+        from the student's tokens, and one from the Gram teacher's tokens. The loss is the mean
+        squared difference of the two matrices.
 
         Args:
           model: the student.
-          tokens: the student's normalized patches, `[batch, views, patches, dim]`.
+          tokens: the student's normalized patch tokens, `[batch, views, patches, dim]`.
           batch: batch of images.
           context: per-step context.
         """

@@ -164,8 +164,8 @@ class DVAE(Objective):
     def decode_scores(self, scores: jax.Array, context: StepContext) -> jax.Array:
         """Draws codes from their logits, and decodes them to the parameters of `logit_laplace`.
 
-        In evaluation the most likely codes are decoded instead. The result is `[batch, height,
-        width, 2 * channels]`.
+        In evaluation the most likely codes are decoded instead. The result is
+        `[batch, height, width, 2 * channels]`.
 
         Args:
           scores: logits of the codes, `[batch, rows, columns, codes]`.

@@ -48,7 +48,7 @@ class WithHeads(nnx.Module):
 
 
 def teacher_of(config: RunOptions, **changes: Any) -> TeacherSpec:
-    """Returns the spec of the config's teacher.
+    """Returns the `TeacherSpec` of the config's teacher.
 
     Args:
       config: config of the run.
@@ -69,7 +69,7 @@ def teacher_of(config: RunOptions, **changes: Any) -> TeacherSpec:
 
 
 def teacher_patch(config: RunOptions, image_size: int) -> int:
-    """Returns the patch size, in pixels, that gives a teacher the same patch grid as the model.
+    """Returns the patch size, in pixels, that gives a teacher the patch grid of the run's model.
 
     Args:
       config: config of the run.

@@ -100,8 +100,8 @@ def sample(maps: jax.Array, points: jax.Array) -> jax.Array:
 
     Args:
       maps: `[maps, height, width]`.
-      points: x and y in [0, 1]. Either `[points, 2]`, the same points for all maps, or `[maps,
-        points, 2]`.
+      points: x and y in [0, 1]. Either `[points, 2]`, the same points for all maps, or
+        `[maps, points, 2]`.
 
     Returns:
       float32 `[maps, points]`.

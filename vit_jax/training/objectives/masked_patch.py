@@ -155,9 +155,9 @@ class MaskedPatch(Objective):
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Predicts the content of corrupted patches.
 
-        For the targets `color` (1 cell) and `cells` (16 cells), the result is logits, `[batch,
-        corrupted, cells, 512]`. For the target `pixels`, the result is pixels in [-1, 1], `[batch,
-        corrupted, patch * patch * 3]`.
+        For the targets `color` (1 cell) and `cells` (16 cells), the result is logits,
+        `[batch, corrupted, cells, 512]`. For the target `pixels`, the result is pixels in [-1, 1],
+        `[batch, corrupted, patch * patch * 3]`.
         """
         x = model.patches(batch["image"])
         source = batch["source"]
@@ -175,9 +175,9 @@ class MaskedPatch(Objective):
         `color` and 16 for `cells`. For the target `pixels` they are pixels in [-1, 1],
         `[batch, patches, patch * patch * 3]`.
 
-        The class of a colour is 64 * red + 8 * green + blue, with levels from 0 to 7. A level is
-        min(7, floor(8 * mean)), where mean is the mean of the cell's pixels in [0, 1]. Levels are
-        computed with integers, so they are exact.
+        The class of a colour is 64 * red + 8 * green + blue, where red, green and blue are levels
+        from 0 to 7. A level is min(7, floor(8 * mean)), where mean is the mean of a channel over
+        the cell's pixels in [0, 1]. Levels are computed with integers, so they are exact.
         """
         if self.target == "pixels":
             return patchify(to_floats(images), self.patch)

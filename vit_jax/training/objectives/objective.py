@@ -164,8 +164,8 @@ class Objective(nnx.Module):
         """Creates the config's objective.
 
         If an objective has a `teacher_spec`, its `make` has an additional argument `frozen`: the
-        frozen model with shapes in place of arrays. The calling code sets the attribute `frozen`
-        afterwards.
+        frozen model with shapes in place of arrays. The calling code sets the objective's attribute
+        `frozen` afterwards.
 
         Args:
           config: config of the run.
