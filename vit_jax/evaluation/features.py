@@ -35,8 +35,8 @@ from vit_jax.parallel.sharding import parameter_shardings, place_activation
 from vit_jax.progress import Progress
 
 LAYERS = 4  # Number of last layers whose class tokens are concatenated.
-# Feature sets for a linear probe on a model with a class token. The numbers of features are in
-# ascending order.
+# Feature sets for a linear probe on a model with a class token. The feature sets are in ascending
+# order of the number of features.
 CHOICES = (
     "class token",
     "class token and patches",

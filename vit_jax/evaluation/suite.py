@@ -93,9 +93,9 @@ class Classified(NamedTuple):
       source: the images.
       crop: evaluation transform of the images.
       class_names: names of all classes.
-      answers: a dict of arrays with a row for each readable image. `numbers`: index of the image in
-        the source. `labels`: labels, `[images, 1]`. `answer`: the most probable class.
-        `probability`: probability of this class.
+      answers: a dict of arrays. Each array has an item for each readable image. `numbers`: index of
+        the image in `source`. `labels`: label of the image, `[images, 1]`. `answer`: the most
+        probable class. `probability`: probability of this class.
     """
 
     suite: str
@@ -147,11 +147,11 @@ class Segmented(NamedTuple):
 
 
 class Ranged(NamedTuple):
-    """Predicted depths for a data set's images with the largest errors, for a page of images.
+    """Predicted depths for a data set's images with the largest RMSE, for a page of images.
 
     Attributes:
       name: name of the data set.
-      source: the images with the largest errors, with their depth maps, in descending order.
+      source: the images with the largest RMSE, with their depth maps, in descending order of RMSE.
       range: nearest and farthest evaluated depth, in metres.
       shown: for each image, the index in the source, the RMSE in metres, and the predicted depth,
         float32 `[height, width]`.

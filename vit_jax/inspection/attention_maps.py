@@ -74,9 +74,10 @@ def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
 def attention_distance(model: TokenModel, attention: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the mean attention distance of each head, in pixels.
 
-    The attention distance of a patch is the mean of its distances to all patches, weighted by its
-    attention to them. The result is averaged over patches and images. Other tokens, such as the
-    class token, are excluded. The attention of a patch to all patches is normalized to the sum 1.
+    The attention distance of a patch is the mean of the distances from this patch to all patches,
+    weighted by the attention of this patch to them. The result is averaged over patches and images.
+    Other tokens, such as the class token, are excluded. The attention of a patch to all patches is
+    normalized to the sum 1.
 
     Returns:
       float64 `[layers, heads]`.

@@ -58,7 +58,7 @@ class CaptionDecoder(nnx.Module):
       text: arguments of the text encoder. The decoder has the same vocabulary, text length, width
         and number of heads.
       depth: number of layers.
-      image_dim: width of the image's patches.
+      image_dim: width of the image encoder's patch tokens.
       end: token that ends a text; tokens after the first end token are padding.
       rngs: random keys for initialization.
     """

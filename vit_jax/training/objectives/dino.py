@@ -329,8 +329,8 @@ class DINO(Objective):
         log_probs = jax.nn.log_softmax(self.head(features) / STUDENT_TEMPERATURE)
         of_pairs = -(targets * log_probs[:, ::-1]).sum(-1).mean(axis=1)
         losses, of_pairs = self.with_local(model, targets, of_pairs, batch, context.rngs)
-        # A frozen teacher cannot collapse, so `embedded` then contains the student's features. The
-        # metrics of collapse are computed from `embedded`.
+        # `spread` and `views_matched` are computed from the teacher's features. A frozen teacher
+        # cannot collapse, so the student's features are then used.
         embedded = unit(teacher_features if self.frozen is None else features)
         teacher_entropy = entropy(targets).mean(axis=1)
         used = context.state["used"]

@@ -50,7 +50,7 @@ def sigmoid_losses(
     """Returns SigLIP's loss and the retrieval accuracy of each image, both `[batch]`.
 
     The loss is the binary cross-entropy, summed over all texts of the batch (Zhai et al., 2023,
-    equation 1). Blocks of texts are passed around the devices. At a time, each device computes the
+    equation 1). Blocks of texts are passed around the devices. In each turn, a device computes the
     logits of its own images with one block of texts (section 3.3). `_matched` defines the accuracy.
 
     Args:
