@@ -120,9 +120,10 @@ def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS
 def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None) -> jax.Array:
     """Returns the KoLeo loss of each image, `[batch]`.
 
-    The loss is -log(distance), the L2 distance of the image's features to the nearest features of
-    another image. This is Kozachenko and Leonenko's entropy estimator, negated (1806.03198, section
-    3.1). If an image has no other image to compare with, the loss of the image is 0.
+    The loss is -log(distance). Features are scaled to unit norm, and the distance is the L2
+    distance from the image's features to the nearest features of another image. This is Kozachenko
+    and Leonenko's entropy estimator, negated (1806.03198, section 3.1). If an image has no other
+    image to compare with, the loss of the image is 0.
 
     Args:
       x: features, `[batch, features]`.
