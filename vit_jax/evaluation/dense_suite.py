@@ -35,7 +35,7 @@ TESTED = ("test", *DEV)
 def tested_set(
     described: DataSet, kind: str, options: Options, log: Callable[[str], None] = lambda line: None
 ) -> DataSet:
-    """Fills in the source kind, the path and the test split of a data set of the flag `--set`.
+    """Completes a data set of the flag `--set`: its source kind, its path and its test split.
 
     The user may name the test split. Otherwise it is the first of the split names in `TESTED`
     (`test`, then validation splits) that the data set has. If a folder has none of these splits,
@@ -97,8 +97,8 @@ class Predicted:
       source: the images.
       stream: function that yields the index and the prediction of each readable image of a source,
         such as `DenseModel.stream`.
-      shown: function in place of `stream` for the method `worst`, whose images are shown on a page.
-        None: `stream`.
+      shown: function that the method `worst` uses in place of `stream`. It may return other
+        predictions, for display on a page. None: `stream`.
     """
 
     def __init__(
@@ -133,12 +133,13 @@ class Predicted:
         At most `MOST_SHOWN` images are selected.
 
         Args:
-          scores: a tuple `(score, index)` for each image.
+          scores: a tuple `(score, index)` for each image; `index` is the image's index in the data
+            set.
 
         Returns:
           A source with the selected images, in ascending order of their scores, and a list with a
-          tuple `(index, score, prediction)` for each readable image. `index` is the position of the
-          image in the returned source.
+          tuple `(index, score, prediction)` for each readable image. This `index` is the image's
+          index in the returned source.
         """
         lowest = heapq.nsmallest(MOST_SHOWN, scores)
         chosen = Subset(self._source, [index for _, index in lowest])
@@ -169,11 +170,11 @@ def dense_measurements(
       options: the suite's options.
       metrics: names of the metrics.
       open_set: function that opens the test images of a data set.
-      measured: function that computes the result rows (metrics) of a data set.
+      measured: function that evaluates the model on a data set and returns the result rows.
       example: example of `--set` with a description, for the error message.
-      identity: function that returns the fingerprint of a data set. Its last argument is the
-        number of examples whose content is included in the fingerprint. None: the fingerprint of
-        the test images.
+      identity: function that returns the fingerprint of a data set. The last argument of this
+        function is the number of examples whose content is included in the fingerprint. None: the
+        fingerprint of the test images.
     """
 
     def measurement(described: DataSet) -> Measurement:

@@ -52,8 +52,8 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
       labels: the correct classes of each image, int `[images, most]`, padded with -1.
 
     Returns:
-      `top1` and `top5`, from 0 to 1, and `images`, the number of evaluated images. Images without a
-      correct class are not evaluated.
+      A dict with the accuracies `top1` and `top5`, from 0 to 1, and the number of evaluated
+      `images`. Images without a correct class are not evaluated.
     """
     right = (predictions[:, :, None] == labels[:, None, :]) & (labels >= 0)[:, None, :]
     right = right.any(axis=-1)[(labels >= 0).any(axis=-1)]
@@ -66,9 +66,9 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Match:
-    """Matches a model's classes with ImageNet's classes by name.
+    """Returns the index of each ImageNet class among a model's classes, matched by name.
 
-    Without class names, the classes must be in ImageNet's order.
+    If the checkpoint contains no class names, the classes are assumed to be in ImageNet's order.
 
     Args:
       classes: number of classes of the model.
@@ -93,7 +93,7 @@ def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Mat
 
 @functools.cache
 def synsets() -> tuple[str, ...]:
-    """Returns the names of ImageNet's classes by index, such as n01440764."""
+    """Returns the synsets of ImageNet's classes, such as n01440764, in the order of the indices."""
     import tensorflow_datasets as tfds
 
     return tuple(tfds.builder("imagenet2012", try_gcs=False).info.features["label"].names)
@@ -113,7 +113,7 @@ def read_real(path: str) -> list[Classes]:
     """Reads ReaL's labels (Beyer et al., arXiv 2006.07159).
 
     Returns:
-      The correct classes of validation images 1, 2, ...
+      A list with the correct classes of each validation image. Item 0 is for validation image 1.
 
     Raises:
       UserError: the file is missing or does not contain ReaL's labels.
@@ -198,7 +198,10 @@ def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
 
 @dataclasses.dataclass(frozen=True)
 class Relabelled(Source):
-    """A selection of another source's images, with new labels and without the images' border."""
+    """Selected images of another source, with new labels.
+
+    If `border` is above 0, this number of pixels is cut off at each edge of an image.
+    """
 
     source: Source
     indices: tuple[int, ...]
@@ -253,8 +256,8 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
         )
     )
     lines = _read_text(where / "imagenet_to_label_2012_v2", what).splitlines()
-    # `positions` maps a class index (in the order of synsets) to an index in `lines`, the list of
-    # the classes' English names.
+    # The keys of `positions` are class indices, in the order of synsets. The values are indices of
+    # `lines`, the list of the classes' English names.
     if sorted(positions.values()) != list(range(CLASSES)) or len(lines) != CLASSES:
         raise UserError(
             f"{where}: pytorch_to_imagenet_2012_id.json must number the {CLASSES:,} lines of "
@@ -286,8 +289,8 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
 def open_objectnet(root: str) -> Relabelled:
     """Opens ObjectNet's images of those classes that ImageNet also has.
 
-    The red border of the images is removed. A model may predict any of ImageNet's classes; classes
-    that ObjectNet does not have are always wrong.
+    The red border of the images is removed. A model may predict any of ImageNet's classes. The
+    prediction of a class that ObjectNet does not have is always wrong.
 
     Args:
       root: the folder `objectnet-1.0` with `images` and `mappings`.
@@ -312,9 +315,10 @@ def open_objectnet(root: str) -> Relabelled:
 
 
 def objectnet_crop(size: int) -> TestCrop:
-    """Returns BiT's ObjectNet transform for models of `size` pixels.
+    """Returns BiT's ObjectNet transform for models with an image size of `size` pixels.
 
-    The short side is resized to 512 / 480 times `size`. Then the centre is cropped to `size`.
+    The short side is resized to 512 / 480 times `size`. Then the central `size` x `size` pixels are
+    cropped.
     """
     return TestCrop(size, "short_side", round(size * 512 / 480))
 

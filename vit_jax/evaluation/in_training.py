@@ -32,7 +32,7 @@ OWN_SECTIONS = ("fewshot", "knn")  # Suites that have a config section of the sa
 
 
 class Opened(NamedTuple):
-    """A measurement (one data set) of a suite, with its opened data."""
+    """A `Measurement` of a suite (evaluation on one data set), and the opened data set."""
 
     suite: Suite
     measurement: Measurement
@@ -128,9 +128,9 @@ class TrainingSuites:
           options: options of the suite that replace default values.
           image_size: image size of the model, in pixels.
           every: interval of evaluations in steps; 0: only at the end of the run.
-          where: a tuple for each data set of the suite: the config key and the value that select
-            the data set, such as `("fewshot.sets", "tfds:cifar100")`, for error messages. None: the
-            key is `evaluate.suites`.
+          where: for error messages, a tuple for each data set of the suite. It contains the config
+            key and the value that select the data set, such as `("fewshot.sets", "tfds:cifar100")`.
+            None: the key is `evaluate.suites`.
           peers: the run's processes. The data of all processes are compared and must be equal.
         """
         suite = SUITES[name]
@@ -151,7 +151,9 @@ class TrainingSuites:
             self._opened.append(Opened(suite, measurement, opened, every))
 
     def _text_encoder(self, config: RunOptions, mesh: Mesh) -> TextEncoder:
-        """Returns the run's text encoder. It has parameters only after a call of `attach`.
+        """Returns the run's text encoder.
+
+        The parameters of the text encoder are available after a call of `attach`.
 
         Raises:
           UserError: the run has no text encoder.

@@ -87,7 +87,8 @@ def fit(
         solutions, rank = _solve(
             gram(standard, mesh), _class_sums(standard, labels, num_classes), penalties
         )
-    # Standardized features sum to zero over the images, so the rank is at most images - 1.
+    # Standardized features sum to zero over the images. The rank of the Gram matrix is therefore at
+    # most images - 1.
     if min(penalties) == 0 and rank < min(width, images - 1):
         what = "images" if dual else "features"
         log(
@@ -145,8 +146,8 @@ def _solve(
     """Solves `(matrix + penalty I) solution = right` for each penalty.
 
     With several penalties, eigenvectors of the matrix whose eigenvalue is zero up to rounding
-    errors are excluded. They do not contribute to the classifier, but the factor 1 / penalty would
-    amplify their rounding errors.
+    errors are excluded. These eigenvectors do not contribute to the classifier, but the factor 1 /
+    penalty would amplify the rounding errors of their coefficients.
 
     Args:
       matrix: symmetric Gram matrix, float64 `[size, size]`.
@@ -157,7 +158,7 @@ def _solve(
       A list of solutions, each `[size, classes]`, and the rank of the matrix. With a single penalty
       above 0, the rank is not computed, and `size` is returned in its place.
     """
-    # Imported here, because the import is slow, and training runs start without it.
+    # SciPy is imported here, because the import is slow, and training runs start without SciPy.
     from scipy.linalg import cho_factor, cho_solve, eigh
 
     zero = 10 * np.finfo(np.float64).eps * np.trace(matrix)
@@ -198,8 +199,8 @@ def _class_sums(standard: np.ndarray, labels: np.ndarray, num_classes: int) -> n
     """Returns `X^T Y`, float64 `[features, classes]`.
 
     X are the standardized features, `[images, features]`. Y are the targets, `[images, classes]`:
-    +1 for the class of an image, -1 for all other classes. The sum of the rows of X is zero, so
-    column k of the result is twice the sum of the rows of the images of class k.
+    +1 for the class of an image, -1 for all other classes. The features in X sum to zero over the
+    images. Column k of the result is therefore twice the sum of the features of class k's images.
     """
     order = np.argsort(labels, kind="stable")
     present, starts = np.unique(labels[order], return_index=True)

@@ -85,9 +85,10 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Returns True if the suite's rows `names` need no evaluation.
+        """Returns True if the suite's rows with the names `names` are complete.
 
-        Such a row has a metric, or a note that the data do not allow the metric.
+        A row is complete if it has a metric, or a note that the data do not allow the metric.
+        Complete rows are not evaluated again.
         """
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row and (row.accuracy is not None or row.images) for row in rows)
@@ -144,16 +145,18 @@ def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
 
 
 def _suite_table(suite: Suite, rows: list[Row]) -> str:
-    """Returns the Markdown table of a suite: a row for each metric, then a row for each mean.
+    """Returns the Markdown table of a suite.
 
-    The columns contain our values and the values of published models.
+    The table has a row for each metric, followed by rows with means of several metrics
+    (`Suite.means`). Its columns contain our values and the values of published models.
     """
     columns = published_figures(suite)
     measured = {row.name: row.accuracy for row in rows if row.accuracy is not None}
     for name, members in suite.means(measured).items():
         rows = [*rows, Row(suite.name, f"**{name}**", mean(measured, members))]
         for figures in columns.values():
-            # Without the addition, `round` could round halves down, such as 81.125 to 81.12.
+            # The addition of 1e-9 makes `round` round halves up. Otherwise it could round 81.125 to
+            # 81.12.
             figures[f"**{name}**"] = round(mean(figures, members) + 1e-9, 2)
     several_units = {row.unit for row in rows} != {"%"}
     ours = "ours" if several_units else "ours, %"
@@ -166,7 +169,7 @@ def _suite_table(suite: Suite, rows: list[Row]) -> str:
 
 
 def _cells(row: Row, published: Iterable[Mapping[str, float]], sign: bool) -> list[str]:
-    """Returns the cells of a row: name, our metric, number of images, published values and note.
+    """Returns a table row's cells: name, our metric, number of images, published values and note.
 
     Args:
       row: the row to format.
@@ -216,7 +219,7 @@ def in_words(rows: Iterable[Row]) -> list[str]:
 
 
 def formatted(row: Row, sign: bool = False) -> str:
-    """Formats a metric with its std and unit.
+    """Formats the metric of a result row with its std and its unit.
 
     Args:
       row: the row to format.
@@ -231,7 +234,10 @@ def formatted(row: Row, sign: bool = False) -> str:
 
 
 def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
-    """Returns published values of a suite's rows in per cent, by model and by name of the row."""
+    """Returns the published values of a suite, in per cent.
+
+    The result is `{model: {row: value}}`, where `row` is the name of a result row.
+    """
     columns = {}
     for name in suite.published:
         for model, figures in published.table(name).by_model().items():

@@ -39,9 +39,9 @@ Options = Mapping[str, Any]  # Values of a suite's options, by name.
 class Row(NamedTuple):
     """A row of a suite's table: a metric, or a note why the metric could not be computed.
 
-    There are two kinds of rows without a metric. If `images` is set, the data do not allow the
-    metric, for example because they contain no small objects. If `images` is None, the evaluation
-    failed, and the next run of the suite computes the row again.
+    There are two kinds of rows without a metric. If the number of evaluated images (`images`) is
+    set, the data do not allow the metric, for example because they contain no small objects. If
+    `images` is None, the evaluation failed, and the next run of the suite computes the row again.
     """
 
     suite: str
@@ -58,7 +58,8 @@ class SuiteOption(NamedTuple):
 
     default: Any
     meaning: str
-    # Converts the option's text to its value. A repeated option has a list of texts.
+    # Function from the option's text to its value. If `repeated` is True, the function's argument
+    # is a list of texts.
     parse: Callable[[Any], Any] = str
     repeated: bool = False
 
@@ -92,9 +93,9 @@ class Classified(NamedTuple):
       source: the images.
       crop: evaluation transform of the images.
       class_names: names of all classes.
-      answers: a dict of arrays with a row for each readable image. `numbers`: index of the image in
-        the source. `labels`: labels, `[images, 1]`. `answer`: the most probable class.
-        `probability`: probability of this class.
+      answers: a dict of arrays. Each array has an item for each readable image. `numbers`: index of
+        the image in `source`. `labels`: label of the image, `[images, 1]`. `answer`: the most
+        probable class. `probability`: probability of this class.
     """
 
     suite: str
@@ -146,11 +147,11 @@ class Segmented(NamedTuple):
 
 
 class Ranged(NamedTuple):
-    """Predicted depths for a data set's images with the largest errors, for a page of images.
+    """Predicted depths for a data set's images with the largest RMSE, for a page of images.
 
     Attributes:
       name: name of the data set.
-      source: the images with the largest errors, with their depth maps, in descending order.
+      source: the images with the largest RMSE, with their depth maps, in descending order of RMSE.
       range: nearest and farthest evaluated depth, in metres.
       shown: for each image, the index in the source, the RMSE in metres, and the predicted depth,
         float32 `[height, width]`.
@@ -170,7 +171,8 @@ class Detected(NamedTuple):
       source: the images with the lowest F1, with their boxes, in ascending order of F1.
       class_names: names of all classes.
       threshold: minimum score of the shown objects.
-      shown: for each image, the index in the source, the match counts, and the predicted objects.
+      shown: for each image, the index in the source, the numbers of matched and unmatched objects
+        (`Matches`), and the predicted objects.
     """
 
     name: str
@@ -325,7 +327,7 @@ class Subject:
         """Returns the extractor for `compute` and `crop`. It is created once and then reused.
 
         Args:
-          compute: function `(model, images) -> outputs`; default: features.
+          compute: function `(model, images) -> outputs`; default: the inputs of the model's head.
           crop: evaluation transform; default: `transfer_crop`.
         """
         key = compute, crop or self.transfer_crop
@@ -338,7 +340,9 @@ class Subject:
     def see(
         self, source: Source, compute: Compute = representation, crop: TestCrop | None = None
     ) -> Features:
-        """Returns the outputs of `compute` for all readable images of a source.
+        """Returns the outputs of the function `compute` for all readable images of a source.
+
+        By default, these are the features of the frozen model.
 
         Raises:
           Stopped: the evaluation was stopped, because `go_on` returned False.
@@ -366,9 +370,9 @@ class Measurement:
       measure: function that computes the rows from the model and the opened data.
       fingerprint: function from opened data to a fingerprint, a dict of hashes and counts. The
         fingerprints of two hosts are equal if both have opened the same data.
-      identify: function that returns the fingerprint of a row's data, given the row's name. It
-        includes the content of `COMPARED_EXAMPLES` examples, and does not read all labels. It
-        raises UserError if the data cannot be opened.
+      identify: function that returns the fingerprint of a row's data, given the row's name. The
+        fingerprint includes the content of `COMPARED_EXAMPLES` examples, but not the labels of all
+        examples. The function raises UserError if the data cannot be opened.
     """
 
     names: tuple[str, ...]

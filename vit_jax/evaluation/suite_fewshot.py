@@ -77,8 +77,8 @@ def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
 def split_note(described: DataSet) -> str:
     """Returns a note with the names of the training split and the test split.
 
-    The note is empty, except for a folder that was divided, or a validation split in place of
-    `test`.
+    The note is empty if the data set has the splits `train` and `test`. It is not empty if slices
+    of a data set without splits are used, or a validation split in place of `test`.
     """
     train, test = described.train_split, described.test_split
     named = train.startswith("all") or test in DEV

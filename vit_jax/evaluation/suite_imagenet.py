@@ -38,8 +38,8 @@ def parse_pixels(text: str) -> int:
 def crop_of(subject: Subject, options: Options) -> TestCrop:
     """Returns the checkpoint's evaluation transform.
 
-    If the flag `--test_resize` is set, images are resized to this short side, in pixels, before the
-    crop.
+    If the flag `--test_resize` is set, images are resized before the crop, so that their short side
+    has the flag's number of pixels.
     """
     if options["test_resize"] is None:
         return subject.test_crop
@@ -59,7 +59,7 @@ def read_real(path: str) -> list:
 
 
 def refuse(error: UserError, names: Sequence[str] | str) -> None:
-    """Raises `error`. It is a `Measurement.open` for data that cannot be opened.
+    """Raises `error`. This function is used as `Measurement.open` if data cannot be opened.
 
     The argument `names` is ignored.
     """
@@ -67,7 +67,7 @@ def refuse(error: UserError, names: Sequence[str] | str) -> None:
 
 
 def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
-    """Returns the five most likely classes of each image, as ImageNet's class indices."""
+    """Predicts the five most likely classes of each image, as ImageNet's class indices."""
     seen = subject.see(source, first_five, crop)
     return seen._replace(values=np.argsort(head(subject).order)[seen.values])
 
@@ -75,9 +75,13 @@ def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
 def _with_check(
     subject: Subject, open_set: Callable[[Sequence[str]], Source]
 ) -> Callable[[Sequence[str]], Source]:
-    """Returns a function that checks the model's classes and then calls `open_set`.
+    """Returns a function that checks the model's classes, and then calls `open_set`.
 
-    The function raises UserError if the model's classes do not match ImageNet's.
+    The returned function raises UserError if the model's classes do not match ImageNet's.
+
+    Args:
+      subject: the evaluated model.
+      open_set: function that opens a test set.
     """
 
     def opened(names: Sequence[str]) -> Source:

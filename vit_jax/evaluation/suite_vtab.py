@@ -109,7 +109,7 @@ def groups(there: Collection[str]) -> dict[str, list[str]]:
 
 
 def draw(axes, rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) -> None:
-    """Draws a bar chart with a bar for each model and group of tasks, as in the paper's figure 2.
+    """Draws a bar chart with a bar for each model and task group, as in the ViT paper's figure 2.
 
     The means of all models are computed over the tasks in `rows`.
     """

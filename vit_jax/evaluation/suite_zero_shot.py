@@ -172,8 +172,8 @@ def likeliest_classes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the five most probable classes of each image, and the probability of the first one.
 
-    Classes with equal probabilities are in ascending order. With fewer than five classes, the
-    result is padded with -1.
+    Classes with equal probabilities are in ascending order of their indices. If there are fewer
+    than five classes, the result is padded with -1.
 
     Args:
       images: image embeddings of unit norm, float32 `[images, dim]`.

@@ -45,10 +45,10 @@ def in_windows(
 
     Args:
       image: content of an encoded file, or pixels, uint8 `[height, width, 3]`.
-      crop: the evaluation transform, as in `WindowInference`.
+      crop: the evaluation transform, which defines how images are decoded and resized.
       size: height and width of a window in pixels.
-      windows_of: function from the image's size and the window's size to the windows: `sliding` or
-        `whole` of `vit_jax.models.dense.windows`.
+      windows_of: function from the image's size and the window's size to the windows. Either
+        `sliding` or `whole` of `vit_jax.models.dense.windows`.
 
     Returns:
       The windows, and the resized image, uint8 `[height, width, 3]`.

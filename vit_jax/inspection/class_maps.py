@@ -51,7 +51,8 @@ class Segments:
         Args:
           name: path of the image.
           image: uint8 `[height, width, 3]`.
-          masks: class maps, uint8 `[height, width]`; each is shown as an overlay.
+          masks: class maps of the image, uint8 `[height, width]`. Each class map is shown as a
+            separate overlay.
           caption: text below the name.
         """
         for mask in masks:

@@ -88,7 +88,7 @@ def draw_all(
         return lambda: ({name: coloured}, figures.pairs(images, list(coloured), names))
 
     def draw_each(kind: str, caption: str, title: str, maps: np.ndarray) -> None:
-        """Draws one figure for each image, with all its maps."""
+        """Draws a figure for each image, with all attention maps of the image as tiles."""
         for number, (name, image, weights) in enumerate(zip(names, images, maps, strict=True)):
             overlays = [figures.heat_map(image, each) for each in weights]
             titles = [f"{title} {index + 1}" for index in range(len(weights))]
@@ -124,7 +124,7 @@ def draw_all(
 def _viewer(
     model, images: np.ndarray, names: Sequence[str], maps: list[LayerMaps], colours: dict
 ) -> dict:
-    """Returns template variables: photographs with attention maps, and a note about the colours."""
+    """Returns template variables: photographs with attention maps, and a text about the maps."""
     sheets = map_sheets(maps) if maps else None
     return {"viewer": viewer(images, names, sheets, colours), "about": _about(model, sheets)}
 

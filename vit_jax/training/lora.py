@@ -25,7 +25,8 @@ CHANGED_BY_LORA = r"(^|/)attention/(qkv|out)/kernel$"
 def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
     """Returns the initial `{"lora": ...}` of `extra`, or `{}` if the config does not use LoRA.
 
-    Each `up` is initially zero, so LoRA does not change the model before the first update.
+    A kernel's low-rank update is the product of two matrices, `down` and `up`. Each `up` is
+    initially zero, so LoRA does not change the model before the first update.
 
     Raises:
       UserError: the model has no attention kernels for LoRA.
@@ -52,13 +53,13 @@ def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
 
 
 def weight_axes(path: str, rank: int) -> Axes | None:
-    """Returns the logical axes of a weight, given its path (`params/...` or `extra/...`).
+    """Returns the logical axes of a weight, given its path; None: the weight has no logical axes.
 
     A low-rank update consists of `down` and `up`. `down` has the kernel's input axes and the axis
     `rank`. `up` has the axis `rank` and the kernel's output axes.
 
     Args:
-      path: path of the weight.
+      path: path of the weight, `params/...` or `extra/...`.
       rank: the weight's number of axes.
     """
     kernel, _, factor = path.removeprefix("extra/lora/").partition("/")
@@ -82,7 +83,10 @@ def with_frozen(objective_params: dict, frozen: dict) -> dict:
 
 
 def effective(weights: Weights) -> dict:
-    """Returns the parameters for the forward pass: with LoRA, kernel + `down` times `up`."""
+    """Returns the parameters for the forward pass.
+
+    With LoRA, the product of `down` and `up` is added to each kernel that has a low-rank update.
+    """
     lora = weights["extra"].get("lora", {})
 
     def changed(path, kernel):

@@ -50,9 +50,10 @@ def augment(
         These entries are not mixed with each other.
 
     Returns:
-      The batch with `image` and `labels` replaced. `image` is float32 in [-1, 1]; with flips only,
-      it stays uint8, which takes a quarter of the memory. Mixup and CutMix add `partner_labels`,
-      and `share` float32 `[batch]`: the share of the pixels that belongs to `labels`, at least 0.5.
+      The batch with `image` and `labels` replaced. `image` is float32 in [-1, 1]. If only flips are
+      enabled, `image` stays uint8, which takes a quarter of the memory. Mixup and CutMix add
+      `partner_labels`, and `share` float32 `[batch]`: the share of the pixels that belongs to
+      `labels`, at least 0.5.
     """
     if flip:
         flipped = {
@@ -78,7 +79,7 @@ def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _mirrored(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """Draws the images to mirror in `random_flip`: True for mirrored images, `[..., 1, 1, 1]`."""
+    """Draws the images that `random_flip` mirrors: True for these images, bool `[..., 1, 1, 1]`."""
     return jax.random.bernoulli(key, shape=(*shape[:-3], 1, 1, 1))
 
 
@@ -139,12 +140,13 @@ def random_erasing(
 
 
 def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
-    """Returns bool `[batch, side]`: True at `length` consecutive positions of each row.
+    """Draws an interval of pixels for each image: bool `[batch, side]`, True in the interval.
 
     Args:
-      draw: uniform random number in [0, 1] for each row, which determines the first position.
-      length: number of True positions of each row, `[batch]`.
-      side: length of a row.
+      draw: uniform random number in [0, 1] for each image, which determines the first pixel of the
+        interval, `[batch]`.
+      length: number of pixels in the interval of each image, `[batch]`.
+      side: height or width of the images in pixels.
     """
     start = jnp.floor(draw * (side - length + 1))[:, None]
     position = jnp.arange(side)

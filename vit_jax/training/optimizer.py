@@ -72,8 +72,8 @@ def make_optimizer(
     # Optax counts from 0; the first update is t = 1.
     changing = (lambda count: weight_decay(count + 1)) if callable(weight_decay) else weight_decay
     decay = optax.add_decayed_weights(changing, mask=DECAYED[config.decay])
-    # Disabled stages are left out or have no state. Checkpoints of earlier versions without these
-    # stages can therefore be restored.
+    # A disabled stage is either left out or has no state. Checkpoints of earlier versions, which
+    # did not have these stages, can therefore be restored.
     slowed = [f"params/{start}" for start in embedding]
     stages = [
         clip_by_norm(config.clip_norm, config.clip) if config.clip_norm else optax.identity(),
@@ -168,11 +168,13 @@ def check_first(
 ) -> None:
     """Raises UserError if LAMB would train an array of zeros.
 
-    LAMB scales an array's update to the norm of the array. An array of zeros has the norm 0.
+    LAMB scales an array's update to the norm of the array. For an array of zeros this is
+    impossible, because the norm of the array is 0.
 
     Args:
       config: the section `optimizer`.
-      changes: the argument `trained` of `make_optimizer`.
+      changes: function from the weights to a mask, True for trained weights. None: all weights are
+        trained.
       weights: a run's initial weights.
     """
     if config.name != "lamb":
@@ -245,7 +247,7 @@ def below(starts: Sequence[str], weights: dict) -> dict:
 
 
 def _behind_heads(weights: dict) -> dict:
-    """Returns a mask of the backbone: False for heads and the objective's own parameters."""
+    """Returns a mask: True for the backbone, False for heads and the objective's own parameters."""
     return jax.tree.map(operator.not_, below(HEADS, weights))
 
 
@@ -292,7 +294,8 @@ def scale_by_layer(
 
     Args:
       decay: factor per layer.
-      layer_number: function from a path in the model to its layer, see `Family.layer`.
+      layer_number: function from the path of a model parameter to the number of its encoder layer
+        (`Family.layer`).
       stem: path prefixes of objective parameters that are treated like the patch embedding.
     """
 
@@ -315,7 +318,8 @@ def layer_of(layer_number: Callable[[str], float], path: str, stem: Sequence[str
     """Returns the encoder layer of a weight; -1 before the encoder, infinity after it.
 
     Args:
-      layer_number: function from a path in the model to its layer, see `Family.layer`.
+      layer_number: function from the path of a model parameter to the number of its encoder layer
+        (`Family.layer`).
       path: a path in a run's weights, such as `params/blocks/00/norm1/scale`.
       stem: path prefixes of objective parameters that are treated like the patch embedding.
     """

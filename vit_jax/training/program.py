@@ -55,20 +55,20 @@ class Program(NamedTuple):
     """
 
     build: Callable[..., nnx.Module]  # Creates the model; its argument is `rngs=`.
-    # Creates the state's item `extra` (weights that only training uses) from the model's
-    # parameters.
+    # Function from the model's parameters to the train state's item `extra`, weights that only
+    # training uses.
     init_extra: Callable[[dict], dict]
     graphdef: nnx.GraphDef  # Graph definition of the model.
     objective: nnx.GraphDef  # Graph definition of the objective, including its frozen model.
-    # Key of the evaluated parameters in the objective's state, such as an EMA. None: the trained
-    # parameters are evaluated.
+    # Key of the parameters for evaluation in the objective's state, such as an EMA. None: the
+    # trained parameters are evaluated.
     eval_params: str | None
     optimizer: optax.GradientTransformation
-    # Raises UserError if the optimizer cannot start from these weights.
+    # Function that raises UserError if the optimizer cannot start from the given initial weights.
     check_first: Callable[[Weights], None]
     schedule: Callable[[jax.Array], jax.Array]
     mesh: Mesh
-    # State and metrics contain `jax.ShapeDtypeStruct`s with shardings in place of arrays.
+    # `state` and `metrics` contain `jax.ShapeDtypeStruct`s with shardings in place of arrays.
     state: State
     metrics: Metrics
     train_step: Callable[[State, Metrics, dict], tuple[State, Metrics]]
@@ -167,8 +167,9 @@ class Program(NamedTuple):
         }
 
     def _on_host(self, make: Callable[[], Weights]) -> Weights:
-        # `make` runs on the host, because a model may be larger than a device's memory. It is not
-        # compiled, because compilation would take longer than the initialization.
+        # `make` initializes the weights on the host, because a model may be larger than a device's
+        # memory. `make` is not compiled, because compilation would take longer than the
+        # initialization.
         try:
             host = jax.local_devices(backend="cpu")[0]
         except RuntimeError:  # JAX_PLATFORMS excludes the CPU.

@@ -8,7 +8,7 @@ The train state is a dict:
 - `frozen`: the constant parameters of a frozen model, such as a teacher. May be empty.
 - `optimizer`: the optimizer's state.
 - `step`: number of steps.
-- `skipped`: number of skipped updates.
+- `skipped`: numbers of skipped updates, in total and in a row.
 
 The random key of step t is folded from the seed and t, so the state contains no random key.
 """
@@ -392,7 +392,7 @@ def _prepare(objective, objective_params, mesh, batch, key, numbers) -> dict[str
     """Adds random values of each image, such as masks, to the batch (`Objective.prepare`).
 
     The random key of image i of the batch is `fold_in(key, numbers[i])`. `numbers` are the images'
-    positions in the global batch or, in evaluation, in the split.
+    indices in the global batch or, in evaluation, in the split.
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     drawn = nnx.merge(objective, objective_params).prepare(batch, keys)

@@ -119,7 +119,10 @@ class BEiT(BlockMasked):
         )
 
     def tokens(self, batch: Batch) -> jax.Array:
-        """Returns the tokenizer's codes of all patches, int32 `[batch, patches]`, row by row."""
+        """Returns the tokenizer's codes of all patches, int32 `[batch, patches]`.
+
+        The patches are in raster order.
+        """
         return self.frozen.codes(batch.get("taught", batch["image"]))
 
     def masked_tokens(self, batch: Batch) -> jax.Array:
@@ -157,7 +160,8 @@ class BEiT(BlockMasked):
     ) -> float:
         """Counts the multiply-adds of the student and of the tokenizer for one image.
 
-        The tokenizer has no backward pass, so its multiply-adds are divided by 3.
+        Training is counted as three forward passes, since a backward pass costs as much as two. The
+        tokenizer has no backward pass, so its multiply-adds are divided by 3.
         """
         graphdef, weights = nnx.split(self)
 

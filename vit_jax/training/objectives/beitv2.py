@@ -78,10 +78,11 @@ class BEiTv2(BEiT):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Formats of the metrics `accuracy` and, with patch aggregation, `aggregated_loss`.
+        """A dict with the formats of the metrics, such as `number`.
 
         `accuracy` is the share of masked patches whose code is predicted correctly.
-        `aggregated_loss` is the cross-entropy of the patch aggregation's prediction.
+        `aggregated_loss` is the cross-entropy of the patch aggregation's prediction. Without patch
+        aggregation, `accuracy` is the only metric.
         """
         more = {"aggregated_loss": "number"} if self.layers is not None else {}
         return {"accuracy": "share"} | more
@@ -172,7 +173,9 @@ class BEiTv2(BEiT):
     def aggregate(
         self, model: TokenModel, last: jax.Array, early: jax.Array, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """Applies the aggregation layers to a class token and patches, `[batch, tokens, dim]`.
+        """Applies the aggregation layers to the class token and the patches of different layers.
+
+        Returns all tokens after the last aggregation layer, `[batch, tokens, dim]`.
 
         Args:
           model: the ViT.

@@ -82,7 +82,7 @@ class BlockMasked(Objective):
         return random_vit(config, size, num_classes, rngs=rngs)
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds a random mask of each image: `masked`, bool `[batch, patches]`."""
+        """Adds a random mask of each image to the batch: `masked`, bool `[batch, patches]`."""
         counts = jnp.full(len(keys), self.masked, jnp.int32)
         return batch | {"masked": block_masks(keys, counts, self.grid, SMALLEST_BLOCK)}
 
@@ -140,7 +140,7 @@ class BlockMasked(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the student, without the teacher's."""
+        """Counts the multiply-adds of the student for one image, without those of the teacher."""
         graphdef, weights = nnx.split((model, self))
 
         def predicted(weights, batch):

@@ -17,7 +17,7 @@ ATTEMPTS = 10  # Number of candidates for a block. If none is valid, no more blo
 def block_masks(
     keys: jax.Array, counts: jax.Array, grid: tuple[int, int], smallest: int = SMALLEST
 ) -> jax.Array:
-    """Draws a mask for each image, bool `[images, patches]`, with `counts` True values.
+    """Draws a mask for each image, bool `[images, patches]`, True for masked patches.
 
     Blocks are added to the mask one after the other. A block's area is uniform between `smallest`
     and the number of patches that are left to mask. Its aspect ratio is log-uniform, and its

@@ -35,7 +35,9 @@ class Weights(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Random points in an image: x and y in [0, 1], each array `[..., points, 2]`.
+    """Random points in an image.
+
+    Each field is an array `[..., points, 2]` with coordinates x and y in [0, 1].
 
     All masks of an image share these points. In Mask2Former each mask has its own candidates.
 
@@ -51,7 +53,7 @@ class Points(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """True masks of an image, one for each class in the image.
+    """True masks of an image: one mask for each class that occurs in the image.
 
     Attributes:
       labels: class of each mask, int32 `[..., targets]`.
@@ -98,7 +100,8 @@ def sample(maps: jax.Array, points: jax.Array) -> jax.Array:
 
     Args:
       maps: `[maps, height, width]`.
-      points: x and y in [0, 1]: `[points, 2]`, the same for all maps, or `[maps, points, 2]`.
+      points: x and y in [0, 1]. Either `[points, 2]`, the same points for all maps, or
+        `[maps, points, 2]`.
 
     Returns:
       float32 `[maps, points]`.
@@ -198,7 +201,10 @@ def most_uncertain(logits: jax.Array, count: int) -> jax.Array:
 
 
 class Sums(NamedTuple):
-    """Unweighted losses of an image: mask losses summed over masks, class losses over queries."""
+    """Unweighted losses of an image.
+
+    The mask losses are summed over the masks, and the class loss over the queries.
+    """
 
     mask: jax.Array
     dice: jax.Array
@@ -270,5 +276,6 @@ def set_losses(
     )
     of_queries = count + weights.no_object * (classes.shape[1] - count)
     of_masks = weights.mask * sums.mask + weights.dice * sums.dice
-    # If the count is 0, the image has no masks and `of_masks` is 0. The maximum avoids 0 / 0.
+    # If `count` is 0, the image has no masks, and the mask losses (`of_masks`) are 0. The maximum
+    # avoids the division 0 / 0.
     return of_masks / jnp.maximum(count, 1e-6) + weights.classes * sums.classes / of_queries

@@ -1,4 +1,4 @@
-"""Masked patch prediction: the paper's self-supervised objective (section 4.6, appendix B.1.2)."""
+"""Masked patch prediction, the ViT paper's self-supervised objective (sections 4.6 and B.1.2)."""
 
 import math
 from typing import ClassVar
@@ -26,8 +26,8 @@ from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objec
 
 LEVELS = 8  # Number of levels of each colour channel: 3 bits.
 COLORS = LEVELS**3
-# Of the corrupted patches, the first 80 % are masked and the next 10 % are replaced. The last 10 %
-# stay unchanged.
+# The first 80 % of the corrupted patches get the learned embedding. The next 10 % get the embedding
+# of another patch. The last 10 % stay unchanged.
 MASKED, REPLACED = (
     0.8,
     0.9,
@@ -99,7 +99,10 @@ class MaskedPatch(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Formats of the metrics: the accuracy, for the targets `color` and `cells`."""
+        """A dict with the format of each metric.
+
+        The only metric is `patch_accuracy`. For the target `pixels` there is no metric.
+        """
         return {"patch_accuracy": "share"} if self.target in CELLS else {}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
@@ -152,8 +155,9 @@ class MaskedPatch(Objective):
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Predicts the content of corrupted patches.
 
-        The result is logits `[batch, corrupted, cells, 512]`, or, for the target `pixels`, pixels
-        in the format of `targets`.
+        For the targets `color` (1 cell) and `cells` (16 cells), the result is logits,
+        `[batch, corrupted, cells, 512]`. For the target `pixels`, the result is pixels in [-1, 1],
+        `[batch, corrupted, patch * patch * 3]`.
         """
         x = model.patches(batch["image"])
         source = batch["source"]
@@ -171,9 +175,9 @@ class MaskedPatch(Objective):
         `color` and 16 for `cells`. For the target `pixels` they are pixels in [-1, 1],
         `[batch, patches, patch * patch * 3]`.
 
-        The class of a colour is 64 * red + 8 * green + blue, with levels from 0 to 7. A level is
-        min(7, floor(8 * mean)), where mean is the mean of the cell's pixels in [0, 1]. Levels are
-        computed with integers, so they are exact.
+        The class of a colour is 64 * red + 8 * green + blue, where red, green and blue are levels
+        from 0 to 7. A level is min(7, floor(8 * mean)), where mean is the mean of a channel over
+        the cell's pixels in [0, 1]. Levels are computed with integers, so they are exact.
         """
         if self.target == "pixels":
             return patchify(to_floats(images), self.patch)

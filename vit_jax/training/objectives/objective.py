@@ -50,8 +50,9 @@ class Loss(NamedTuple):
       each: loss of each image, `[batch]`.
       metrics: metrics of each image, `[batch]`, by the names of `Objective.metrics`.
       aux: auxiliary outputs of each image for `Objective.update_state`, `[batch, ...]`.
-      logits: logits of each image, `[batch, classes]`, for the report's list of mistakes. If they
-        are None and the objective needs labels, evaluation calls the model to compute them.
+      logits: logits of each image, `[batch, classes]`, for the list of mistakes in the run's
+        report. If `logits` is None and the objective needs labels, the evaluation calls the model
+        to compute the logits.
       outputs: values of each image for `Objective.over_split`, `[batch, ...]`. Only in evaluation.
     """
 
@@ -63,7 +64,7 @@ class Loss(NamedTuple):
 
 
 class ImageScores(NamedTuple):
-    """A metric of each image. The report uses it to list the worst images.
+    """A metric of each image. The run's report lists the worst images by this metric.
 
     Attributes:
       name: name of the metric.
@@ -129,16 +130,16 @@ class Objective(nnx.Module):
       pictures: None, or a function `(model, batch, context) -> (visible, predicted)`. It returns
         pictures of the visible part and of the prediction, each `[batch, height, width, channels]`
         in [0, 255].
-      picture_rows: names of the rows of pictures in the report: the image, the visible part and the
-        prediction.
+      picture_rows: names of the rows of pictures in the run's report. The rows show the image, the
+        visible part and the prediction.
       image_scores: None, or a function `outputs -> ImageScores`. It computes a metric of each image
         from `Loss.outputs`, for the report's list of the worst images.
       objects: None, or a function `outputs -> (true, predicted)`. It returns the `Boxes` and the
-        `Detections` of each image. The report draws them over the worst images, in place of
-        `pictures`.
+        `Detections` of each image. The run's report draws these objects over the worst images, in
+        place of `pictures`.
       paired: None, or a function `outputs -> (paired, first)`. It returns the embeddings of images
-        and texts, and the index of each distinct text's first image. The report uses them to show
-        retrieved images.
+        and texts, and the index of each distinct text's first image. The run's report uses these
+        values to show retrieved images.
     """
 
     section: ClassVar[str] = ""
@@ -163,8 +164,8 @@ class Objective(nnx.Module):
         """Creates the config's objective.
 
         If an objective has a `teacher_spec`, its `make` has an additional argument `frozen`: the
-        frozen model with shapes in place of arrays. The calling code sets the attribute `frozen`
-        afterwards.
+        frozen model with shapes in place of arrays. The calling code sets the objective's attribute
+        `frozen` afterwards.
 
         Args:
           config: config of the run.
@@ -179,7 +180,10 @@ class Objective(nnx.Module):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the views of each image that a batch contains; the first view is `image`."""
+        """Returns the views (such as crops) of each image that a batch contains.
+
+        The first view is `image`.
+        """
         return (View(),)
 
     @staticmethod
@@ -295,7 +299,7 @@ class Objective(nnx.Module):
         return {}
 
     def initial_state(self, params: dict) -> dict[str, Any]:
-        """Returns the state before the first update, by name.
+        """Returns the objective's state before the first update, a dict by name.
 
         Args:
           params: the model's parameters; `self` contains the objective's own parameters.
@@ -305,7 +309,7 @@ class Objective(nnx.Module):
     def update_state(
         self, state: dict, params: dict, aux: dict[str, jax.Array], update: jax.Array
     ) -> dict:
-        """Returns the state after an update.
+        """Returns the objective's state after an update.
 
         Args:
           state: the state before the update.
@@ -343,8 +347,9 @@ class Objective(nnx.Module):
     ) -> float:
         """Returns the multiply-adds of one image in the forward pass.
 
-        The multiply-adds of parts without a backward pass, such as a teacher, are divided by 3.
-        Model and objective may be abstract.
+        Training is counted as three forward passes, since a backward pass costs as much as two. The
+        multiply-adds of parts without a backward pass, such as a teacher, are therefore divided by
+        3. Model and objective may be abstract.
 
         Args:
           model: model to train.

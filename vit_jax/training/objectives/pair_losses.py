@@ -50,7 +50,7 @@ def sigmoid_losses(
     """Returns SigLIP's loss and the retrieval accuracy of each image, both `[batch]`.
 
     The loss is the binary cross-entropy, summed over all texts of the batch (Zhai et al., 2023,
-    equation 1). Blocks of texts are passed around the devices. At a time, each device computes the
+    equation 1). Blocks of texts are passed around the devices. In each turn, a device computes the
     logits of its own images with one block of texts (section 3.3). `_matched` defines the accuracy.
 
     Args:
@@ -60,8 +60,8 @@ def sigmoid_losses(
     """
     negatives, most, equal = _all_as_negatives(mesh, *pairs, bias)
     positive_logits = pairs.scale * _own_similarities(pairs) + bias
-    # `_all_as_negatives` also adds softplus(x) for the image's own text. The loss of this positive
-    # is softplus(-x) = softplus(x) - x.
+    # `_all_as_negatives` counts an image's own text as a negative, too, with the loss softplus(x).
+    # As a positive, its loss is softplus(-x) = softplus(x) - x, so x is subtracted.
     return negatives - positive_logits, _matched(positive_logits, most, equal)
 
 
@@ -95,7 +95,8 @@ def _most_similar(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _about(most: jax.Array) -> jax.Array:
     """Returns the smallest logit that counts as equal to the largest logit, `[images]`.
 
-    It is below the largest logit by a relative difference of 1e-5, because of rounding errors.
+    Because of rounding errors, equal logits may differ. A logit counts as equal if it is smaller
+    than the largest logit by a relative difference of at most 1e-5.
 
     Args:
       most: largest logit of each image, `[images]`.

@@ -236,7 +236,7 @@ def _weights(options: SegmentationOptions) -> Weights:
 
 
 def _keys(batch: Batch, number: jax.Array | int) -> jax.Array:
-    """Returns a random key of each image, folded with `number`."""
+    """Returns a random key for each image: the image's key in the batch, folded with `number`."""
     keys = jax.random.wrap_key_data(batch["key"])
     return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
 

@@ -11,7 +11,8 @@ from vit_jax.training.update_rules import adam
 def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns LAMB's first stage, which is Adam's update rule.
 
-    The optimizer adds weight decay to Adam's update and then applies `to_length`.
+    The optimizer adds weight decay to Adam's update. Then LAMB's second stage, `to_length`, scales
+    the update of each array to the norm of the array.
     """
     return adam.update_rule(config)
 
