@@ -418,18 +418,18 @@ def value_at(options: RunOptions, key: str) -> Any:
 
 def run_options(config: ConfigDict) -> RunOptions:
     """Converts a config to typed options, `RunOptions`."""
-    return _options(RunOptions, config)
 
+    def converted(kind: type, section: ConfigDict) -> Any:
+        sections, values = sections_of(kind), {}
+        for name, value in section.items():
+            if name in sections:
+                value = converted(sections[name], value)
+            elif isinstance(value, list):  # JSON has lists in place of tuples.
+                value = tuple(value)
+            values[name] = value
+        return kind(**values)
 
-def _options(kind: type, section: ConfigDict) -> Any:
-    sections, values = sections_of(kind), {}
-    for name, value in section.items():
-        if name in sections:
-            value = _options(sections[name], value)
-        elif isinstance(value, list):  # JSON has lists in place of tuples.
-            value = tuple(value)
-        values[name] = value
-    return kind(**values)
+    return converted(RunOptions, config)
 
 
 def with_values(options: RunOptions, values: Mapping[str, Any]) -> RunOptions:

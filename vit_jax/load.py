@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
-from vit_jax.interop.checkpoint import Checkpoint, build, model_name
+from vit_jax.interop.checkpoint import Checkpoint, fill, model_name, sketch
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.models.image_model import About, ImageModel
 from vit_jax.models.prediction import Prediction
@@ -134,7 +134,7 @@ def build_model(
         log(line)
     if options.dtype != checkpoint.options.dtype:
         log(f"computes in {options.dtype} here")
-    model = build(options, sources)
+    model = fill(sketch(options), sources)
     model.about = AboutLoaded(checkpoint, options, weights)
     return model
 

@@ -259,7 +259,7 @@ def default_form(checkpoint: "Checkpoint") -> str:
     """Returns `timm`, or `transformers` if timm does not have the model."""
     from vit_jax.interop.libraries import LIBRARIES
 
-    in_timm = LIBRARIES["timm"].has(checkpoint.model, checkpoint.arguments)
+    in_timm = LIBRARIES["timm"].has(family_of(checkpoint.options).model, checkpoint.arguments)
     return "timm" if in_timm else "transformers"
 
 

@@ -98,7 +98,7 @@ class _Adapter:
                     f"{model_name(checkpoint.options)} has no argument {name!r}; "
                     f"{nearest(name, known)}"
                 )
-        self.checkpoint, self.rules = checkpoint, family_of(checkpoint.model).adaptation
+        self.checkpoint, self.rules = checkpoint, family_of(checkpoint.options).adaptation
         self.new_head = (
             new_head or changes.get("num_classes", known["num_classes"]) != known["num_classes"]
         )

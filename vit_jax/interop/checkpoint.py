@@ -57,11 +57,6 @@ class Checkpoint(NamedTuple):
     probabilities: str = "softmax"
 
     @property
-    def model(self) -> type[ImageModel]:
-        """Class of the model."""
-        return family_of(self.options).model
-
-    @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of the model by name."""
         return asdict(self.options)
@@ -120,17 +115,6 @@ def sketch(options: ImageOptions) -> ImageModel:
 def model_name(options: ImageOptions) -> str:
     """Returns the name of a model, such as `ViT-B/16`, or a description of its size."""
     return family_of(options).spell(asdict(options))
-
-
-def build(options: ImageOptions, sources: dict[str, Callable[[], np.ndarray]]) -> ImageModel:
-    """Builds a model on the first device.
-
-    Args:
-      options: the arguments of the model.
-      sources: maps the path of each parameter to a function that reads the parameter. The functions
-        run in as many threads as there are CPU cores.
-    """
-    return fill(sketch(options), sources)
 
 
 def fill(module: Kind, sources: dict[str, Callable[[], np.ndarray]]) -> Kind:

@@ -69,12 +69,7 @@ def parse_name(name: str) -> tuple[Family, dict]:
 
 def takes(name: str, argument: str) -> bool:
     """Returns True if the model with this name has an argument named `argument`."""
-    return argument in known_arguments(parse_name(name)[0].model)
-
-
-def known_arguments(model: type[ImageModel]) -> set[str]:
-    """Returns the names of all arguments of a model class, such as `ViT`."""
-    return {*options_of(model.options_type)}
+    return argument in options_of(parse_name(name)[0].model.options_type)
 
 
 def logical_axes(path: str, rank: int) -> Axes | None:
@@ -113,10 +108,6 @@ def model_options(
         invalid.
     """
     family, values = parse_name(name)
-    known = known_arguments(family.model)
-    for key in overrides:
-        if key not in known:
-            raise UserError(f"{name} has no argument {key!r} (model.{key}); {nearest(key, known)}")
     sizes = dict(num_classes=num_classes, image_size=image_size)
     return make_options(family.model.options_type, sizes | values | overrides)
 

@@ -53,7 +53,6 @@ from vit_jax.models.transformer import (
 )
 from vit_jax.models.vit_adaptation import ADAPTATION
 from vit_jax.options.model import ViTOptions
-from vit_jax.options.option import options_of
 
 
 class ViT(TokenModel):
@@ -650,15 +649,29 @@ def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
       offsets: number of rows of each layer's relative position table; 0: no table.
       biases: number of rows of each layer's table of attention biases; 0: no table.
     """
-    names = {field.name for field in dataclasses.fields(Stack)} & options_of(ViTOptions).keys()
-    values = {name: getattr(options, name) for name in names} | dict(
+    return Stack(
+        dim=options.dim,
+        heads=options.heads,
+        mlp_dim=options.mlp_dim,
+        mlp=options.mlp,
+        gelu=options.gelu,
+        dropout=options.dropout,
+        attention_dropout=options.attention_dropout,
+        depth_by=options.depth_by,
+        layer_scale=options.layer_scale,
+        qk_norm=options.qk_norm,
+        qkv_bias=options.qkv_bias,
+        bias=options.bias,
+        norm=options.norm,
+        norm_at=options.norm_at,
+        sub_norm=options.sub_norm,
+        rope=options.rope,
         offsets=offsets,
         biases=biases,
         epsilon=options.norm_epsilon,
         scheme=initializers.SCHEMES[options.initialization],
         dtype=jnp.dtype(options.dtype),
     )
-    return Stack(**values)
 
 
 def _check_together(options: ViTOptions, stride: int) -> None:

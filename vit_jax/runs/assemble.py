@@ -73,15 +73,35 @@ class Parts(NamedTuple):
         Args:
           log: callback for messages about unreadable images.
         """
-        return open_feed(self.config, self.splits.train, first_step, log, self.mesh)
+        config, train = self.config, self.splits.train
+        batches = training_batches(
+            train,
+            seed=config.seed,
+            batch_size=config.batch_size,
+            first_step=first_step,
+            views=training_views(config),
+            fields=objective_of(config.objective.name).fields(config),
+            repeats=config.data.repeats,
+            balance=config.data.balance,
+            workers=config.data.workers,
+            threads=config.data.threads,
+            rows=local_rows(self.mesh, config.batch_size),
+        )
+        skipped = SkipLog(train, config.data.max_unreadable, log)
+        return Feed(batches, skipped.check, self.mesh)
 
     def program_of(self, config: RunOptions) -> Program:
         """Returns the program (training step) of another config for the same data."""
         options = with_classes_of(config, self.splits.train)
         names = all_names(learned_classes(options, self.splits.train), self.num_classes)
         origin = find_origin(options, self.num_classes, self.overrides.model, names)
-        return _program(
-            options, make_mesh(options.mesh), origin, self.frozen, self.num_classes, self.steps
+        return make_program(
+            options,
+            num_classes=self.num_classes,
+            steps=self.steps,
+            mesh=make_mesh(options.mesh),
+            build=origin.build,
+            frozen=self.frozen and self.frozen.model,
         )
 
 
@@ -132,8 +152,15 @@ def assemble(
     on_phase("looking through the data sets of evaluation suites")
     suites = TrainingSuites(seen, mesh, test_crop(seen), peers, names)
     on_phase("making the program")
-    weights = _class_weights(config, splits.train)
-    program = _program(config, mesh, origin, frozen, num_classes, steps, weights)
+    program = make_program(
+        config,
+        num_classes=num_classes,
+        steps=steps,
+        mesh=mesh,
+        build=origin.build,
+        frozen=frozen and frozen.model,
+        class_weights=_class_weights(config, splits.train),
+    )
     origin = with_objective(
         origin, config, objective_weights(program.state), program.state["objective_state"]
     )
@@ -153,26 +180,6 @@ def _class_weights(config: RunOptions, train: Source) -> tuple[float, ...]:
         single_labels(train, "data.balance")
     kind = config.loss.class_weights
     return () if kind == "none" else class_weights(single_labels(train, "loss.class_weights"), kind)
-
-
-def _program(
-    config: RunOptions,
-    mesh: Mesh,
-    origin: Origin,
-    frozen: FrozenModel | None,
-    num_classes: int,
-    steps: int,
-    class_weights: tuple[float, ...] = (),
-) -> Program:
-    return make_program(
-        config,
-        num_classes=num_classes,
-        steps=steps,
-        mesh=mesh,
-        build=origin.build,
-        frozen=frozen and frozen.model,
-        class_weights=class_weights,
-    )
 
 
 def class_count(config: RunOptions, source: Source) -> int:
@@ -279,15 +286,15 @@ def train_crop(config: RunOptions) -> TrainCrop:
     """Returns the training transform (a random crop) of a config."""
     data = config.data
     return TrainCrop(
-        data.image_size,
-        data.crop,
-        data.crop_area,
-        data.crop_aspect,
-        data.crop_resize or 0,
-        data.decode,
-        data.interpolation or "bilinear",
-        data.background,
-        data.crop_scale,
+        size=data.image_size,
+        kind=data.crop,
+        area=data.crop_area,
+        aspect=data.crop_aspect,
+        resize=data.crop_resize or 0,
+        mode=data.decode,
+        interpolation=data.interpolation or "bilinear",
+        background=data.background,
+        scale=data.crop_scale,
     )
 
 
@@ -345,32 +352,3 @@ def image_augmentation(config: RunOptions) -> Callable | None:
     elif values.photometric is not None:
         policy = PhotometricDistortion(values.photometric)
     return host_augmentation(layers_magnitude, values.color_jitter, policy)
-
-
-def open_feed(
-    config: RunOptions, source: Source, first_step: int, log: Callable, mesh: Mesh
-) -> Feed:
-    """Returns an iterator of training batches on the devices of `mesh`, from a step on.
-
-    Args:
-      config: config of the run.
-      source: the training images.
-      first_step: number of steps that were done before.
-      log: callback for messages about unreadable images.
-      mesh: mesh of devices.
-    """
-    batches = training_batches(
-        source,
-        seed=config.seed,
-        batch_size=config.batch_size,
-        first_step=first_step,
-        views=training_views(config),
-        fields=objective_of(config.objective.name).fields(config),
-        repeats=config.data.repeats,
-        balance=config.data.balance,
-        workers=config.data.workers,
-        threads=config.data.threads,
-        rows=local_rows(mesh, config.batch_size),
-    )
-    skipped = SkipLog(source, config.data.max_unreadable, log)
-    return Feed(batches, skipped.check, mesh)

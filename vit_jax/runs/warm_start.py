@@ -428,7 +428,7 @@ def matched_head(
     except UserError as error:
         raise UserError(f"{error}; {remedy}") from error
     if match.reordered:
-        heads = family_of(checkpoint.model).adaptation.heads
+        heads = family_of(checkpoint.options).adaptation.heads
         sources = sources | {
             path: partial(_reordered, read, match.order)
             for path, read in sources.items()

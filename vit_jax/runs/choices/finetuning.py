@@ -363,7 +363,7 @@ def _image_size(config: RunOptions, images: Images, checkpoint: Checkpoint) -> t
     patch = checkpoint.arguments.get("patch_size") or 32
     patch = max(patch) if isinstance(patch, tuple) else patch
     native = min(checkpoint.arguments["image_size"])
-    if family_of(checkpoint.model).fixed_size:
+    if family_of(checkpoint.options).fixed_size:
         return native, "the checkpoint's, whose model takes no other"
     most = native if native <= 288 or checkpoint.preprocessing is None else 224
     largest = max(patch, most // patch * patch)
