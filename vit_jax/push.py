@@ -258,6 +258,7 @@ def compare_licence(base: str, licence: str) -> None:
 def default_form(checkpoint: "Checkpoint") -> str:
     """Returns `timm`, or `transformers` if timm does not have the model."""
     from vit_jax.interop.libraries import LIBRARIES
+    from vit_jax.models import family_of
 
     in_timm = LIBRARIES["timm"].has(family_of(checkpoint.options).model, checkpoint.arguments)
     return "timm" if in_timm else "transformers"
