@@ -7,7 +7,7 @@ import numpy as np
 
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
-from vit_jax.runs.assemble import assemble
+from vit_jax.runs.assemble import assemble, open_feed
 
 
 def measure(config: RunOptions, steps: int = 100) -> None:
@@ -26,7 +26,7 @@ def measure(config: RunOptions, steps: int = 100) -> None:
     parts = assemble(config)
     program = parts.program
     state, metrics = program.initial_state(config.seed), program.initial_metrics()
-    feed = parts.feed(0, print)
+    feed = open_feed(parts.config, parts.splits.train, 0, print, parts.mesh)
 
     clock = time.perf_counter
     rows = []

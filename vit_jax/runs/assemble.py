@@ -67,29 +67,6 @@ class Parts(NamedTuple):
     program: Program
     overrides: ApiOverrides
 
-    def feed(self, first_step: int, log: Callable[[str], None]) -> Feed:
-        """Returns training batches from step `first_step` on.
-
-        Args:
-          log: callback for messages about unreadable images.
-        """
-        config, train = self.config, self.splits.train
-        batches = training_batches(
-            train,
-            seed=config.seed,
-            batch_size=config.batch_size,
-            first_step=first_step,
-            views=training_views(config),
-            fields=objective_of(config.objective.name).fields(config),
-            repeats=config.data.repeats,
-            balance=config.data.balance,
-            workers=config.data.workers,
-            threads=config.data.threads,
-            rows=local_rows(self.mesh, config.batch_size),
-        )
-        skipped = SkipLog(train, config.data.max_unreadable, log)
-        return Feed(batches, skipped.check, self.mesh)
-
     def program_of(self, config: RunOptions) -> Program:
         """Returns the program (training step) of another config for the same data."""
         options = with_classes_of(config, self.splits.train)
@@ -352,3 +329,32 @@ def image_augmentation(config: RunOptions) -> Callable | None:
     elif values.photometric is not None:
         policy = PhotometricDistortion(values.photometric)
     return host_augmentation(layers_magnitude, values.color_jitter, policy)
+
+
+def open_feed(
+    config: RunOptions, source: Source, first_step: int, log: Callable[[str], None], mesh: Mesh
+) -> Feed:
+    """Returns an iterator of training batches on the devices of `mesh`, from a step on.
+
+    Args:
+      config: config of the run.
+      source: the training images.
+      first_step: number of steps that were done before.
+      log: callback for messages about unreadable images.
+      mesh: mesh of devices.
+    """
+    batches = training_batches(
+        source,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        first_step=first_step,
+        views=training_views(config),
+        fields=objective_of(config.objective.name).fields(config),
+        repeats=config.data.repeats,
+        balance=config.data.balance,
+        workers=config.data.workers,
+        threads=config.data.threads,
+        rows=local_rows(mesh, config.batch_size),
+    )
+    skipped = SkipLog(source, config.data.max_unreadable, log)
+    return Feed(batches, skipped.check, mesh)

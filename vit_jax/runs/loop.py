@@ -25,7 +25,7 @@ from vit_jax.parallel.sharding import path_name
 from vit_jax.paths import OBJECTIVE_FILES
 from vit_jax.progress import LINE, duration, ticking
 from vit_jax.runs.api_overrides import ApiOverrides
-from vit_jax.runs.assemble import Parts, assemble, learned_classes
+from vit_jax.runs.assemble import Parts, assemble, learned_classes, open_feed
 from vit_jax.runs.bucket import Upload, checkpoints_of, shown, url_of
 from vit_jax.runs.bucket_lock import BucketLock
 from vit_jax.runs.checkpoints import Checkpoints, as_items, from_items
@@ -268,7 +268,8 @@ class Run:
         )
         trace = Trace(parse_profile(self.config.profile), workdir / "profile", console.log)
         self.trace = held.enter_context(trace)
-        self.feed = held.enter_context(contextlib.closing(parts.feed(self.first_step, warn)))
+        feed = open_feed(self.config, parts.splits.train, self.first_step, warn, parts.mesh)
+        self.feed = held.enter_context(contextlib.closing(feed))
         watchdog.set_phase("reading the first batch")
         self.batch = self.feed.take() if self.first_step < self.steps else None
         held.callback(LINE.clear)

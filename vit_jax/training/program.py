@@ -14,6 +14,8 @@ from jax.sharding import Mesh
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, family_of, model_factory
 from vit_jax.models.model_card import training_flops
+from vit_jax.options.model import ModelOptions
+from vit_jax.options.option import options_of
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.mesh import check_batch, place, replicated, split_batch
 from vit_jax.parallel.sharding import optimizer_shardings, parameter_shardings
@@ -182,7 +184,8 @@ def model_arguments(config: RunOptions) -> dict:
     Arguments that the config does not set are omitted. `model_factory` derives them from the
     model's name.
     """
-    chosen = {name: value for name, value in vars(config.model).items() if value is not None}
+    values = {name: getattr(config.model, name) for name in options_of(ModelOptions)}
+    chosen = {name: value for name, value in values.items() if value is not None}
     return chosen | {"image_size": config.data.image_size}
 
 
