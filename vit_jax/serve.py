@@ -218,7 +218,7 @@ def serve_dense(checkpoint: str, task: str) -> Served:
     """Compiles the programs of a segmentation, detection or depth run.
 
     Raises:
-      UserError: a flag only applies to classifiers.
+      UserError: a flag is set that only applies to classifiers.
     """
     unsupported = (NEIGHBOURS, TOP, CLASSES, NAMES, TEMPLATE, RESIZE)
     for flag in unsupported if task == "detection" else (*unsupported, THRESHOLD):

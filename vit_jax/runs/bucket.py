@@ -47,7 +47,7 @@ class Bucket:
             self._files, self._root = _file_system(url)
 
     def read(self, name: str) -> bytes | None:
-        """Returns an object's content; None if it does not exist."""
+        """Returns an object's content; None if the object does not exist."""
         with self._named_errors():
             try:
                 return self._files.cat_file(f"{self._root}/{name}")
@@ -96,14 +96,14 @@ class Bucket:
             try:
                 found = self._files.ls(self._root, detail=False)
             except FileNotFoundError:
-                # The folder is missing. `find` raises an error if the bucket does not exist either.
+                # The folder is missing. If the bucket is missing, too, `find` raises an error.
                 self._files.find(self._root, maxdepth=1)
                 return []
         return [name.rstrip("/").rpartition("/")[2] for name in found]
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Context that converts errors of the file system's library to a UserError of one line."""
+        """Context that converts errors of gcsfs and s3fs to a UserError with a single line."""
         try:
             yield
         except UserError:
@@ -168,7 +168,7 @@ def fetched(url: str) -> Path:
 
 
 def url_of(workdir: Path) -> str | None:
-    """Returns the URL of the workdir whose local copy is `workdir`; None if it is no copy."""
+    """Returns the URL of the workdir whose local copy is `workdir`; None: not a local copy."""
     return _urls.get(workdir)
 
 

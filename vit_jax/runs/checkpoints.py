@@ -71,8 +71,9 @@ class Checkpoints:
         possible while a run writes them.
       keep_every: checkpoints at multiples of this number of steps are also kept. None: no
         additional checkpoints are kept.
-      keep_best: number of best checkpoints that are also kept. The best ones have the highest test
-        accuracy, or, without accuracy, the lowest test loss.
+      keep_best: number of best checkpoints that are also kept. The best ones have the highest k-NN
+        accuracy. Without k-NN they have the highest accuracy, without accuracy the lowest loss.
+        The metrics are those of the split for model selection.
       log: callback for messages about damaged checkpoints.
     """
 
@@ -168,13 +169,14 @@ class Checkpoints:
         """Copies the items from the devices, and writes them while training continues.
 
         Args:
-          step: number of steps.
+          step: number of training steps done so far.
           items: result of `as_items`.
           figures: metrics of an evaluation at this step.
           overwrite: True: replace an existing checkpoint of this step. False: keep it.
 
         Raises:
-          UserError: the disk is too full for this checkpoint or for the previous one.
+          UserError: the disk is too full for this checkpoint, or for the previous one, which was
+            written in the background.
         """
         self.wait()
         if self.latest == step and not overwrite:
@@ -415,8 +417,8 @@ def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
       folder: the folder of the checkpoints.
       like: the items to load. Their leaves are arrays or `jax.ShapeDtypeStruct`s with the shapes
         and shardings of the result.
-      which: a step; `best`, the checkpoint with the best test accuracy or, without accuracy, the
-        best test loss; or empty for the newest checkpoint.
+      which: the step of a checkpoint; `best` for the checkpoint with the best metrics (see
+        `_score`); or empty for the newest checkpoint.
 
     Returns:
       The items by name, and the checkpoint's step as `step`.
@@ -563,7 +565,7 @@ def _raise(error: OSError):
 
 
 def _not_of_orbax(record: LogRecord) -> bool:
-    """Logging filter that suppresses Orbax's long records about errors, which Orbax also raises."""
+    """Logging filter that suppresses Orbax's long records of errors. Orbax raises them, too."""
     return "/orbax/" not in record.pathname
 
 

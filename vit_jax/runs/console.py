@@ -50,11 +50,10 @@ class Console:
         self._show(text, "", last)
 
     def still(self, text: str) -> None:
-        """Prints the last status line again with `text` appended, if that line is overdue.
+        """Prints the last status line again with `text` appended.
 
-        A line is overdue if nothing was printed for `LATE` seconds.
-
-        With an empty `text` nothing is printed.
+        Nothing is printed if `text` is empty, or if a status line was printed in the last `LATE`
+        seconds.
         """
         if text and self.late:
             self._show(self._status, f" | {text}" if self._status else text)

@@ -132,7 +132,7 @@ def _with_heads(
       The model with heads, and functions that read its parameters, by path.
 
     Raises:
-      UserError: the checkpoint contains no parameters of the required objective.
+      UserError: the checkpoint contains no parameters of the objective `spec.objective`.
     """
     start, objective = f"config.objective.teacher={spec.source!r}", checkpoint.objective
     if objective is None or objective.name != spec.objective:
@@ -169,9 +169,9 @@ def frozen_shapes(config: RunOptions) -> nnx.Module | None:
 
 
 def _halved(model: nnx.Module) -> nnx.Module:
-    """Returns the abstract model with some kernels in bfloat16, to halve their memory.
+    """Returns the abstract model with attention and MLP kernels in bfloat16, to save memory.
 
-    The model rounds these kernels to bfloat16 in each use, so its outputs do not change.
+    The model rounds these kernels to bfloat16 in each use anyway, so its outputs do not change.
     """
     graphdef, params = nnx.split(model)
 

@@ -81,7 +81,8 @@ def outcome(job: Job) -> Outcome:
         lines = (job.workdir / METRICS).read_text().splitlines(keepends=True)
     except OSError:
         return Outcome(failure=_failure(job))
-    # While another process writes the file, its last line may be incomplete. It is skipped.
+    # While another process writes the file, the last line may be incomplete. An incomplete line is
+    # skipped.
     rows = [json.loads(line) for line in lines if line.endswith("\n")]
     history: dict[str, list[float]] = {}
     seconds, last = 0.0, None

@@ -155,7 +155,12 @@ def _take_workdir(
 
 
 def _check_files(config: RunOptions, workdir: Path) -> None:
-    """Raises UserError if a file of the objective no longer exists, but the workdir has a copy."""
+    """Checks that the files of the objective, such as a tokenizer, still exist.
+
+    Raises:
+      UserError: the files no longer exist, but the workdir has copies of them. The message names
+        the flag that uses the copies.
+    """
     objective, copies = objective_of(config.objective.name), workdir / OBJECTIVE_FILES
     if not objective.files_option or not copies.is_dir():
         return

@@ -155,10 +155,11 @@ class PeriodicEvaluation:
             write_suite_page(self.workdir, outputs)
 
     def _add_knn(self, figures: Figures, row: dict[str, float]) -> None:
-        """Adds the mean accuracy of the k-NN suites, the metric for model selection.
+        """Adds the metric for model selection to `figures`: the mean accuracy of all k-NN suites.
 
         Args:
-          figures: metrics of the evaluation by split; the mean accuracy is added.
+          figures: metrics of the evaluation by split. The mean accuracy is added to the metrics of
+            the split for model selection.
           row: metrics of evaluation suites.
         """
         accuracies = [value for key, value in row.items() if key.startswith(f"{KNN}/")]
@@ -252,7 +253,9 @@ def by_name(figures: Figures, between: str) -> dict[str, float]:
 
 
 def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Returns lines that compare k-NN accuracies and matched views before and after training.
+    """Returns lines that compare metrics of self-supervised training before and after it.
+
+    The metrics are the k-NN accuracies, and the share of matched views (`views_matched`).
 
     Args:
       rows: rows of `metrics.jsonl`, in the order of their steps.

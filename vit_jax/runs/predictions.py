@@ -25,7 +25,8 @@ class Predictions(NamedTuple):
 
     Attributes:
       numbers: indices of the images in the split, `[images]`.
-      labels: classes of each image, `[images, most]`, padded with -1.
+      labels: true classes of each image, `[images, most]`. The width `most` is the largest number
+        of classes of an image. Images with fewer classes are padded with -1.
       answer: the most probable class of each image, `[images]`.
       probability: probability of the most probable class, `[images]`.
       shown: indices of the images that the report shows, `[shown]`.
@@ -177,9 +178,10 @@ def calibration(predictions: Predictions) -> tuple[np.ndarray, float]:
     """Returns the reliability diagram of the predictions and their expected calibration error.
 
     Returns:
-      The reliability diagram, `[BINS, 3]`: mean probability, accuracy and number of images of each
-      bin. The bins have equal width. Second, the expected calibration error (Guo et al., 2017): the
-      absolute difference between a bin's mean probability and its accuracy, averaged over images.
+      The reliability diagram, `[BINS, 3]`, and the expected calibration error (Guo et al., 2017).
+      The bins divide the probability of the predicted class into intervals of equal width. A row of
+      the diagram contains a bin's mean probability, accuracy and number of images. The calibration
+      error is the absolute difference of the first two, averaged over all images.
     """
     where = np.minimum((predictions.probability * BINS).astype(int), BINS - 1)
     counts = np.bincount(where, minlength=BINS)

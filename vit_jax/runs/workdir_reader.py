@@ -34,8 +34,8 @@ def open_workdir(source: str | Path) -> Checkpoint:
 
     Args:
       source: `WORKDIR` for the newest checkpoint, `WORKDIR@STEP`, or `WORKDIR@best` for the
-        checkpoint with the best test accuracy or, without accuracy, the best test loss. `WORKDIR`
-        is a folder or a URL in a bucket.
+        checkpoint with the best metrics on the split for model selection. `WORKDIR` is a folder or
+        a URL in a bucket.
 
     Raises:
       UserError: the workdir contains no run, or the checkpoint does not exist or is damaged.

@@ -85,7 +85,7 @@ def choose(settings: Settings) -> None:
 
 
 def _data(config: RunOptions, user_keys: Collection[str]) -> tuple[DataAt, list[Choice]]:
-    """Returns the data set at `data.path`. Its kind is recognized if the user names no source."""
+    """Returns the data set at `data.path`; recognizes its kind if `data.source` is not set."""
     data = config.data
     if not data.path:
         raise UserError("name the images: vit-jax finetune PHOTOS, or --config.data.path=PHOTOS")
@@ -172,15 +172,16 @@ def _first_split(config: RunOptions, keys: Collection[str], data_set: DataAt) ->
 def _groups(
     config: RunOptions, user_keys: Collection[str], source: Source, named: dict[str, str]
 ) -> list[Choice]:
-    """Chooses `data.groups`, for slices of images whose file names contain groups.
+    """Chooses `data.groups`, so that images of a group are in the same split.
 
-    If the user has set `data.groups`, or the splits are not slices, nothing is chosen.
+    A choice is made if the splits are slices of the data set, the file names contain groups, and
+    the user has not set `data.groups`. Otherwise the result is empty.
 
     Args:
       config: config of the run.
       user_keys: keys of the values that the user has set.
       source: all images.
-      named: all splits, by key.
+      named: all splits by config key, such as `data.train_split`.
     """
     sliced = any("[" in (split or "") for split in named.values())
     if not sliced or config.data.groups is not None or "data.groups" in user_keys:
@@ -203,7 +204,7 @@ def _check_apart(
 
     Args:
       config: config with all splits.
-      named: all splits, by key.
+      named: all splits by config key, such as `data.train_split`.
       user_splits: keys of the splits that the user has set.
       train: the training split.
     """
@@ -437,7 +438,7 @@ def _length(
     seconds, evaluations, stopping = _seconds(config), EVALUATIONS, []
     if seconds is not None and not (config.steps or config.epochs):
         forward = _forward_seconds(checkpoint, config.data.image_size)
-        # Time for training, divided by the duration of one image's forward pass.
+        # Time left for training and its dev evaluations, in forward passes of one image.
         left = (0.85 * seconds - STARTS) / forward - count - images.dev - 2 * images.test
         if left < BACKWARD * steps * batch + evaluations * images.dev:
             affordable = int(EVALUATED * left / max(1, images.dev))

@@ -83,7 +83,8 @@ def start_values(name: str | None, model: str | None) -> dict[str, str]:
 
     Args:
       name: a checkpoint, the name of a published model or `scratch`; None: the default checkpoint.
-      model: the config's `model.name`, which remains with `scratch`; None or empty: not set.
+      model: the config's `model.name`. With `scratch`, this model is trained. None or empty: not
+        set, and with `scratch` a small ViT is trained.
     """
     if name == SCRATCH:
         return {"model.name": model or ("ViT-Ti/16" if _on_cpu() else "ViT-S/16")}

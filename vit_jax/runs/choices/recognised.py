@@ -26,9 +26,10 @@ def recognise(
 ) -> None:
     """Sets `data.source` and the splits according to the data at `data.path`.
 
-    If the user has set `data.source`, nothing is recognized, except the splits of sources with
-    several layouts. If a path is not recognized, the config stays unchanged, and opening the data
-    later raises the error.
+    If the user has set `data.source`, the source is not changed. The splits are then recognized
+    only for sources whose files may have several layouts, each with its own splits. If the data at
+    a path are not recognized, the config stays unchanged, and opening the data later raises the
+    error.
 
     Args:
       config: config to change.

@@ -130,7 +130,7 @@ class Delivery:
         return True
 
     def _send(self, item: _Row | _Picture) -> None:
-        """Sends an item, without the metrics that were sent before."""
+        """Sends a row or a picture to the tracker. Metrics that were sent before are skipped."""
         tracker = self._tracker = self._tracker or self._open()
         sent = self._sent
         if isinstance(item, _Picture):
