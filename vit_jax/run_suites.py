@@ -62,7 +62,7 @@ def run_suites(
     changed. The log names reused results.
 
     Args:
-      checkpoint: a source as in `load_model`.
+      checkpoint: a workdir, a file or `hf://owner/name`, as in `load_model`.
       names: names of suites, or `all`.
       out: a folder for `results.json`, `results.md` and `results.png`.
       options: values of the suites' options by name. If the data set of an option is missing, its
@@ -297,7 +297,7 @@ def frozen_crop(opened, image_size: int | None) -> TestCrop:
 
     For a checkpoint of another library, it is the preprocessing that the checkpoint contains. For a
     vit_jax run, and for a checkpoint without preprocessing, it is the transform of the few-shot
-    protocol. Evaluations during training use this transform, too.
+    protocol. Evaluations during training also use the transform of the few-shot protocol.
     """
     size = square_size(opened, image_size)
     crop = checkpoint_crop(opened, size)

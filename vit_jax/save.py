@@ -46,7 +46,7 @@ def save_model(
           encoder and tokenizer. With `library="open_clip"` it is saved for open_clip. A `FILE.npz`
           is saved for big_vision, without the tokenizer: copy the tokenizer's files into the folder
           of the file.
-        - A checkpoint: a source as in `load_model`.
+        - A checkpoint: a workdir, a file or `hf://owner/name`, as in `load_model`.
 
       path: a new `FILE.npz` for Google's format, or a new folder. A folder is written for
         Transformers, for timm if Transformers does not have the model, or for OpenAI's code if the
@@ -184,7 +184,7 @@ def objective_to_save(
 ) -> tuple[ObjectiveParams | None, Shapes]:
     """Returns the objective's parameters to save next to the model, and their shapes.
 
-    They are None if the checkpoint contains no objective parameters, or if the library's format is
+    Both are None if the checkpoint contains no objective parameters, or if the library's format is
     a single file.
 
     Args:

@@ -176,7 +176,7 @@ class Served(NamedTuple):
 
 
 def make_service(checkpoint: str):
-    """Returns the HTTP service of a checkpoint, and its Prometheus metrics."""
+    """Returns the HTTP service of a checkpoint, and the Prometheus metrics of the service."""
     from vit_jax.dense import objective_at
     from vit_jax.parallel.process_settings import keep_freed_memory
     from vit_jax.serving.metrics import Metrics

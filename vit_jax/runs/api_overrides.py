@@ -10,7 +10,7 @@ class ApiOverrides(NamedTuple):
     """Overrides of the config by a calling program, such as a notebook.
 
     Attributes:
-      data: data sets by split, `train` and `test`, as `sources.handed_in` returns them;
+      data: the opened data set by split (`train` and `test`), as returned by `sources.handed_in`;
         None: the config's data.
       model: model from which training starts; None: the config's model or checkpoint.
       on_log: function that is called with step and metrics when a row of `metrics.jsonl` is

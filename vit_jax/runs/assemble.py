@@ -202,10 +202,10 @@ def class_count(config: RunOptions, source: Source) -> int:
 
 
 def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
-    """Sets `data.num_classes` in a config whose objective has its own head for classes.
+    """Returns the config with `data.num_classes` set, if the objective has its own class head.
 
-    If `data.num_classes` is None, it becomes the data set's number of classes. The config of any
-    other objective is returned unchanged.
+    If `data.num_classes` is None, it becomes the data set's number of classes. With any other
+    objective, the config is returned unchanged.
 
     Raises:
       UserError: `config.data.num_classes` is less than the data set's number of classes.

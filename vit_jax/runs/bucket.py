@@ -184,7 +184,7 @@ def checkpoints_of(workdir: Path) -> Path | epath.Path:
 
 
 def read_through(url: str) -> None:
-    """Reads every object whose name starts with a URL, to find objects that cannot be read.
+    """Reads every object below a URL, to find objects that cannot be read.
 
     Raises:
       UserError: an object cannot be read.

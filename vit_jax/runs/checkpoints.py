@@ -417,8 +417,8 @@ def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
       folder: the folder of the checkpoints.
       like: the items to load. Their leaves are arrays or `jax.ShapeDtypeStruct`s with the shapes
         and shardings of the result.
-      which: the step of a checkpoint; `best` for the checkpoint with the best metrics (see
-        `_score`); or empty for the newest checkpoint.
+      which: a step; empty for the newest checkpoint; or `best` for the checkpoint with the highest
+        k-NN accuracy. Without k-NN it is the highest accuracy, without accuracy the lowest loss.
 
     Returns:
       The items by name, and the checkpoint's step as `step`.
@@ -565,7 +565,7 @@ def _raise(error: OSError):
 
 
 def _not_of_orbax(record: LogRecord) -> bool:
-    """Logging filter that suppresses Orbax's long records of errors. Orbax raises them, too."""
+    """Logging filter that suppresses Orbax's long log records of errors that it also raises."""
     return "/orbax/" not in record.pathname
 
 

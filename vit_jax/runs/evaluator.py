@@ -35,7 +35,7 @@ class Evaluator:
       views: result of `evaluation_views`; empty: a single view, the test crop.
 
     Attributes:
-      metrics: formats of the objective's metrics, by name.
+      metrics: formats (`share` or `number`) of the objective's metrics, by name.
       draws: True if the objective has pictures.
       answers: predictions for each readable image of the last evaluation. The keys are attributes
         of `Predictions`. None: the objective has no labels.

@@ -33,8 +33,8 @@ class FrozenModel(NamedTuple):
     """Frozen model whose parameters have not been read yet.
 
     Attributes:
-      model: an `ImageModel` or a `WithHeads`, with shapes and dtypes in place of arrays. `read`
-        converts each parameter to its dtype in this model.
+      model: an `ImageModel`, or a `WithHeads` (an `ImageModel` and its objective's heads). It has
+        shapes and dtypes in place of arrays. `read` converts each parameter to its dtype here.
       sources: functions that read the parameters, by path.
       notes: lines that describe the model.
     """

@@ -25,10 +25,10 @@ class Ledger:
 
     Args:
       started: `time.time()` when the command began.
-      rows: rows of `metrics.jsonl` from earlier starts of the run. They contain the
-        seconds so far, to which the seconds of this start are added.
-      first_step: the step from which the run continues. If an earlier start went further, its
-        time after this step is counted as `lost`.
+      rows: rows of `metrics.jsonl` from earlier starts of the run. Counting
+        continues from the seconds in these rows.
+      first_step: the step from which the run continues. The time that earlier starts
+        spent after this step is counted as `lost`.
     """
 
     def __init__(self, started: float, rows: list[dict], first_step: int):

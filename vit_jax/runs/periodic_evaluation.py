@@ -253,9 +253,10 @@ def by_name(figures: Figures, between: str) -> dict[str, float]:
 
 
 def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Returns lines that compare metrics of self-supervised training before and after it.
+    """Returns lines that compare metrics before and after self-supervised training.
 
-    The metrics are the k-NN accuracies, and the share of matched views (`views_matched`).
+    The metrics are the k-NN accuracies, and the share of images whose two large views match
+    (`views_matched`).
 
     Args:
       rows: rows of `metrics.jsonl`, in the order of their steps.

@@ -219,8 +219,8 @@ def claim(folder: Path, config: RunOptions) -> None:
     if file.exists():
         saved = from_json(file.read_text()).sweep
         differing = differences(file.read_text(), config) + [
-            # All runs of a sweep must have the same splits, so that their accuracies can be
-            # compared.
+            # All runs of a sweep must have the same splits. Otherwise their accuracies could not
+            # be compared.
             f"sweep.{key}: {getattr(saved, key)} -> {getattr(config.sweep, key)}"
             for key in ("train_split", "dev_split")
             if getattr(saved, key) != getattr(config.sweep, key)

@@ -41,8 +41,8 @@ def attention_figures(
 
     The attention maps show attention rollout and the last layer's attention, from the class token
     or from the patches. The patch colours show the principal components of the last layer's
-    patches. For each head, the attention distance is the mean distance
-    between a patch and the patches that it attends to, averaged over the images.
+    patches. The attention distance of a head is the mean distance between a patch and the patches
+    that it attends to, weighted by attention and averaged over patches and images.
 
     All processes of a run must call this.
 

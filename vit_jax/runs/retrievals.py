@@ -31,7 +31,7 @@ class Retrievals(NamedTuple):
       captions: texts, `[captions]`.
       ranks: rank of each caption's correct image, counted from 1, `[captions]`. If several images
         are correct, it is the rank of the most similar one.
-      right: the image of `ranks`, as its index in the split, `[captions]`.
+      right: index in the split of the correct image whose rank is in `ranks`, `[captions]`.
       found: indices in the split of each caption's most similar images, `[captions, most]`, the
         most similar first.
       found_right: True if the image in `found` is correct, `[captions, most]`.

@@ -52,8 +52,8 @@ def _of_each_split(name: str) -> dict[str, str]:
 ENTROPIES = {"train/teacher_entropy": "teacher", "train/student_entropy": "student"}
 ENTROPIES |= {"train/kl": "student's divergence"}
 
-# Panels of curves. Each panel has a title, labels for the legend by key in `metrics.jsonl`, and the
-# factor by which values are multiplied for display.
+# Panels of curves: title, curves and scale of each panel. The curves map a metric's key in
+# `metrics.jsonl` to its label in the legend. Values are multiplied by the scale for display.
 CURVES = (
     ("Loss", _of_each_split("loss"), 1),
     ("Accuracy, %", _of_each_split("accuracy"), 100),
@@ -270,7 +270,7 @@ def figure(
     Args:
       key: name of the metric.
       value: value of the metric.
-      formats: formats by name.
+      formats: formats of the metrics (`share` or `number`), by name.
       figures: all metrics, among them the number of images.
     """
     split, _, name = key.partition("/")

@@ -199,8 +199,8 @@ def _check_data(workdir: Path, saved: SavedRun, config: RunOptions, manifest: di
 
 def _depends_on_steps(config: RunOptions) -> bool:
     """Returns True if training depends on the run's length. The run cannot be extended then."""
-    # With `checkpoint.final=best`, the last checkpoint contains the parameters of the best step, but
-    # the optimizer state of the last step. Training cannot continue from this checkpoint.
+    # With `checkpoint.final=best`, the last checkpoint contains the parameters of the best step,
+    # but the optimizer state of the last step. Training cannot continue from this checkpoint.
     ends_with_best = config.checkpoint.final == "best"
     return (
         ends_with_best

@@ -173,8 +173,8 @@ class Lock:
     def _silent_seconds(self, last: int) -> float:
         """Returns the seconds since the last modification of a lock file.
 
-        The current time is the modification time of a new file. On a network file system, both
-        times are thus from the server's clock.
+        The current time is taken from a new file, as its modification time. On a network file
+        system, both times are thus from the server's clock.
         """
         file = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
         try:

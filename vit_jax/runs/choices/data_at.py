@@ -101,7 +101,7 @@ def check_no_run(path: str) -> None:
 
 
 def of_kind(kind: str, path: str) -> DataAt:
-    """Returns the data set at a path, whose kind is known and whose splits are recognized.
+    """Recognizes the splits of the data set at a path. The kind of the data set is known.
 
     Args:
       kind: value for `data.source`, such as `folder` or `tfds`.

@@ -290,7 +290,8 @@ def _check_enough(config: RunOptions, source: Source, whole: bool) -> None:
     Args:
       config: config of the run.
       source: the images.
-      whole: True: all splits are slices of this source.
+      whole: True: train, dev and test splits are all slices of `source`. False: the data set has
+        splits of its own.
     """
     path, table = config.data.path, source.known_labels()
     if whole and len(source) < FEWEST:
@@ -393,7 +394,7 @@ def _size_in_time(
 
 
 def _seconds(config: RunOptions) -> float | None:
-    """Returns the available time of the run in seconds; None: no limit, as on accelerators."""
+    """Returns the available time in seconds; None: no limit, the default on accelerators."""
     if config.minutes is not None:
         return 60 * config.minutes
     return 60 * MINUTES if jax.default_backend() == "cpu" else None
@@ -438,7 +439,8 @@ def _length(
     seconds, evaluations, stopping = _seconds(config), EVALUATIONS, []
     if seconds is not None and not (config.steps or config.epochs):
         forward = _forward_seconds(checkpoint, config.data.image_size)
-        # Time left for training and its dev evaluations, in forward passes of one image.
+        # Time left for training and dev evaluations. The unit is the duration of a forward pass of
+        # one image.
         left = (0.85 * seconds - STARTS) / forward - count - images.dev - 2 * images.test
         if left < BACKWARD * steps * batch + evaluations * images.dev:
             affordable = int(EVALUATED * left / max(1, images.dev))

@@ -115,8 +115,8 @@ def _splits(config: RunOptions, data_set: DataAt) -> list[Choice]:
 def _unlabelled(path: str) -> DataAt:
     """Recognizes a folder with images for training without labels, and its splits.
 
-    The images may be in inner folders of any depth. If the path is not such a folder, the data set
-    is recognized as in `data_at`.
+    The images may be in inner folders of any depth. A path to any other data, such as a CSV, is
+    recognized like a labelled data set.
     """
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, "dataset_info.json")):
         return data_at(path)
