@@ -65,8 +65,8 @@ def run_suites(
       checkpoint: a workdir, a file or `hf://owner/name`, as in `load_model`.
       names: names of suites, or `all`.
       out: a folder for `results.json`, `results.md` and `results.png`.
-      options: values of the suites' options by name. If the data set of an option is missing, its
-        row in the table of results explains how to get it.
+      options: values of the suites' options by name. If a data set is missing on this machine, its
+        row in the table of results explains how to get the data set.
       image_size: image size in pixels; None: the checkpoint's image size (384 for VTAB).
       batch_size: batch size of all devices together.
       workers: number of processes that decode images; None: it is chosen by the numbers of cores

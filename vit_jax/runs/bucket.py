@@ -129,7 +129,7 @@ _SIGN_IN = {"gs://": "gcloud auth application-default login", "s3://": "aws conf
 
 @functools.cache
 def _file_system(url: str):
-    """Returns the file system of a URL, and the URL's path in the file system."""
+    """Returns fsspec's file system for a URL, and the URL's path in this file system."""
     # gcsfs logs the traceback of each error that it raises. These logs are suppressed.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     try:
@@ -250,7 +250,8 @@ class Upload:
         with self._one_at_a_time:
             changed = {}
             for path in self._workdir.rglob("*"):
-                # A temporary file may have been renamed after it was listed. It is skipped.
+                # Temporary files that were renamed after the listing no longer exist. They are
+                # skipped.
                 with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
                     name, state = (
@@ -269,6 +270,7 @@ class Upload:
 
     def _follow(self) -> None:
         while not self._closed.wait(self._seconds):
-            # Errors are ignored here. `flush` before the next checkpoint raises permanent errors.
+            # An error of this copy is ignored. If the error persists, the call of `flush` before
+            # the next checkpoint raises it.
             with contextlib.suppress(UserError, OSError):
                 self.flush()

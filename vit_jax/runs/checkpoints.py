@@ -218,7 +218,7 @@ class Checkpoints:
                 restored, sums = self._read(step, like)
             except DamagedCheckpoint as error:
                 problem = str(error)
-            # If only one process detects damage, no process may use the checkpoint.
+            # If any process detects damage, no process may use the checkpoint.
             if multihost_utils.process_allgather(np.bool_(restored is not None)).all():
                 try:
                     whole = self._compare(step, restored, sums)
@@ -294,8 +294,8 @@ class Checkpoints:
                 )
                 sums = {name: metadata.custom_metadata["checksums"][name] for name in like}
                 return ocp.load_checkpointables(path, abstract), sums
-        # These errors are not damage of the checkpoint. For example, it belongs to another model,
-        # or there is too little memory.
+        # These errors do not mean that the checkpoint is damaged. For example, the checkpoint
+        # belongs to another model, or the memory is too small.
         except (
             UserError,
             MemoryError,

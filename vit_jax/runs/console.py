@@ -89,9 +89,10 @@ class MetricWriter:
         first_step: int,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
-        """Opens `metrics.jsonl` and removes the rows after `first_step`.
+        """Opens `metrics.jsonl` and removes the rows of steps after `first_step`.
 
-        A killed run wrote these rows, and this run writes them again.
+        An earlier start of the run wrote these rows before it was killed. This start trains these
+        steps again, and writes the rows again.
 
         Args:
           workdir: the run's workdir.

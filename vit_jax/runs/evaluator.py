@@ -110,7 +110,10 @@ class Evaluator:
         return figures | (class_figures(counts) if counts else {}) | {"images": images}
 
     def counts(self) -> ClassCounts | None:
-        """Returns the last evaluation's `ClassCounts`; None unless each image has one label."""
+        """Returns the numbers of images, predictions and correct predictions by class.
+
+        The numbers are those of the last evaluation. None if an image does not have one label.
+        """
         return (
             class_counts(self.answers["labels"], self.answers["answer"]) if self.answers else None
         )

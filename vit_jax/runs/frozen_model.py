@@ -108,7 +108,7 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
 
 
 def _random_frozen(config: RunOptions, class_names: Sequence[str]) -> FrozenModel:
-    """Returns a small untrained model for `teacher='random'`. It is equal in all processes."""
+    """Returns a small untrained model for `teacher='random'`, equal in all processes."""
     num_classes = len(class_names) or config.data.num_classes or 0
     model = objective_of(config.objective.name).random_teacher(config, num_classes, nnx.Rngs(0))
     params = jax.tree.leaves_with_path(_params(model))

@@ -369,10 +369,10 @@ class Run:
         return 0
 
     def _first_figures(self) -> Figures | None:
-        """Returns the evaluation of the step from which the run continues.
+        """Returns the evaluation metrics at the step from which the run continues.
 
-        If a signal interrupted this evaluation, it is repeated now. At step 0, the parameters are
-        evaluated only if the run compares later parameters with the initial ones.
+        If a signal interrupted the evaluation at this step, it is repeated now. At step 0, the
+        parameters are evaluated only if the run compares later parameters with the initial ones.
         """
         step, last = self.first_step, self.first_step >= self.steps
         figures = self.evaluation.restored(self.checkpoints.figures.get(step))
@@ -426,8 +426,9 @@ class Run:
     def _evaluate(self, step: int, last: bool) -> Figures | None:
         """Evaluates the newest parameters; returns None if a signal interrupted the evaluation.
 
-        If the run ends here and `checkpoint.final` is `best`, the parameters of the best step are
-        restored and evaluated on the test images. The item `kept` of the result contains that step.
+        In the run's last evaluation, if `checkpoint.final` is `best`, the parameters of the best
+        step are restored and evaluated on the test images. The item `kept` of the result contains
+        the best step.
         """
         self.ledger.enter("evaluate")
         self.watchdog.set_phase("evaluating")
@@ -484,7 +485,7 @@ class Run:
         if self.lock:  # During an evaluation, another run may have taken the workdir.
             self.lock.check()
         # The rows of metrics are uploaded before the checkpoint, because a run that continues from
-        # this checkpoint keeps the rows up to here.
+        # this checkpoint needs all rows up to the checkpoint's step.
         if self.upload:
             self.upload.flush()
         saved = figures and self.evaluation.saved(figures)

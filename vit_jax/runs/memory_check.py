@@ -182,15 +182,15 @@ def likely_changes(
     optimizer: int,
     temporaries: int,
 ) -> Iterator[Changes]:
-    """Yields config changes with which a step should fit, the fastest step first.
+    """Yields config changes with which a step should fit. Changes with fast steps come first.
 
     Args:
       config: config of the run.
       devices: number of devices.
       limit: memory of a device in bytes.
-      parameters: bytes of the parameters on a device without changes.
-      optimizer: bytes of the optimizer's state on a device without changes.
-      temporaries: bytes of activations and gradients on a device without changes.
+      parameters: bytes of the parameters on a device, with the unchanged config.
+      optimizer: bytes of the optimizer's state on a device, with the unchanged config.
+      temporaries: bytes of activations and gradients on a device, with the unchanged config.
     """
     mesh, state = config.mesh, parameters + optimizer
     fsdps = {
@@ -221,7 +221,7 @@ def _micro_batches(config: RunOptions, devices: int) -> list[int]:
 
 
 def _changes(config: RunOptions, micro: int, remat: str, fsdp: int) -> Changes:
-    """Returns the config changes for more micro-batches, another rematerialization and FSDP.
+    """Returns the config changes to new micro-batches, rematerialization policy and FSDP.
 
     Args:
       config: config of the run.

@@ -28,8 +28,8 @@ from vit_jax.training.step import State
 KNN = "knn"
 Figures = dict[str, dict[str, float]]  # The metrics of an evaluation, by split.
 
-# Log lines contain balanced metrics if the largest class has at least 1.5 times as many images as
-# the smallest class.
+# Log lines contain metrics that weight all classes equally, if the largest class has at least 1.5
+# times as many images as the smallest class.
 UNEQUAL = 1.5
 MOST_NEVER = 10  # Maximum number of classes that a note names.
 
@@ -150,7 +150,10 @@ class PeriodicEvaluation:
             keep_retrievals(self.workdir, retrievals)
 
     def _write_page(self, outputs: Outputs) -> None:
-        """Writes the HTML page of a suite's data set, if this process writes the run's files."""
+        """Writes the page with a suite's pictures for one data set.
+
+        Only the process that writes the run's files writes the page.
+        """
         if self._writer:
             write_suite_page(self.workdir, outputs)
 

@@ -16,7 +16,7 @@ CLASS_FIGURES = {"balanced_accuracy": "share", "macro_f1": "share"}
 
 
 def metric_in_words(name: str) -> str:
-    """Returns the name of a metric for people, such as `balanced accuracy`."""
+    """Returns a readable name of a metric: `balanced accuracy` for `balanced_accuracy`."""
     return name.replace("_", " ").replace(" f1", " F1")
 
 
@@ -49,7 +49,7 @@ class Predictions(NamedTuple):
 
     @property
     def mistakes(self) -> np.ndarray:
-        """Indices of wrongly predicted images in the arrays, the most confident prediction first.
+        """Rows of the arrays with wrongly predicted images, the most confident prediction first.
 
         Images without a label are skipped.
         """
@@ -97,7 +97,7 @@ class ClassCounts(NamedTuple):
 
 
 def to_show(predictions: Predictions) -> np.ndarray:
-    """Returns the indices of the images for the report: the worst mistakes, and a sample."""
+    """Returns the indices of the images to show: the worst mistakes, and a sample of all images."""
     rows = np.linspace(0, len(predictions.numbers) - 1, min(MOST_SAMPLES, len(predictions.numbers)))
     chosen = np.concatenate([predictions.mistakes[:MOST_MISTAKES], rows.astype(int)])
     return np.unique(predictions.numbers[chosen])

@@ -143,7 +143,7 @@ class RunFiles(NamedTuple):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of the run so far, by kind, such as `train` or `evaluate`."""
+        """Seconds of the run so far, by kind of work, such as `train` or `evaluate`."""
         timed = [row for row in self.rows if "time/train" in row]
         return {kind: timed[-1][f"time/{kind}"] for kind in KINDS} if timed else {}
 

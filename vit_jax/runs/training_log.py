@@ -210,8 +210,8 @@ class Suspicion:
         first, accuracy = self._constant is None, means.get("accuracy")
         self._over = not first and accuracy != self._constant or accuracy not in (0.0, 1.0)
         self._constant = accuracy
-        # For an accuracy of 0, 10 images per class are enough: the probability that random
-        # predictions are wrong for all of these images is below 1 in 20,000.
+        # If the accuracy is 0, the warning requires 10 images per class. The probability that
+        # random predictions are wrong for all of these images is below 1 in 20,000.
         enough = images >= (10 * self._classes if accuracy == 0.0 else MANY)
         if first and abs(means["loss"]) < 0.00005:
             figure = "the loss is 0.0000"

@@ -82,7 +82,7 @@ def claim(
             lock = held.enter_context(BucketLock(Bucket(url), log) if url else Lock(workdir, log))
             if url:
                 fetched(url)
-            # Second check, since the previous owner of the lock may have changed the workdir.
+            # Second check, since the lock's previous owner may have changed the workdir meanwhile.
             saved = _belongs(workdir, config, manifest)
             if not saved:
                 _write(workdir, manifest, configs.to_json(config))
@@ -138,7 +138,7 @@ def _belongs(workdir: Path, config: RunOptions, manifest: dict) -> SavedRun | No
 def _check_empty(workdir: Path) -> None:
     """Raises UserError if a folder without a run contains files.
 
-    Files that a start of a run wrote before it was killed are allowed.
+    Files of a run that was killed while it created the workdir are allowed.
     """
     begun = (MANIFEST, CONFIG + ".tmp", PREFIX)  # Files that a killed start leaves.
     url = url_of(workdir)

@@ -81,7 +81,11 @@ def _options_of(manifest: dict, place: str) -> ImageOptions:
 def _load_params(
     workdir: Path, config: RunOptions, manifest: dict, shapes: Shapes, which: str
 ) -> tuple[dict, int]:
-    """Loads the evaluated parameters of a run's model, nested; also returns their step."""
+    """Loads the parameters of a run's model that evaluations use, such as an EMA.
+
+    Returns:
+      The parameters, nested, and their step.
+    """
     params, folder = _abstract(shapes), checkpoints_of(workdir)
     handed_in = manifest.get("objective")
     evaluated = (

@@ -99,7 +99,7 @@ def _data(config: RunOptions, user_keys: Collection[str]) -> tuple[DataAt, list[
 
 
 def _checkpoint(config: RunOptions) -> tuple[Checkpoint, list[Choice]]:
-    """Returns the checkpoint to start from. If the user names none, downloads the default one."""
+    """Returns the checkpoint to start from. By default, a published checkpoint is downloaded."""
     choices = []
     name = config.finetune.checkpoint
     if name is None:
@@ -253,7 +253,7 @@ def _whole(source: Source) -> list[Choice]:
 
 
 def _parts(names: Collection[str], first: str) -> list[Choice]:
-    """Chooses train, dev and test splits for a data set that may lack some of them.
+    """Chooses train, dev and test splits for a data set that may have no dev or no test split.
 
     Args:
       names: names of the data set's splits.
@@ -477,5 +477,5 @@ def _length(
 
 
 def _first(table: Sequence[tuple[float, T]], count: float) -> T:
-    """Returns the value of the first row (limit, value) of a table whose limit exceeds `count`."""
+    """Looks up `count` in a table of (limit, value): the first value with a limit above `count`."""
     return next(value for most, value in table if count < most)

@@ -90,7 +90,7 @@ class Delivery:
         self._waiting.put(_Picture(step, name, png))
 
     def close(self) -> None:
-        """Waits up to a minute until all queued items are sent. Logs a warning if some are not."""
+        """Waits up to a minute until all queued items are sent. Warns if some are not sent."""
         self._waiting.put(None)
         self._closing.set()
         self._thread.join(CLOSE_SECONDS)
@@ -117,7 +117,7 @@ class Delivery:
             self._keep(self._sent)
 
     def _tried(self, act: Callable[[], None]) -> bool:
-        """Calls `act`; returns False if it raises an error."""
+        """Calls `act`; returns False, and logs a warning, if the call raises an error."""
         try:
             act()
         except Exception as error:  # The library may raise any exception; training continues.
