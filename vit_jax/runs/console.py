@@ -79,8 +79,8 @@ class MetricWriter:
     """Writes metrics by step into `metrics.jsonl`, and sends metrics and pictures to trackers.
 
     Attributes:
-      rows: rows of `metrics.jsonl` from earlier starts of the run, up to the step from which the
-        run continues.
+      rows: rows of `metrics.jsonl` that a resumed run has written before, up to the step from which
+        it continues.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class MetricWriter:
     ):
         """Opens `metrics.jsonl` and removes the rows of steps after `first_step`.
 
-        An earlier start of the run wrote these rows before it was killed. This start trains these
-        steps again, and writes the rows again.
+        The run wrote these rows before it was killed. The resumed run trains these steps again, and
+        writes the rows again.
 
         Args:
           workdir: the run's workdir.

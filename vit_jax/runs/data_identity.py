@@ -1,6 +1,6 @@
 """Identity of a run's data: class names, numbers of images, and fingerprints of the splits.
 
-When a run is started again, the identity of its data is compared with the stored one.
+When a run is resumed, the identity of its data is compared with the stored identity.
 """
 
 from collections.abc import Iterator, Mapping

@@ -112,7 +112,8 @@ class Evaluator:
     def counts(self) -> ClassCounts | None:
         """Returns the numbers of images, predictions and correct predictions by class.
 
-        The numbers are those of the last evaluation. None if an image does not have one label.
+        The numbers are those of the last evaluation. The result is None if an image does not have
+        exactly one label.
         """
         return (
             class_counts(self.answers["labels"], self.answers["answer"]) if self.answers else None

@@ -58,8 +58,8 @@ def train(
 
     Args:
       config: options that `vit_jax.config.check` has accepted.
-      workdir: a new or empty folder, or the workdir of an earlier start with the same config. In
-        the latter case the run is continued.
+      workdir: a new or empty folder, or the workdir of a run with the same config. In the latter
+        case this run is resumed.
       peers: the run's processes, if there are several (`vit_jax.parallel.distributed.start`).
       started: `time.time()` when the command began, for the log.
       overrides: API overrides of the calling program. None: a command calls this function, and the

@@ -221,7 +221,7 @@ def _micro_batches(config: RunOptions, devices: int) -> list[int]:
 
 
 def _changes(config: RunOptions, micro: int, remat: str, fsdp: int) -> Changes:
-    """Returns the config changes to new micro-batches, rematerialization policy and FSDP.
+    """Returns the config changes that set micro-batches, rematerialization policy and FSDP.
 
     Args:
       config: config of the run.

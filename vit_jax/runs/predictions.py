@@ -49,9 +49,9 @@ class Predictions(NamedTuple):
 
     @property
     def mistakes(self) -> np.ndarray:
-        """Rows of the arrays with wrongly predicted images, the most confident prediction first.
+        """Indices of the wrongly predicted images in arrays such as `labels`.
 
-        Images without a label are skipped.
+        The most confident predictions come first. Images without a label are skipped.
         """
         wrong = np.flatnonzero(~self.right & (self.labels >= 0).any(axis=1))
         return wrong[np.argsort(-self.probability[wrong], kind="stable")]

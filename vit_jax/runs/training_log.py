@@ -25,7 +25,7 @@ class TrainLog:
       images: number of images in the training split.
       flops: training FLOPs per image.
       ledger: timer of training and other work (`goodput.py`).
-      skipped: number of updates that earlier starts skipped.
+      skipped: number of updates that a resumed run has skipped before it was resumed.
       classes: number of classes in the training split; 0: the objective has no labels.
     """
 
@@ -170,7 +170,7 @@ class TrainLog:
     def account(self, step: int) -> None:
         """Writes the seconds of each kind of work so far to `metrics.jsonl`.
 
-        A later start of the run reads these seconds, and adds its own seconds.
+        If the run is resumed, it continues to count from these seconds.
         """
         if self._writer:
             self._writer.write(step, self._ledger.row())

@@ -31,8 +31,8 @@ def deliveries(
       log: callback for messages.
 
     Raises:
-      UserError: a library is not installed, or the first connection of a new run fails. Later
-        connections are tried again while the run continues.
+      UserError: the library of a tracker is not installed, or the first connection of a new run
+        fails. Later connections are tried again while the run continues.
     """
     saved = saved_run(workdir)
     values = {key: as_text(x) if isinstance(x, str) else x for key, x in leaves(saved.config)}

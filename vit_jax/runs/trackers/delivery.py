@@ -38,8 +38,8 @@ class Delivery:
     The file `trackers/NAME.json` in the workdir contains the tracker's identifier of the run and a
     record of the rows that were sent. If sending fails, it is tried again until the run ends.
 
-    After a crash, the next start of the run sends the rows of `metrics.jsonl` that were not sent
-    before. It also sends rows again that the library may have lost when the process was killed. A
+    When a run is resumed after a crash, the thread sends the rows of `metrics.jsonl` that were not
+    sent before. It also sends rows again that the tracking library may have lost in the crash. A
     few rows may therefore arrive twice. Rows that the run computes again after the crash are not
     sent again.
 
@@ -73,9 +73,9 @@ class Delivery:
         self._tracker: BaseTracker | None = None if self._sent["identity"] else self._open()
         for row in rows:
             self.row(row["step"], {key: value for key, value in row.items() if key != "step"})
-        # The library is imported here and not in the thread, because CPython 3.11 may fail to parse
-        # code in two threads at once (python/cpython#106905). If the library is missing, `_open`
-        # raises the error.
+        # The tracking library is imported here and not in the thread, because CPython 3.11 may fail
+        # to parse code in two threads at once (python/cpython#106905). If the library is missing,
+        # `_open` raises the error.
         with contextlib.suppress(Exception):
             import_module(kind.library)
         self._thread = threading.Thread(target=self._deliver, name=f"tracker {name}", daemon=True)
