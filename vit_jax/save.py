@@ -184,8 +184,8 @@ def objective_to_save(
 ) -> tuple[ObjectiveParams | None, Shapes]:
     """Returns the objective's parameters to save next to the model, and their shapes.
 
-    There are none if the checkpoint contains no objective parameters, or if the model is saved in a
-    single file, as in Google's format. The parameters are then None, and the shapes are empty.
+    The result is None and {} if the checkpoint contains no objective parameters, or if the model is
+    saved in a single file, as in Google's format.
 
     Args:
       checkpoint: the checkpoint.

@@ -79,8 +79,8 @@ class MetricWriter:
     """Writes metrics by step into `metrics.jsonl`, and sends metrics and pictures to trackers.
 
     Attributes:
-      rows: rows of `metrics.jsonl` that a resumed run has written before, up to the step from which
-        it continues.
+      rows: rows that a resumed run has written into `metrics.jsonl` before, up to the step from
+        which the run continues.
     """
 
     def __init__(

@@ -218,7 +218,7 @@ class Lock:
         return False
 
     def _sign(self) -> None:
-        """Locks the new lock file with `flock`, and writes this process into the file as owner."""
+        """Locks the new lock file with `flock`, and writes the owner into it: this process."""
         with contextlib.suppress(OSError):  # Some file systems do not support `flock`.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         holder = this_process(os.fstat(self._descriptor).st_ino)

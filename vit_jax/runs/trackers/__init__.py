@@ -22,7 +22,7 @@ from vit_jax.runs.workdir import saved_run
 def deliveries(
     names: Sequence[str], workdir: Path, rows: Sequence[dict], log: Say
 ) -> list[Delivery]:
-    """Opens trackers for the run in a workdir, and sends the metrics that they do not have yet.
+    """Opens trackers for the run in a workdir, and sends them the metrics not sent before.
 
     Args:
       names: names of the trackers.

@@ -117,7 +117,10 @@ class Delivery:
             self._keep(self._sent)
 
     def _tried(self, act: Callable[[], None]) -> bool:
-        """Calls `act`; returns False, and logs a warning, if the call raises an error."""
+        """Calls `act`; returns False if the call raises an error.
+
+        Of several consecutive errors, only the first one is logged.
+        """
         try:
             act()
         except Exception as error:  # The library may raise any exception; training continues.

@@ -68,4 +68,4 @@ class BaseTracker(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Sends pending data, and marks the run as finished. A resumed run is opened again."""
+        """Sends pending data, and marks the run as finished. Resuming the run opens it again."""
