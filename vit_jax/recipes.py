@@ -241,8 +241,8 @@ def tuned_codes(
       clip: maximum norm of the gradient; 0: no clipping.
     """
     config = tuned_features(model, row, i21k)
-    # Each layer has its own table of position biases. It is initialized from the table that all
-    # layers share in pre-training.
+    # In pre-training, all layers share one table of relative position biases. In fine-tuning, each
+    # layer has a table of its own, which is initialized from the shared table.
     config.model.position_at = "stem"
     config.augment.erasing = 0.25
     if mixed:
@@ -311,7 +311,8 @@ class TeacherRecipe(NamedTuple):
     blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
 
 
-# DINOv2's short schedule. Later recipes change a few of these values.
+# DINOv2's short schedule. The recipes for the long schedules start from these values and change
+# a few of them.
 DINOV2 = TeacherRecipe(
     epochs=100,
     epoch=1250,  # Number of steps that the authors call an epoch.
@@ -323,8 +324,8 @@ DINOV2 = TeacherRecipe(
     local_area=(0.05, 0.32),
     temperature=(0.04, 0.07),
     temperature_warmup=30,
-    # The authors' code applies blur with one minus the configured probability. These are the actual
-    # probabilities.
+    # DINOv2's code applies blur with one minus the probability in its config. The values here are
+    # the actual probabilities for the first large crop, the second large crop and the small crops.
     blur=(0.0, 0.9, 0.5),
 )
 
@@ -408,7 +409,8 @@ def deit_like(
         config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
         config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
     if not task.startswith("finetune"):
-        # ImageNet's mean and std, as in the authors' code. Fine-tuning uses the checkpoint's.
+        # ImageNet's mean and std, as in the authors' code. Fine-tuning uses the mean and std of the
+        # checkpoint.
         config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.crop, config.data.crop_area = "random_resized", (0.08, 1.0)
     config.data.interpolation = config.data.test_interpolation = "bicubic"
@@ -566,7 +568,8 @@ TRANSFER = {
     "cifar10": Transfer("cifar10", 10_000, 500, _RATES, 2),
     "oxford_iiit_pet": Transfer("oxford_iiit_pet", 500, 100, _RATES, 10),
     "oxford_flowers102": Transfer("oxford_flowers102", 500, 100, _RATES, 10),
-    # For the user's own images, the recipe is that of the paper's small data sets.
+    # The user's own images are trained with the values of the ViT paper's small data sets, such as
+    # Oxford-IIIT Pets.
     "folder": Transfer("", 500, 100, _RATES, 10),
 }
 
@@ -592,8 +595,8 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
     config.data.source, config.data.path = "tfds" if row.path else "folder", row.path
     config.data.train_split, config.data.test_split = "train", row.test_split
     config.data.image_size = size
-    # As in BiT, training images are resized to 448 and cropped to 384. Test images are resized to
-    # 384 without cropping.
+    # As in BiT: with an image size of 384 pixels, training images are resized to a side of 448
+    # pixels and cropped to 384. Test images are resized to 384 pixels without cropping.
     config.data.crop, config.data.crop_resize = "square", round(size * 448 / 384)
     config.data.test_crop, config.data.test_resize = "square", size
     config.data.interpolation = None  # The checkpoint's interpolation.

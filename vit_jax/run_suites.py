@@ -62,12 +62,12 @@ def run_suites(
     changed. The log names reused results.
 
     Args:
-      checkpoint: a source as in `load_model`.
+      checkpoint: a workdir, a file or `hf://owner/name`, as in `load_model`.
       names: names of suites, or `all`.
       out: a folder for `results.json`, `results.md` and `results.png`.
-      options: values of the suites' options by name. If a data set is missing, its row explains how
-        to get it.
-      image_size: image size in pixels; None: the checkpoint's (384 for VTAB).
+      options: values of the suites' options by name. If a data set is missing on this machine, its
+        row in the table of results explains how to get the data set.
+      image_size: image size in pixels; None: the checkpoint's image size (384 for VTAB).
       batch_size: batch size of all devices together.
       workers: number of processes that decode images; None: it is chosen by the numbers of cores
         and images.
@@ -204,7 +204,7 @@ def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
       measurement: the evaluation that computes the rows.
 
     Returns:
-      The digests by the row's name, and a text with the reasons of missing digests.
+      The digests by row name, and a text that explains why digests are missing.
     """
     digests, failures = {}, {}
     for name in measurement.names:
@@ -295,8 +295,9 @@ def predicted_crop(opened, image_size: int | None) -> TestCrop:
 def frozen_crop(opened, image_size: int | None) -> TestCrop:
     """Returns the evaluation transform for features of the frozen model.
 
-    For files of other libraries, it is the transform in the file. For a run, and for a file without
-    preprocessing, it is the transform of the few-shot protocol, as in evaluations during training.
+    For a checkpoint of another library, it is the preprocessing that the checkpoint contains. For a
+    vit_jax run, and for a checkpoint without preprocessing, it is the transform of the few-shot
+    protocol. Evaluations during training also use the transform of the few-shot protocol.
     """
     size = square_size(opened, image_size)
     crop = checkpoint_crop(opened, size)

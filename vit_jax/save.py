@@ -46,7 +46,7 @@ def save_model(
           encoder and tokenizer. With `library="open_clip"` it is saved for open_clip. A `FILE.npz`
           is saved for big_vision, without the tokenizer: copy the tokenizer's files into the folder
           of the file.
-        - A checkpoint: a source as in `load_model`.
+        - A checkpoint: a workdir, a file or `hf://owner/name`, as in `load_model`.
 
       path: a new `FILE.npz` for Google's format, or a new folder. A folder is written for
         Transformers, for timm if Transformers does not have the model, or for OpenAI's code if the
@@ -184,13 +184,13 @@ def objective_to_save(
 ) -> tuple[ObjectiveParams | None, Shapes]:
     """Returns the objective's parameters to save next to the model, and their shapes.
 
-    They are None if the checkpoint contains no objective parameters, or if the library's format is
-    a single file.
+    The result is None and {} if the checkpoint contains no objective parameters, or if the model is
+    saved in a single file, as in Google's format.
 
     Args:
       checkpoint: the checkpoint.
       options: the options of the model.
-      library: key of the library.
+      library: the library that can load the saved model, such as `timm`.
 
     Raises:
       UserError: the parameters do not match the model.
@@ -204,7 +204,7 @@ def objective_to_save(
 
 
 def library_of(destination: Path, options: ImageOptions) -> str:
-    """Returns the key of the library for a file or folder to write, such as `timm`."""
+    """Returns the library that can load the saved model, such as `timm`, by path and model."""
     if destination.suffix == ".npz":
         return "google"
     folders, model, values = ("transformers", "openai"), family_of(options).model, asdict(options)
@@ -212,7 +212,7 @@ def library_of(destination: Path, options: ImageOptions) -> str:
 
 
 def check_destination(destination: Path, library: str) -> None:
-    """Raises UserError if the library is unknown, or if the path has a wrong suffix for it."""
+    """Raises UserError if the library is unknown, or if its format has another file suffix."""
     if library not in WRITTEN:
         raise UserError(f"Unsupported: library={library!r}. Supported: {', '.join(WRITTEN)}.")
     if destination.suffix != LIBRARIES[library].suffix:

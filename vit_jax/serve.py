@@ -176,7 +176,7 @@ class Served(NamedTuple):
 
 
 def make_service(checkpoint: str):
-    """Returns the HTTP service of a checkpoint, and its Prometheus metrics."""
+    """Returns the HTTP service of a checkpoint, and the Prometheus metrics of the service."""
     from vit_jax.dense import objective_at
     from vit_jax.parallel.process_settings import keep_freed_memory
     from vit_jax.serving.metrics import Metrics
@@ -218,7 +218,7 @@ def serve_dense(checkpoint: str, task: str) -> Served:
     """Compiles the programs of a segmentation, detection or depth run.
 
     Raises:
-      UserError: a flag only applies to classifiers.
+      UserError: a flag is set that only applies to classifiers.
     """
     unsupported = (NEIGHBOURS, TOP, CLASSES, NAMES, TEMPLATE, RESIZE)
     for flag in unsupported if task == "detection" else (*unsupported, THRESHOLD):

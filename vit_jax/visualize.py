@@ -87,7 +87,7 @@ def _title(library: str, name: str) -> str:
     """Returns the page's title: the model and, for a run, the run's task and data.
 
     Args:
-      library: the library of the checkpoint.
+      library: the library of the checkpoint, such as `timm`; `a run` for a vit_jax run.
       name: the model's name.
     """
     from vit_jax.runs.run_page import title_of

@@ -1,4 +1,4 @@
-"""Builds a run's data, model, objective and step from its config, for training and benchmarks."""
+"""Builds data, model, objective and training step from a config, for training and benchmarks."""
 
 import dataclasses
 import os
@@ -38,7 +38,7 @@ SAMPLES, HANDED_IN_SAMPLES = 16, 256  # Number of examples that a split's finger
 
 
 class Parts(NamedTuple):
-    """Everything that a run needs before it has a workdir: data, model, objective and step.
+    """Everything that a run needs before it has a workdir: data, model, objective, training step.
 
     Creating the parts allocates no memory on the devices.
 
@@ -48,7 +48,7 @@ class Parts(NamedTuple):
       data: fingerprints of the splits, and of the data of evaluation suites, by name.
       suites: evaluation suites, such as k-NN, with their data opened.
       num_classes: width of the model's head; 0: the model has no head.
-      steps: length of the run.
+      steps: number of training steps of the run.
       origin: the model, and the source of the initial parameters of model and objective.
       frozen: the objective's frozen model, such as a teacher; None: no frozen model.
       program: the training step, with the objective, the optimizer and the schedule.
@@ -68,7 +68,10 @@ class Parts(NamedTuple):
     overrides: ApiOverrides
 
     def program_of(self, config: RunOptions) -> Program:
-        """Returns the program (training step) of another config for the same data."""
+        """Returns the program (training step) of a changed config.
+
+        The changed config must use the data of this run.
+        """
         options = with_classes_of(config, self.splits.train)
         names = all_names(learned_classes(options, self.splits.train), self.num_classes)
         origin = find_origin(options, self.num_classes, self.overrides.model, names)
@@ -89,7 +92,7 @@ def assemble(
     overrides: ApiOverrides | None = None,
     steps: int | None = None,
 ) -> Parts:
-    """Builds a run's data, model, objective and step from a checked config.
+    """Builds a run's data, model, objective and training step from a checked config.
 
     Args:
       config: config of the run.
@@ -97,7 +100,7 @@ def assemble(
         only this process.
       on_phase: callback that receives the name of each phase that may take long.
       overrides: API overrides, which replace values of the config.
-      steps: length of the run; None: the config's length.
+      steps: number of training steps; None: `step_count`, the number that the config sets.
 
     Raises:
       UserError: the config is incompatible with the devices or the data, or its checkpoint cannot
@@ -181,9 +184,10 @@ def class_count(config: RunOptions, source: Source) -> int:
 
 
 def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
-    """Returns the config with `data.num_classes` set, for objectives that have their own head.
+    """Returns the config with `data.num_classes` set, if the objective has its own class head.
 
-    For other objectives the config is returned unchanged.
+    If `data.num_classes` is None, it becomes the data set's number of classes. With any other
+    objective, the config is returned unchanged.
 
     Raises:
       UserError: `config.data.num_classes` is less than the data set's number of classes.
@@ -247,9 +251,13 @@ def step_count(config: RunOptions, images: int) -> int:
 
 
 def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
-    """Returns the config with the interpolation and the mean of the initialization source.
+    """Returns the config with the interpolation and the mean of the checkpoint to start from.
 
-    If the config sets one of these values itself, `origin` contains the config's value.
+    If the config sets one of the two values itself, this value is not changed.
+
+    Args:
+      config: config of the run.
+      origin: source of the initial parameters, with the interpolation and the mean.
     """
     mean = origin.options.mean
     return dataclasses.replace(
@@ -289,10 +297,10 @@ def training_views(config: RunOptions) -> tuple[ViewSpec, ...]:
 def evaluation_views(config: RunOptions) -> tuple[ViewSpec, ...]:
     """Returns the objective's views of a test image, with sizes and transforms.
 
-    If the objective uses one rectangle of an image for all its views, each view is the test crop,
-    resized to the view's size. If it uses several rectangles, they are drawn at random as in
-    training, with random numbers that depend on the image's index. An empty result means a single
-    view, the test crop.
+    If all views of the objective show the same rectangle of an image, each view is the test crop,
+    resized to the view's size. If the views show different rectangles, the rectangles are drawn at
+    random as in training. The random numbers depend on the image's index. An empty result means a
+    single view, the test crop.
     """
     views = objective_of(config.objective.name).views(config)
     first, *others = (view for view in views if not view.training_only)
@@ -334,12 +342,13 @@ def image_augmentation(config: RunOptions) -> Callable | None:
 def open_feed(
     config: RunOptions, source: Source, first_step: int, log: Callable[[str], None], mesh: Mesh
 ) -> Feed:
-    """Returns an iterator of training batches on the devices of `mesh`, from a step on.
+    """Returns an iterator of training batches on the devices of `mesh`.
 
     Args:
       config: config of the run.
       source: the training images.
-      first_step: number of steps that were done before.
+      first_step: number of training steps done so far. The iterator starts with the batch of the
+        next step.
       log: callback for messages about unreadable images.
       mesh: mesh of devices.
     """

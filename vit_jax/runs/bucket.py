@@ -47,7 +47,7 @@ class Bucket:
             self._files, self._root = _file_system(url)
 
     def read(self, name: str) -> bytes | None:
-        """Returns an object's content; None if it does not exist."""
+        """Returns an object's content; None if the object does not exist."""
         with self._named_errors():
             try:
                 return self._files.cat_file(f"{self._root}/{name}")
@@ -96,14 +96,14 @@ class Bucket:
             try:
                 found = self._files.ls(self._root, detail=False)
             except FileNotFoundError:
-                # The folder is missing. `find` raises an error if the bucket does not exist either.
+                # The folder is missing. If the bucket is missing, too, `find` raises an error.
                 self._files.find(self._root, maxdepth=1)
                 return []
         return [name.rstrip("/").rpartition("/")[2] for name in found]
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Context that converts errors of the file system's library to a UserError of one line."""
+        """Context that converts errors of gcsfs and s3fs to a UserError with a single line."""
         try:
             yield
         except UserError:
@@ -129,7 +129,7 @@ _SIGN_IN = {"gs://": "gcloud auth application-default login", "s3://": "aws conf
 
 @functools.cache
 def _file_system(url: str):
-    """Returns the file system of a URL, and the URL's path in the file system."""
+    """Returns fsspec's file system for a URL, and the URL's path in this file system."""
     # gcsfs logs the traceback of each error that it raises. These logs are suppressed.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     try:
@@ -168,7 +168,7 @@ def fetched(url: str) -> Path:
 
 
 def url_of(workdir: Path) -> str | None:
-    """Returns the URL of the workdir whose local copy is `workdir`; None if it is no copy."""
+    """Returns the URL of the workdir whose local copy is `workdir`; None: not a local copy."""
     return _urls.get(workdir)
 
 
@@ -184,7 +184,7 @@ def checkpoints_of(workdir: Path) -> Path | epath.Path:
 
 
 def read_through(url: str) -> None:
-    """Reads every object whose name starts with a URL, to find objects that cannot be read.
+    """Reads every object below a URL, to find objects that cannot be read.
 
     Raises:
       UserError: an object cannot be read.
@@ -250,7 +250,8 @@ class Upload:
         with self._one_at_a_time:
             changed = {}
             for path in self._workdir.rglob("*"):
-                # A temporary file may have been renamed after it was listed. It is skipped.
+                # Temporary files that were renamed after the listing no longer exist. They are
+                # skipped.
                 with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
                     name, state = (
@@ -269,6 +270,7 @@ class Upload:
 
     def _follow(self) -> None:
         while not self._closed.wait(self._seconds):
-            # Errors are ignored here. `flush` before the next checkpoint raises permanent errors.
+            # An error of this copy is ignored. If the error persists, the call of `flush` before
+            # the next checkpoint raises it.
             with contextlib.suppress(UserError, OSError):
                 self.flush()

@@ -44,8 +44,8 @@ class BucketLock:
     Args:
       log: callback for messages about a takeover and about waiting for another process.
       beat_seconds: interval of heartbeats.
-      stale_seconds: time without a heartbeat after which the lock is free. All processes that may
-        use the workdir must have the same values.
+      stale_seconds: time without a heartbeat after which the lock is free. The values of
+        `beat_seconds` and `stale_seconds` must be equal in all processes that use the workdir.
     """
 
     def __init__(

@@ -71,8 +71,9 @@ class Checkpoints:
         possible while a run writes them.
       keep_every: checkpoints at multiples of this number of steps are also kept. None: no
         additional checkpoints are kept.
-      keep_best: number of best checkpoints that are also kept. The best ones have the highest test
-        accuracy, or, without accuracy, the lowest test loss.
+      keep_best: number of best checkpoints that are also kept. The best ones have the highest k-NN
+        accuracy. Without k-NN they have the highest accuracy, without accuracy the lowest loss.
+        The metrics are those of the split for model selection.
       log: callback for messages about damaged checkpoints.
     """
 
@@ -168,13 +169,14 @@ class Checkpoints:
         """Copies the items from the devices, and writes them while training continues.
 
         Args:
-          step: number of steps.
+          step: number of training steps done so far.
           items: result of `as_items`.
           figures: metrics of an evaluation at this step.
           overwrite: True: replace an existing checkpoint of this step. False: keep it.
 
         Raises:
-          UserError: the disk is too full for this checkpoint or for the previous one.
+          UserError: the disk is too full for this checkpoint, or for the previous one, which was
+            written in the background.
         """
         self.wait()
         if self.latest == step and not overwrite:
@@ -216,7 +218,7 @@ class Checkpoints:
                 restored, sums = self._read(step, like)
             except DamagedCheckpoint as error:
                 problem = str(error)
-            # If only one process detects damage, no process may use the checkpoint.
+            # If any process detects damage, no process may use the checkpoint.
             if multihost_utils.process_allgather(np.bool_(restored is not None)).all():
                 try:
                     whole = self._compare(step, restored, sums)
@@ -292,8 +294,8 @@ class Checkpoints:
                 )
                 sums = {name: metadata.custom_metadata["checksums"][name] for name in like}
                 return ocp.load_checkpointables(path, abstract), sums
-        # These errors are not damage of the checkpoint. For example, it belongs to another model,
-        # or there is too little memory.
+        # These errors do not mean that the checkpoint is damaged. For example, the checkpoint
+        # belongs to another model, or the memory is too small.
         except (
             UserError,
             MemoryError,
@@ -415,8 +417,8 @@ def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
       folder: the folder of the checkpoints.
       like: the items to load. Their leaves are arrays or `jax.ShapeDtypeStruct`s with the shapes
         and shardings of the result.
-      which: a step; `best`, the checkpoint with the best test accuracy or, without accuracy, the
-        best test loss; or empty for the newest checkpoint.
+      which: a step; empty for the newest checkpoint; or `best` for the checkpoint with the highest
+        k-NN accuracy. Without k-NN it is the highest accuracy, without accuracy the lowest loss.
 
     Returns:
       The items by name, and the checkpoint's step as `step`.
@@ -563,7 +565,7 @@ def _raise(error: OSError):
 
 
 def _not_of_orbax(record: LogRecord) -> bool:
-    """Logging filter that suppresses Orbax's long records about errors, which Orbax also raises."""
+    """Logging filter that suppresses Orbax's long log records of errors that it also raises."""
     return "/orbax/" not in record.pathname
 
 

@@ -1,6 +1,6 @@
-"""Identity of a run's data: classes, numbers of images and files.
+"""Identity of a run's data: class names, numbers of images, and fingerprints of the splits.
 
-A later start of the run compares its data with the stored identity.
+When a run is resumed, the identity of its data is compared with the stored identity.
 """
 
 from collections.abc import Iterator, Mapping

@@ -35,7 +35,7 @@ class Evaluator:
       views: result of `evaluation_views`; empty: a single view, the test crop.
 
     Attributes:
-      metrics: formats of the objective's metrics, by name.
+      metrics: formats (`share` or `number`) of the objective's metrics, by name.
       draws: True if the objective has pictures.
       answers: predictions for each readable image of the last evaluation. The keys are attributes
         of `Predictions`. None: the objective has no labels.
@@ -74,7 +74,7 @@ class Evaluator:
     ) -> dict[str, float] | None:
         """Returns mean `loss`, mean metrics and the number of readable `images` of a split.
 
-        If each image has one label, the metrics of `class_figures` are added.
+        If each image has one label, balanced accuracy and macro F1 score are added.
 
         Args:
           split: name of the split.
@@ -110,7 +110,11 @@ class Evaluator:
         return figures | (class_figures(counts) if counts else {}) | {"images": images}
 
     def counts(self) -> ClassCounts | None:
-        """Counts the last evaluation's images by class; None unless each image has one label."""
+        """Returns the numbers of images, predictions and correct predictions by class.
+
+        The numbers are those of the last evaluation. The result is None if an image does not have
+        exactly one label.
+        """
         return (
             class_counts(self.answers["labels"], self.answers["answer"]) if self.answers else None
         )
@@ -183,8 +187,9 @@ class Evaluator:
     ) -> np.ndarray:
         """Draws the labels and the predictions of some images.
 
-        If the objective predicts objects, the two pictures of an image show the true and the
-        predicted objects. Otherwise the three pictures of an image are those of `pictures`.
+        If the objective predicts objects, an image has two pictures. They show its true and its
+        predicted objects. Otherwise an image has three pictures: the image itself, and the two
+        pictures of `Objective.pictures`.
 
         Args:
           split: name of the split.
@@ -202,7 +207,8 @@ class Evaluator:
             return np.stack(
                 [[overlay(image, each, names) for each in pair] for image, pair in pairs]
             )
-        # The number of images is that of `pictures`, so the program is already compiled.
+        # Each call draws as many images as `pictures` does by default. The program for this number
+        # is already compiled.
         count, drawn = min(PICTURES, len(self._splits[split])), []
         for start in range(0, len(numbers), count):
             part = numbers[start : start + count]
@@ -261,7 +267,10 @@ class Evaluator:
         return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Copies a batch's views and indices to the devices. All processes pass the whole batch."""
+        """Copies a batch's views and indices to the devices.
+
+        Every process passes the whole batch, and copies the rows of its own devices.
+        """
         rows = local_rows(self._mesh, len(batch["image"]))
         return to_devices({name: batch[name][rows] for name in self._entries}, self._mesh)
 

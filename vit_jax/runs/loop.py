@@ -58,8 +58,8 @@ def train(
 
     Args:
       config: options that `vit_jax.config.check` has accepted.
-      workdir: a new or empty folder, or the workdir of an earlier start with the same config. In
-        the latter case the run is continued.
+      workdir: a new or empty folder, or the workdir of a run with the same config. In the latter
+        case this run is resumed.
       peers: the run's processes, if there are several (`vit_jax.parallel.distributed.start`).
       started: `time.time()` when the command began, for the log.
       overrides: API overrides of the calling program. None: a command calls this function, and the
@@ -155,7 +155,12 @@ def _take_workdir(
 
 
 def _check_files(config: RunOptions, workdir: Path) -> None:
-    """Raises UserError if a file of the objective no longer exists, but the workdir has a copy."""
+    """Checks that the files of the objective, such as a tokenizer, still exist.
+
+    Raises:
+      UserError: the files no longer exist, but the workdir has copies of them. The message names
+        the flag that uses the copies.
+    """
     objective, copies = objective_of(config.objective.name), workdir / OBJECTIVE_FILES
     if not objective.files_option or not copies.is_dir():
         return
@@ -365,10 +370,10 @@ class Run:
         return 0
 
     def _first_figures(self) -> Figures | None:
-        """Returns the evaluation of the step from which the run continues.
+        """Returns the evaluation metrics at the step from which the run continues.
 
-        If a signal interrupted this evaluation, it is repeated now. At step 0, the parameters are
-        evaluated only if the run compares later parameters with the initial ones.
+        If a signal interrupted the evaluation at this step, it is repeated now. At step 0, the
+        parameters are evaluated only if the run compares later parameters with the initial ones.
         """
         step, last = self.first_step, self.first_step >= self.steps
         figures = self.evaluation.restored(self.checkpoints.figures.get(step))
@@ -422,8 +427,9 @@ class Run:
     def _evaluate(self, step: int, last: bool) -> Figures | None:
         """Evaluates the newest parameters; returns None if a signal interrupted the evaluation.
 
-        If the run ends here and `checkpoint.final` is `best`, the parameters of the best step are
-        restored and evaluated on the test images. The item `kept` of the result contains that step.
+        In the run's last evaluation, if `checkpoint.final` is `best`, the parameters of the best
+        step are restored and evaluated on the test images. The item `kept` of the result contains
+        the best step.
         """
         self.ledger.enter("evaluate")
         self.watchdog.set_phase("evaluating")
@@ -480,7 +486,7 @@ class Run:
         if self.lock:  # During an evaluation, another run may have taken the workdir.
             self.lock.check()
         # The rows of metrics are uploaded before the checkpoint, because a run that continues from
-        # this checkpoint keeps the rows up to here.
+        # this checkpoint needs all rows up to the checkpoint's step.
         if self.upload:
             self.upload.flush()
         saved = figures and self.evaluation.saved(figures)

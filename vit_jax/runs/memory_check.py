@@ -23,7 +23,7 @@ Changes = dict[str, Any]  # Changes of a config: new values by dotted key.
 # Approximate memory of activations and gradients with each rematerialization policy, relative to
 # the policy `none`.
 LEFT = {"none": 1.0, "dots": 0.6, "full": 0.2}
-# If the minimum need of a step is more than this factor times the memory, the step cannot fit.
+# If a step needs more than this factor times the memory of a device, it cannot fit.
 CERTAIN = 2.0
 # Memory of activations in a compiled step, divided by their minimum memory. Measured with a small
 # model on a CPU.
@@ -135,7 +135,9 @@ class MemoryCheck:
         text += f", {limit / GIB:,.1f} GiB)" if limit else ")"
         if asked:
             text += f": {asked / GIB:,.1f} GiB were requested"
-        # Assumed memory of the activations: the requested bytes, or all memory that was left.
+        # Assumed memory of the activations: the largest of three values. They are the size of the
+        # failed allocation, the memory that parameters, optimizer state, gradients and batch leave
+        # free, and the estimated minimum.
         taken = max(asked, (limit or 0) - self._needs.certain, self._needs.activations)
         return f"{text}; {self._remedy(taken / max(1, self._needs.activations), limit or taken)}"
 
@@ -180,15 +182,15 @@ def likely_changes(
     optimizer: int,
     temporaries: int,
 ) -> Iterator[Changes]:
-    """Yields config changes with which a step should fit, the fastest step first.
+    """Yields config changes with which a step should fit. Changes with fast steps come first.
 
     Args:
       config: config of the run.
       devices: number of devices.
       limit: memory of a device in bytes.
-      parameters: bytes of the parameters on a device without changes.
-      optimizer: bytes of the optimizer's state on a device without changes.
-      temporaries: bytes of activations and gradients on a device without changes.
+      parameters: bytes of the parameters on a device, with the unchanged config.
+      optimizer: bytes of the optimizer's state on a device, with the unchanged config.
+      temporaries: bytes of activations and gradients on a device, with the unchanged config.
     """
     mesh, state = config.mesh, parameters + optimizer
     fsdps = {
@@ -219,7 +221,14 @@ def _micro_batches(config: RunOptions, devices: int) -> list[int]:
 
 
 def _changes(config: RunOptions, micro: int, remat: str, fsdp: int) -> Changes:
-    """Returns the config changes for `micro` times as many micro-batches, `remat` and `fsdp`."""
+    """Returns the config changes that set micro-batches, rematerialization policy and FSDP.
+
+    Args:
+      config: config of the run.
+      micro: factor by which the number of micro-batches is multiplied.
+      remat: rematerialization policy.
+      fsdp: number of devices over which parameters are sharded, `mesh.fsdp`.
+    """
     changes: Changes = {}
     if micro > 1:
         changes["micro_batches"] = config.micro_batches * micro

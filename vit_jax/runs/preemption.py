@@ -16,8 +16,8 @@ class StopSignal:
     number, so all processes stop at the same step.
 
     The service is hidden from Orbax, because Orbax's preemption policy also queries the service in
-    every save. It would pass the number of the step instead of the number of calls, and the run
-    would miss the signal.
+    every save. Orbax would pass the step instead of the number of calls, and the run would miss the
+    signal.
     """
 
     def __enter__(self):

@@ -28,7 +28,12 @@ SWEEP = "sweep.json"  # File with the sweep's config. Two sweeps cannot share a 
 
 
 def check_sweep(config: RunOptions) -> None:
-    """Raises UserError if no sweep is possible with a config."""
+    """Checks that a config allows a sweep.
+
+    Raises:
+      UserError: the config has no learning rates or no seeds for the sweep, or its objective has no
+        accuracy to compare.
+    """
     if not config.sweep.rates or not config.sweep.seeds:
         raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
     if not objective_of(config.objective.name).labels:
@@ -184,9 +189,9 @@ def best_rate(outcomes: dict[float, Outcome]) -> float:
 
 
 def check_seeds(seeds: dict[int, Job], rate: float) -> None:
-    """Raises UserError if a seed's run was started with another learning rate.
+    """Raises UserError if a seed's run was trained with another learning rate than the best one.
 
-    This happens if more learning rates are compared later and the best one changes.
+    This happens if the user adds learning rates to a finished sweep, and one of them is better.
     """
     for job in seeds.values():
         file = job.workdir / CONFIG
@@ -200,7 +205,7 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
 
 
 def changed(path: Path, flags: tuple[str, ...], values: dict[str, Any]) -> Job:
-    """Returns the job of a run in the workdir `path`, with these flags and config values."""
+    """Returns the job of a run in the workdir `path`, with the given flags and config values."""
     return Job(path, (*flags, *(f"--config.{key}={value}" for key, value in values.items())))
 
 
@@ -214,7 +219,8 @@ def claim(folder: Path, config: RunOptions) -> None:
     if file.exists():
         saved = from_json(file.read_text()).sweep
         differing = differences(file.read_text(), config) + [
-            # Learning rates are compared on the same images.
+            # All runs of a sweep must have the same splits. Otherwise their accuracies could not
+            # be compared.
             f"sweep.{key}: {getattr(saved, key)} -> {getattr(config.sweep, key)}"
             for key in ("train_split", "dev_split")
             if getattr(saved, key) != getattr(config.sweep, key)
@@ -268,7 +274,7 @@ def as_json(result: Outcome) -> dict:
 
 
 def cells(result: Outcome) -> str:
-    """Returns the cells of the table's row for a run, in Markdown."""
+    """Returns table cells for a run in Markdown: number of images and accuracy, or the failure."""
     if result.figures is None:
         return f"| {result.failure or 'not run'}"
     return f"{result.figures['images']:,.0f} | {result.figures['accuracy']:.2%}"

@@ -24,7 +24,8 @@ SIDE, GAP = 160, 4  # Minimum side of an image in a sheet, and gap between image
 MOST_PICTURES = 6
 MOST_HEADS = 6
 
-# Captions of the attention pictures by file name, in the order of the page: the tallest first.
+# Captions of the attention pictures by file name. The report shows the pictures in this order, the
+# tallest picture first.
 SEEN = {
     "heads.png": "Attention of the last layer, a row for each head",
     "rollout.png": "Attention rollout over test images",
@@ -40,7 +41,8 @@ def attention_figures(
 
     The attention maps show attention rollout and the last layer's attention, from the class token
     or from the patches. The patch colours show the principal components of the last layer's
-    patches. The attention distance is averaged for each head.
+    patches. The attention distance of a head is the mean distance between a patch and the patches
+    that it attends to, weighted by attention and averaged over patches and images.
 
     All processes of a run must call this.
 

@@ -52,8 +52,8 @@ def _of_each_split(name: str) -> dict[str, str]:
 ENTROPIES = {"train/teacher_entropy": "teacher", "train/student_entropy": "student"}
 ENTROPIES |= {"train/kl": "student's divergence"}
 
-# Panels of curves. Each has a title, the metrics' keys in the rows with their labels in the legend,
-# and the factor by which values are multiplied for display.
+# Panels of curves: title, curves and scale of each panel. The curves map a metric's key in
+# `metrics.jsonl` to its label in the legend. Values are multiplied by the scale for display.
 CURVES = (
     ("Loss", _of_each_split("loss"), 1),
     ("Accuracy, %", _of_each_split("accuracy"), 100),
@@ -143,7 +143,7 @@ class RunFiles(NamedTuple):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of the run so far, by kind, such as `train` or `evaluate`."""
+        """Seconds of the run so far, by kind of work, such as `train` or `evaluate`."""
         timed = [row for row in self.rows if "time/train" in row]
         return {kind: timed[-1][f"time/{kind}"] for kind in KINDS} if timed else {}
 
@@ -270,7 +270,7 @@ def figure(
     Args:
       key: name of the metric.
       value: value of the metric.
-      formats: formats by name.
+      formats: formats of the metrics (`share` or `number`), by name.
       figures: all metrics, among them the number of images.
     """
     split, _, name = key.partition("/")
@@ -422,7 +422,7 @@ class ModelCost(NamedTuple):
 
 
 def model_cost_of(manifest: dict) -> ModelCost | None:
-    """Returns the size and the cost of a run's model; None: this version lacks the model family."""
+    """Returns the cost of a run's model; None: this version of vit_jax lacks the model family."""
     return _cost(json.dumps({"model": manifest["model"]}, sort_keys=True))
 
 
@@ -435,7 +435,7 @@ def _cost(manifest: str) -> ModelCost | None:
 
 
 def _options_of(manifest: dict) -> ImageOptions | None:
-    """Returns the options of a run's model; None: this version does not support the model."""
+    """Returns the options of a run's model; None: this version of vit_jax lacks the model."""
     try:
         return read_options(manifest["model"])
     except UserError:
@@ -449,7 +449,7 @@ def parameter_table(manifest: dict) -> dict | None:
     parameter of several layers has one row.
 
     Returns:
-      None if this version does not support the model.
+      None if this version of vit_jax does not support the model.
     """
     if (options := _options_of(manifest)) is None:
         return None
@@ -464,7 +464,7 @@ def parameter_table(manifest: dict) -> dict | None:
 
 
 def with_unit(number: float) -> str:
-    """Formats a number with a metric prefix, such as `85.8 M`."""
+    """Formats a number with an SI prefix, such as `85.8 M`."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g} {unit}"

@@ -25,7 +25,7 @@ class TrainLog:
       images: number of images in the training split.
       flops: training FLOPs per image.
       ledger: timer of training and other work (`goodput.py`).
-      skipped: number of updates that earlier starts skipped.
+      skipped: number of updates that a resumed run has skipped before it was resumed.
       classes: number of classes in the training split; 0: the objective has no labels.
     """
 
@@ -170,7 +170,7 @@ class TrainLog:
     def account(self, step: int) -> None:
         """Writes the seconds of each kind of work so far to `metrics.jsonl`.
 
-        A later start of the run reads these seconds, and adds its own seconds.
+        If the run is resumed, it continues to count from these seconds.
         """
         if self._writer:
             self._writer.write(step, self._ledger.row())
@@ -210,8 +210,8 @@ class Suspicion:
         first, accuracy = self._constant is None, means.get("accuracy")
         self._over = not first and accuracy != self._constant or accuracy not in (0.0, 1.0)
         self._constant = accuracy
-        # For an accuracy of 0, 10 images per class are enough: the probability that random
-        # predictions are wrong for all of these images is below 1 in 20,000.
+        # If the accuracy is 0, the warning requires 10 images per class. The probability that
+        # random predictions are wrong for all of these images is below 1 in 20,000.
         enough = images >= (10 * self._classes if accuracy == 0.0 else MANY)
         if first and abs(means["loss"]) < 0.00005:
             figure = "the loss is 0.0000"

@@ -103,7 +103,7 @@ def find_origin(
     - A new head has no hidden layer. It is initialized with zeros, or at random with the std
       `model.head_std`.
     - If the checkpoint's head is kept, its classes are matched with the data's classes by name.
-    - Position embeddings are resized to the image size (paper, section 3.2).
+    - Position embeddings are resized to the image size (ViT paper, section 3.2).
 
     Args:
       config: config of the run.
@@ -248,7 +248,7 @@ def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict
 def _with_kept_objective(
     origin: Origin, config: RunOptions, stored: ObjectiveParams, params: dict, state: dict
 ) -> Origin:
-    """Returns a copy of `origin` that reads the objective's parameters from the checkpoint, too.
+    """Returns a copy of `origin` that also reads the objective's parameters from the checkpoint.
 
     State items that the objective carries over (`Objective.carried`) are also read.
 
@@ -513,8 +513,8 @@ def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
 def _interpolation(config: RunOptions, checkpoint: Checkpoint) -> str:
     """Returns the interpolation with which images are resized.
 
-    If the config does not set it, the checkpoint's interpolation is used. If the checkpoint does
-    not contain it either, the paper's interpolation is used.
+    This is the config's interpolation. If the config sets no interpolation, it is the checkpoint's.
+    If the checkpoint contains none either, it is bilinear, as in the ViT paper's code.
 
     Raises:
       UserError: the checkpoint's interpolation is not supported.

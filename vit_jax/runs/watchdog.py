@@ -32,7 +32,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def report_to(self, stacks: Path, log: Callable[[str], None]) -> None:
-        """Sets the file for stacks (instead of standard error) and the callback for messages."""
+        """Sets the file for the threads' stacks (default: stderr) and the callback for messages."""
         self._stacks, self._log = stacks, log
 
     def set_phase(self, phase: str) -> None:

@@ -82,7 +82,7 @@ def claim(
             lock = held.enter_context(BucketLock(Bucket(url), log) if url else Lock(workdir, log))
             if url:
                 fetched(url)
-            # Second check, since the previous owner of the lock may have changed the workdir.
+            # Second check, since the lock's previous owner may have changed the workdir meanwhile.
             saved = _belongs(workdir, config, manifest)
             if not saved:
                 _write(workdir, manifest, configs.to_json(config))
@@ -138,7 +138,7 @@ def _belongs(workdir: Path, config: RunOptions, manifest: dict) -> SavedRun | No
 def _check_empty(workdir: Path) -> None:
     """Raises UserError if a folder without a run contains files.
 
-    Files that a start of a run wrote before it was killed are allowed.
+    Files of a run that was killed while it created the workdir are allowed.
     """
     begun = (MANIFEST, CONFIG + ".tmp", PREFIX)  # Files that a killed start leaves.
     url = url_of(workdir)
@@ -199,8 +199,8 @@ def _check_data(workdir: Path, saved: SavedRun, config: RunOptions, manifest: di
 
 def _depends_on_steps(config: RunOptions) -> bool:
     """Returns True if training depends on the run's length. The run cannot be extended then."""
-    # With `best`, the last checkpoint contains the best parameters, but the last step's optimizer
-    # state. Training cannot continue from it.
+    # With `checkpoint.final=best`, the last checkpoint contains the parameters of the best step,
+    # but the optimizer state of the last step. Training cannot continue from this checkpoint.
     ends_with_best = config.checkpoint.final == "best"
     return (
         ends_with_best

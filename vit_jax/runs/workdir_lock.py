@@ -53,8 +53,8 @@ class Lock:
     Args:
       log: callback for messages about a takeover and about waiting for another process.
       beat_seconds: interval of heartbeats.
-      stale_seconds: time without a heartbeat after which the lock is free. All processes that may
-        use the workdir must have the same values.
+      stale_seconds: time without a heartbeat after which the lock is free. The values of
+        `beat_seconds` and `stale_seconds` must be equal in all processes that use the workdir.
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class Lock:
     def _silent_seconds(self, last: int) -> float:
         """Returns the seconds since the last modification of a lock file.
 
-        The current time is the modification time of a new file. On a network file system, both
-        times are thus from the server's clock.
+        The current time is taken from a new file, as its modification time. On a network file
+        system, both times are thus from the server's clock.
         """
         file = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
         try:
@@ -211,13 +211,14 @@ class Lock:
             temporary.unlink(missing_ok=True)
         if self._newest() == number:
             return True
-        # A file with a higher number exists, which an outdated list of lock files did not contain.
+        # Another process has created a lock file with a higher number, which the earlier list of
+        # lock files did not contain.
         self._mine.unlink(missing_ok=True)
         os.close(self._descriptor)
         return False
 
     def _sign(self) -> None:
-        """Locks the new lock file with `flock` and writes this process into it."""
+        """Locks the new lock file with `flock`, and writes the owner into it: this process."""
         with contextlib.suppress(OSError):  # Some file systems do not support `flock`.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         holder = this_process(os.fstat(self._descriptor).st_ino)
@@ -232,7 +233,7 @@ class Lock:
 
 
 def in_use(workdir: Path) -> bool:
-    """Returns True if another run uses the workdir, as far as this host can tell."""
+    """Returns True if another run uses the workdir, as far as this host can detect."""
     if not workdir.is_dir():
         return False
     lock = Lock(workdir)

@@ -34,8 +34,8 @@ def open_workdir(source: str | Path) -> Checkpoint:
 
     Args:
       source: `WORKDIR` for the newest checkpoint, `WORKDIR@STEP`, or `WORKDIR@best` for the
-        checkpoint with the best test accuracy or, without accuracy, the best test loss. `WORKDIR`
-        is a folder or a URL in a bucket.
+        checkpoint with the best metrics on the split for model selection. `WORKDIR` is a folder or
+        a URL in a bucket.
 
     Raises:
       UserError: the workdir contains no run, or the checkpoint does not exist or is damaged.
@@ -81,7 +81,11 @@ def _options_of(manifest: dict, place: str) -> ImageOptions:
 def _load_params(
     workdir: Path, config: RunOptions, manifest: dict, shapes: Shapes, which: str
 ) -> tuple[dict, int]:
-    """Loads the evaluated parameters of a run's model, nested; also returns their step."""
+    """Loads the parameters of a run's model that evaluations use, such as an EMA.
+
+    Returns:
+      The parameters, nested, and their step.
+    """
     params, folder = _abstract(shapes), checkpoints_of(workdir)
     handed_in = manifest.get("objective")
     evaluated = (

@@ -32,7 +32,7 @@ def settle(
 ) -> RunOptions:
     """Returns the options with the automatic settings of `config.auto`.
 
-    A resumed run keeps the values that were chosen at its first start.
+    A resumed run keeps the values that were chosen when it was a new run.
 
     Args:
       options: options that `vit_jax.config.check` has accepted.

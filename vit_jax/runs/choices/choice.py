@@ -31,7 +31,7 @@ class Choice(NamedTuple):
 class Settings:
     """Options of a run, to which automatic settings are added one after the other.
 
-    A later setting can depend on earlier settings: it reads them from `options`.
+    A later setting can depend on earlier settings, which are then in `options`.
 
     Args:
       options: options as the user and the config's file have set them.

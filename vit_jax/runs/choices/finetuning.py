@@ -85,7 +85,7 @@ def choose(settings: Settings) -> None:
 
 
 def _data(config: RunOptions, user_keys: Collection[str]) -> tuple[DataAt, list[Choice]]:
-    """Returns the data set at `data.path`. Its kind is recognized if the user names no source."""
+    """Returns the data set at `data.path`; recognizes its kind if `data.source` is not set."""
     data = config.data
     if not data.path:
         raise UserError("name the images: vit-jax finetune PHOTOS, or --config.data.path=PHOTOS")
@@ -99,7 +99,7 @@ def _data(config: RunOptions, user_keys: Collection[str]) -> tuple[DataAt, list[
 
 
 def _checkpoint(config: RunOptions) -> tuple[Checkpoint, list[Choice]]:
-    """Returns the checkpoint to start from. If the user names none, downloads the default one."""
+    """Returns the checkpoint to start from. By default, a published checkpoint is downloaded."""
     choices = []
     name = config.finetune.checkpoint
     if name is None:
@@ -172,15 +172,16 @@ def _first_split(config: RunOptions, keys: Collection[str], data_set: DataAt) ->
 def _groups(
     config: RunOptions, user_keys: Collection[str], source: Source, named: dict[str, str]
 ) -> list[Choice]:
-    """Chooses `data.groups`, for slices of images whose file names contain groups.
+    """Chooses `data.groups`, so that images of a group are in the same split.
 
-    If the user has set `data.groups`, or the splits are not slices, nothing is chosen.
+    A choice is made if the splits are slices of the data set, the file names contain groups, and
+    the user has not set `data.groups`. Otherwise the result is empty.
 
     Args:
       config: config of the run.
       user_keys: keys of the values that the user has set.
       source: all images.
-      named: all splits, by key.
+      named: all splits by config key, such as `data.train_split`.
     """
     sliced = any("[" in (split or "") for split in named.values())
     if not sliced or config.data.groups is not None or "data.groups" in user_keys:
@@ -203,7 +204,7 @@ def _check_apart(
 
     Args:
       config: config with all splits.
-      named: all splits, by key.
+      named: all splits by config key, such as `data.train_split`.
       user_splits: keys of the splits that the user has set.
       train: the training split.
     """
@@ -252,7 +253,7 @@ def _whole(source: Source) -> list[Choice]:
 
 
 def _parts(names: Collection[str], first: str) -> list[Choice]:
-    """Chooses train, dev and test splits for a data set that may lack some of them.
+    """Chooses train, dev and test splits for a data set that may have no dev or no test split.
 
     Args:
       names: names of the data set's splits.
@@ -289,7 +290,8 @@ def _check_enough(config: RunOptions, source: Source, whole: bool) -> None:
     Args:
       config: config of the run.
       source: the images.
-      whole: True: all splits are slices of this source.
+      whole: True: train, dev and test splits are all slices of `source`. False: the data set has
+        splits of its own.
     """
     path, table = config.data.path, source.known_labels()
     if whole and len(source) < FEWEST:
@@ -392,7 +394,7 @@ def _size_in_time(
 
 
 def _seconds(config: RunOptions) -> float | None:
-    """Returns the available time of the run in seconds; None: no limit, as on accelerators."""
+    """Returns the available time in seconds; None: no limit, the default on accelerators."""
     if config.minutes is not None:
         return 60 * config.minutes
     return 60 * MINUTES if jax.default_backend() == "cpu" else None
@@ -437,7 +439,8 @@ def _length(
     seconds, evaluations, stopping = _seconds(config), EVALUATIONS, []
     if seconds is not None and not (config.steps or config.epochs):
         forward = _forward_seconds(checkpoint, config.data.image_size)
-        # Time for training, divided by the duration of one image's forward pass.
+        # Time left for training and dev evaluations. The unit is the duration of a forward pass of
+        # one image.
         left = (0.85 * seconds - STARTS) / forward - count - images.dev - 2 * images.test
         if left < BACKWARD * steps * batch + evaluations * images.dev:
             affordable = int(EVALUATED * left / max(1, images.dev))
@@ -474,5 +477,5 @@ def _length(
 
 
 def _first(table: Sequence[tuple[float, T]], count: float) -> T:
-    """Returns the value of the first row (limit, value) of a table whose limit exceeds `count`."""
+    """Looks up `count` in a table of (limit, value): the first value with a limit above `count`."""
     return next(value for most, value in table if count < most)

@@ -121,7 +121,7 @@ def _remedy(config: RunOptions, smallest: Changes, patch: int, available: float)
 
     Args:
       config: config of the run.
-      smallest: changes of the config with the least memory so far.
+      smallest: the config changes that need the least memory of all changes tried before.
       patch: patch size, by which image sizes must be divisible.
       available: bytes that a step may use.
 

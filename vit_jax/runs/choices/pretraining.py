@@ -83,7 +83,8 @@ def start_values(name: str | None, model: str | None) -> dict[str, str]:
 
     Args:
       name: a checkpoint, the name of a published model or `scratch`; None: the default checkpoint.
-      model: the config's `model.name`, which remains with `scratch`; None or empty: not set.
+      model: the config's `model.name`. With `scratch`, this model is trained. None or empty: not
+        set, and with `scratch` a small ViT is trained.
     """
     if name == SCRATCH:
         return {"model.name": model or ("ViT-Ti/16" if _on_cpu() else "ViT-S/16")}
@@ -122,7 +123,7 @@ def _on_cpu() -> bool:
 
 
 def _seconds(config: RunOptions) -> float | None:
-    """Returns the available time of the run in seconds; None: no limit, as on accelerators."""
+    """Returns the available time in seconds; None: no limit, the default on accelerators."""
     if config.minutes is not None:
         return 60 * config.minutes
     return 60 * MINUTES if _on_cpu() else None
@@ -237,7 +238,7 @@ def _start(config: RunOptions) -> tuple[Start, list[Choice]]:
 
 
 def _has_tokens(options: ImageOptions) -> bool:
-    """Returns True if a model with these options encodes tokens, as a ViT does."""
+    """Returns True if a model with these options has patch tokens, as a ViT has."""
     return issubclass(family_of(options).model, TokenModel)
 
 

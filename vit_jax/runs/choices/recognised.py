@@ -26,9 +26,10 @@ def recognise(
 ) -> None:
     """Sets `data.source` and the splits according to the data at `data.path`.
 
-    If the user has set `data.source`, nothing is recognized, except the splits of sources with
-    several layouts. If a path is not recognized, the config stays unchanged, and opening the data
-    later raises the error.
+    If the user has set `data.source`, the source is not changed. The splits are then recognized
+    only for sources whose files may have several layouts, each with its own splits. If the data at
+    a path are not recognized, the config stays unchanged, and opening the data later raises the
+    error.
 
     Args:
       config: config to change.
@@ -114,8 +115,8 @@ def _splits(config: RunOptions, data_set: DataAt) -> list[Choice]:
 def _unlabelled(path: str) -> DataAt:
     """Recognizes a folder with images for training without labels, and its splits.
 
-    The images may be in inner folders of any depth. If the path is not such a folder, the data set
-    is recognized as in `data_at`.
+    The images may be in inner folders of any depth. A path to any other data, such as a CSV, is
+    recognized like a labelled data set.
     """
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, "dataset_info.json")):
         return data_at(path)

@@ -42,7 +42,7 @@ class Tracker(BaseTracker):
                 notes=run.title,
                 config=run.nested,
                 allow_val_change=True,
-                # W&B need not record the terminal, because the run writes its lines into log.txt.
+                # W&B need not record the terminal's output. The run writes it into log.txt.
                 settings=wandb.Settings(console="off", silent=True),
             )
         except (wandb.Error, OSError) as error:
