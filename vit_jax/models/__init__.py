@@ -92,7 +92,7 @@ def logical_axes(path: str, rank: int) -> Axes | None:
 
 
 def is_undecayed(path: str) -> bool:
-    """Returns True if a family excludes the parameter with this path from weight decay."""
+    """Returns True if any model family excludes parameters with this path from weight decay."""
     return any(re.search(rf"(^|/){end}$", path) for family in FAMILIES for end in family.undecayed)
 
 
@@ -220,7 +220,7 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
 
 
 def _card_of(name: str) -> ModelCard:
-    """Returns `model_card(name)`; the cards of `MODELS` are read from a table."""
+    """Returns a model's card; the values of a model in `MODELS` are read from a stored table."""
     if (figures := all_figures().get(name)) is None:
         return model_card(name)
     source = parse_name(name)[0].source(name)

@@ -52,7 +52,7 @@ RATIO = 4  # Width of the MLP's hidden layer, relative to the block's width.
 
 
 class Common(NamedTuple):
-    """Settings that all layers of a model share."""
+    """The dtype, norm and activation settings, which are equal in all layers of a ConvNeXt."""
 
     grn: bool
     gelu: str
@@ -174,8 +174,9 @@ class ConvNeXtBlock(nnx.Module):
         """Maps `[batch, height, width, channels]` to the same shape.
 
         Args:
-          kept: the patches of each image that `x` contains, if the other patches are masked. The
-            convolution reads zeros in place of the masked patches. None: `x` contains whole images.
+          kept: the positions of the unmasked patches in each image. `x` then contains only these
+            patches, and the convolution reads zeros in place of the masked patches. None: `x`
+            contains whole images.
         """
         around = self.depthwise(x) if kept is None else kept.gather(self.depthwise(kept.scatter(x)))
         branch = self.fc1(self.norm(around))
@@ -273,8 +274,8 @@ class ConvNeXt(ImageModel):
         Args:
           keep: raster indices of the patches of each image that are not masked, int32 `[batch,
             kept]`. The features then contain only these patches, stacked vertically: `[batch, kept
-            * side, side, channels]`, where `side` is the side of a patch in positions of the stage.
-            None: all patches.
+            * side, side, channels]`. A patch covers `side` rows and `side` columns of the stage's
+            feature map. None: all patches.
         """
         options = self.options
         _check_size(jnp.shape(images)[1:3], len(options.blocks))
@@ -329,7 +330,7 @@ def _divisible(channels: int) -> int:
 
 
 def _check_together(options: ConvNeXtOptions) -> None:
-    """Raises UserError if arguments contradict one another."""
+    """Raises UserError if `blocks` and `widths` differ in length, or the images are too small."""
     blocks, widths = len(options.blocks), len(options.widths)
     if blocks != widths:
         raise UserError(

@@ -32,7 +32,8 @@ class CodeBlock(nnx.Module):
     Args:
       inputs, outputs: numbers of channels; the block's hidden width is a quarter of `outputs`.
       sides: sizes of the four kernels.
-      gain: factor of the branch's output.
+      gain: factor that multiplies the output of the convolutions before the skip connection is
+        added.
       dtype: dtype of the computation.
       rngs: random keys for the initialization.
     """
@@ -154,7 +155,7 @@ def check_divides(size: tuple[int, ...], stride: int) -> None:
         )
 
 
-# Number of blocks and widths of OpenAI's model.
+# Number of blocks in each stage, and number of channels of each stage, in OpenAI's model.
 _SIZE = {name: options_of(DVAEOptions)[name].default for name in ("blocks", "widths")}
 
 

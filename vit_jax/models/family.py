@@ -92,7 +92,7 @@ class Adaptation:
     implied: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda known, changes: {}
 
     def resize_of(self, path: str) -> Resize | None:
-        """Returns the rule for the parameter with this path; None: no rule resizes it."""
+        """Returns the rule that resizes the parameter with this path; None: no rule matches."""
         return next((rule for rule in self.resizes if re.fullmatch(rule.path, path)), None)
 
     def source_of(self, path: str, stored: Iterable[str]) -> str:

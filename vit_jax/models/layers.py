@@ -26,16 +26,19 @@ _part: ContextVar[jax.Array | int] = ContextVar("part", default=0)
 
 
 def named(name: str, x: jax.Array) -> jax.Array:
-    """Returns the activation `x`, with the sharding that its name selects.
+    """Returns the activation `x`, constrained to the sharding for activations of this name.
 
-    An open `capturing` context that collects activations of this name also records `x`.
+    If a `capturing` context that collects this name is open, `x` is also added to its list.
     """
     capture(name, lambda: x)
     return _place.get()(name, x)
 
 
 def capture(name: str, compute: Callable[[], jax.Array]) -> None:
-    """Calls `compute` and records the result if an open `capturing` context collects `name`."""
+    """Records the result of `compute()` if an open `capturing` context collects `name`.
+
+    Otherwise `compute` is not called.
+    """
     captured = _captured.get()
     if captured and name in captured:
         captured[name].append(compute())

@@ -153,10 +153,11 @@ def count_taps(
 ) -> int:
     """Returns the number of products along one axis of a convolution that do not read padding.
 
-    There is one product for each output o and kernel element k. In the dilated input, the product
-    reads position `p = o * stride + k * kernel_dilation - padding`. This position contains an input
-    value if p lies within the image and is a multiple of `dilation`; otherwise it contains a zero.
-    For a fixed k, the outputs o with an input value are evenly spaced, with distance `period`.
+    There is one product for each output o and kernel element k. The input is dilated: there are
+    `dilation - 1` zeros between two input values. In the dilated input, the product reads position
+    `p = o * stride + k * kernel_dilation - padding`. This position contains an input value if p
+    lies within the dilated input and is a multiple of `dilation`; otherwise it contains a zero. For
+    a fixed k, every `period`-th output o reads an input value.
     """
     start = np.arange(kernel) * kernel_dilation - padding
     common = math.gcd(stride, dilation)

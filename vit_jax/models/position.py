@@ -160,11 +160,14 @@ class RelativeLayout(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows of the table."""
+        """Number of rows of the relative position table."""
         return 2 * math.prod(self.grid) - 1 + (3 if self.prefix + self.registers else 0)
 
     def offsets(self) -> np.ndarray:
-        """Returns the index of the table's row for each query and key, `[tokens, tokens]`."""
+        """Returns the index of the position table's row for each query and key.
+
+        The result has the shape `[tokens, tokens]`.
+        """
         patches = math.prod(self.grid)
         number = np.arange(patches)
         last = 2 * patches - 1
@@ -202,7 +205,8 @@ def difference(grid: tuple[int, int]) -> np.ndarray:
     """Returns the difference of raster indices for each offset between two patches of a grid.
 
     For an offset of r rows and c columns the difference is `r * columns + c`. The result has the
-    shape `[2 rows - 1, 2 columns - 1]`: offsets are negative in its first half.
+    shape `[2 rows - 1, 2 columns - 1]`. Along its first axis r rises from -(rows - 1) to rows - 1,
+    and along its second axis c rises from -(columns - 1) to columns - 1.
     """
     rows, columns = grid
     return np.arange(1 - rows, rows)[:, None] * columns + np.arange(1 - columns, columns)
@@ -219,9 +223,10 @@ def spread_offsets(table: jax.Array) -> jax.Array:
     """
 
     def spread(x):
-        """Expands a table `x[offset]`, `[2 side - 1, ...]`, to all pairs, `[side, side, ...]`.
+        """Expands a table of offsets along one axis to all pairs of a query and a key.
 
-        The first axis of the result is the query, and the second axis is the key.
+        The table `x` has the shape `[2 side - 1, ...]`, the result `[side, side, ...]`. Element
+        [query, key] of the result is `x[query - key + side - 1]`.
         """
         side = (len(x) + 1) // 2
         # The table, reversed and padded to 2 * side entries, is repeated `side` times. Reshaping
@@ -252,7 +257,7 @@ class BiasLayout(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows of the table."""
+        """Number of rows of the bias table."""
         return math.prod(2 * side - 1 for side in self.grid) + (
             3 if self.prefix + self.registers else 0
         )
@@ -312,10 +317,10 @@ def spline(old: int, new: int) -> np.ndarray:
 
 
 def spline_places(old: int, new: int) -> np.ndarray:
-    """Returns the position of each old offset on the new axis, `[old]`; the middle offset is at 0.
+    """Returns the position of each offset of an old bias table on the new table's axis, `[old]`.
 
-    The distances between neighbouring positions form a geometric series: they grow from the middle
-    outwards.
+    Offset 0, in the middle, has the position 0. The distances between neighbouring positions form a
+    geometric series and grow from the middle outwards.
     """
     low, high = 1.01, 1.5
     while high - low > 1e-6:

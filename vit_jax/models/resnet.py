@@ -27,7 +27,10 @@ from vit_jax.options.model import BiTOptions, HeadOptions
 
 
 class Rules(NamedTuple):
-    """Settings in which BiT's code and the hybrids' code differ, besides the order of layers."""
+    """Settings in which BiT's code and the hybrids' code differ.
+
+    The order of the layers differs, too, but is not a setting.
+    """
 
     same_padding: bool  # "SAME" padding. False: both sides are padded by (kernel size - 1) // 2.
     norm_epsilon: float
@@ -36,9 +39,10 @@ class Rules(NamedTuple):
     std_epsilon: float
 
 
-# A key is a pair. Its first element is True for BiT's units and False for the hybrids' units. Its
-# second element is the library of the epsilons: timm and Transformers use other epsilons than
-# Google, which changes the fifth digit of the outputs.
+# The settings, by a pair. The pair's first element is True for BiT's residual units and False for
+# the hybrids' residual units. The second element names the library whose epsilons are used. With
+# the epsilons of timm and Transformers ("timm"), the outputs differ from those of Google's code in
+# the fifth digit.
 RULES = {
     (True, "google"): Rules(False, 1e-5, 1e-10, 0.0),
     (True, "timm"): Rules(False, 1e-5, 1e-8, 0.0),
@@ -177,7 +181,7 @@ class _AxisAttention(nnx.Module):
         return self.out_norm(x.reshape(batch, lines, length, width))
 
     def resize(self, length: int) -> None:
-        """Bicubically resizes the table of relative positions for lines of another length."""
+        """Bicubically resizes the relative position table for rows or columns of another length."""
         weights = interpolation(2 * self.length - 1, 2 * length - 1, "bicubic")
         self.relative_embedding, self.length = (
             nnx.Param(weights @ self.relative_embedding[...]),
@@ -252,7 +256,8 @@ class ResNet(nnx.Module):
         stride 2. `small`: a 3x3 convolution with stride 1, for images of about 32 pixels.
       channels: number of channels of the images.
       preactivation: True for BiT's units, False for the hybrids' units.
-      epsilons: library of the epsilons, `google` or `timm`.
+      epsilons: library whose epsilons the norms and the weight standardization use, `google` or
+        `timm`.
       axial_span: height and width of the images. If it is given, axial attention replaces the 3x3
         convolutions.
       remat: rematerialization policy of the units, as in `ViTOptions`.

@@ -49,9 +49,11 @@ ADAPTATION = Adaptation(
         Resize("(.*/)?(bias_table|relative_embedding)", grid_of, _resize_offsets),
     ),
     heads=("head/", "distillation_head/"),
-    # Fine-tuning of MAE and BEiT adds a norm of the averaged patches.
+    # Fine-tuned models of MAE and BEiT have a norm of the averaged patches. Their pre-trained models
+    # lack it.
     new_norms=("fc_norm/",),
-    # BEiT copies the shared table to each layer for fine-tuning.
+    # BEiT's pre-trained models have one table of attention biases for all layers. Its fine-tuned
+    # models have one in each layer, which is initialized with the pre-trained table.
     copied={".*/attention/bias_table": "bias_table"},
     computed=_computed,
     implied=_implied,

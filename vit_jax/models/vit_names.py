@@ -84,7 +84,8 @@ def _gated(patch: int, dim: int, depth: int, mlp_dim: int, heads: int, **others)
 
 
 _DINOV2 = _sized("S/14", "B/14", "L/14") | {"g/14": _gated(14, 1536, 40, 4096, 24)}
-# The head of fine-tuned classifiers reads the averaged patches.
+# In the fine-tuned classifiers of BEiT, BEiT v2, EVA and EVA-02, the head reads the normalized mean
+# of the patches.
 _AVERAGED = dict(pooling="gap", cls_token=True, fc_norm=True)
 _BEIT = dict(position="bias", qkv_bias="qv", gelu="erf") | _AVERAGED
 _BEITS = _sized("B/16", layer_scale=0.1) | _sized("L/16", layer_scale=1e-5)
@@ -262,7 +263,7 @@ def _following(values: dict) -> str | None:
 
 
 def parse(name: str) -> dict | None:
-    """Returns the arguments that a ViT's name implies; None: the name of another family."""
+    """Returns the arguments that a ViT's name implies, or None if `name` is not a ViT's name."""
     if name in _FOLLOWING:
         return dict(_FOLLOWING[name][0])
     match = re.fullmatch(rf"(Axial-)?(?:(R\d*)(?:x({WIDTH}))?\+)?ViT-(\w+)/(\d+)", name)

@@ -182,7 +182,7 @@ class Connected(Peers):
         raise NotImplementedError
 
     def _watch(self) -> None:
-        """Receives messages in the thread until the run ends."""
+        """Receives messages until the run ends; called in the receiving thread."""
         raise NotImplementedError
 
 
@@ -219,9 +219,9 @@ class Leader(Connected):
     def _watch(self):
         beaten = 0.0
         while not self._ended:
-            # The time is read before `select` waits. If this process was suspended for a while, it
-            # first receives the messages of that time. Only later iterations compare the new time
-            # with the timeout.
+            # The time is read before `select` waits. If this process was suspended during `select`,
+            # this iteration still uses the old time, and first receives the messages that arrived
+            # in the meantime. Only the next iteration compares the new time with the timeout.
             now = time.monotonic()
             ready = self._selector.select(BEAT_SECONDS / 4)
             with self._changed:
@@ -316,9 +316,9 @@ class Leader(Connected):
     def _end(self):
         """Prints the cause of the failure, ends the other processes and exits.
 
-        If a UserError was reported, it is the cause, because it can also end processes. Otherwise a
-        dead process is the cause, because it can also lead to other errors. Other errors are the
-        cause only if no process has died.
+        Several failures may have been reported, because one failure can lead to others. A UserError
+        is taken as the cause if one was reported. Otherwise the death of a process is the cause.
+        Another error is the cause only if there is no UserError and no process has died.
         """
         news = self._mistakes or self._deaths or self._faults
         culprit, code = min(news), 2 if self._mistakes else 1
@@ -553,7 +553,8 @@ def _connect(host: str, port: int, seconds: float) -> socket.socket:
     while True:
         try:
             stream = socket.create_connection((host, port), timeout=min(seconds, 5))
-            # If nobody listens on a port of its own host, a client can be connected to itself.
+            # If no process listens on a port of this host, TCP can connect the client's socket to
+            # itself. Both ends of the connection then have the same address.
             if stream.getsockname() != stream.getpeername():
                 return stream
             stream.close()

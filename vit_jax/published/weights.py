@@ -57,12 +57,13 @@ class Weights(NamedTuple):
         the tag. The data of a teacher are not included. The data of the initial weights are
         included only if the tag contains them.
       crop: side of the square crop relative to the resized image.
-      kind: sides that are resized before the central crop: `short_side`, or both (`square`).
+      kind: resizing before the central crop. `short_side`: resizes the short side and keeps the
+        aspect ratio. `square`: resizes the image to a square.
       interpolation: interpolation of the resize, as in `config.data.interpolation`.
       mean, std: normalization of pixels in [0, 1]; one number, or one per channel.
       licence: licence as in timm's registry.
-      gelu: the GELU with which the model was trained, if the files of the repository declare
-        another one by mistake; otherwise `-`.
+      gelu: variant of GELU with which the model was trained, if the repository's files name another
+        variant by mistake. `-`: the repository's files are correct.
     """
 
     model: str
@@ -144,7 +145,7 @@ def _read(row: dict[str, str]) -> Weights:
 
 @functools.cache
 def _accuracies() -> dict[str, tuple[Accuracy, ...]]:
-    """Returns the published results by repository."""
+    """Returns the published accuracies of each repository's weights, by repository."""
     found = defaultdict(tuple)
     for group in json.loads(ACCURACIES.read_text()):
         for repository, values in group["figures"].items():
