@@ -88,7 +88,7 @@ def readers_may_leave():
 
 
 def _unread(descriptor: int) -> bool:
-    """Returns True if no process reads from the pipe with this file descriptor any more."""
+    """Returns True if the pipe with the file descriptor `descriptor` has no reader any more."""
     poll = select.poll()
     poll.register(descriptor, 0)  # With the mask 0, `poll` only reports errors.
     return bool(poll.poll(0))

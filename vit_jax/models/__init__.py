@@ -195,8 +195,8 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
     `[` is the name of one model, and may be any name that `create_model` accepts.
 
     Args:
-      pattern: pattern of model names. With `pretrained` it may also match the tag or the repository
-        of weights, as `*deit*` does.
+      pattern: pattern of model names. If `pretrained` is True, the pattern may also match the tag
+        or the repository of published weights. For example, `*deit*` matches DeiT's repositories.
       pretrained: return the published `Weights` of these models instead of their names.
         `load_model(name, pretrained=tag)` loads such weights.
 

@@ -382,7 +382,7 @@ def _smallest(values: dict) -> dict:
 def _layers(model: ConvNeXt) -> Callable[[str], float]:
     """Returns a function from a parameter's path to its layer number, for layer-wise decay.
 
-    The number of blocks in the third stage selects one of two rules, in V1 and in V2:
+    There are two rules. In V1 and in V2, the number of blocks in the third stage selects the rule:
 
     - 27 or more blocks (Small and larger): three consecutive blocks of the third stage form one
       layer, and each of the other stages is one layer. With 27 blocks there are twelve layers, as

@@ -111,8 +111,8 @@ def add_for_subset(
 def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
     """Draws the images whose branch is computed; returns their indices, int32 `[groups, kept]`.
 
-    In each group `kept` images are drawn. Row i contains their distinct indices within group i (see
-    `subset_sizes`). The indices are the same on any mesh.
+    In each group of images, `kept` distinct images are drawn (see `subset_sizes`). Row i contains
+    the indices of the drawn images within group i. The indices are the same on any mesh.
     """
     groups, size, kept = subset_sizes(images, rate)
     numbers = part() * groups + jnp.arange(groups)

@@ -282,9 +282,9 @@ SCHEMES = {
         jax.nn.initializers.zeros,
     ),
     "deit": _DEIT,
-    # DeiT III's class token has no position embedding. In this model the class token has one.
-    # Therefore the token is initialized with zeros, and its position embedding like DeiT III's
-    # token.
+    # In the authors' code, DeiT III's class token has no position embedding. In this code the class
+    # token has a position embedding. Therefore the class token is initialized with zeros, and its
+    # position embedding is initialized like the class token in the authors' code.
     "deit3": _DEIT._replace(token=None),
     "dinov2": _DEIT._replace(token=normal(1e-6)),
     # BEiT's and EVA-g's schemes in PyTorch.

@@ -1,4 +1,4 @@
-"""Gathers square patches of each image into a smaller image, and scatters them back."""
+"""Gathers square patches of each image into a smaller image, and scatters the patches back."""
 
 from typing import NamedTuple
 

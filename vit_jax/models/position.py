@@ -26,7 +26,7 @@ class PositionEmbedding(nnx.Module):
       grid: rows and columns of patches.
       prefix: number of tokens before the patches. With `1d` and `2d` these tokens have learned
         vectors; in fixed embeddings their vectors are zeros.
-      resize: one of `POSITION_RESIZES` (options/model.py).
+      resize: interpolation of learned embeddings, one of `POSITION_RESIZES` (options/model.py).
       drawn: initializer of learned embeddings; None: a normal distribution with std 0.02.
     """
 
@@ -98,9 +98,9 @@ def interpolation(old: int, new: int, kind: str = "linear") -> np.ndarray:
 
     Args:
       old, new: length of the axis before and after resizing.
-      kind: one of `POSITION_RESIZES`. `linear` aligns the centres of the outermost patches. The
-        bicubic kinds align the outer edges of these patches, and use Keys's cubic kernel with the
-        parameter -0.75, or -0.5 with antialiasing.
+      kind: kind of interpolation, one of `POSITION_RESIZES`. `linear` aligns the centres of the
+        outermost patches. The bicubic kinds align the outer edges of these patches, and use Keys's
+        cubic kernel with the parameter -0.75, or -0.5 with antialiasing.
     """
     if kind == "linear":
         places = np.arange(new) * ((old - 1) / max(1, new - 1))
@@ -181,8 +181,8 @@ class RelativeLayout(NamedTuple):
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
         """Returns the table for another grid, resized bicubically like Swin's bias tables.
 
-        A row of the old table belongs to a difference of patch numbers. For the resizing, it is
-        copied to all offsets (rows, columns) with this difference. On a grid with C columns, for
+        A row of the old table belongs to a difference of patch numbers. For the resizing, the row
+        is copied to all offsets (rows, columns) with this difference. On a grid with C columns, for
         example, the offsets (0, C - 1) and (1, -1) both have the difference C - 1. After the
         resizing, a row of the new table is the mean over all pairs of patches with the row's
         difference.
@@ -374,7 +374,7 @@ def rotation_angles(
     """Returns the angles of 2-D rotary positions, `[tokens, 1, head_dim]`; 0 for non-patch tokens.
 
     Args:
-      kind: a key of `ROPES`.
+      kind: kind of rotary position embedding, a key of `ROPES`.
       grid: rows and columns of patches.
       unit: rows and columns of the pre-training grid, for kinds that are `stretched`.
       tokens: names of the tokens before the patches.

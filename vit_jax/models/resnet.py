@@ -99,8 +99,8 @@ def _convolve_small_maps(x: jax.Array, kernel: jax.Array) -> jax.Array:
     On CPUs, XLA's convolution of such maps takes 8 to 20 times as long as the matrix product, and
     with gradients 3 to 7 times as long (docs/measurements.md).
     """
-    # For each pair of an input and an output position: the index (0 to 2) of the kernel element
-    # that connects them, in rows and in columns.
+    # For each pair of an input row and an output row: the kernel row (0 to 2) that connects the two
+    # rows. The same for columns.
     rows, columns = (
         np.subtract.outer(np.arange(size), np.arange(size)) + 1 for size in x.shape[1:3]
     )
@@ -114,7 +114,7 @@ class AxialAttention(nnx.Module):
     As in Axial-DeepLab (Wang et al., 2020), there are 8 heads, queries and keys have half the width
     of values, and queries, keys and values have learned relative positions. Axial-DeepLab has batch
     norms after the projection, on the logits and at the end. Here, group norms replace the first
-    and the last of them, and the logits are scaled by 1 / sqrt(width of a query).
+    and the last batch norm. The logits have no norm and are scaled by 1 / sqrt(width of a query).
 
     Args:
       span: height and width of the input.

@@ -154,9 +154,9 @@ def shifted_regions(
 class WindowAttention(nnx.Module):
     """Multi-head self-attention within each window, with learned relative position biases.
 
-    A bias belongs to an offset, which is the query's position minus the key's position.
-    V1 computes softmax(q k / sqrt(head_dim) + bias) v. V2 replaces q k / sqrt(head_dim) by the
-    cosine of q and k, times a learned factor of each head, at most 100.
+    A bias belongs to an offset, which is the query's position minus the key's position. V1 computes
+    softmax(q k / sqrt(head_dim) + bias) v. V2 replaces q k / sqrt(head_dim) by the cosine of q and
+    k, times a learned factor of each head, at most 100.
 
     Args:
       window: height and width of the windows.
@@ -217,8 +217,9 @@ class WindowAttention(nnx.Module):
     def _cut(self, x: jax.Array) -> jax.Array:
         """Cuts `[batch, height, width, dim]` into windows, `[batch, windows, tokens, dim]`.
 
-        The windows are cut before the projection. If queries, keys and values are cut after it,
-        attention takes 2.4 times as many cycles by the TPU compiler's estimate.
+        The windows are cut before the projection to queries, keys and values. If the windows are
+        cut after the projection, attention takes 2.4 times as many cycles by the TPU compiler's
+        estimate.
         """
         batch, height, width, dim = x.shape
         rows, columns = self.window
@@ -260,8 +261,8 @@ class WindowAttention(nnx.Module):
             scores += jnp.where(regions[:, None, :, None] == regions[:, None, None, :], 0, MASKED)
         weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
         share = 1 / weights.sum(-1, keepdims=True)
-        # The softmax's division comes after the product with the values. It then takes fewer
-        # operations, because the outputs are smaller than the scores.
+        # The softmax's division comes after the product with the values, because the outputs are
+        # smaller than the scores. The division then takes fewer operations.
         narrow = weights.astype(value.dtype)
         out = (
             jnp.einsum("bwhqk,bwkhd->bwhqd", narrow, value, preferred_element_type=jnp.float32)
@@ -610,7 +611,8 @@ def _parse(name: str) -> dict | None:
 def _first_version(size: dict, window: int = WINDOW, *later: int) -> dict | None:
     """Returns the arguments of a Swin V1.
 
-    The result is None if the name contains two window sizes, because only V2's names do.
+    The result is None if the model name contains two window sizes, because only names of V2 models
+    contain two.
     """
     return None if later else size | dict(window=window, version=1)
 

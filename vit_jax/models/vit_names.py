@@ -56,8 +56,8 @@ class Follower(NamedTuple):
       family: the first part of the models' names, such as `DINOv2`.
       source: the publication.
       fixed: arguments that all these models share.
-      models: the size, patch size and further arguments of each model, by the second part of its
-        name, such as `B/14`.
+      models: the size, patch size and further arguments of each model, by the second part of the
+        model's name, such as `B/14`.
     """
 
     family: str

@@ -28,8 +28,9 @@ class Accuracy(NamedTuple):
       what: the evaluation: `ImageNet top-1` for a classifier, `ImageNet k-NN` or `linear` for a
         frozen model.
       percent: accuracy in percent.
-      pixels: side of the images; None: unknown.
-      crop: side of the crop relative to the resized image; None: unknown.
+      pixels: side of the images in pixels; None: unknown.
+      crop: side of the central crop, divided by the short side of the resized image, such as
+        0.875. None: unknown.
       source: publisher of the accuracy, and the page or file that contains it.
     """
 
@@ -51,12 +52,13 @@ class Weights(NamedTuple):
       model: our name of the model, such as `ViT-B/16`.
       tag: timm's tag, which names training method and data, such as `augreg_in21k_ft_in1k`.
       repository: repository on the Hugging Face Hub, `owner/name`. Each `name` occurs only once.
-      pixels: side of the images.
+      pixels: side of the images in pixels.
       classes: number of classes; 0: no head.
-      data: the data sets of training in their order, as keys of `DATA_SETS`. They are derived from
-        the tag. The data of a teacher are not included. The data of the initial weights are
-        included only if the tag contains them.
-      crop: side of the square crop relative to the resized image.
+      data: the data sets on which the weights were trained, as keys of `DATA_SETS`, in the order of
+        training. They are derived from the tag. The data sets of the initial weights are included
+        only if the tag contains them. The data sets of a teacher are not included.
+      crop: side of the square central crop, divided by the short side of the resized image, such as
+        0.875.
       kind: resizing before the central crop. `short_side`: resizes the short side and keeps the
         aspect ratio. `square`: resizes the image to a square.
       interpolation: interpolation of the resize, as in `config.data.interpolation`.

@@ -1,9 +1,9 @@
 """Heads for monocular depth: the distance from the camera in metres, for each output position.
 
 A head predicts the distance directly, or it predicts a score for each of several distances ("bins")
-and returns the mean of these distances, weighted by the scores.
-DINOv2 and DINOv3 evaluate depth with the linear head and with DPT (Ranftl et al., 2103.13413). The
-code follows `eval/depth/models` in their repositories.
+and returns the mean of these distances, weighted by the scores. DINOv2 and DINOv3 evaluate depth
+with the linear head and with DPT (Ranftl et al., 2103.13413). The code follows `eval/depth/models`
+in their repositories.
 """
 
 import math
@@ -337,7 +337,7 @@ class Residual(nnx.Module):
 
 
 class Fusion(nnx.Module):
-    """DPT's fusion block: adds a level of the pyramid to its input and doubles the resolution.
+    """DPT's fusion block: adds a level of the pyramid to the input and doubles the resolution.
 
     Args:
       dim: number of channels.
@@ -381,7 +381,7 @@ def depth_head(
 
     Args:
       options: the section `depth` of the config.
-      model: the image model, which may be abstract.
+      model: the image model; it may contain shapes in place of arrays.
       frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:

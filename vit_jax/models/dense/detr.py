@@ -30,7 +30,7 @@ class DetectionHead(nnx.Module):
     """Head that predicts boxes and class scores of a fixed number of objects.
 
     Args:
-      model: the image model, which may be abstract.
+      model: the image model; it may contain shapes in place of arrays.
       num_classes: number of classes.
       dim: width of the feature pyramid and of the decoder.
       queries: number of predicted objects; at most the number of positions of the pyramid.
@@ -124,7 +124,10 @@ def detection_head(
     frozen: bool = False,
     rngs: nnx.Rngs,
 ) -> DetectionHead:
-    """Returns the detection head that a config selects; the model may be abstract."""
+    """Returns the detection head that a config selects.
+
+    The model may contain shapes in place of arrays.
+    """
     sizes: dict[str, Any] = dict(dim=options.dim, queries=options.queries, depth=options.depth)
     sizes["masks"] = options.masks
     return DetectionHead(model, num_classes, **sizes, frozen=frozen, rngs=rngs)
@@ -218,7 +221,8 @@ class MaskBranch(nnx.Module):
 class PlacedAttention(nnx.Module):
     """Multi-head attention for inputs with position embeddings.
 
-    The caller adds the position embeddings to the queries and the keys, but not to the values.
+    The position embeddings have already been added to the queries and the keys. Nothing has been
+    added to the values.
     """
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):

@@ -2,7 +2,7 @@
 
 The result equals mmsegmentation's slide inference: the scores of each window are bilinearly resized
 to the window's pixels, averaged where windows overlap, and bilinearly resized to the original
-image. These three steps are linear, and they treat rows and columns separately. Therefore one
+image. These three steps are linear, and each step treats rows and columns separately. Therefore one
 matrix for the rows and one matrix for the columns map the scores of all windows to the pixels of
 the original image. The scores of all pixels are never in memory together.
 """
