@@ -102,8 +102,8 @@ def model_options(
     """Returns the options of the named model.
 
     Args:
-      name: one of `MODELS`, or a name of the same form with other values: a ViT size with any patch
-        size, a hybrid with any ViT size, or a BiT with any width factor.
+      name: one of `MODELS`, or a similar name: a ViT size with any patch size, a hybrid with any
+        ViT size, or a BiT with any width factor.
       num_classes: width of the head; 0 for no head.
       image_size: pixels, or (height, width).
       **overrides: further options of the model; they replace the values that the name implies.

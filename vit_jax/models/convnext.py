@@ -79,7 +79,10 @@ class Common(NamedTuple):
         )
 
     def conv(self, inputs: int, outputs: int, side: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:
-        """Returns a convolution, without padding if the stride equals the kernel's side."""
+        """Returns a convolution with zero padding of half the kernel's side, rounded down.
+
+        If the stride equals the kernel's side, there is no padding.
+        """
         pad = 0 if stride == side else side // 2
         return nnx.Conv(
             inputs,
@@ -217,8 +220,8 @@ class ConvNeXt(ImageModel):
         )
         self.stem = nnx.Dict(_stem(options.stem, options.channels, widths[0], common, rngs))
         self.stem_norm = common.norm(widths[0], rngs)
-        # The keys are zero-padded strings (stage and block), so that a checkpoint's paths sort in
-        # order.
+        # The keys, the numbers of stage and block, are zero-padded strings. Therefore the sorted
+        # paths of a checkpoint are in the order of the blocks.
         self.stages = nnx.Dict()
         for stage, (count, width) in enumerate(zip(options.blocks, widths, strict=True)):
             before = widths[stage - 1]

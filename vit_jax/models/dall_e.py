@@ -92,8 +92,8 @@ class DVAE(CodeModel):
         values: dict[str, Any] = dict(dtype=jnp.dtype(options.dtype), rngs=rngs)
         self.stem = convolution(options.channels, widths[0], STEM, **values)
         gain = 1 / sum(blocks) ** 2
-        # The keys are zero-padded strings (stage and block), so that a checkpoint's paths sort in
-        # order.
+        # The keys, the numbers of stage and block, are zero-padded strings. Therefore the sorted
+        # paths of a checkpoint are in the order of the blocks.
         self.stages, before = nnx.Dict(), widths[0]
         for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
             parts = {}

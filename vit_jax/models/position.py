@@ -301,7 +301,7 @@ def spline(old: int, new: int) -> np.ndarray:
         return np.eye(old, dtype=np.float32)
     if old == 1:
         return np.ones((new, 1), np.float32)
-    # Imported here: it is slow to import and rarely needed.
+    # SciPy is imported here, because its import is slow and rarely needed.
     from scipy.interpolate import InterpolatedUnivariateSpline
 
     places, offsets = spline_places(old, new), np.arange(new) - new // 2

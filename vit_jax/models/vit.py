@@ -123,8 +123,8 @@ class ViT(TokenModel):
         # starts at zero, because its position embedding is already random.
         learned = options.position in ("1d", "2d")
         for token in self.prefix_tokens:
-            # Without positions a token must not start at zero, where the gradient of a layer norm
-            # is very large: 1 / sqrt(epsilon) = 1,000.
+            # A token without a position embedding must not start at zero, where the gradient of a
+            # layer norm is very large: 1 / sqrt(epsilon) = 1,000.
             shape, drawn = (1, 1, self.dim), scheme.token or (None if learned else small)
             first = drawn(rngs.params(), shape) if drawn else jnp.zeros(shape)
             setattr(self, token, nnx.Param(first))
@@ -165,7 +165,8 @@ class ViT(TokenModel):
                 return WindowBlock(self.grid, options.window, layer_stack, rate, rngs=rngs)
             return EncoderBlock(layer_stack, rate, rngs=rngs)
 
-        # The keys are zero-padded strings. Therefore the paths in a checkpoint sort by layer.
+        # The keys, the numbers of the layers, are zero-padded strings. Therefore the sorted paths
+        # of a checkpoint are in the order of the layers.
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
 
     def _attends_globally(self, layer: int) -> bool:

@@ -240,8 +240,8 @@ def _trunk(values: dict) -> dict:
     arguments = {name: values.get(name, papers) for name, papers in _TELLING.items()}
     if arguments["rope"] == "dinov3":
         del arguments["qkv_bias"]  # DINOv3's biases are all zero, and timm omits them.
-    # CLIP and OpenCLIP differ only in the kind of GELU. Therefore "quick" GELU is compared; the
-    # exact GELU and its tanh approximation count as equal.
+    # CLIP and OpenCLIP differ only in the kind of GELU. Therefore CLIP's "quick" GELU counts as
+    # different from other kinds. The exact GELU and its tanh approximation count as equal.
     return arguments | dict(
         scaled=values.get("layer_scale") is not None, quick=values.get("gelu") == "quick"
     )
@@ -255,7 +255,8 @@ def _following(values: dict) -> str | None:
     trunk = _trunk(values)
     size = {name: values[name] for name in (*_SIZE, "patch_size")}
     for name, (args, _) in _FOLLOWING.items():
-        # SigLIP's models differ from the ViT paper's only in pooling, so pooling is compared here.
+        # Pooling is compared only for models that otherwise have the ViT paper's arguments. For
+        # example, SigLIP's image towers differ from the paper's models only in pooling.
         pooled = trunk != _PAPERS_TRUNK or values.get("pooling", "cls") == args.get("pooling")
         if size.items() <= args.items() and trunk == _trunk(args) and pooled:
             return name
@@ -278,7 +279,7 @@ def parse(name: str) -> dict | None:
 
 
 def _parse_trunk(resnet: str | None, width: str | None, patch: int) -> dict | None:
-    """Returns the arguments of a hybrid's ResNet and of the patches; None: unknown hybrid."""
+    """Returns the arguments of the ResNet, if any, and the patch size; None: unknown hybrid."""
     if resnet is None:
         return dict(resnet_blocks=None, patch_size=patch)
     hybrid = HYBRIDS.get((resnet, patch))

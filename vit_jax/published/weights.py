@@ -111,7 +111,7 @@ class Weights(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, str]:
-        """Model arguments to set when loading, because the repository's files have other values."""
+        """Arguments that replace wrong values in the repository's files when a model is loaded."""
         return {} if self.gelu == "-" else dict(gelu=self.gelu)
 
     @property
@@ -186,10 +186,10 @@ def find_weights(model: str, pretrained: str) -> Weights:
 
 
 def _are_forms_of_dinov3(weights: list[Weights]) -> bool:
-    """Returns True for two versions of the same DINOv3 weights.
+    """Returns True for timm's two versions of the same DINOv3 weights, in their order.
 
-    The first version has no biases of queries and values, and the second version (`_qkvb`) has
-    them.
+    The first version has no biases of queries and values. The second version (`_qkvb`) has these
+    biases.
     """
     if len(weights) != 2:
         return False
