@@ -1,4 +1,4 @@
-"""`UserError`, an exception that commands print without a traceback, and message functions."""
+"""`UserError`, which commands print without a traceback, and functions for error messages."""
 
 import contextlib
 import difflib
@@ -82,22 +82,23 @@ def readers_may_leave():
         if not _unread(sys.stdout.fileno()):
             raise
         # Replaces standard output by /dev/null. Otherwise Python would flush the remaining output
-        # at exit, and report a second error.
+        # to the closed pipe at exit, and report a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
 
 
 def _unread(descriptor: int) -> bool:
-    """Returns True if the reading end of the pipe `descriptor` is closed."""
+    """Returns True if the pipe with the file descriptor `descriptor` has no reader any more."""
     poll = select.poll()
     poll.register(descriptor, 0)  # With the mask 0, `poll` only reports errors.
     return bool(poll.poll(0))
 
 
 def requested_bytes(error: BaseException) -> int | None:
-    """Returns the size of a failed allocation in bytes; None: `error` is no out-of-memory error.
+    """Returns the size in bytes of the allocation that failed with an out-of-memory error.
 
-    The size is 0 if the error message does not contain it.
+    The size is 0 if the error message does not contain it. For any other kind of error the function
+    returns None.
     """
     text = str(error)
     of_device = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in text

@@ -15,7 +15,7 @@ CELLS = 20  # Width of a progress bar.
 
 
 class Pace:
-    """Rate limit of lines: one per second in the first minute, later one per `later` seconds."""
+    """Rate limit of progress lines: one per second in the first minute, then one per `later` s."""
 
     def __init__(self, later: float = SECONDS):
         self._later, self._begun, self._last = later, time.monotonic(), float("-inf")
@@ -46,7 +46,10 @@ class MovingLine:
         return sys.stdout.isatty() or type(sys.stdout).__module__.startswith("ipykernel")
 
     def show(self, text: str, end: str = "") -> None:
-        """Replaces the line by `text` and `end`. `text` is cut to the terminal's width."""
+        """Replaces the line by `text`, followed by `end`.
+
+        If the line is longer than the terminal's width, the end of `text` is cut off.
+        """
         width = shutil.get_terminal_size().columns - 1
         text = text[: max(0, width - len(end))] + end
         print("\r" + text.ljust(self._shown), end="", flush=True)

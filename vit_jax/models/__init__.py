@@ -87,7 +87,7 @@ def logical_axes(path: str, rank: int) -> Axes | None:
 
 
 def is_undecayed(path: str) -> bool:
-    """Returns True if a family excludes the parameter with this path from weight decay."""
+    """Returns True if any model family excludes parameters with this path from weight decay."""
     return any(re.search(rf"(^|/){end}$", path) for family in FAMILIES for end in family.undecayed)
 
 
@@ -97,8 +97,8 @@ def model_options(
     """Returns the options of the named model.
 
     Args:
-      name: one of `MODELS`, or a name of the same form with other values: a ViT size with any patch
-        size, a hybrid with any ViT size, or a BiT with any width factor.
+      name: one of `MODELS`, or a similar name: a ViT size with any patch size, a hybrid with any
+        ViT size, or a BiT with any width factor.
       num_classes: width of the head; 0 for no head.
       image_size: pixels, or (height, width).
       **overrides: further options of the model; they replace the values that the name implies.
@@ -186,8 +186,8 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
     `[` is the name of one model, and may be any name that `create_model` accepts.
 
     Args:
-      pattern: pattern of model names. With `pretrained` it may also match the tag or the repository
-        of weights, as `*deit*` does.
+      pattern: pattern of model names. If `pretrained` is True, the pattern may also match the tag
+        or the repository of published weights. For example, `*deit*` matches DeiT's repositories.
       pretrained: return the published `Weights` of these models instead of their names.
         `load_model(name, pretrained=tag)` loads such weights.
 
@@ -211,7 +211,7 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
 
 
 def _card_of(name: str) -> ModelCard:
-    """Returns `model_card(name)`; the cards of `MODELS` are read from a table."""
+    """Returns a model's card; the values of a model in `MODELS` are read from a stored table."""
     if (figures := all_figures().get(name)) is None:
         return model_card(name)
     source = parse_name(name)[0].source(name)

@@ -37,7 +37,8 @@ LANES = 128  # Width of a TPU's vector registers. With fewer tokens, part of a r
 # Scope names in traces and profiles.
 SCORES, VALUES = "attention_scores", "attention_values"
 
-# A barrier: XLA computes the value once instead of once per use.
+# An optimization barrier: XLA computes the result of an expression once, and does not recompute it
+# for each use.
 _compute_once = jax.lax.optimization_barrier
 
 
@@ -102,7 +103,8 @@ def _has_cudnn() -> bool:
         )
 
     device = jax.devices()[0]
-    # On an AMD GPU `compute_capability` is a name such as gfx942.
+    # On an NVIDIA GPU `compute_capability` is a number such as 8.0, on an AMD GPU a name such as
+    # gfx942.
     major = str(getattr(device, "compute_capability", "")).partition(".")[0]
     if device.platform != "gpu" or not major.isdecimal() or int(major) < 8:
         return False
@@ -126,8 +128,8 @@ def _attend_to_first(
 ) -> jax.Array:
     """Computes attention to the first `attended` keys; all later keys are masked.
 
-    The numbers of queries and keys must be even if gradients are computed: JAX does not support odd
-    numbers in the backward pass of cuDNN's attention.
+    For the backward pass both the number of queries and the number of keys must be even, because
+    JAX does not support odd numbers in the backward pass of cuDNN's attention.
     """
     fused = query.shape[1] > 1 and cudnn_takes(query.dtype, query.shape[-1])
     lengths = jnp.full(query.shape[0], attended, jnp.int32)

@@ -32,7 +32,8 @@ class CodeBlock(nnx.Module):
     Args:
       inputs, outputs: numbers of channels; the block's hidden width is a quarter of `outputs`.
       sides: sizes of the four kernels.
-      gain: factor of the branch's output.
+      gain: factor that multiplies the output of the convolutions before the skip connection is
+        added.
       dtype: dtype of the computation.
       rngs: random keys for the initialization.
     """
@@ -91,8 +92,8 @@ class DVAE(CodeModel):
         values: dict[str, Any] = dict(dtype=jnp.dtype(options.dtype), rngs=rngs)
         self.stem = convolution(options.channels, widths[0], STEM, **values)
         gain = 1 / sum(blocks) ** 2
-        # The keys are zero-padded strings (stage and block), so that a checkpoint's paths sort in
-        # order.
+        # The keys, the numbers of stage and block, are zero-padded strings. Therefore the sorted
+        # paths of a checkpoint are in the order of the blocks.
         self.stages, before = nnx.Dict(), widths[0]
         for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
             parts = {}
@@ -154,7 +155,7 @@ def check_divides(size: tuple[int, ...], stride: int) -> None:
         )
 
 
-# Number of blocks and widths of OpenAI's model.
+# Number of blocks in each stage, and number of channels of each stage, in OpenAI's model.
 _SIZE = {name: options_of(DVAEOptions)[name].default for name in ("blocks", "widths")}
 
 

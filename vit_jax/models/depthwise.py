@@ -113,7 +113,8 @@ def _pad(x: jax.Array, rows: int, columns: int, more: tuple[int, int] = (0, 0)) 
     Args:
       rows: number of zero rows at the top, and also at the bottom.
       columns: number of zero columns at the left, and also at the right.
-      more: number of zero images after the last image, and of further zero columns at the right.
+      more: a pair: the number of zero images to append to the batch, and the number of zero columns
+        at the right in addition to `columns`.
     """
     return jnp.pad(
         x.astype(jnp.float32), ((0, more[0]), (rows, rows), (columns, columns + more[1]), (0, 0))

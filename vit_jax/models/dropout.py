@@ -1,7 +1,7 @@
 """Dropout and stochastic depth; the masks are the same on any device and mesh.
 
-`add_for_subset` is a faster stochastic depth: it does not compute the branch of images whose branch
-is dropped.
+`add_for_subset` is a faster stochastic depth: it computes a residual branch only for the images
+whose branch is not dropped.
 """
 
 import math
@@ -36,8 +36,8 @@ def drop(
     dropped = jnp.round(rate * 2**16).astype(jnp.uint32)
     drawn = draw16(rngs.dropout(), shape, first=part() * shape[0])
     kept = jnp.concatenate([numbers >= dropped for numbers in drawn], axis=-2)
-    # Without the barrier XLA draws the random numbers again wherever the mask is used. That takes
-    # more time than the layer's matrix products.
+    # Without this optimization barrier XLA recomputes the random numbers wherever the mask is used.
+    # The recomputation takes more time than the layer's matrix products.
     kept = jax.lax.optimization_barrier(kept[..., : shape[-2], :])
     return jnp.where(kept, (x / jnp.float32(1 - rate)).astype(x.dtype), 0)
 
@@ -99,8 +99,8 @@ def add_for_subset(
     def of_groups(x):
         return x.reshape(groups, -1, *x.shape[1:])
 
-    # Each group is indexed separately. Therefore devices that hold whole groups need no
-    # communication.
+    # Each group of images is indexed separately. Therefore devices need no communication if each
+    # group is stored on one device.
     chosen = jax.vmap(lambda x, rows: x.at[rows].get(**indexed))(of_groups(x), drawn)
     changes = branch(chosen.reshape(-1, *x.shape[1:]))
     changes = (changes * jnp.float32(size / kept)).astype(x.dtype)
@@ -111,8 +111,8 @@ def add_for_subset(
 def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
     """Draws the images whose branch is computed; returns their indices, int32 `[groups, kept]`.
 
-    In each group `kept` images are drawn. Row i contains their distinct indices within group i (see
-    `subset_sizes`). The indices are the same on any mesh.
+    In each group of images, `kept` distinct images are drawn (see `subset_sizes`). Row i contains
+    the indices of the drawn images within group i. The indices are the same on any mesh.
     """
     groups, size, kept = subset_sizes(images, rate)
     numbers = part() * groups + jnp.arange(groups)

@@ -81,7 +81,7 @@ class Adaptation:
         parameter that they initialize in the adapted model. For example, fixed position embeddings
         initialize learned position embeddings.
       implied: called with the checkpoint's arguments and the changed arguments; returns further
-        arguments that must change together with them.
+        arguments that must change together with the changed arguments.
     """
 
     resizes: tuple[Resize, ...] = ()
@@ -92,7 +92,7 @@ class Adaptation:
     implied: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda known, changes: {}
 
     def resize_of(self, path: str) -> Resize | None:
-        """Returns the rule for the parameter with this path; None: no rule resizes it."""
+        """Returns the rule that resizes the parameter with this path; None: no rule matches."""
         return next((rule for rule in self.resizes if re.fullmatch(rule.path, path)), None)
 
     def source_of(self, path: str, stored: Iterable[str]) -> str:
@@ -126,8 +126,8 @@ class Family:
         by tests.
       axes: pairs (expression, axes). The regular expression matches the end of a parameter's path,
         and `axes` lists the parameter's logical axes. For example, "dim -> part heads head_dim" are
-        the axes of a kernel, with the inputs before the arrow, and "part heads head_dim" those of
-        its bias. Two entries may have the same expression if their numbers of axes differ.
+        the axes of a kernel, with the inputs before the arrow, and "part heads head_dim" are the
+        axes of its bias. Two entries may have the same expression if their numbers of axes differ.
       layer: called with a model; returns a function from a parameter's path to the number of its
         encoder layer: -1 before the encoder, infinity after it. None: the family has no such
         function.

@@ -71,13 +71,21 @@ class About:
         self.name = name
 
     def for_classes(self, names: tuple[str, ...], probabilities: str) -> "About":
-        """Returns a copy with other class names and another key of `PROBABILITIES`."""
+        """Returns a copy of this metadata with other class names.
+
+        Args:
+          names: names of all classes.
+          probabilities: a key of `PROBABILITIES`: `softmax` or `sigmoid`.
+        """
         other = copy.copy(self)
         other.class_names, other.probabilities = names, probabilities
         return other
 
     def lines(self, model: "ImageModel") -> dict[str, str]:
-        """Returns further lines of the model card, such as `{"from": "fresh parameters, ..."}`."""
+        """Returns lines to append to a model card: labels, mapped to texts.
+
+        An example is `{"from": "fresh parameters, not trained"}`.
+        """
         return {"from": "fresh parameters, not trained"}
 
     def predict(
@@ -198,12 +206,12 @@ class ImageModel(nnx.Module):
 
     @property
     def mean(self) -> Statistic:
-        """Mean of pixels in [0, 1] for normalization, one value or one per channel."""
+        """Mean for normalization, for pixel values in [0, 1]; one value or one per channel."""
         return self.options.mean
 
     @property
     def std(self) -> Statistic:
-        """Std of pixels in [0, 1] for normalization, one value or one per channel."""
+        """Std for normalization, for pixel values in [0, 1]; one value or one per channel."""
         return self.options.std
 
     @property
@@ -484,11 +492,13 @@ class TokenModel(ImageModel):
     def assemble(
         self, patches: jax.Array, rngs: nnx.Rngs | None = None, keep: jax.Array | None = None
     ) -> jax.Array:
-        """Returns all tokens with their positions, `[batch, tokens, dim]`, from patch embeddings.
+        """Adds position embeddings, if any, and prefix tokens; returns `[batch, tokens, dim]`.
 
         Args:
-          keep: int32 `[batch, kept]`: use only these patches of each image, in this order. Only
-            models with `keeps_any` support this. None: all patches.
+          patches: patch embeddings, `[batch, patches, dim]`.
+          keep: raster indices of the patches to return, int32 `[batch, kept]`. The patches are
+            returned in the order of these indices. Only models with `keeps_any` support this
+            argument. None: all patches.
         """
         raise NotImplementedError
 
@@ -525,7 +535,7 @@ class TokenModel(ImageModel):
         Only models with `takes_queries` support this.
 
         Args:
-          queries: additional tokens, without positions, `[batch, queries, dim]`.
+          queries: additional tokens, which have no position embeddings, `[batch, queries, dim]`.
           layers: number of layers, at the end of the encoder, that also process the queries.
           mask: called as `mask(number, x)` before each layer with queries. `number` counts these
             layers from 0, and `x` is the layer's input. Returns bool `[batch, queries, tokens +
@@ -574,12 +584,12 @@ class CodeModel(ImageModel):
 
     @property
     def code_grid(self) -> tuple[int, int]:
-        """Rows and columns of codes for an image of the model's size."""
+        """Number of rows and number of columns of codes, for an image of the model's size."""
         height, width = self.image_size
         return height // self.code_stride, width // self.code_stride
 
     def code_scores(self, images: jax.Array) -> jax.Array:
-        """Returns the code logits of each position, float32 `[batch, rows, columns, codes]`.
+        """Returns the code logits of each code position, float32 `[batch, rows, columns, codes]`.
 
         Raises:
           UserError: the images have another shape or type.
@@ -587,7 +597,10 @@ class CodeModel(ImageModel):
         raise NotImplementedError
 
     def codes(self, images: jax.Array) -> jax.Array:
-        """Returns each position's most likely code, row by row, int32 `[batch, rows * columns]`."""
+        """Returns the most likely code of each position of the code grid, row by row.
+
+        The result is int32 `[batch, rows * columns]`.
+        """
         scores = self.code_scores(images)
         return scores.argmax(-1).astype(jnp.int32).reshape(len(scores), -1)
 

@@ -1,4 +1,4 @@
-"""Initializers that draw with NumPy on the CPU; compiling JAX's random functions takes seconds.
+"""Initializers that draw with NumPy on the CPU, because compiling JAX's would take seconds.
 
 The values depend only on the key and the shape, not on the devices or the mesh. Each initializer
 has Flax's signature: a key, a shape and a dtype. While JAX traces an initializer, no values are
@@ -33,8 +33,8 @@ def xavier(parts: int = 1, dense: bool = False) -> Initializer:
 
     Args:
       parts: number of kernels of equal size that are concatenated along the outputs.
-      dense: treat a convolution as a dense layer over its patch: its fan-out is the number of
-        output channels.
+      dense: treat the kernel of a patch embedding as a dense layer over the pixels of a patch. The
+        fan-out is then the number of output channels, not multiplied by the kernel's area.
     """
 
     def draw(generator, out):
@@ -132,7 +132,12 @@ def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _initializer(draw: Callable[[np.random.Generator, np.ndarray], None]) -> Initializer:
-    """Returns an initializer from a function that fills a float32 array."""
+    """Returns an initializer whose values are drawn by the function `draw`.
+
+    Args:
+      draw: called with a NumPy generator and a float32 array, which the function overwrites with
+        random values.
+    """
 
     def initializer(key, shape, dtype=np.float32):
         def on_host(words):
@@ -277,9 +282,9 @@ SCHEMES = {
         jax.nn.initializers.zeros,
     ),
     "deit": _DEIT,
-    # DeiT III's class token has no position embedding. In this model the class token has one.
-    # Therefore the token is initialized with zeros, and its position embedding like DeiT III's
-    # token.
+    # In the authors' code, DeiT III's class token has no position embedding. In this code the class
+    # token has a position embedding. Therefore the class token is initialized with zeros, and its
+    # position embedding is initialized like the class token in the authors' code.
     "deit3": _DEIT._replace(token=None),
     "dinov2": _DEIT._replace(token=normal(1e-6)),
     # BEiT's and EVA-g's schemes in PyTorch.

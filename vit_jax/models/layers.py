@@ -26,16 +26,19 @@ _part: ContextVar[jax.Array | int] = ContextVar("part", default=0)
 
 
 def named(name: str, x: jax.Array) -> jax.Array:
-    """Returns the activation `x`, with the sharding that its name selects.
+    """Returns the activation `x`, constrained to the sharding for activations of this name.
 
-    An open `capturing` context that collects activations of this name also records `x`.
+    If a `capturing` context that collects this name is open, `x` is also added to its list.
     """
     capture(name, lambda: x)
     return _place.get()(name, x)
 
 
 def capture(name: str, compute: Callable[[], jax.Array]) -> None:
-    """Calls `compute` and records the result if an open `capturing` context collects `name`."""
+    """Records the result of `compute()` if an open `capturing` context collects `name`.
+
+    Otherwise `compute` is not called.
+    """
     captured = _captured.get()
     if captured and name in captured:
         captured[name].append(compute())
@@ -69,9 +72,9 @@ def platform() -> str:
 def _exact_gelu(x: jax.Array) -> jax.Array:
     """Computes x times the normal distribution's CDF at x, in float32 or wider, as PyTorch does.
 
-    The function `erfc` would be more precise far below zero. On a CPU it takes twice the memory and
-    more time. On a TPU, a ConvNeXt block in bfloat16 with `erfc` takes a quarter more cycles by the
-    compiler's estimate.
+    The CDF is not computed by the function `erfc`, which would be more precise far below zero. On a
+    CPU, `erfc` takes twice the memory and more time. On a TPU, a ConvNeXt block in bfloat16 with
+    `erfc` takes a quarter more cycles by the compiler's estimate.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
@@ -160,14 +163,16 @@ def run_blocks(
     remat: str,
     **given: Any,
 ) -> jax.Array:
-    """Applies the blocks of a stage in turn; `[batch, height, width, channels]` keeps its shape.
+    """Applies the blocks of a stage in turn to `x`, `[batch, height, width, channels]`.
+
+    The result has the same shape.
 
     Args:
       blocks: the blocks, called as `block(x, rngs, stochastic_depth, **given)`.
       first: index of the first of these blocks among all blocks of the model.
       rate: returns the stochastic depth rate for a block's index.
       key: random key, in training. A block's key is `jax.random.fold_in(key, index of the block)`.
-      remat: a key of `REMAT`.
+      remat: rematerialization policy, a key of `REMAT`.
       **given: further arguments of all blocks.
     """
 
@@ -195,7 +200,7 @@ def run_layers(
     Args:
       call: applies a layer to `x`.
       inputs: further inputs of each layer, such as its stochastic depth rate.
-      remat: a key of `REMAT`.
+      remat: rematerialization policy, a key of `REMAT`.
       scan: stack the parameters of the layers and run the layers with `lax.scan`, which compiles
         only one layer.
     """

@@ -26,7 +26,7 @@ class PositionEmbedding(nnx.Module):
       grid: rows and columns of patches.
       prefix: number of tokens before the patches. With `1d` and `2d` these tokens have learned
         vectors; in fixed embeddings their vectors are zeros.
-      resize: one of `POSITION_RESIZES` (options/model.py).
+      resize: interpolation of learned embeddings, one of `POSITION_RESIZES` (options/model.py).
       drawn: initializer of learned embeddings; None: a normal distribution with std 0.02.
     """
 
@@ -98,9 +98,9 @@ def interpolation(old: int, new: int, kind: str = "linear") -> np.ndarray:
 
     Args:
       old, new: length of the axis before and after resizing.
-      kind: one of `POSITION_RESIZES`. `linear` aligns the centres of the outermost patches. The
-        bicubic kinds align the outer edges of these patches, and use Keys's cubic kernel with the
-        parameter -0.75, or -0.5 with antialiasing.
+      kind: kind of interpolation, one of `POSITION_RESIZES`. `linear` aligns the centres of the
+        outermost patches. The bicubic kinds align the outer edges of these patches, and use Keys's
+        cubic kernel with the parameter -0.75, or -0.5 with antialiasing.
     """
     if kind == "linear":
         places = np.arange(new) * ((old - 1) / max(1, new - 1))
@@ -160,11 +160,14 @@ class RelativeLayout(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows of the table."""
+        """Number of rows of the relative position table."""
         return 2 * math.prod(self.grid) - 1 + (3 if self.prefix + self.registers else 0)
 
     def offsets(self) -> np.ndarray:
-        """Returns the index of the table's row for each query and key, `[tokens, tokens]`."""
+        """Returns the index of the position table's row for each query and key.
+
+        The result has the shape `[tokens, tokens]`.
+        """
         patches = math.prod(self.grid)
         number = np.arange(patches)
         last = 2 * patches - 1
@@ -178,8 +181,8 @@ class RelativeLayout(NamedTuple):
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
         """Returns the table for another grid, resized bicubically like Swin's bias tables.
 
-        A row of the old table belongs to a difference of patch numbers. For the resizing, it is
-        copied to all offsets (rows, columns) with this difference. On a grid with C columns, for
+        A row of the old table belongs to a difference of patch numbers. For the resizing, the row
+        is copied to all offsets (rows, columns) with this difference. On a grid with C columns, for
         example, the offsets (0, C - 1) and (1, -1) both have the difference C - 1. After the
         resizing, a row of the new table is the mean over all pairs of patches with the row's
         difference.
@@ -202,7 +205,8 @@ def difference(grid: tuple[int, int]) -> np.ndarray:
     """Returns the difference of raster indices for each offset between two patches of a grid.
 
     For an offset of r rows and c columns the difference is `r * columns + c`. The result has the
-    shape `[2 rows - 1, 2 columns - 1]`: offsets are negative in its first half.
+    shape `[2 rows - 1, 2 columns - 1]`. Along its first axis r rises from -(rows - 1) to rows - 1,
+    and along its second axis c rises from -(columns - 1) to columns - 1.
     """
     rows, columns = grid
     return np.arange(1 - rows, rows)[:, None] * columns + np.arange(1 - columns, columns)
@@ -219,9 +223,10 @@ def spread_offsets(table: jax.Array) -> jax.Array:
     """
 
     def spread(x):
-        """Expands a table `x[offset]`, `[2 side - 1, ...]`, to all pairs, `[side, side, ...]`.
+        """Expands a table of offsets along one axis to all pairs of a query and a key.
 
-        The first axis of the result is the query, and the second axis is the key.
+        The table `x` has the shape `[2 side - 1, ...]`, the result `[side, side, ...]`. Element
+        [query, key] of the result is `x[query - key + side - 1]`.
         """
         side = (len(x) + 1) // 2
         # The table, reversed and padded to 2 * side entries, is repeated `side` times. Reshaping
@@ -252,7 +257,7 @@ class BiasLayout(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows of the table."""
+        """Number of rows of the bias table."""
         return math.prod(2 * side - 1 for side in self.grid) + (
             3 if self.prefix + self.registers else 0
         )
@@ -296,7 +301,7 @@ def spline(old: int, new: int) -> np.ndarray:
         return np.eye(old, dtype=np.float32)
     if old == 1:
         return np.ones((new, 1), np.float32)
-    # Imported here: it is slow to import and rarely needed.
+    # SciPy is imported here, because its import is slow and rarely needed.
     from scipy.interpolate import InterpolatedUnivariateSpline
 
     places, offsets = spline_places(old, new), np.arange(new) - new // 2
@@ -312,10 +317,10 @@ def spline(old: int, new: int) -> np.ndarray:
 
 
 def spline_places(old: int, new: int) -> np.ndarray:
-    """Returns the position of each old offset on the new axis, `[old]`; the middle offset is at 0.
+    """Returns the position of each offset of an old bias table on the new table's axis, `[old]`.
 
-    The distances between neighbouring positions form a geometric series: they grow from the middle
-    outwards.
+    Offset 0, in the middle, has the position 0. The distances between neighbouring positions form a
+    geometric series and grow from the middle outwards.
     """
     low, high = 1.01, 1.5
     while high - low > 1e-6:
@@ -369,7 +374,7 @@ def rotation_angles(
     """Returns the angles of 2-D rotary positions, `[tokens, 1, head_dim]`; 0 for non-patch tokens.
 
     Args:
-      kind: a key of `ROPES`.
+      kind: kind of rotary position embedding, a key of `ROPES`.
       grid: rows and columns of patches.
       unit: rows and columns of the pre-training grid, for kinds that are `stretched`.
       tokens: names of the tokens before the patches.

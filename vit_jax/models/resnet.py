@@ -27,7 +27,10 @@ from vit_jax.options.model import BiTOptions, HeadOptions
 
 
 class Rules(NamedTuple):
-    """Settings in which BiT's code and the hybrids' code differ, besides the order of layers."""
+    """Settings in which BiT's code and the hybrids' code differ.
+
+    The order of the layers differs, too, but is not a setting.
+    """
 
     same_padding: bool  # "SAME" padding. False: both sides are padded by (kernel size - 1) // 2.
     norm_epsilon: float
@@ -36,9 +39,10 @@ class Rules(NamedTuple):
     std_epsilon: float
 
 
-# A key is a pair. Its first element is True for BiT's units and False for the hybrids' units. Its
-# second element is the library of the epsilons: timm and Transformers use other epsilons than
-# Google, which changes the fifth digit of the outputs.
+# The settings, by a pair. The pair's first element is True for BiT's residual units and False for
+# the hybrids' residual units. The second element names the library whose epsilons are used. With
+# the epsilons of timm and Transformers ("timm"), the outputs differ from those of Google's code in
+# the fifth digit.
 RULES = {
     (True, "google"): Rules(False, 1e-5, 1e-10, 0.0),
     (True, "timm"): Rules(False, 1e-5, 1e-8, 0.0),
@@ -95,8 +99,8 @@ def _convolve_small_maps(x: jax.Array, kernel: jax.Array) -> jax.Array:
     On CPUs, XLA's convolution of such maps takes 8 to 20 times as long as the matrix product, and
     with gradients 3 to 7 times as long (docs/measurements.md).
     """
-    # For each pair of an input and an output position: the index (0 to 2) of the kernel element
-    # that connects them, in rows and in columns.
+    # For each pair of an input row and an output row: the kernel row (0 to 2) that connects the two
+    # rows. The same for columns.
     rows, columns = (
         np.subtract.outer(np.arange(size), np.arange(size)) + 1 for size in x.shape[1:3]
     )
@@ -110,7 +114,7 @@ class AxialAttention(nnx.Module):
     As in Axial-DeepLab (Wang et al., 2020), there are 8 heads, queries and keys have half the width
     of values, and queries, keys and values have learned relative positions. Axial-DeepLab has batch
     norms after the projection, on the logits and at the end. Here, group norms replace the first
-    and the last of them, and the logits are scaled by 1 / sqrt(width of a query).
+    and the last batch norm. The logits have no norm and are scaled by 1 / sqrt(width of a query).
 
     Args:
       span: height and width of the input.
@@ -177,7 +181,7 @@ class _AxisAttention(nnx.Module):
         return self.out_norm(x.reshape(batch, lines, length, width))
 
     def resize(self, length: int) -> None:
-        """Bicubically resizes the table of relative positions for lines of another length."""
+        """Bicubically resizes the relative position table for rows or columns of another length."""
         weights = interpolation(2 * self.length - 1, 2 * length - 1, "bicubic")
         self.relative_embedding, self.length = (
             nnx.Param(weights @ self.relative_embedding[...]),
@@ -252,7 +256,8 @@ class ResNet(nnx.Module):
         stride 2. `small`: a 3x3 convolution with stride 1, for images of about 32 pixels.
       channels: number of channels of the images.
       preactivation: True for BiT's units, False for the hybrids' units.
-      epsilons: library of the epsilons, `google` or `timm`.
+      epsilons: library whose epsilons the norms and the weight standardization use, `google` or
+        `timm`.
       axial_span: height and width of the images. If it is given, axial attention replaces the 3x3
         convolutions.
       remat: rematerialization policy of the units, as in `ViTOptions`.

@@ -2,8 +2,8 @@
 
 CLIP and SigLIP 2 have a `tokenizer.json`, which Hugging Face's `tokenizers` reads. CLIP also has
 `vocab.json` and `merges.txt`. SigLIP has a `spiece.model`, which SentencePiece reads. Transformers,
-big_vision and open_clip use the same files, but before they split texts into tokens, they clean the
-texts in different ways.
+big_vision and open_clip use the same files, but they clean the texts in different ways before the
+texts are split into tokens.
 """
 
 import hashlib
@@ -287,7 +287,7 @@ def _with_tokenizers(
 
 
 def _clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
-    """Returns CLIP's byte-pair tokenizer from its vocabulary and merges."""
+    """Returns a CLIP model's byte-pair tokenizer from the tokenizer's vocabulary and merges."""
     normalizers = tokenizers.normalizers
     spaces = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
     model = tokenizers.models.BPE.from_file(

@@ -50,8 +50,8 @@ def _mean(merge: Callable, before: jax.Array, after: jax.Array) -> Callable:
 
     Args:
       merge: function that sums the values of merged tokens.
-      before: weight of each token: the number of original tokens that it contains, before merging.
-      after: the same numbers after merging.
+      before: weight of each token before this merging: the number of original tokens in it.
+      after: number of original tokens in each token after this merging.
     """
     return lambda x: (merge(x.astype(jnp.float32) * before) / after).astype(x.dtype)
 

@@ -232,7 +232,7 @@ class Attention(nnx.Module):
         if read is None and platform() != "tpu":
             fused = jnp.einsum("...c,cshd->...shd", x, kernel)
             return tuple(jnp.moveaxis(fused if bias is None else fused + bias, -3, 0))
-        # On a TPU, three separate products lead to better memory layouts.
+        # On a TPU, separate products for queries, keys and values lead to better memory layouts.
         parts = (
             jnp.einsum("...c,chd->...hd", tokens, kernel[:, part])
             for part, tokens in enumerate((x if read is None else x[..., :read, :], x, x))

@@ -79,7 +79,7 @@ class ViT(TokenModel):
         self.tokens = self.prefix + math.prod(self.grid) + options.registers
 
         offsets, biases = (self.layout.rows if kind == x else 0 for x in ("relative", "bias"))
-        # One bias table for all layers, or one in each layer.
+        # All layers share one table of attention biases, or each layer has its own table.
         shared = biases > 0 and options.position_at == "shared"
         self.bias_table = nnx.Param(jnp.zeros((biases, options.heads))) if shared else None
         self.stack = _stack(options, offsets, 0 if shared else biases)
@@ -122,8 +122,8 @@ class ViT(TokenModel):
         # starts at zero, because its position embedding is already random.
         learned = options.position in ("1d", "2d")
         for token in self.prefix_tokens:
-            # Without positions a token must not start at zero, where the gradient of a layer norm
-            # is very large: 1 / sqrt(epsilon) = 1,000.
+            # A token without a position embedding must not start at zero, where the gradient of a
+            # layer norm is very large: 1 / sqrt(epsilon) = 1,000.
             shape, drawn = (1, 1, self.dim), scheme.token or (None if learned else small)
             first = drawn(rngs.params(), shape) if drawn else jnp.zeros(shape)
             setattr(self, token, nnx.Param(first))
@@ -164,7 +164,8 @@ class ViT(TokenModel):
                 return WindowBlock(self.grid, options.window, layer_stack, rate, rngs=rngs)
             return EncoderBlock(layer_stack, rate, rngs=rngs)
 
-        # The keys are zero-padded strings. Therefore the paths in a checkpoint sort by layer.
+        # The keys, the numbers of the layers, are zero-padded strings. Therefore the sorted paths
+        # of a checkpoint are in the order of the layers.
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
 
     def _attends_globally(self, layer: int) -> bool:
@@ -238,9 +239,10 @@ class ViT(TokenModel):
             list `tokens` contains the tokens `[batch, tokens, dim]` before the first layer and
             after each layer. The list `attention` contains the attention weights of each layer,
             float32 `[batch, heads, tokens, tokens]`. A layer with axial attention adds two arrays
-            `[batch * lines, heads, line, line]`: the weights within rows, and the weights within
-            columns. In training with `depth_by="subset"`, a layer's weights contain only the images
-            for which the layer is computed.
+            instead. The first contains the weights within each row of patches, `[batch * rows,
+            heads, columns, columns]`; the second contains the weights within each column, `[batch *
+            columns, heads, rows, rows]`. In training with `depth_by="subset"`, a layer's weights
+            contain only the images for which the layer is computed.
 
         Raises:
           UserError: the images have another shape or type, or a name cannot be captured.
@@ -318,7 +320,10 @@ class ViT(TokenModel):
 
     @property
     def layout(self) -> RelativeLayout | BiasLayout:
-        """Layout of each table of relative positions, if `position` is `relative` or `bias`."""
+        """Layout of the position table or bias table of a model with relative positions.
+
+        It must only be used if `options.position` is `relative` or `bias`.
+        """
         kind = BiasLayout if self.options.position == "bias" else RelativeLayout
         return kind(self.grid, self.prefix, self.options.registers)
 
@@ -359,12 +364,14 @@ class ViT(TokenModel):
     def assemble(
         self, patches: jax.Array, rngs: nnx.Rngs | None = None, keep: jax.Array | None = None
     ) -> jax.Array:
-        """Returns all tokens with their positions, `[batch, tokens, dim]`, from patch embeddings.
+        """Adds position embeddings, if any, and the other tokens; returns `[batch, tokens, dim]`.
 
         Args:
-          keep: int32 `[batch, kept]`: use only these patches of each image, in this order. This
-            requires that positions are used only before the first layer: `position_at="stem"`,
-            without `rope` and without relative positions. None: all patches.
+          patches: patch embeddings, `[batch, patches, dim]`.
+          keep: raster indices of the patches to return, int32 `[batch, kept]`. The patches are
+            returned in the order of these indices. The argument requires `position_at="stem"` and
+            a model without `rope` and without relative positions, because the encoder's layers
+            would apply these positions to the wrong patches. None: all patches.
         """
 
         def repeated(token):
@@ -533,9 +540,10 @@ class ViT(TokenModel):
     def _tokens_to_even(
         self, x: jax.Array, positions: dict[str, Any], rngs: nnx.Rngs | None
     ) -> int:
-        """Returns 1 if cuDNN is used and the number of tokens is odd, so a token must be added.
+        """Returns the number of padding tokens, 0 or 1, that make the number of tokens even.
 
-        Without this padding, each layer would have to copy its queries, keys and values to pad
+        The number is 1 only if the number of tokens is odd and attention is computed by cuDNN.
+        Without the padding token, each layer would have to copy its queries, keys and values to pad
         them.
         """
         plain = self.attends_fully and not positions.keys() & {"offsets", "bias", "layout"}

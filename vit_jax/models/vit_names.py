@@ -56,8 +56,8 @@ class Follower(NamedTuple):
       family: the first part of the models' names, such as `DINOv2`.
       source: the publication.
       fixed: arguments that all these models share.
-      models: the size, patch size and further arguments of each model, by the second part of its
-        name, such as `B/14`.
+      models: the size, patch size and further arguments of each model, by the second part of the
+        model's name, such as `B/14`.
     """
 
     family: str
@@ -84,7 +84,8 @@ def _gated(patch: int, dim: int, depth: int, mlp_dim: int, heads: int, **others)
 
 
 _DINOV2 = _sized("S/14", "B/14", "L/14") | {"g/14": _gated(14, 1536, 40, 4096, 24)}
-# The head of fine-tuned classifiers reads the averaged patches.
+# In the fine-tuned classifiers of BEiT, BEiT v2, EVA and EVA-02, the head reads the normalized mean
+# of the patches.
 _AVERAGED = dict(pooling="gap", cls_token=True, fc_norm=True)
 _BEIT = dict(position="bias", qkv_bias="qv", gelu="erf") | _AVERAGED
 _BEITS = _sized("B/16", layer_scale=0.1) | _sized("L/16", layer_scale=1e-5)
@@ -239,8 +240,8 @@ def _trunk(values: dict) -> dict:
     arguments = {name: values.get(name, papers) for name, papers in _TELLING.items()}
     if arguments["rope"] == "dinov3":
         del arguments["qkv_bias"]  # DINOv3's biases are all zero, and timm omits them.
-    # CLIP and OpenCLIP differ only in the kind of GELU. Therefore "quick" GELU is compared; the
-    # exact GELU and its tanh approximation count as equal.
+    # CLIP and OpenCLIP differ only in the kind of GELU. Therefore CLIP's "quick" GELU counts as
+    # different from other kinds. The exact GELU and its tanh approximation count as equal.
     return arguments | dict(
         scaled=values.get("layer_scale") is not None, quick=values.get("gelu") == "quick"
     )
@@ -254,7 +255,8 @@ def _following(values: dict) -> str | None:
     trunk = _trunk(values)
     size = {name: values[name] for name in (*_SIZE, "patch_size")}
     for name, (args, _) in _FOLLOWING.items():
-        # SigLIP's models differ from the ViT paper's only in pooling, so pooling is compared here.
+        # Pooling is compared only for models that otherwise have the ViT paper's arguments. For
+        # example, SigLIP's image towers differ from the paper's models only in pooling.
         pooled = trunk != _PAPERS_TRUNK or values.get("pooling", "cls") == args.get("pooling")
         if size.items() <= args.items() and trunk == _trunk(args) and pooled:
             return name
@@ -262,7 +264,7 @@ def _following(values: dict) -> str | None:
 
 
 def parse(name: str) -> dict | None:
-    """Returns the arguments that a ViT's name implies; None: the name of another family."""
+    """Returns the arguments that a ViT's name implies, or None if `name` is not a ViT's name."""
     if name in _FOLLOWING:
         return dict(_FOLLOWING[name][0])
     match = re.fullmatch(rf"(Axial-)?(?:(R\d*)(?:x({WIDTH}))?\+)?ViT-(\w+)/(\d+)", name)
@@ -277,7 +279,7 @@ def parse(name: str) -> dict | None:
 
 
 def _parse_trunk(resnet: str | None, width: str | None, patch: int) -> dict | None:
-    """Returns the arguments of a hybrid's ResNet and of the patches; None: unknown hybrid."""
+    """Returns the arguments of the ResNet, if any, and the patch size; None: unknown hybrid."""
     if resnet is None:
         return dict(resnet_blocks=None, patch_size=patch)
     hybrid = HYBRIDS.get((resnet, patch))

@@ -34,8 +34,9 @@ class Chip:
     topologies: tuple[str, ...] = ()  # Available TPU slices: chips along each axis, such as `4x4`.
     # Scoped VMEM of one operation in KiB; None: XLA's default.
     scoped_vmem_kib: int | None = None
-    # True: `kind` must equal `device_kind`. False: a prefix is enough. A GPU's name can be the
-    # prefix of another GPU's: RTX 4090 and RTX 4090 Laptop.
+    # True: a device is of this kind only if `kind` equals `device_kind`. False: `kind` may also be
+    # a prefix of `device_kind`. True is needed for GPUs such as RTX 4090, whose name is a prefix of
+    # another GPU's name, RTX 4090 Laptop.
     whole_kind: bool = False
 
 

@@ -114,10 +114,11 @@ def _hold_aborts() -> None:
     """Makes abort signals (SIGABRT) take effect 6 s later, so that a dead leader can be reported.
 
     When JAX's client loses the connection to process 0 (the leader), JAX aborts with a stack trace
-    that does not name the dead process. During the 6 s, the thread of `peers` can name it.
+    that does not name the dead process. During the 6 s, the receiving thread of `peers.py` can
+    print an error that names this process.
 
-    The signal handler is the C function `sleep`. Its argument is the number of the signal, which is
-    6 for SIGABRT, so it sleeps for 6 s.
+    The signal handler is the C function `sleep`. A signal handler is called with the number of the
+    signal, which is 6 for SIGABRT. Therefore `sleep` waits for 6 s.
     """
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]

@@ -113,15 +113,18 @@ def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, micro_batches: int =
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Returns the indices of those rows of a global batch that this process reads, int `[rows]`."""
+    """Returns the indices, in a global batch, of the examples that this process reads.
+
+    The result is int `[examples]`.
+    """
     places = split_batch(mesh).addressable_devices_indices_map((batch_size,)).values()
     return np.unique(np.concatenate([np.arange(batch_size)[place] for place in places]))
 
 
 def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Copies this process's rows of a batch to the devices, and returns the global arrays.
+    """Copies this process's examples of a batch to its devices, and returns the global arrays.
 
-    Each process passes only the rows that `local_rows` returns in this process.
+    Each process passes only the examples whose indices `local_rows` returns in this process.
     """
     sharding = split_batch(mesh)
     return {

@@ -24,8 +24,9 @@ from vit_jax.errors import UserError, mistake
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 20.0  # Heartbeat timeout. If a process dies, all others end within 30 s.
-# Seconds between the first reported failure and the leader's decision on its cause. The cause of a
-# failure may be reported after its effects.
+# Seconds that the leader waits after the first reported failure before it decides which failure is
+# the cause. The failure of one process can lead to failures of other processes, and may be reported
+# after them.
 GRACE_SECONDS = 2.0
 BARRIER_SECONDS = 600.0
 END_SECONDS = 3600.0  # Maximum wait at the end, for the last process to write its files.
@@ -154,7 +155,7 @@ class Connected(Peers):
     def _fail(self, news):
         self._traceback = news.pop("traceback", "")
         self._tell(news)
-        # While this process sleeps, the leader normally ends it.
+        # The leader normally ends this process during the sleep.
         time.sleep(self._silence + 2 * GRACE_SECONDS)
         print(f"{self._traceback}error: {' '.join(news.values())}", file=sys.stderr, flush=True)
         leave(1)
@@ -182,7 +183,7 @@ class Connected(Peers):
         raise NotImplementedError
 
     def _watch(self) -> None:
-        """Receives messages in the thread until the run ends."""
+        """Receives messages until the run ends; called in the receiving thread."""
         raise NotImplementedError
 
 
@@ -219,9 +220,9 @@ class Leader(Connected):
     def _watch(self):
         beaten = 0.0
         while not self._ended:
-            # The time is read before `select` waits. If this process was suspended for a while, it
-            # first receives the messages of that time. Only later iterations compare the new time
-            # with the timeout.
+            # The time is read before `select` waits. If this process was suspended during `select`,
+            # this iteration still uses the old time, and first receives the messages that arrived
+            # in the meantime. Only the next iteration compares the new time with the timeout.
             now = time.monotonic()
             ready = self._selector.select(BEAT_SECONDS / 4)
             with self._changed:
@@ -316,9 +317,9 @@ class Leader(Connected):
     def _end(self):
         """Prints the cause of the failure, ends the other processes and exits.
 
-        If a UserError was reported, it is the cause, because it can also end processes. Otherwise a
-        dead process is the cause, because it can also lead to other errors. Other errors are the
-        cause only if no process has died.
+        Several failures may have been reported, because one failure can lead to others. A UserError
+        is taken as the cause if one was reported. Otherwise the death of a process is the cause.
+        Another error is the cause only if there is no UserError and no process has died.
         """
         news = self._mistakes or self._deaths or self._faults
         culprit, code = min(news), 2 if self._mistakes else 1
@@ -336,8 +337,8 @@ class Leader(Connected):
         print(
             f"{self._traceback if culprit == 0 else ''}error: {line}", file=sys.stderr, flush=True
         )
-        # When this process ends, messages that other processes have not read are lost. It therefore
-        # waits until they have closed their connections.
+        # When this process ends, messages that other processes have not read are lost. Therefore
+        # this process waits until the other processes have closed their connections.
         until = time.monotonic() + GRACE_SECONDS
         while self._selector.get_map() and time.monotonic() < until:
             for key, _ in self._selector.select(BEAT_SECONDS / 4):
@@ -388,8 +389,8 @@ class Follower(Connected):
     def _orphaned(self, how: str):
         """Ends this process after the loss of the leader.
 
-        Process 1 prints the error. The first process on another host than the leader's also prints
-        it, because process 1 may die together with the leader's host.
+        Process 1 prints the error. If process 1 runs on the leader's host, it may die together with
+        this host. Therefore the first process on another host prints the error, too.
         """
         if self._ended:
             return
@@ -404,7 +405,7 @@ class Follower(Connected):
 
 @dataclasses.dataclass
 class Arrivals:
-    """State of a barrier: its deadline, the processes that have arrived, and the leader's value."""
+    """State of a barrier: deadline, processes that have arrived, and the leader's shared value."""
 
     deadline: float
     here: set[int] = dataclasses.field(default_factory=set)
@@ -553,7 +554,8 @@ def _connect(host: str, port: int, seconds: float) -> socket.socket:
     while True:
         try:
             stream = socket.create_connection((host, port), timeout=min(seconds, 5))
-            # If nobody listens on a port of its own host, a client can be connected to itself.
+            # If no process listens on a port of this host, TCP can connect the client's socket to
+            # itself. Both ends of the connection then have the same address.
             if stream.getsockname() != stream.getpeername():
                 return stream
             stream.close()

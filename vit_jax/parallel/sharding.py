@@ -1,9 +1,10 @@
 """Shardings of a model's arrays on the mesh: parameters, optimizer state, activations.
 
 The model's family names the axes of its parameters (`models/family.py`). If the mesh axis `tensor`
-is larger than 1, it splits heads and hidden units, as in Megatron-LM (Shoeybi et al., 2019), or
-output channels. The mesh axis `fsdp` does not depend on the names of axes. It splits the largest
-axis of each array that is not small, preferably an axis that `tensor` does not split.
+is larger than 1, it splits the heads of attention layers and the hidden units of MLPs, as in
+Megatron-LM (Shoeybi et al., 2019), and the output channels of convolutions. The mesh axis `fsdp`
+does not depend on the names of axes. It splits the largest axis of each array that is not small,
+preferably an axis that `tensor` does not split.
 """
 
 import math
@@ -106,7 +107,7 @@ def optimizer_shardings(mesh: Mesh, params: dict, optimizer_state) -> dict:
 
 
 def place_activation(mesh: Mesh, name: str, x: jax.Array) -> jax.Array:
-    """Returns the activation `x` with a constraint of its sharding.
+    """Returns the activation `x`, constrained to the sharding that `ACTIVATIONS` contains for it.
 
     Args:
       mesh: mesh of devices.

@@ -18,7 +18,10 @@ UNHELD = {
 
 
 def refuse_unheld(name: str) -> None:
-    """Raises UserError for the name of an unsupported model. The name may contain owner and tag."""
+    """Raises UserError for the name of an unsupported model.
+
+    A prefix `timm/` and a tag after a dot are ignored.
+    """
     bare = re.sub(r"\.\w+$", "", name.removeprefix("timm/"))
     for pattern, what in UNHELD.items():
         if re.fullmatch(pattern, bare):

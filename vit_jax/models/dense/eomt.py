@@ -52,9 +52,10 @@ class Upscale(nnx.Module):
 class EoMT(nnx.Module):
     """Queries in the last layers of a ViT; each query predicts a class and a mask.
 
-    During training the attention of a query is restricted to its own predicted mask. The
-    probability of this restriction falls to 0, layer by layer, so a trained model needs no masks.
-    The queries have no position embeddings.
+    During training the attention of a query is randomly restricted to the query's own predicted
+    mask. The probability of this restriction falls to 0 in the course of training, in one layer
+    after the other. Therefore a trained model needs no masks for its attention. The queries have no
+    position embeddings.
 
     Args:
       model: a ViT.
@@ -169,7 +170,7 @@ class EoMT(nnx.Module):
         return masks, self.classifier(queries).astype(jnp.float32)
 
     def scores(self, outputs: dict[str, Any]) -> jax.Array:
-        """Returns the class scores of each position, float32 `[batch, rows, columns, classes]`.
+        """Returns the class scores of each mask pixel, float32 `[batch, rows, columns, classes]`.
 
         The score of a class is the sum, over all queries, of the query's mask probability times its
         class probability.

@@ -1,8 +1,8 @@
-"""Sliding windows: predicts maps of images of any size with a model for images of one size.
+"""Sliding windows: pixel-wise prediction for images of any size, by a model with one input size.
 
 The result equals mmsegmentation's slide inference: the scores of each window are bilinearly resized
 to the window's pixels, averaged where windows overlap, and bilinearly resized to the original
-image. These three steps are linear, and they treat rows and columns separately. Therefore one
+image. These three steps are linear, and each step treats rows and columns separately. Therefore one
 matrix for the rows and one matrix for the columns map the scores of all windows to the pixels of
 the original image. The scores of all pixels are never in memory together.
 """
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Maximum length of the resized image, as a multiple of the window's length. If the long side of an
-# image would be longer, it is shrunk to this length.
+# Maximum length of the resized image's long side, as a multiple of the window's side. A longer side
+# is shrunk to this length, although the aspect ratio then changes.
 LONGEST = 16
 TILE = 128  # Scores are computed for squares of 128x128 pixels at a time.
 
@@ -72,7 +72,7 @@ class Axis(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """All windows of an image: each row position combined with each column position.
+    """All windows of an image: each position along the height with each position along the width.
 
     Attributes:
       rows, columns: the windows along the height and along the width.
@@ -120,9 +120,9 @@ class Windows(NamedTuple):
         return self._merged(scores, dtype, lambda tile: tile.argmax(axis=-1))
 
     def value_map(self, values: np.ndarray) -> np.ndarray:
-        """Returns the value at each pixel of the original image, float32 `[height, width]`.
+        """Returns the predicted value, such as depth, of each pixel of the original image.
 
-        Windows are blended where they overlap.
+        Windows are blended where they overlap. The result is float32 `[height, width]`.
 
         Args:
           values: float32 `[windows, rows, columns, 1]`, in the order of `cut`.
