@@ -83,8 +83,10 @@ def load_model(
       source: one of these:
 
         - The workdir of a run, for its newest checkpoint.
-        - `WORKDIR@STEP`, or `WORKDIR@best` for the checkpoint with the best test accuracy or,
-          without accuracy, the best test loss.
+        - `WORKDIR@STEP`, or `WORKDIR@best` for the checkpoint with the highest k-NN accuracy.
+          Without k-NN it is the one with the highest accuracy, and without accuracy the one with
+          the lowest loss. The metrics are those of the split for model selection: `data.dev_split`
+          or, if it is not set, the test split.
         - A `.npz` file of Google's.
         - A `.safetensors` file or a folder of timm or Transformers.
         - `hf://owner/name` or `hf://owner/name@revision`.

@@ -109,7 +109,10 @@ def _save_image_text(
     log: Callable[[str], None],
     changes: dict[str, Any],
 ) -> None:
-    """Saves image encoder, text encoder and tokenizer of a model, as `save_model` does."""
+    """Saves a model of `load_image_text`: image encoder, text encoder and tokenizer.
+
+    The arguments are those of `save_model`, except for `destination`, an absolute path.
+    """
     from vit_jax.interop.image_text import TextPart
     from vit_jax.interop.towers_format import Towers
     from vit_jax.interop.towers_writing import FORMATS, library_of_towers, save_towers
@@ -141,7 +144,15 @@ def write_checkpoint(
     log: Callable[[str], None] = print,
     **changes: Any,
 ) -> None:
-    """Saves an open checkpoint to an absolute path, as `save_model` does."""
+    """Saves the model of a checkpoint, and the objective's parameters if the format allows it.
+
+    Args:
+      checkpoint: the result of `open_checkpoint`.
+      destination: absolute path of the new file or folder.
+      library: the library that can load the saved model. None: it is chosen by path and model.
+      log: callback for messages about values that the format cannot store.
+      **changes: arguments of the model to change, as in `load_model`.
+    """
     options, sources, _ = fit(checkpoint, changes)
     preprocessing = checkpoint.preprocessing
     same_head = options.num_classes == checkpoint.options.num_classes

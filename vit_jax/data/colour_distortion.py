@@ -1,9 +1,12 @@
 """Colour distortions of views (DINO, iBOT, DINOv2, DeiT III): jitter, grey, blur, solarization.
 
 The distortions run in Pillow. Therefore the results are bit-exact with torchvision and DINO's code
-(2104.14294). DINOv2's code differs in two points. Its blur has a kernel of 9 pixels. Its blur
-probability is 0 for the first global view, 0.9 for the second global view and 0.5 for local views;
-DINO's are 1, 0.1 and 0.5.
+(2104.14294). DINOv2's code differs from DINO's code in two points:
+
+- Blur: DINOv2 uses torchvision's blur with a kernel of 9 pixels. DINO and this module use Pillow's
+  blur.
+- Probability of blur in the first global view, the second global view and local views: 0, 0.9 and
+  0.5 in DINOv2; 1, 0.1 and 0.5 in DINO. `config.dino.blur` sets these probabilities.
 """
 
 import dataclasses

@@ -462,13 +462,17 @@ def _shrink(box: Box, size: int | tuple[int, int]) -> int:
 
 
 def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
-    """Divides a rectangle's edges by `shrink` and rounds them to whole numbers.
+    """Converts a rectangle of an image to pixels of the image reduced by the factor `shrink`.
+
+    Each edge is divided by `shrink` and rounded to the nearest whole number; halves are rounded up.
+    The result has at least one row and one column. It does not exceed `height // shrink` rows and
+    `width // shrink` columns, the whole pixels of the reduced image.
 
     Args:
-      box: the rectangle in pixels.
-      shrink: divisor of the edges.
-      height: height of the whole image, in pixels.
-      width: width of the whole image, in pixels.
+      box: the rectangle in pixels of the image before the reduction.
+      shrink: factor of the reduction.
+      height: height of the image before the reduction, in pixels.
+      width: width of the image before the reduction, in pixels.
     """
     left, top, right, bottom = ((edge + shrink // 2) // shrink for edge in box)
     right = min(max(right, 1), width // shrink)

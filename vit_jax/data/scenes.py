@@ -156,9 +156,18 @@ class Scene:
 
 
 def drawings_of(cells: np.ndarray) -> np.ndarray:
-    """Computes `Parts.drawings` from the drawings of all classes, uint8 `[drawings, 32, 32]`.
+    """Computes `Parts.drawings` from the drawings of all classes.
 
-    The function adds a solid drawing, lower resolutions of all drawings, and empty borders.
+    First a drawing is appended in which all pixels are 255; bars are drawn with it. Then each
+    drawing is stored at four resolutions (levels): 32, 16, 8 and 4 pixels per side. At each level
+    it is at the upper left of an array of 34 x 34 pixels, behind a border of one pixel. The border
+    and all other pixels are 0.
+
+    Args:
+      cells: the drawings of all classes, uint8 `[drawings, 32, 32]`.
+
+    Returns:
+      uint8 `[levels, drawings + 1, 34, 34]`, flattened to one axis.
     """
     cells = np.concatenate([cells, np.full((1, CELL, CELL), 255, np.uint8)])
     result = np.zeros((LEVELS, len(cells), STRIDE, STRIDE), np.uint8)

@@ -47,10 +47,14 @@ class View(NamedTuple):
 class ViewSpec(NamedTuple):
     """A `View` whose unset values are replaced by the config's values.
 
+    Each crop of the view has its own stream of random numbers: `stream` for the first crop,
+    `stream + 1` for the second crop, and so on. The stream determines the crop's rectangle of the
+    image. Two views with the same `stream` therefore show the same rectangles.
+
     Attributes:
-      crop: `(image, rng, out) -> pixels`, such as a `TrainCrop`.
-      stream: index of the random stream of the view's first crop. Views with the same stream show
-        the same rectangles.
+      crop: function `(image, rng, out) -> out`, such as a `TrainCrop`. It resizes a rectangle of
+        the image, and writes the pixels into the array `out`, uint8 `[height, width, 3]`.
+      stream: index of the random stream of the view's first crop.
       distort: an augmentation for each crop, applied after `augment`; empty: no such augmentations.
     """
 

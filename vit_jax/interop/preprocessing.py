@@ -329,7 +329,7 @@ def lost(
 
     Args:
       seen: the preprocessing; None: unknown.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: name of the function from logits to probabilities: `softmax` or `sigmoid`.
       size: height and width of the model's images in pixels.
       library: the library whose files are written.
     """

@@ -69,7 +69,7 @@ def save(
       objective: parameters of a training objective to write with the model. They are written in the
         library's own format or, if it has none, in additional files. None: no such parameters.
       objective_shapes: shapes of the objective's parameters by vit_jax's path.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: name of the function from logits to probabilities: `softmax` or `sigmoid`.
 
     Raises:
       UserError: the format cannot store the model or one of its arguments, or the destination
@@ -182,13 +182,15 @@ def compare_arguments(
     values: Values,
     remedies: Collection[str] = _FLAGS,
 ) -> None:
-    """Raises UserError if the model in the files has other arguments than the written model.
+    """Raises UserError if the files that were just written imply other arguments of the model.
+
+    Arguments without an effect are not compared.
 
     Args:
-      written: read from the files.
+      written: the checkpoint that was read back from the files.
       title: name of the library, for errors.
-      model: class of the written model.
-      values: arguments of the written model.
+      model: class of the original model.
+      values: arguments of the original model.
       remedies: arguments that the user can change by a flag of `convert`.
     """
     ignored = _without_effect(model, values)
@@ -219,7 +221,13 @@ def _without_effect(model: type[ImageModel], values: Values) -> set[str]:
 
 
 def compare_parameters(written: Checkpoint, title: str, read: Callable[[str], Any]) -> None:
-    """Raises UserError if a parameter in the files is not bit-exact with the model's parameter."""
+    """Raises UserError if a parameter in the written files differs from the original parameter.
+
+    Args:
+      written: the checkpoint that was read back from the files.
+      title: name of the library, for errors.
+      read: called with the path of a parameter; returns the original parameter.
+    """
     for path in written.shapes:
         if not np.array_equal(written.read(path), np.asarray(read(path)), equal_nan=True):
             raise UserError(f"{title} does not store {path} exactly")

@@ -221,9 +221,9 @@ def _card_of(name: str) -> ModelCard:
 def model_card(
     name: str, *, num_classes: int = 1000, image_size: int | tuple[int, int] = 224, **overrides: Any
 ) -> ModelCard:
-    """Returns a model's parameter count, cost and source, without allocating its parameters.
+    """Returns a model's sizes, multiply-adds and the publication that introduced the model.
 
-    See `model_options` for the arguments.
+    The parameters are counted without allocating them. See `model_options` for the arguments.
     """
     if takes(name, "scan"):
         # A scan traces one layer only.

@@ -152,7 +152,7 @@ def usages(
       form: format of the folder, `timm` or `transformers`.
       classes: number of classes; 0: no head.
       named: True if the classes have names.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: name of the function from logits to probabilities: `softmax` or `sigmoid`.
     """
     torch = ("torch", "torchvision")
     through_timm = ("timm",) if form == "timm" else ()
@@ -198,12 +198,14 @@ def usages(
 
 
 def usages_of_towers(name: str, length: int, probabilities: str) -> list[list[Usage]]:
-    """Returns for each library a list with a usage example of an image-text model.
+    """Returns usage examples of an image-text model: a list for each library, as in `usages`.
+
+    The libraries are Transformers and vit_jax. Each of the two lists contains a single example.
 
     Args:
       name: `owner/name`.
       length: number of tokens per text.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: name of the function from logits to probabilities: `softmax` or `sigmoid`.
     """
     fixed = dict(name=name, picture=PICTURE, texts=json.dumps(_TEXTS))
     code = _TRANSFORMERS_BOTH.format(**fixed, length=length, function=_FUNCTIONS[probabilities])

@@ -389,14 +389,21 @@ class Checkpoints:
 
 
 def as_items(state: State, metrics: Metrics) -> dict:
-    """Returns the items of a checkpoint for a train state and metrics, without the frozen model."""
+    """Converts a train state and metrics to the items of a checkpoint.
+
+    The frozen model in the train state is omitted, because checkpoints do not contain it.
+    """
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
     items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
     return items | state["objective_state"] | {"run": run}
 
 
 def from_items(items: dict) -> tuple[State, Metrics]:
-    """Returns the train state, without a frozen model, and the metrics of a checkpoint's items."""
+    """Converts the items of a checkpoint to the train state and the metrics.
+
+    Checkpoints contain no frozen model. Therefore `frozen` in the train state is an empty dict, and
+    the calling code must replace it.
+    """
     run = dict(items["run"])
     metrics = run.pop("metrics")
     weights = {"params": items["params"], "extra": items.get("extra", {})}

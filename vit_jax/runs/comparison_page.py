@@ -33,7 +33,7 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
     """Returns the HTML page that compares runs.
 
     Args:
-      runs: files of the runs.
+      runs: the runs to compare, each as the files of its workdir.
       live: True: the page reloads itself until the runs are finished.
     """
     names = short_names([run.workdir for run in runs])
@@ -76,7 +76,7 @@ def _overview(runs: Sequence[RunFiles], several: bool) -> list[list[str]]:
     A row is a label, followed by the value of each run.
 
     Args:
-      runs: files of the runs.
+      runs: the runs to compare, each as the files of its workdir.
       several: True: the runs have different titles, and the table has a row with the titles.
     """
     keys = dict.fromkeys(
@@ -103,9 +103,9 @@ def _figure(run: RunFiles, key: str) -> str:
 
 
 def _progress_and_cost(run: RunFiles) -> dict[str, str]:
-    """Returns texts with a run's steps, time, speed, number of parameters and FLOPs.
+    """Returns a run's steps, time, speed, number of parameters and FLOPs, as texts by label.
 
-    The keys of the dict are labels, such as `images/s`.
+    For example, the label `images/s` has the speed as text.
     """
     manifest = run.saved.manifest
     steps, flops, cost = manifest["steps"], manifest.get("flops"), model_cost_of(manifest)

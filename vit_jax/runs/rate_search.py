@@ -205,7 +205,13 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
 
 
 def changed(path: Path, flags: tuple[str, ...], values: dict[str, Any]) -> Job:
-    """Returns the job of a run in the workdir `path`, with the given flags and config values."""
+    """Returns a training run, not started yet, whose config differs in the given values.
+
+    Args:
+      path: workdir of the run.
+      flags: command-line flags of the run.
+      values: the changed config values by dotted key, such as `optimizer.learning_rate`.
+    """
     return Job(path, (*flags, *(f"--config.{key}={value}" for key, value in values.items())))
 
 

@@ -227,9 +227,9 @@ def run_page(run: RunFiles, live: bool = False) -> str:
 
 
 def _head(run: RunFiles) -> dict[str, str]:
-    """Returns texts with the last evaluation's metrics and the run's progress.
+    """Returns the last evaluation's metrics and the run's progress, as texts by label.
 
-    The keys of the dict are labels, such as `test accuracy` and `now at`.
+    Examples of labels are `test accuracy` and, for the progress, `now at`.
     """
     steps = run.saved.manifest["steps"]
     far = f"{run.step:,} steps" if run.finished else f"step {run.step:,} of {steps:,}"
@@ -246,9 +246,9 @@ def _head(run: RunFiles) -> dict[str, str]:
 
 
 def _figures_in_words(run: RunFiles) -> dict[str, str]:
-    """Returns texts with the metrics of the last evaluation and of the linear probe.
+    """Returns the metrics of the last evaluation and of the linear probe, as texts by label.
 
-    The keys of the dict are labels, such as `test accuracy`.
+    An example of a label is `test accuracy`.
     """
     rows = {}
     for key, value in run.figures.items():
@@ -346,9 +346,9 @@ def _seen(folder: Path) -> dict[str, str]:
 
 
 def numbers_of(run: RunFiles) -> dict[str, str]:
-    """Returns texts with the run's time, speed, model size, data size and FLOPs.
+    """Returns the run's time, speed, model size, data size and FLOPs, as texts by label.
 
-    The keys of the dict are labels, such as `speed`.
+    For example, the label `speed` has a text with the images per second.
     """
     saved, manifest = run.saved, run.saved.manifest
     lines = {}
@@ -384,9 +384,9 @@ def numbers_of(run: RunFiles) -> dict[str, str]:
 
 
 def provenance(saved: SavedRun) -> dict[str, str]:
-    """Returns texts with the run's data, checkpoint, devices, code and versions.
+    """Returns the run's data, checkpoint, devices, code and versions, as texts by label.
 
-    The keys of the dict are labels, such as `devices`.
+    For example, the label `devices` has a text with the devices and the number of processes.
     """
     config, manifest = saved.config, saved.manifest
     data = config.data

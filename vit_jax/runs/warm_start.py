@@ -227,8 +227,9 @@ def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict
       state: shapes of the state of the run's objective, by name.
 
     Raises:
-      UserError: the objective's parameters in the checkpoint have other shapes than the run's, or
-        belong to incompatible options.
+      UserError: the run cannot use the objective's parameters in the checkpoint. Checkpoint and run
+        differ in the shapes of these parameters or of the state, in an option that determines
+        shapes, in the tokenizer (`contrastive`), or in modules that must not be dropped.
     """
     if not params or not origin.sources:
         return origin

@@ -23,10 +23,18 @@ CHANGED_BY_LORA = r"(^|/)attention/(qkv|out)/kernel$"
 
 
 def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
-    """Returns the initial `{"lora": ...}` of `extra`, or `{}` if the config does not use LoRA.
+    """Returns the initial low-rank updates of LoRA, which are part of the weights `extra`.
 
-    A kernel's low-rank update is the product of two matrices, `down` and `up`. Each `up` is
-    initially zero, so LoRA does not change the model before the first update.
+    `extra` contains the weights that only training uses. The result is `{"lora": updates}`, or `{}`
+    if the config does not use LoRA. `updates` is a dict with an entry for each attention kernel, by
+    the kernel's path. The entry contains two matrices, `down` and `up`; their product is the
+    kernel's low-rank update. Each `up` is initially zero, so LoRA does not change the model before
+    the first training step.
+
+    Args:
+      options: the section `finetune` of the config.
+      seed: random seed of the matrices `down`.
+      params: the model's parameters, nested.
 
     Raises:
       UserError: the model has no attention kernels for LoRA.

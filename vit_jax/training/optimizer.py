@@ -51,13 +51,14 @@ def make_optimizer(
         trained. Weights that are not trained have no optimizer state.
       layer: function from a parameter's path to its layer (`Family.layer`), for `layer_decay`.
       embedding: path prefixes of the patch embedding (`Family.embedding`), for `embedding_rate`.
-      frozen_prefixes: a dict from a path prefix of objective parameters to the number of initial
-        updates in which these parameters are frozen (`Objective.frozen_prefixes`).
-      stem: path prefixes of objective parameters that are treated like the patch embedding.
-      frozen_steps: number of initial updates that train only the heads and the objective's own
-        parameters.
+      frozen_prefixes: the parameters of the objective that are frozen in the first updates, as a
+        dict from a prefix of their paths, such as `head/prototypes`, to the number of updates
+        (`Objective.frozen_prefixes`).
+      stem: path prefixes of the objective's parameters that are treated like the patch embedding.
+      frozen_steps: number of initial updates in which the backbone is frozen, so that only the
+        model's heads and the parameters of the objective are trained.
       backbone_schedule: the learning rate of update t for the backbone, that is, for all parameters
-        except the heads and the objective's own. None: `schedule`.
+        except the model's heads and the parameters of the objective. None: `schedule`.
 
     Raises:
       UserError: the config sets `clip_update`, and the optimizer is not Adafactor.
@@ -119,11 +120,13 @@ def _frozen_stages(
 ) -> list[optax.GradientTransformation]:
     """Returns optimizer stages that freeze weights in the first updates.
 
+    The weights are the model's parameters and the parameters of the objective, such as a decoder's.
+
     Args:
-      frozen_prefixes: a dict from a path prefix of objective parameters to the number of initial
-        updates in which these parameters are frozen.
-      frozen_steps: number of initial updates that train only the heads and the objective's own
-        parameters.
+      frozen_prefixes: the parameters of the objective that are frozen in the first updates, as a
+        dict from a prefix of their paths, such as `head/prototypes`, to the number of updates.
+      frozen_steps: number of initial updates in which the backbone is frozen, so that only the
+        model's heads and the parameters of the objective are trained.
     """
     stages = [
         _freeze(steps, partial(below, [f"extra/objective/{start}"]))
@@ -247,7 +250,7 @@ def below(starts: Sequence[str], weights: dict) -> dict:
 
 
 def _behind_heads(weights: dict) -> dict:
-    """Returns a mask: True for the backbone, False for heads and the objective's own parameters."""
+    """Returns a mask: True for the backbone, False for heads and parameters of the objective."""
     return jax.tree.map(operator.not_, below(HEADS, weights))
 
 
@@ -296,7 +299,7 @@ def scale_by_layer(
       decay: factor per layer.
       layer_number: function from the path of a model parameter to the number of its encoder layer
         (`Family.layer`).
-      stem: path prefixes of objective parameters that are treated like the patch embedding.
+      stem: path prefixes of the objective's parameters that are treated like the patch embedding.
     """
 
     def scale(updates, params=None):
@@ -321,7 +324,7 @@ def layer_of(layer_number: Callable[[str], float], path: str, stem: Sequence[str
       layer_number: function from the path of a model parameter to the number of its encoder layer
         (`Family.layer`).
       path: a path in a run's weights, such as `params/blocks/00/norm1/scale`.
-      stem: path prefixes of objective parameters that are treated like the patch embedding.
+      stem: path prefixes of the objective's parameters that are treated like the patch embedding.
     """
     if path.startswith("extra/objective/"):  # Includes the layers of an objective's decoder.
         param_path = path.removeprefix("extra/objective/")

@@ -1,4 +1,8 @@
-"""Images with maps (masks or depth maps), which are in a second folder with similar names."""
+"""Images with maps: each image has a file with a value for each pixel (a mask or a depth map).
+
+Images and maps are in two folders. An image and its map have the same file name, except for the
+suffix and the ends in `Split`.
+"""
 
 import dataclasses
 import os

@@ -122,9 +122,10 @@ def _with_class_token(table: Tensor) -> Tensor:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from its tensors; also returns a text with assumptions.
+    """Returns the model's arguments, and a text that lists the assumptions.
 
-    For example, the kind of position embeddings is assumed if the file contains none.
+    The arguments are derived from the tensors. For example, the kind of position embeddings is
+    assumed if the file contains none.
 
     Args:
       tensors: the tensors, with the names that `rename` returns.

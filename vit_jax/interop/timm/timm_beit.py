@@ -83,9 +83,10 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """Derives the model's arguments from tensors and `config.json`; also returns assumptions.
+    """Returns the model's arguments, and a text that lists the assumptions.
 
-    Without a `config.json`, images are assumed to be square.
+    The arguments are derived from tensors and `config.json`. Without a `config.json`, images
+    are assumed to be square.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     model_args = given_arguments(config, *_UNCHECKED)

@@ -141,10 +141,11 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; no assumptions are needed.
+    """Returns the model's arguments, and an empty text in place of assumptions.
 
-    Settings that neither tensors nor `config.json` determine have timm's defaults: exact GELU,
-    layer norms with epsilon 1e-6. A ConvNeXt supports images of any size.
+    The arguments are derived from tensors and `config.json`. Settings that neither of them
+    determines have timm's defaults: exact GELU, layer norms with epsilon 1e-6. A ConvNeXt
+    supports images of any size.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     model_args = given_arguments(config, *_UNCHECKED, "act_layer")

@@ -254,7 +254,9 @@ def _finish(tensors: Arrays, values: Values) -> Arrays:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """Derives the model's arguments from its tensors and `config.json`; makes no assumptions.
+    """Returns the model's arguments, and an empty text in place of assumptions.
+
+    Tensors and `config.json` determine all arguments, so no argument is assumed.
 
     Args:
       tensors: the tensors, with the names that `_rename` returns.

@@ -103,10 +103,11 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; also returns assumptions.
+    """Returns the model's arguments, and a text that lists the assumptions.
 
-    Without a `config.json`, the window size is derived from the tables of relative position biases,
-    and the side of images in pixels is assumed to be 32 times the side of windows in patches.
+    The arguments are derived from tensors and `config.json`. Without a `config.json`, the window
+    size is derived from the tables of relative position biases, and the side of images in pixels is
+    assumed to be 32 times the side of windows in patches.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     settings = _settings(config)

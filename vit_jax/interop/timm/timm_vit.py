@@ -173,10 +173,10 @@ def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; also returns assumptions.
+    """Returns the model's arguments, and a text that lists the assumptions.
 
-    Settings that neither tensors nor `config.json` determine have timm's defaults: exact GELU,
-    layer norms with epsilon 1e-6.
+    The arguments are derived from tensors and `config.json`. Settings that neither of them
+    determines have timm's defaults: exact GELU, layer norms with epsilon 1e-6.
 
     Args:
       tensors: renamed tensors.

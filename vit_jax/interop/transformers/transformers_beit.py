@@ -101,7 +101,10 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; also returns assumptions."""
+    """Returns the model's arguments, and a note about a part that is not loaded; empty: no note.
+
+    The arguments are derived from tensors and `config.json`.
+    """
     assumed = ""
     if _models_masks(config):
         if not (DEFAULTS | config)["use_mean_pooling"]:

@@ -42,9 +42,10 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from `config.json`; no assumptions are needed.
+    """Returns the model's arguments, and an empty text in place of assumptions.
 
-    The model supports images of any size.
+    Tensors and `config.json` determine all arguments, so no argument is assumed. The model
+    supports images of any size.
     """
     classes = count_classes(tensors, config, "Bit")
     try:

@@ -109,7 +109,10 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from renamed tensors; also returns a text with assumptions."""
+    """Returns the model's arguments, and a note about a part that is not loaded; empty: no note.
+
+    The arguments are derived from the renamed tensors and `config.json`.
+    """
     classifies = f"{_CLASSIFIER}.weight" in tensors
     towers = ("CLIPModel", "CLIPVisionModel", "CLIPVisionModelWithProjection")
     require_class(config, *(("CLIPForImageClassification",) if classifies else towers))

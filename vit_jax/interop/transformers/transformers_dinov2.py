@@ -77,7 +77,10 @@ def _gated_width(dim: int) -> int:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; no assumptions are needed."""
+    """Returns the model's arguments, and an empty text in place of assumptions.
+
+    Tensors and `config.json` determine all arguments, so no argument is assumed.
+    """
     kind = config["model_type"]
     classes = count_classes(tensors, config, _START[kind])
     require_always(config, dict(hidden_act="gelu", qkv_bias=True))

@@ -85,7 +85,10 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; no assumptions are needed."""
+    """Returns the model's arguments, and an empty text in place of assumptions.
+
+    Tensors and `config.json` determine all arguments, so no argument is assumed.
+    """
     require_class(config, "DINOv3ViTModel", "DINOv3ViTBackbone")
     require_always(config, dict(rope_theta=DEFAULTS["rope_theta"]))
     config = DEFAULTS | config

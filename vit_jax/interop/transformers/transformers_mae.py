@@ -62,7 +62,10 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from renamed tensors and `config.json`, without assumptions."""
+    """Returns the model's arguments, and an empty text in place of assumptions.
+
+    The renamed tensors and `config.json` determine all arguments, so no argument is assumed.
+    """
     require_class(config, "ViTMAEModel", "ViTMAEForPreTraining")
     require_always(config, dict(qkv_bias=True))
     config = DEFAULTS | config

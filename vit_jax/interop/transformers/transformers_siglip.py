@@ -79,10 +79,10 @@ def _finish(arrays: Arrays, values: dict) -> Arrays:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; also returns assumptions.
+    """Returns the model's arguments, and notes about parts and pixels that are not used.
 
-    If the patch size does not divide the image size, the image size is rounded down to whole
-    patches.
+    The arguments are derived from tensors and `config.json`. If the patch size does not divide
+    the image size, the image size is rounded down to whole patches.
     """
     head = tensors.get("classifier.bias")
     require_class(

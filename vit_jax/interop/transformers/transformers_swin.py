@@ -85,7 +85,10 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; no assumptions are needed."""
+    """Returns the model's arguments, and an empty text in place of assumptions.
+
+    Tensors and `config.json` determine all arguments, so no argument is assumed.
+    """
     kind = config["model_type"]
     start, version = _KINDS[kind]
     classes = count_classes(tensors, config, start)

@@ -60,7 +60,10 @@ def _model_type(values: dict) -> str:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; no assumptions are needed."""
+    """Returns the model's arguments, and an empty text in place of assumptions.
+
+    Tensors and `config.json` determine all arguments, so no argument is assumed.
+    """
     kind = config["model_type"]
     num_classes = count_classes(tensors, config, dict(vit="ViT", deit="DeiT")[kind])
     try:

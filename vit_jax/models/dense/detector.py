@@ -52,8 +52,8 @@ class Best(NamedTuple):
     """The predictions with the highest scores for each image of a batch, the best first.
 
     Attributes:
-      scores: probability of the class, not multiplied by the mask's probability, `[batch,
-        objects]`.
+      scores: probability of the class, `[batch, objects]`. It is not multiplied by the mean
+        probability of the mask's pixels, which is a factor of the final `Detections.scores`.
       classes: int32 `[batch, objects]`.
       boxes: left, top, right and bottom, relative to the image in [0, 1], `[batch, objects, 4]`.
       masks: logits `[batch, objects, rows, columns]`; None: the head predicts boxes only.

@@ -80,7 +80,8 @@ def make_objective(
 ) -> Objective:
     """Creates the config's objective.
 
-    The calling code must set the objective's attribute `frozen` afterwards.
+    If the objective has a frozen model, its shapes are used here, but the result does not contain
+    it. The calling code must then assign the frozen model to the result's attribute `frozen`.
 
     Args:
       config: config of the run.

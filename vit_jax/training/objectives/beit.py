@@ -160,8 +160,9 @@ class BEiT(BlockMasked):
     ) -> float:
         """Counts the multiply-adds of the student and of the tokenizer for one image.
 
-        Training is counted as three forward passes, since a backward pass costs as much as two. The
-        tokenizer has no backward pass, so its multiply-adds are divided by 3.
+        `training_flops` counts the result three times, because a backward pass costs as much as two
+        forward passes. The tokenizer has no backward pass. Therefore this method divides the
+        multiply-adds of the tokenizer by 3.
         """
         graphdef, weights = nnx.split(self)
 

@@ -135,8 +135,9 @@ class Distillation(Classification):
     ) -> float:
         """Counts the multiply-adds of the student and of the teacher for one image.
 
-        Training is counted as three forward passes, since a backward pass costs as much as two. The
-        teacher has no backward pass, so its multiply-adds are divided by 3.
+        `training_flops` counts the result three times, because a backward pass costs as much as two
+        forward passes. The teacher has no backward pass. Therefore this method divides the
+        multiply-adds of the teacher by 3.
         """
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
 

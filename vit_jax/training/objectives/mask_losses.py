@@ -255,9 +255,12 @@ def set_losses(
 ) -> jax.Array:
     """Returns the weighted loss of each image, float32 `[batch]`.
 
-    Mask losses are divided by `count`, and the class loss by the sum of the queries' weights. If
-    `count` is the mean number of masks of an image, the mean of the result over the batch is
-    Mask2Former's loss.
+    Mask losses are divided by `count`. In the class loss, a query that is matched with a true mask
+    has the weight 1, and each other query has the weight `weights.no_object`. The class loss is
+    divided by the sum of these weights, computed as if `count` queries were matched.
+
+    If every element of `count` is the batch's mean number of masks per image, the mean of the
+    result over the batch is Mask2Former's loss.
 
     Args:
       masks: mask logits, `[batch, queries, rows, columns]`.

@@ -164,8 +164,8 @@ class Objective(nnx.Module):
         """Creates the config's objective.
 
         If an objective has a `teacher_spec`, its `make` has an additional argument `frozen`: the
-        frozen model with shapes in place of arrays. The calling code sets the objective's attribute
-        `frozen` afterwards.
+        frozen model with shapes in place of arrays. `make` uses these shapes, but does not store
+        the frozen model. The calling code assigns it to the attribute `frozen` of the result.
 
         Args:
           config: config of the run.
@@ -345,11 +345,12 @@ class Objective(nnx.Module):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Returns the multiply-adds of one image in the forward pass.
+        """Returns the multiply-adds of one image in the forward pass, for the cost of training.
 
-        Training is counted as three forward passes, since a backward pass costs as much as two. The
-        multiply-adds of parts without a backward pass, such as a teacher, are therefore divided by
-        3. Model and objective may be abstract.
+        `training_flops` counts the result three times, because a backward pass costs as much as two
+        forward passes. Parts without a backward pass, such as a teacher, must count only once.
+        Therefore this method divides the multiply-adds of these parts by 3. Model and objective may
+        be abstract.
 
         Args:
           model: model to train.

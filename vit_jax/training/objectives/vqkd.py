@@ -175,9 +175,9 @@ class VQKD(Objective):
     Args:
       options: the section `vqkd` of the config.
       model: the ViT to train, the encoder.
-      features: number of the teacher's features for each patch.
+      features: length of the teacher's feature vector of a patch.
       of_head: True: the features are outputs of the teacher's head. False: they are the teacher's
-        patch tokens (`features` with `dense=True`).
+        patch tokens, that is, outputs of its method `features` with `dense=True`.
       seed: random seed of k-means, and of the new values of dead codes.
       rngs: the key for initialization.
 
@@ -363,9 +363,9 @@ class VQKD(Objective):
     ) -> float:
         """Counts the multiply-adds of encoder, decoder, teacher and code search for one image.
 
-        Training is counted as three forward passes, since a backward pass costs as much as two. The
-        teacher and the search for the nearest codes have no backward pass, so their multiply-adds
-        are divided by 3.
+        `training_flops` counts the result three times, because a backward pass costs as much as two
+        forward passes. The teacher and the search for the nearest codes have no backward pass.
+        Therefore this method divides the multiply-adds of these two by 3.
         """
         graphdef, weights = nnx.split((model, self))
 
