@@ -102,9 +102,8 @@ def measure_host(
 ) -> None:
     """Prints the processor time of the main process for each image, in microseconds.
 
-    Worker processes decode the images; their time is not included. The main process receives the
-    chunks of a batch, joins them, and copies the batch to the devices. It also frees the shared
-    memory, in another thread.
+    Worker processes decode the images and write them to shared memory; their time is not included.
+    The main process waits for the chunks of a batch, and copies the batch to the devices.
 
     Args:
       rate: images/s for which the required number of cores is printed.

@@ -5,8 +5,8 @@ contains the positions from k B to (k + 1) B - 1, and each process reads the bat
 devices need. Therefore batch k is the same for any number of processes, and a run that resumes at
 step k starts with batch k. The random augmentations at position n depend only on the seed and n.
 
-A batch is split into chunks. The worker processes decode different chunks of the same batch at the
-same time, and each worker process stores only the chunks that it decodes.
+A batch is split into chunks. All worker processes decode a batch together, and write their chunks
+into the same memory (`batch_memory.py`).
 """
 
 import dataclasses
@@ -23,13 +23,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import grain
 import numpy as np
 
 from vit_jax.data.balance import balanced_order, single_labels
+from vit_jax.data.batch_memory import Batch, BatchMemory, BatchReader, Entry
 from vit_jax.data.decode import Jpeg, Pixels, Unreadable, decode, why_unreadable
 from vit_jax.data.fields import Field
 from vit_jax.data.order import Order
@@ -38,8 +39,6 @@ from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.data.views import Augmentation, ViewSpec
 from vit_jax.errors import UserError
-
-Batch = dict[str, np.ndarray]
 
 MAX_CHUNK = 64  # Maximum number of images in a chunk.
 MAX_REPLACEMENTS = 100  # Number of neighbours that are tried in place of an unreadable image.
@@ -91,7 +90,7 @@ def training_batches(
       workers: number of decoding processes. 0: decode in this process; None: see `decoders`.
       threads: number of threads in each decoding process; None: see `decoders`. A few threads are
         faster than the same number of processes, because decoding releases the GIL nine tenths of
-        the time, and because a batch is copied from a process but not from a thread.
+        the time.
       views: the views of each image; empty: a single view with `crop`.
       fields: fields that are encoded from each example; the source must have them.
       repeats: number of times that an image is sampled in succession, each time with another random
@@ -115,10 +114,10 @@ def training_batches(
     else:
         order = balanced_order(single_labels(source, "data.balance"), balance, seed, repeats)
     rows = np.arange(batch_size) if rows is None else rows
-    chunks = -(-len(rows) // MAX_CHUNK)
-
     views = views or (ViewSpec("image", crop.size, crop),)
     streams = _streams(views, fields)
+    reading = _Reading(len(rows), *decoders(workers, threads, len(source)))
+    memory = reading.memory(_entries(views, fields, source))
 
     def load_image(rngs: list[np.random.Generator], index: int, batch: Batch, row: int) -> None:
         for candidate in range(index, index + MAX_REPLACEMENTS):
@@ -142,17 +141,14 @@ def training_batches(
             f"(the last: {reason})"
         )
 
-    def load(number: int) -> Batch:
-        step, chunk = divmod(number, chunks)
-        positions = step * batch_size + _rows_of_chunk(rows, chunk, chunks)
-        batch = _empty(len(positions), views, fields, source)
+    def load(step: int, start: int, stop: int) -> None:
+        positions = step * batch_size + rows[start:stop]
+        batch = memory.rows_to_write(step, start, stop)
         draws = _generators(seed, positions, streams)
         for row, (rngs, index) in enumerate(zip(draws, order(positions).tolist(), strict=True)):
             load_image(rngs, index, batch, row)
-        return batch
 
-    numbers = grain.MapDataset.range(first_step * chunks, sys.maxsize)
-    return _iterate(numbers, load, chunks, *decoders(workers, threads, len(source)))
+    return reading.batches(load, memory, first_step)
 
 
 def evaluation_batches(
@@ -183,20 +179,17 @@ def evaluation_batches(
         for unreadable images, and for the padding at the end of the last batch.
     """
     rows = np.arange(batch_size) if rows is None else rows
-    chunks = -(-len(rows) // MAX_CHUNK)
-
     views = views or (ViewSpec("image", crop.size, FixedCrop(crop)),)
     streams = _streams(views)
+    reading = _Reading(len(rows), *decoders(workers, threads, len(source)))
+    entries = _entries(views, fields, source, fill=0) | {"valid": Entry((), np.bool_, 0)}
+    memory = reading.memory(entries)
 
-    def load(number: int) -> Batch:
-        step, chunk = divmod(number, chunks)
-        indices = (step * batch_size + _rows_of_chunk(rows, chunk, chunks)).tolist()
-        batch = _empty(len(indices), views, fields, source)
-        batch["valid"] = np.zeros(len(indices), bool)
-        for entry in (*views, *fields):
-            batch[entry.name][:] = 0
-        draws = _generators(seed, np.array(indices), streams)
-        for row, (rngs, index) in enumerate(zip(draws, indices, strict=True)):
+    def load(step: int, start: int, stop: int) -> None:
+        indices = step * batch_size + rows[start:stop]
+        batch = memory.rows_to_write(step, start, stop)
+        draws = _generators(seed, indices, streams)
+        for row, (rngs, index) in enumerate(zip(draws, indices.tolist(), strict=True)):
             if index >= len(source):
                 break
             try:
@@ -209,11 +202,8 @@ def evaluation_batches(
             values = functools.partial(source.fields_of, index)
             _encode(source, index, values, fields, itertools.repeat(None), place, batch, row)
             batch["valid"][row] = True
-        return batch
 
-    steps = -(-len(source) // batch_size)
-    numbers = grain.MapDataset.range(steps * chunks)
-    return _iterate(numbers, load, chunks, *decoders(workers, threads, len(source)))
+    return reading.batches(load, memory, 0, -(-len(source) // batch_size))
 
 
 class SkipLog:
@@ -392,55 +382,118 @@ def _generators(
         yield generators
 
 
-def _rows_of_chunk(rows: np.ndarray, chunk: int, chunks: int) -> np.ndarray:
-    """Splits rows into `chunks` nearly equal chunks, and returns the chunk with index `chunk`."""
-    return rows[chunk * len(rows) // chunks : (chunk + 1) * len(rows) // chunks]
-
-
-def _empty(
-    images: int, views: Sequence[ViewSpec], fields: Sequence[Field], source: Source
-) -> Batch:
-    pixels = {view.name: np.empty((images, *view.shape), np.uint8) for view in views}
-    values = {field.name: np.empty((images, *field.shape), field.dtype) for field in fields}
+def _entries(
+    views: Sequence[ViewSpec], fields: Sequence[Field], source: Source, fill: int | None = None
+) -> dict[str, Entry]:
+    pixels = {view.name: Entry(view.shape, np.uint8, fill) for view in views}
+    values = {field.name: Entry(field.shape, field.dtype, fill) for field in fields}
     return (
         pixels
         | values
         | {
-            "labels": np.full((images, source.max_labels), -1, np.int32),
-            "unreadable": np.full(images, -1, np.int64),
+            "labels": Entry((source.max_labels,), np.int32, -1),
+            "unreadable": Entry((), np.int64, -1),
         }
     )
 
 
-def _iterate(
-    numbers: grain.MapDataset[int],
-    load: Callable[[int], Batch],
-    chunks: int,
-    workers: int,
-    threads: int,
-) -> Iterator[Batch]:
-    """Returns an iterator over batches; the caller must close the iterator.
+class _Reading(NamedTuple):
+    """Division of a batch into chunks, and of the chunks among processes and threads.
 
-    Args:
-      numbers: numbers of the chunks to load.
-      load: function that loads the chunk with a given number.
-      chunks: number of chunks that are joined to a batch.
+    Attributes:
+      rows: number of rows of a batch.
       workers: number of decoding processes; 0: decode in this process.
       threads: number of threads in each decoding process.
     """
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
-    if not workers:
-        return iter(_joined(numbers.map(load).to_iter_dataset(options), chunks))
-    # Ignore the warning that Python's resource tracker prints after the error if a worker dies.
-    sys.warnoptions.append("ignore:resource_tracker")
-    handed = _Handed(load)
-    data = numbers.map(handed).to_iter_dataset(options)
-    data = data.mp_prefetch(grain.MultiprocessingOptions(workers), worker_init_fn=_obey_parent)
-    return _OfWorkers(iter(_joined(data, chunks)), workers, handed)
+
+    rows: int
+    workers: int
+    threads: int
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of a batch."""
+        return -(-self.rows // MAX_CHUNK)
+
+    def memory(self, entries: Mapping[str, Entry]) -> BatchMemory:
+        """Returns memory for as many batches as Grain loads before the first of them is taken.
+
+        In addition to its prefetch buffer, Grain keeps two chunks in each worker and two chunks of
+        each worker in this process. With less memory, workers would wait for a slot.
+        """
+        chunks = max(self.workers, 1) * (2 * self.threads + 4)
+        return BatchMemory(self.rows, entries, ahead=1 + -(-chunks // self.chunks))
+
+    def batches(
+        self,
+        load: Callable[[int, int, int], None],
+        memory: BatchMemory,
+        first_step: int,
+        steps: int | None = None,
+    ) -> Iterator[Batch]:
+        """Returns an iterator over batches; the caller must close the iterator.
+
+        Args:
+          load: function that loads the rows from one index to another of the batch of a step.
+          memory: memory of the batches.
+          first_step: step of the first batch.
+          steps: number of batches; None: no end.
+        """
+
+        def load_chunk(number: int) -> int:
+            step, chunk = divmod(number, self.chunks)
+            start, stop = (i * self.rows // self.chunks for i in (chunk, chunk + 1))
+            load(step, start, stop)
+            return number
+
+        stop = sys.maxsize if steps is None else (first_step + steps) * self.chunks
+        numbers = grain.MapDataset.range(first_step * self.chunks, stop)
+        options = grain.ReadOptions(num_threads=self.threads, prefetch_buffer_size=2 * self.threads)
+        if not self.workers:
+            data = numbers.map(load_chunk).to_iter_dataset(options)
+            return _Batches(iter(data), self.chunks, memory, first_step)
+        # Ignore the warning that Python's resource tracker prints after the error if a worker dies.
+        sys.warnoptions.append("ignore:resource_tracker")
+        handed = _Handed(load_chunk)
+        data = numbers.map(handed).to_iter_dataset(options)
+        data = data.mp_prefetch(
+            grain.MultiprocessingOptions(self.workers), worker_init_fn=_obey_parent
+        )
+        return _OfWorkers(iter(data), self.chunks, memory, first_step, self.workers, handed)
 
 
-def _joined(data: grain.IterDataset[Batch], chunks: int) -> grain.IterDataset[Batch]:
-    return data.batch(chunks, batch_fn=_join) if chunks > 1 else data
+class _Batches(Iterator[Batch]):
+    """Batches whose chunks are loaded in order by Grain.
+
+    Args:
+      numbers: numbers of the chunks that have been loaded.
+      chunks: number of chunks of a batch.
+      memory: memory of the batches.
+      first_step: step of the first batch.
+    """
+
+    def __init__(
+        self,
+        numbers: grain.DatasetIterator[int],
+        chunks: int,
+        memory: BatchMemory,
+        first_step: int,
+    ):
+        self._numbers, self._chunks, self._memory = numbers, chunks, memory
+        self._reader = BatchReader(memory, first_step)
+
+    def __next__(self):
+        for _ in range(self._chunks):
+            self._wait_for_chunk()
+        return self._reader.take()
+
+    def _wait_for_chunk(self) -> None:
+        next(self._numbers)
+
+    def close(self) -> None:
+        """Ends the threads and processes that load the batches."""
+        self._memory.close()
+        self._numbers.close()
 
 
 class _Handed:
@@ -452,13 +505,13 @@ class _Handed:
     block forever, because Python keeps the pipe's reading end open.
     """
 
-    def __init__(self, function: Callable):
+    def __init__(self, function: Callable[[int], int]):
         self._function = function
         self._file = tempfile.NamedTemporaryFile(prefix="vit_jax_")  # noqa: SIM115
         cloudpickle.dump(function, self._file)
         self._file.flush()
 
-    def __call__(self, number: int) -> Batch:
+    def __call__(self, number: int) -> int:
         return self._function(number)
 
     def __reduce__(self):
@@ -473,23 +526,34 @@ def _read_handed(file: str) -> Callable:
     return cloudpickle.loads(Path(file).read_bytes())
 
 
-class _OfWorkers(Iterator[Batch]):
+class _OfWorkers(_Batches):
     """Batches from worker processes.
 
     If a worker process dies, all other worker processes are killed, and an error is raised.
 
     Args:
+      numbers, chunks, memory, first_step: as in `_Batches`.
+      workers: number of worker processes.
       handed: the function that the worker processes run.
     """
 
-    def __init__(self, batches: grain.DatasetIterator[Batch], workers: int, handed: _Handed):
-        self._batches, self._workers, self._handed = batches, workers, handed
-        self._taken = 0
+    def __init__(
+        self,
+        numbers: grain.DatasetIterator[int],
+        chunks: int,
+        memory: BatchMemory,
+        first_step: int,
+        workers: int,
+        handed: _Handed,
+    ):
+        super().__init__(numbers, chunks, memory, first_step)
+        self._workers, self._handed = workers, handed
+        self._loaded = 0
         self._others = {*multiprocessing.active_children()}
 
-    def __next__(self):
+    def _wait_for_chunk(self) -> None:
         try:
-            batch = next(self._batches) if self._taken else self._first()
+            next(self._numbers) if self._loaded else self._start_workers()
         except RuntimeError as error:
             # Grain raises RuntimeError for a dead worker and for an exception in a worker. Only the
             # error for a dead worker has this message.
@@ -504,24 +568,22 @@ class _OfWorkers(Iterator[Batch]):
                 "(data.workers, --workers) or more memory; the same command goes on from what "
                 "was saved"
             ) from error
-        self._taken += 1
-        if self._taken == self._workers:  # Each worker has sent a batch, so all have read the file.
+        self._loaded += 1
+        if self._loaded == self._workers:  # Each has loaded a chunk, so all have read the file.
             self._handed.remove()
-        return batch
 
-    def _first(self) -> Batch:
-        """Starts all worker processes with SIGTERM and SIGINT blocked; returns the first batch.
+    def _start_workers(self) -> None:
+        """Starts all worker processes with SIGTERM and SIGINT blocked; waits for the first chunk.
 
         A worker process inherits the blocked signals from the thread that starts it. Later,
         `_obey_parent` makes the worker process ignore both signals.
         """
         resource_tracker.ensure_running()  # If the thread started it, signals would be unblocked.
         with ThreadPoolExecutor(1, initializer=_block_signals) as thread:
-            return thread.submit(self._batches.__next__).result()
+            thread.submit(self._numbers.__next__).result()
 
     def close(self) -> None:
-        """Ends the worker processes."""
-        self._batches.close()
+        super().close()
         self._handed.remove()
 
 
@@ -532,8 +594,8 @@ def _block_signals() -> None:
 def _cause(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    hints = {signal.SIGKILL: ": out of memory?", signal.SIGBUS: ": is /dev/shm full?"}
-    return f"signal {-code}{hints.get(-code, '')}"
+    memory = -code in (signal.SIGKILL, signal.SIGBUS)
+    return f"signal {-code}{': out of memory?' if memory else ''}"
 
 
 def _obey_parent(worker: int, workers: int) -> None:
@@ -551,7 +613,3 @@ def _obey_parent(worker: int, workers: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-def _join(chunks: list[Batch]) -> Batch:
-    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}

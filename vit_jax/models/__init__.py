@@ -13,10 +13,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Literal, overload
 
-from flax import nnx
-
 from vit_jax.errors import UserError, nearest
 from vit_jax.models.family import Axes, Family, match_axes
+from vit_jax.models.host_rngs import host_rngs
 from vit_jax.models.image_model import About, ImageModel
 from vit_jax.models.model_card import ModelCard, abstract, count_multiply_adds, count_parameters
 from vit_jax.options.model import ImageOptions, make_options
@@ -152,7 +151,7 @@ def create_model(
 ) -> ImageModel:
     """Returns the named model with random parameters; see `model_options` for the arguments."""
     build = model_factory(name, num_classes=num_classes, image_size=image_size, **overrides)
-    model = build(rngs=nnx.Rngs(seed))
+    model = build(rngs=host_rngs(seed))
     model.about = About(name)
     return model
 

@@ -65,7 +65,14 @@ class Common(NamedTuple):
         """Returns a norm over the channels; its statistics are computed in float32."""
         if not self.centred:
             return DeviationNorm(channels, self.epsilon)
-        return nnx.LayerNorm(channels, epsilon=self.epsilon, dtype=self.dtype, rngs=rngs)
+        return nnx.LayerNorm(
+            channels,
+            epsilon=self.epsilon,
+            dtype=self.dtype,
+            scale_init=initializers.ones,
+            bias_init=initializers.zeros,
+            rngs=rngs,
+        )
 
     def dense(self, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
         """Returns a dense layer over the channels."""
@@ -73,6 +80,7 @@ class Common(NamedTuple):
             inputs,
             outputs,
             kernel_init=_small,
+            bias_init=initializers.zeros,
             dtype=self.dtype,
             dot_general=dense_dot,
             rngs=rngs,
@@ -91,6 +99,7 @@ class Common(NamedTuple):
             strides=(stride, stride),
             padding=((pad, pad), (pad, pad)),
             kernel_init=_small,
+            bias_init=initializers.zeros,
             dtype=self.dtype,
             rngs=rngs,
         )
@@ -156,6 +165,7 @@ class ConvNeXtBlock(nnx.Module):
             (KERNEL, KERNEL),
             feature_group_count=width,
             kernel_init=_small,
+            bias_init=initializers.zeros,
             dtype=common.dtype,
             rngs=rngs,
         )
@@ -164,7 +174,7 @@ class ConvNeXtBlock(nnx.Module):
         self.response_norm = ResponseNorm(RATIO * width) if common.grn else None
         self.fc2 = common.dense(RATIO * width, width, rngs)
         scaled = common.layer_scale is not None
-        self.scale1 = nnx.Param(jnp.full(width, common.layer_scale)) if scaled else None
+        self.scale1 = nnx.Param(initializers.full(width, common.layer_scale)) if scaled else None
         self.gelu = common.gelu
 
     def __call__(

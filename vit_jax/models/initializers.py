@@ -1,4 +1,4 @@
-"""Initializers that draw with NumPy on the CPU, because compiling JAX's would take seconds.
+"""Initializers that use NumPy on the CPU; compiling JAX's random functions takes seconds.
 
 The values depend only on the key and the shape, not on the devices or the mesh. Each initializer
 has Flax's signature: a key, a shape and a dtype. While JAX traces an initializer, no values are
@@ -10,12 +10,32 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Initializer = Callable[..., jax.Array]  # (key, shape, dtype)
 # Number of values that are drawn at once. A block of this size fits in the processor's cache.
 BLOCK = 2**16
 CUT_STD = 0.87962566103423978  # Standard deviation of a standard normal truncated at -2 and 2.
+
+
+def full(shape: int | tuple[int, ...], value: float, dtype=np.float32) -> jax.Array:
+    """Returns an array of equal values. Unlike `jnp.full`, it compiles nothing."""
+    return jax.device_put(np.full(shape, value, dtype), may_alias=True)
+
+
+def constant(value: float) -> Initializer:
+    """Returns an initializer with equal values."""
+
+    def initializer(key, shape, dtype=np.float32):
+        if isinstance(key, jax.core.Tracer):
+            return jnp.full(shape, value, dtype)
+        return full(shape, value, dtype)
+
+    return initializer
+
+
+zeros, ones = constant(0), constant(1)
 
 
 def normal(std: float) -> Initializer:
@@ -40,13 +60,7 @@ def xavier(parts: int = 1, dense: bool = False) -> Initializer:
     def draw(generator, out):
         inputs, outputs = _fans(out.shape)
         outputs = out.shape[-1] if dense else outputs
-        limit = math.sqrt(6 / (inputs + outputs / parts))
-        flat = out.reshape(-1)
-        for start in range(0, flat.size, BLOCK):
-            block = flat[start : start + BLOCK]
-            generator.random(out=block, dtype=np.float32)
-            block *= 2 * limit
-            block -= limit
+        _fill_evenly(generator, out, math.sqrt(6 / (inputs + outputs / parts)))
 
     return _initializer(draw)
 
@@ -120,9 +134,12 @@ def torch_convolution(share: float = 1.0) -> Initializer:
 
 
 def _fill_evenly(generator: np.random.Generator, out: np.ndarray, limit: float) -> None:
-    generator.random(out=out, dtype=np.float32)
-    out *= 2 * limit
-    out -= limit
+    flat = out.reshape(-1)
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK]
+        generator.random(out=block, dtype=np.float32)
+        block *= 2 * limit
+        block -= limit
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -196,7 +213,7 @@ def _of_beit(std: float) -> "Scheme":
     The std of the last layer of attention and MLP (`Scheme.out`) is smaller in later encoder
     layers.
     """
-    drawn, zeros = cut_normal(std), jax.nn.initializers.zeros
+    drawn = cut_normal(std)
 
     def own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
         """Returns the initializer of the last layer of attention and MLP (`Scheme.out`).
@@ -263,23 +280,21 @@ _DEIT = Scheme(
     torch_convolution(),
     lambda inputs: uniform(inputs**-0.5),
     normal(0.02),
-    jax.nn.initializers.zeros,
+    zeros,
     *[normal(0.02)] * 3,
     token=normal(0.02),
 )
 
 SCHEMES = {
     # The paper's code, in Flax.
-    "flax": Scheme(
-        lecun(), lambda inputs: jax.nn.initializers.zeros, xavier(parts=3), normal(1e-6)
-    ),
+    "flax": Scheme(lecun(), lambda inputs: zeros, xavier(parts=3), normal(1e-6)),
     # The authors' masked autoencoders in PyTorch: Xavier's values. The patch embedding is treated
     # as a dense layer, and q, k and v as one kernel.
     "mae": Scheme(
         xavier(dense=True),
         lambda inputs: uniform(inputs**-0.5),
         xavier(),
-        jax.nn.initializers.zeros,
+        zeros,
     ),
     "deit": _DEIT,
     # In the authors' code, DeiT III's class token has no position embedding. In this code the class
@@ -299,7 +314,7 @@ SCHEMES = {
         xavier(dense=True),
         lambda inputs: uniform(inputs**-0.5),
         xavier_normal(),
-        jax.nn.initializers.zeros,
+        zeros,
         xavier_normal(),
         xavier_normal(parts=2),
         xavier_normal(),

@@ -8,7 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+
+from vit_jax.models import initializers
 
 # Rematerialization policies: which values are stored for the backward pass.
 REMAT = {
@@ -23,6 +26,35 @@ _place: ContextVar[Callable[[str, jax.Array], jax.Array]] = ContextVar(
 _captured: ContextVar[dict[str, list[jax.Array]] | None] = ContextVar("captured", default=None)
 _platform: ContextVar[str | None] = ContextVar("platform", default=None)
 _part: ContextVar[jax.Array | int] = ContextVar("part", default=0)
+
+
+def linear_general(
+    inputs: int | tuple[int, ...], outputs: int | tuple[int, ...], *, kernel_init, **values: Any
+) -> nnx.LinearGeneral:
+    """Returns `nnx.LinearGeneral(inputs, outputs, ...)` with biases of zeros.
+
+    Flax reshapes the initial values. Here NumPy does this, because JAX would compile it and copy
+    the values.
+    """
+
+    def on_host(initializer):
+        def values_on_host(key, shape, dtype):
+            values = initializer(key, shape, dtype)
+            return values if isinstance(values, jax.core.Tracer) else np.asarray(values)
+
+        return values_on_host
+
+    layer = nnx.LinearGeneral(
+        inputs,
+        outputs,
+        kernel_init=on_host(kernel_init),
+        bias_init=on_host(initializers.zeros),
+        **values,
+    )
+    for parameter in (layer.kernel, layer.bias):
+        if parameter is not None and isinstance(parameter.get_value(), np.ndarray):
+            parameter.set_value(jax.device_put(parameter.get_value(), may_alias=True))
+    return layer
 
 
 def named(name: str, x: jax.Array) -> jax.Array:

@@ -450,8 +450,8 @@ def linear_head(
     return nnx.Linear(
         inputs,
         num_classes,
-        kernel_init=initializers.normal(std) if std else nnx.initializers.zeros_init(),
-        bias_init=nnx.initializers.constant(bias),
+        kernel_init=initializers.normal(std) if std else initializers.zeros,
+        bias_init=initializers.constant(bias),
         dtype=jnp.float32,
         rngs=rngs,
     )
@@ -490,7 +490,8 @@ def group_norm(channels, rules, dtype, rngs, scale=1.0):
         channels,
         num_groups=groups,
         epsilon=rules.norm_epsilon,
-        scale_init=nnx.initializers.constant(scale),
+        scale_init=initializers.constant(scale),
+        bias_init=initializers.zeros,
         dtype=dtype,
         rngs=rngs,
     )

@@ -30,7 +30,15 @@ from vit_jax.models import initializers
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Adaptation, Family, Resize
 from vit_jax.models.image_model import ImageModel, ImagesLike, height_and_width
-from vit_jax.models.layers import capture, dense_dot, named, platform, rising, run_blocks
+from vit_jax.models.layers import (
+    capture,
+    dense_dot,
+    linear_general,
+    named,
+    platform,
+    rising,
+    run_blocks,
+)
 from vit_jax.models.position import PositionEmbedding, spread_offsets
 from vit_jax.models.resize import PATCHES, POSITIONS, resize_bias_table
 from vit_jax.models.resnet import HEAD_AXES, classifier
@@ -76,7 +84,7 @@ class QueryKeyValue(nnx.Module):
         shape = (stack.dim, 3, stack.heads, stack.head_dim)
         self.kernel = nnx.Param(stack.scheme.qkv(rngs.params(), shape))
         # With `key_bias`: biases of queries, keys and values. Without: of queries and values.
-        self.bias = nnx.Param(jnp.zeros((3 if key_bias else 2, *shape[2:])))
+        self.bias = nnx.Param(initializers.full((3 if key_bias else 2, *shape[2:]), 0))
         self.key_bias, self.dtype = key_bias, stack.dtype
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -173,9 +181,9 @@ class WindowAttention(nnx.Module):
             shape = (2 * window[0] - 1, 2 * window[1] - 1, stack.heads)
             self.bias_table = nnx.Param(initializers.normal(0.02)(rngs.params(), shape))
         else:
-            self.logit_scale = nnx.Param(jnp.full(stack.heads, FIRST_SCALE))
+            self.logit_scale = nnx.Param(initializers.full(stack.heads, FIRST_SCALE))
             self.bias_mlp = PositionMlp(stack.heads, window, unit, rngs)
-        self.out = nnx.LinearGeneral(
+        self.out = linear_general(
             (stack.heads, stack.head_dim),
             stack.dim,
             axis=(-2, -1),

@@ -18,7 +18,7 @@ from flax import nnx
 from vit_jax.models import initializers
 from vit_jax.models.attention import attend
 from vit_jax.models.dropout import add_for_subset, drop
-from vit_jax.models.layers import GELUS, named, platform
+from vit_jax.models.layers import GELUS, linear_general, named, platform
 from vit_jax.models.position import BiasLayout, Rotation, mixed_frequencies, mixed_rotation, rotate
 
 MASKED = -1e9  # Added to the scores of tokens that a query does not attend to.
@@ -72,7 +72,10 @@ class Stack:
 def make_norm(dim: int, stack: Stack, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
     """Returns a norm with the type and epsilon of `stack`; statistics are computed in float32."""
     kind = dict(layer=nnx.LayerNorm, rms=nnx.RMSNorm)[stack.norm]
-    return kind(dim, epsilon=stack.epsilon, dtype=stack.dtype, rngs=rngs)
+    first = dict(scale_init=initializers.ones)
+    if stack.norm == "layer":
+        first["bias_init"] = initializers.zeros
+    return kind(dim, epsilon=stack.epsilon, dtype=stack.dtype, rngs=rngs, **first)
 
 
 class Attention(nnx.Module):
@@ -87,7 +90,7 @@ class Attention(nnx.Module):
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
         dim, heads, head_dim = stack.dim, stack.heads, stack.head_dim
         dtype, scheme = stack.dtype, stack.scheme
-        self.qkv = nnx.LinearGeneral(
+        self.qkv = linear_general(
             dim,
             (3, heads, head_dim),
             kernel_init=scheme.qkv,
@@ -96,18 +99,18 @@ class Attention(nnx.Module):
             rngs=rngs,
         )
         if stack.qkv_bias == "qv":
-            self.qkv.bias = nnx.Param(jnp.zeros((2, heads, head_dim)))
+            self.qkv.bias = nnx.Param(initializers.full((2, heads, head_dim), 0))
         self.query_norm = make_norm(head_dim, stack, rngs) if stack.qk_norm else None
         self.key_norm = make_norm(head_dim, stack, rngs) if stack.qk_norm else None
         if stack.offsets:
             shape = (stack.offsets, head_dim)
             self.relative_embedding = nnx.Param(initializers.normal(0.02)(rngs.params(), shape))
         if stack.biases:
-            self.bias_table = nnx.Param(jnp.zeros((stack.biases, heads)))
+            self.bias_table = nnx.Param(initializers.full((stack.biases, heads), 0))
         if stack.rope == "mixed":
             self.frequencies = nnx.Param(mixed_frequencies(heads, head_dim, rngs))
         self.norm = make_norm(dim, stack, rngs) if stack.sub_norm == "both" else None
-        self.out = nnx.LinearGeneral(
+        self.out = linear_general(
             (heads, head_dim),
             dim,
             axis=(-2, -1),
@@ -326,8 +329,8 @@ class EncoderBlock(nnx.Module):
         self.dropout, self.stochastic_depth = stack.dropout, stochastic_depth
         self.norm_at, self.depth_by = stack.norm_at, stack.depth_by
         scaled = stack.layer_scale is not None
-        self.scale1 = nnx.Param(jnp.full(stack.dim, stack.layer_scale)) if scaled else None
-        self.scale2 = nnx.Param(jnp.full(stack.dim, stack.layer_scale)) if scaled else None
+        self.scale1 = nnx.Param(initializers.full(stack.dim, stack.layer_scale)) if scaled else None
+        self.scale2 = nnx.Param(initializers.full(stack.dim, stack.layer_scale)) if scaled else None
 
     def __call__(
         self,

@@ -81,7 +81,9 @@ class ViT(TokenModel):
         offsets, biases = (self.layout.rows if kind == x else 0 for x in ("relative", "bias"))
         # All layers share one table of attention biases, or each layer has its own table.
         shared = biases > 0 and options.position_at == "shared"
-        self.bias_table = nnx.Param(jnp.zeros((biases, options.heads))) if shared else None
+        self.bias_table = (
+            nnx.Param(initializers.full((biases, options.heads), 0)) if shared else None
+        )
         self.stack = _stack(options, offsets, 0 if shared else biases)
         # The order of these calls must not change, because it determines the random keys of the
         # parameters.
@@ -125,7 +127,7 @@ class ViT(TokenModel):
             # A token without a position embedding must not start at zero, where the gradient of a
             # layer norm is very large: 1 / sqrt(epsilon) = 1,000.
             shape, drawn = (1, 1, self.dim), scheme.token or (None if learned else small)
-            first = drawn(rngs.params(), shape) if drawn else jnp.zeros(shape)
+            first = drawn(rngs.params(), shape) if drawn else initializers.full(shape, 0)
             setattr(self, token, nnx.Param(first))
 
         def positions():

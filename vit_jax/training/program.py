@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, family_of, model_factory
+from vit_jax.models.host_rngs import host_rngs
 from vit_jax.models.model_card import training_flops
 from vit_jax.options.model import ModelOptions
 from vit_jax.options.option import options_of
@@ -158,7 +159,7 @@ class Program(NamedTuple):
         return jax.device_put(zeros, replicated(self.mesh))
 
     def _first_weights(self, seed: int, params: dict | None, objective: dict | None) -> Weights:
-        params = params or nnx.to_pure_dict(nnx.state(self.build(rngs=nnx.Rngs(seed))))
+        params = params or nnx.to_pure_dict(nnx.state(self.build(rngs=host_rngs(seed))))
         extra = self.init_extra(params)
         objective_params = extra.get("objective", {}) | (objective or {})
         return {
