@@ -43,6 +43,7 @@ from vit_jax.paths import absolute, is_url
 from vit_jax.runs.loop import train
 from vit_jax.runs.suite_pages import write_suite_page
 from vit_jax.runs.warm_start import fingerprint_of
+from vit_jax.runs.workdir import place_of, saved_run
 
 
 def run_suites(
@@ -121,7 +122,12 @@ def run_suites(
         finetune=lambda config, folder: train(
             config, results.folder / f"{folder}-{version['content']}"
         ),
-        dense=DenseHeads(opened.objective.name if opened.objective else None, dense, probe),
+        dense=DenseHeads(
+            opened.objective.name if opened.objective else None,
+            dense,
+            probe,
+            **depth_unit(checkpoint, opened),
+        ),
         num_classes=opened.options.num_classes,
         class_names=opened.class_names,
         batch_size=batch_size,
@@ -137,6 +143,12 @@ def run_suites(
         for measurement in suite.measurements(subject, values[suite.name]):
             attempt(results, suite, measurement, subject)
     return results
+
+
+def depth_unit(source: str | Path, opened: Checkpoint) -> dict[str, float]:
+    """Returns `DenseHeads.depth_scale` of a run as a keyword; {} for other checkpoints."""
+    saved = None if opened.step is None else saved_run(place_of(source)[0])
+    return {"depth_scale": saved.options.data.depth_scale} if saved else {}
 
 
 def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEncoder:
