@@ -122,12 +122,7 @@ def run_suites(
         finetune=lambda config, folder: train(
             config, results.folder / f"{folder}-{version['content']}"
         ),
-        dense=DenseHeads(
-            opened.objective.name if opened.objective else None,
-            dense,
-            probe,
-            **depth_unit(checkpoint, opened),
-        ),
+        dense=DenseHeads(load=dense, probe=probe, **dense_facts(checkpoint, opened)),
         num_classes=opened.options.num_classes,
         class_names=opened.class_names,
         batch_size=batch_size,
@@ -145,10 +140,11 @@ def run_suites(
     return results
 
 
-def depth_unit(source: str | Path, opened: Checkpoint) -> dict[str, float]:
-    """Returns `DenseHeads.depth_scale` of a run as a keyword; {} for other checkpoints."""
+def dense_facts(source: str | Path, opened: Checkpoint) -> dict[str, Any]:
+    """Returns `task` and, for a run, `depth_scale` of the checkpoint's `DenseHeads`."""
+    task = opened.objective.name if opened.objective else None
     saved = None if opened.step is None else saved_run(place_of(source)[0])
-    return {"depth_scale": saved.options.data.depth_scale} if saved else {}
+    return {"task": task} | ({"depth_scale": saved.options.data.depth_scale} if saved else {})
 
 
 def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEncoder:
