@@ -281,7 +281,7 @@ def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
 def _listed(file: str) -> list[str]:
     """Returns the names in a text file with one name per line."""
     try:
-        with open(file, encoding="utf-8") as lines:
+        with open(file, encoding="utf-8-sig") as lines:
             return [line.split()[0] for line in lines if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {error}") from error
