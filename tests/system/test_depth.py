@@ -179,3 +179,13 @@ def test_other_runs_have_no_depth_head(trained, tmp_path):
     vit_jax.save_model(vit_jax.create_model("ViT-Ti/16", num_classes=2), tmp_path / "model")
     with pytest.raises(UserError, match="has no depth head: give the workdir of a run"):
         vit_jax.load_depth(tmp_path / "model", log=str)
+
+
+def test_a_run_that_continues_a_head_starts_with_its_parameters(trained, tmp_path):
+    config = config_of_scenes(trained[0].parent / "scenes")
+    config.model.name, config.finetune.checkpoint = "", str(trained[0])
+    config.model.update(dict.fromkeys(("dim", "depth", "mlp_dim", "heads")))
+    config.steps, config.optimizer.warmup_steps, config.optimizer.learning_rate = 1, 0, 0.0
+    again = vit_jax.train(config, tmp_path / "run")
+    # The running statistics of batch norm have changed a little.
+    assert again["rmse"] == pytest.approx(trained[1]["rmse"], rel=0.05)

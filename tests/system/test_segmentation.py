@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -286,15 +287,34 @@ def test_the_report_starts_with_the_worst_images_of_the_last_evaluation(segmenta
     assert places == sorted(places) and places[-1] < report.index("<h2>Curves")
 
 
+def config_that_continues(workdir, folder):
+    """The config of a run of one step that starts with the parameters of a run of shapes."""
+    config = config_of_shapes(folder)
+    config.model.name, config.finetune.checkpoint = "", str(workdir)
+    config.model.update(dict.fromkeys(("dim", "depth", "mlp_dim", "heads")))
+    config.finetune.objective, config.steps, config.optimizer.warmup_steps = "kept", 1, 0
+    return config
+
+
 def test_a_run_that_continues_a_head_keeps_its_running_statistics(
     segmentation_run, segmenter, shapes, tmp_path
 ):
-    config = config_of_shapes(shapes)
-    config.model.name, config.finetune.checkpoint = "", str(segmentation_run[0])
-    config.model.update(dict.fromkeys(("dim", "depth", "mlp_dim", "heads")))
-    config.finetune.objective, config.steps, config.optimizer.warmup_steps = "kept", 1, 0
-    vit_jax.train(config, tmp_path / "run")
+    vit_jax.train(config_that_continues(segmentation_run[0], shapes), tmp_path / "run")
     continued = vit_jax.load_segmenter(tmp_path / "run", log=str)
     before, after = (each.statistics["norm"]["mean"][...] for each in (segmenter, continued))
     # A tenth is of the new batch; the mean of new statistics is 0.
     assert np.abs(before - after).max() < 0.3 * np.abs(before).max()
+
+
+def test_a_head_whose_classes_have_other_numbers_in_the_data_is_not_continued(
+    segmentation_run, shapes, tmp_path
+):
+    """It would predict red where the data have blue."""
+    folder = shutil.copytree(shapes, tmp_path / "shapes")
+    (folder / "classes.txt").write_text("background\nblue\nred\n")
+    config = config_that_continues(segmentation_run[0], folder)
+    with pytest.raises(vit_jax.UserError, match="classes in another order, background, red, blue"):
+        vit_jax.train(config, tmp_path / "run")
+    (folder / "classes.txt").write_text("background\nblue\ngreen\n")
+    with pytest.raises(vit_jax.UserError, match="class 1 is 'red', that of the data 'blue'"):
+        vit_jax.train(config, tmp_path / "run")

@@ -136,7 +136,11 @@ def assemble(
     weights = _class_weights(options, splits.train)
     program = _program(options, mesh, origin, frozen, num_classes, steps, weights)
     origin = with_objective(
-        origin, options, objective_weights(program.state), program.state["objective_state"]
+        origin,
+        options,
+        objective_weights(program.state),
+        program.state["objective_state"],
+        all_names(learned_classes(options, splits.train), options.data.num_classes or 0),
     )
     data |= suites.fingerprints
     return Parts(
