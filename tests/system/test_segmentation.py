@@ -306,6 +306,20 @@ def test_a_run_that_continues_a_head_keeps_its_running_statistics(
     assert np.abs(before - after).max() < 0.3 * np.abs(before).max()
 
 
+def test_a_run_of_low_rank_changes_is_loaded_with_its_head(segmentation_run, shapes, tmp_path):
+    config = config_that_continues(segmentation_run[0], shapes)
+    config.finetune.train, config.finetune.lora_rank, config.steps = "lora", 2, 2
+    vit_jax.train(config, tmp_path / "run")
+    image = np.full((1, 32, 32, 3), 90, np.uint8)
+    before, after = (
+        vit_jax.load_segmenter(workdir, log=str)
+        for workdir in (segmentation_run[0], tmp_path / "run")
+    )
+    assert np.abs(before.head.classifier.kernel - after.head.classifier.kernel).max() > 0
+    features = [each.model.features(image) for each in (before, after)]
+    assert np.abs(np.subtract(*features)).max() > 1e-4
+
+
 def test_a_head_whose_classes_have_other_numbers_in_the_data_is_not_continued(
     segmentation_run, shapes, tmp_path
 ):
