@@ -42,14 +42,15 @@ def mask_names(paths: Sequence[str]) -> list[str]:
 
     The mask's path is the image's path, relative to the common folder of all images, without the
     image's suffix. If several images differ only in their suffixes, the suffixes are kept: `a.jpg`
-    and `a.png`.
+    and `a.png`. If another image is named `a.png.jpg`, all suffixes are kept.
     """
     absolute = [os.path.abspath(path) for path in paths]
     common = os.path.commonpath([os.path.dirname(path) for path in absolute])
     named = [os.path.relpath(path, common) for path in absolute]
     stems = [os.path.splitext(name)[0] for name in named]
     counts = Counter(stems)
-    return [stem if counts[stem] == 1 else name for stem, name in zip(stems, named, strict=True)]
+    short = [stem if counts[stem] == 1 else name for stem, name in zip(stems, named, strict=True)]
+    return short if len({*short}) == len({*named}) else named
 
 
 def write_masks(

@@ -19,6 +19,7 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.evaluation.dense_metrics import confusion, segmentation_metrics
 from vit_jax.evaluation.suite_fewshot import parse_sets
 from vit_jax.inspection.class_maps import overlay
+from vit_jax.mask_files import mask_names
 from vit_jax.run_suites import run_suites
 
 __all__ = ["segmentation_run", "shapes"]  # Fixtures.
@@ -124,6 +125,12 @@ def test_predict_writes_masks_overlays_and_a_page(written, photos, segmenter):
         assert Image.open(folder / "overlays" / f"{name}.jpg").size == mask.size
     page = (folder / "index.html").read_text()
     assert "5 segmented images" in page and "#800000" in page and page.count("<figure>") == 5
+
+
+def test_no_mask_replaces_that_of_another_image():
+    images = ["/a/x.jpg", "/a/x.png", "/a/x.png.jpg", "/a/y.jpg"]
+    assert mask_names(images) == ["x.jpg", "x.png", "x.png.jpg", "y.jpg"]
+    assert mask_names(images[1:]) == ["x", "x.png", "y"]
 
 
 def test_predict_prints_the_shares_of_the_classes(written, photos):
