@@ -12,6 +12,7 @@ from vit_jax.data.fields import IGNORED, MASK
 from vit_jax.data.map_files import MASK_SUFFIXES, decode_mask, palette_of
 from vit_jax.data.sources.base import spread
 from vit_jax.data.sources.folder import read_file
+from vit_jax.data.sources.folder_rules import MASK_FOLDERS
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.pairs import (
     SAMPLES,
@@ -24,7 +25,6 @@ from vit_jax.data.sources.pairs import (
 )
 from vit_jax.errors import UserError, as_text
 
-MASK_FOLDERS = ("masks", "mask", "annotations", "labels", "segmentation")
 CLASSES_FILE = "classes.txt"
 ADE_CLASSES, ADE_NAMES = 150, "objectInfo150.txt"
 VOC_CLASSES = (

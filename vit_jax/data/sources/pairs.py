@@ -9,11 +9,10 @@ from typing import NamedTuple
 from vit_jax.data.decode import Unreadable, open_image
 from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.folder import file_sizes, folders_in, read_file, walk
-from vit_jax.data.sources.folder_rules import of_system, sort_out, split_name
+from vit_jax.data.sources.folder_rules import IMAGE_FOLDERS, of_system, sort_out, split_name
 from vit_jax.data.sources.slices import groups_by_path, stratified
 from vit_jax.errors import UserError, as_text
 
-IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 DEV = ("val", "valid", "validation", "dev")  # Synonyms for the same split.
 SAMPLES = 16  # When a split is opened, the sizes of 16 images and their maps are compared.
 SHOWN = 3  # Maximum number of file names in an error.
