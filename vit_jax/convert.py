@@ -153,7 +153,8 @@ def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> N
             f"Unsupported: --tower=both with --to={library}. Supported: "
             f"{', '.join(f'--to={name}' for name in FORMATS)}."
         )
-    if others := changes.keys() - {"image_size"}:
+    of_images = [name for name in ("depth_head", "probabilities") if getattr(flags.FLAGS, name)]
+    if others := {*changes, *of_images} - {"image_size"}:
         raise UserError(f"--{min(others)} does not apply with --tower=both: leave it out")
     with phase(f"reading {source}"):
         checkpoint, text_part = open_towers(source, changes.get("image_size"))

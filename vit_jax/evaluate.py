@@ -25,6 +25,8 @@ it reuses results for the same checkpoint, step, parameters and data. A missing 
 that explains how to get it. If no figure could be computed, the exit code is 2.
 """
 
+from collections.abc import Sequence
+
 from absl import flags
 
 from vit_jax import command
@@ -67,7 +69,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}")
     if not CHECKPOINT.value or not OUT.value or not SUITE.value:
         raise UserError("give --checkpoint=WORKDIR, --suite=fewshot and --out=DIR")
-    chosen_suites(SUITE.value)
+    check_applicable([name for name in FLAGS if FLAGS[name].value is not None])
     options = {
         name: parsed(name, option, FLAGS[name].value)
         for name, option in SUITE_OPTIONS.items()
@@ -91,6 +93,22 @@ def main(arguments: list[str]) -> None:
         files.append("results.png")
     print(f"\n{text}\n{results.folder}: {', '.join(files)}")
     _check_measured(results)
+
+
+def check_applicable(given: Sequence[str]) -> None:
+    """Raises UserError if a suite is unknown, or if no chosen suite has a flag that is given.
+
+    Args:
+      given: names of the flags of suites that are given.
+    """
+    chosen = chosen_suites(SUITE.value)
+    for name in given:
+        if not any(name in suite.options for suite in chosen):
+            owners = ", ".join(suite.name for suite in SUITES.values() if name in suite.options)
+            raise UserError(
+                f"--{name} does not apply to --suite={','.join(SUITE.value)}: leave it out, or add "
+                f"a suite that has it: {owners}"
+            )
 
 
 def _check_measured(results: Results) -> None:

@@ -2,13 +2,13 @@
 
   --list          lists every table, figure and claim: requirements, duration, recorded results
   NAME --help     lists the experiment's own flags
-  NAME --plan     lists the runs that are known in advance, with their exaFLOPs; runs nothing
+  NAME --out=DIR --plan  lists the runs that are known in advance, with their exaFLOPs; runs nothing
   NAME --out=DIR  runs the experiment, and writes NAME.md, NAME.json and plots into DIR.
                   DIR/progress.html shows the progress. The same command continues the
                   experiment. Several machines with a shared DIR divide the runs
   NAME --steps=4 --out=DIR  the same with four steps per run, to test that everything works
-  NAME --scale=paper  runs the experiment with the paper's own recipe and data
-  NAME --scale=paper --data=jft=folder:/data/mine  replaces a data set by your own images
+  NAME --scale=paper --out=DIR  runs the experiment with the paper's own recipe and data
+  NAME --scale=paper --out=DIR --data=jft=folder:/data/mine  replaces a data set by your own images
   record NAME DIR ... --verdict="agrees: At 16 pixels, 1,200 steps: why"
                   writes the record of the runs in these folders into experiments/records. The
                   verdict is agrees, agrees in part, contradicts, not seen at this scale or cannot

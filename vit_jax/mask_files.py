@@ -42,14 +42,16 @@ def mask_names(paths: Sequence[str]) -> list[str]:
 
     The mask's path is the image's path, relative to the common folder of all images. The image's
     suffix is removed: the mask of `cats/a.jpg` is `cats/a`. Suffixes are only kept if the paths of
-    several images differ in nothing else, such as `a.jpg` and `a.png`.
+    several images differ in nothing else, such as `a.jpg` and `a.png`. If another image is named
+    `a.png.jpg`, all suffixes are kept.
     """
     absolute = [os.path.abspath(path) for path in paths]
     common = os.path.commonpath([os.path.dirname(path) for path in absolute])
     named = [os.path.relpath(path, common) for path in absolute]
     stems = [os.path.splitext(name)[0] for name in named]
     counts = Counter(stems)
-    return [stem if counts[stem] == 1 else name for stem, name in zip(stems, named, strict=True)]
+    short = [stem if counts[stem] == 1 else name for stem, name in zip(stems, named, strict=True)]
+    return short if len({*short}) == len({*named}) else named
 
 
 def write_masks(

@@ -49,6 +49,7 @@ def main(arguments: list[str]) -> None:
     from vit_jax.planning.estimate import estimate, make_workload
 
     is_tpu = CHIP.value != "cpu" and bool(find_chip(CHIP.value).topologies)
+    _check_size(is_tpu)
     if is_tpu:
         where, planner = find_slice(CHIP.value, TOPOLOGY.value), estimate
     else:
@@ -63,6 +64,16 @@ def main(arguments: list[str]) -> None:
         plans = print_plan(config, job, where, prices, planner)
     if JSON.value:
         _write(Path(JSON.value), [plan.as_dict() for plan in plans])
+
+
+def _check_size(is_tpu: bool) -> None:
+    """Raises UserError if the number of devices is given by the flag of other kinds of chips."""
+    wrong, right = (DEVICES, "--topology=16x16") if is_tpu else (TOPOLOGY, "--devices=8")
+    if wrong.value is not None:
+        raise UserError(
+            f"--{wrong.name}={wrong.value} does not apply to --chip={CHIP.value}: give the number "
+            f"of devices by a flag such as {right}"
+        )
 
 
 def print_sweep(config, job, where, prices, planner, counts_traffic: bool) -> list:

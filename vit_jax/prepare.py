@@ -132,6 +132,13 @@ def read_options() -> writer.Options:
         raise UserError(
             "--embeddings is for --deduplicate_against=NAME:DIR/SPLIT and --retrieve_for=SET"
         )
+    for name, other in (
+        ("similarity", "embeddings"),
+        ("image_size", "embeddings"),
+        ("neighbours", "retrieve_for"),
+    ):
+        if values[name].present and not values[other].value:
+            raise UserError(f"--{name} has no effect without --{other}: give both, or neither")
     return writer.Options(
         values.name,
         values.seed,

@@ -43,6 +43,7 @@ from vit_jax.paths import absolute, is_url
 from vit_jax.runs.loop import train
 from vit_jax.runs.suite_pages import write_suite_page
 from vit_jax.runs.warm_start import fingerprint_of
+from vit_jax.runs.workdir import place_of, saved_run
 
 
 def run_suites(
@@ -121,7 +122,7 @@ def run_suites(
         finetune=lambda config, folder: train(
             config, results.folder / f"{folder}-{version['content']}"
         ),
-        dense=DenseHeads(opened.objective.name if opened.objective else None, dense, probe),
+        dense=DenseHeads(load=dense, probe=probe, **dense_facts(checkpoint, opened)),
         num_classes=opened.options.num_classes,
         class_names=opened.class_names,
         batch_size=batch_size,
@@ -137,6 +138,13 @@ def run_suites(
         for measurement in suite.measurements(subject, values[suite.name]):
             attempt(results, suite, measurement, subject)
     return results
+
+
+def dense_facts(source: str | Path, opened: Checkpoint) -> dict[str, Any]:
+    """Returns `task` and, for a run, `depth_scale` of the checkpoint's `DenseHeads`."""
+    task = opened.objective.name if opened.objective else None
+    saved = None if opened.step is None else saved_run(place_of(source)[0])
+    return {"task": task} | ({"depth_scale": saved.config.data.depth_scale} if saved else {})
 
 
 def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEncoder:

@@ -113,7 +113,8 @@ def test_crowds_are_marked_and_ignored_in_masks(tmp_path):
     pytest.importorskip("pycocotools")
     runs = {"size": [10, 20], "counts": [0, 10, 190]}  # The first column.
     crowd = annotation(0, [0, 0, 1, 10], 90, segmentation=runs, iscrowd=1)
-    write(tmp_path / "a.json", content(annotations=[annotation(0, [2, 2, 6, 6], 7), crowd]))
+    one = annotation(0, [2, 2, 6, 6], 7, iscrowd="0")  # Some programs write numbers as texts.
+    write(tmp_path / "a.json", content(annotations=[one, crowd]))
     values = opened(tmp_path / "a.json", fields=("mask", "boxes")).fields_of(0)
     assert values["boxes"].crowd.tolist() == [False, True]
     assert (values["mask"][:, 0] == 255).all() and (values["mask"][:, 9:] == 0).all()
@@ -186,6 +187,14 @@ def _spoil(values: dict, **changes) -> dict:
     return values
 
 
+def _repeated(key: str, number: int) -> dict:
+    """A COCO file in which the first two entries of `key` have the same id."""
+    values = content()
+    for entry in values[key][:2]:
+        entry["id"] = number
+    return values
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -198,9 +207,20 @@ def _spoil(values: dict, **changes) -> dict:
         (_spoil(content(), image_id=3), "1 of 3 objects are of images that it does not list"),
         ({"images": []}, "is no COCO file of objects: COCO's form is"),
         (content(names=()), "lists no images"),
-        (_spoil(content(), bbox=None), r"list.json: ValueError: .*; COCO's form is"),
+        (_spoil(content(), bbox=None), r"the annotation 5 has the bbox None: a bbox is \[left"),
+        (_spoil(content(), bbox=[1, 2, 3]), r"annotation 5 has the bbox \[1, 2, 3\]: a bbox is"),
+        (_spoil(content(), bbox=[1, 2, "x", 4]), r"list.json: ValueError: .*; COCO's form is"),
+        (_repeated("images", 10), "1 ids occur several times in 'images', such as 10: give each"),
+        (_repeated("categories", 7), "1 ids occur several times in 'categories', such as 7"),
+        (
+            content(annotations=[annotation(0, [0.2, 0.3, 0.5, 0.7], 7)]),
+            "all 1 boxes are within one pixel, as if they were fractions of the image's sides",
+        ),
     ],
-    ids=["outside", "category", "image", "form", "empty", "null"],
+    ids=[
+        *("outside", "category", "image", "form", "empty", "null", "three", "text"),
+        *("image ids", "category ids", "fractions"),
+    ],
 )
 def test_files_that_contradict_themselves_are_explained(tmp_path, values, message):
     write(tmp_path / "list.json", values)

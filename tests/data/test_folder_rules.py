@@ -13,6 +13,7 @@ from vit_jax.data.image_files import find_images
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.folder_rules import in_words
 from vit_jax.errors import UserError
+from vit_jax.preparation.readers import find
 from vit_jax.runs.assemble import class_count
 
 # Suffixes of one's files, with Pillow's names of their formats; the last three are not decoded.
@@ -116,6 +117,24 @@ def test_both_readings_of_split_names_among_classes_are_spelled_out(tmp_path):
     listed = opened(tmp_path, "all", only=("bus", "car", "train"))
     assert listed.class_names == ("bus", "car", "train") and len(listed) == 3
     assert len(opened(tmp_path, "train", labels=False)) == 1
+
+
+@pytest.mark.parametrize(("maps", "source"), [("masks", "masks"), ("Depth", "depth")])
+def test_images_with_masks_or_depths_are_no_classes(maps, source, tmp_path):
+    """A classifier of images and masks would be right about all of them."""
+    for name in ("images", maps):
+        save(tmp_path / "data" / name / "a.png")
+        save(tmp_path / "split" / "train" / name / "a.png")
+    message = rf"in the folders images and {maps}, and no classes: .*data.source={source}"
+    with pytest.raises(UserError, match=message):
+        opened(tmp_path / "data", "all")
+    with pytest.raises(UserError, match=message):
+        opened(tmp_path / "split", "train")
+    for folder in ("data", "split"):
+        with pytest.raises(UserError, match=message):
+            find(str(tmp_path / folder))
+    listed = opened(tmp_path / "data", "all", only=("images", maps))
+    assert len(listed) == 2
 
 
 def test_single_class_is_refused_and_the_advice_works(tmp_path):

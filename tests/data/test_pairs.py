@@ -76,6 +76,35 @@ def test_class_names_are_the_lines_of_a_file(own):
     assert opened(own, "val", class_names=opened(own).class_names).class_names[3] == "car"
 
 
+def test_names_start_after_a_byte_order_mark_and_no_class_is_nameless(own):
+    """Without the name of class 1, the names after it would be those of other classes."""
+    (own / "classes.txt").write_bytes(b"\xef\xbb\xbfroad\r\nsky\r\ntree\r\n\r\n")
+    assert opened(own).class_names == ("road", "sky", "tree")
+    (own / "classes.txt").write_text("road\n\ntree\n")
+    with pytest.raises(UserError, match="classes.txt must have a line for each class"):
+        opened(own)
+
+
+def test_palettes_that_number_the_colours_differently_are_an_error(own):
+    """Pillow's `quantize` makes a palette for each image."""
+    colours = np.array([[0, 0, 0], [255, 0, 0], [0, 255, 0]], np.uint8)
+
+    def write(name, order) -> None:
+        """Writes the same colours with the indices `order`."""
+        image = Image.frombytes("P", SIZE, np.array(order, np.uint8)[mask(0, 1, 2)].tobytes())
+        image.putpalette(colours[np.argsort(order)].reshape(-1).tolist())
+        image.save(own / f"masks/train/{name}.png")
+
+    write("a", [0, 1, 2])
+    write("b", [0, 1, 2])
+    assert opened(own).class_names == ("0", "1", "2")
+    write("b", [0, 2, 1])
+    with pytest.raises(
+        UserError, match=r"colour \(0, 255, 0\) has the index 2 .*a.png and 1 .*b.p"
+    ):
+        opened(own)
+
+
 def test_splits_may_be_above_the_folders_of_images_and_masks(tmp_path):
     for split in ("training", "test"):
         photo(tmp_path / split / "images/a.png")

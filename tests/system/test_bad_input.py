@@ -100,6 +100,14 @@ def test_bucket_is_refused_where_a_command_writes_to_a_folder(run):
     assert "error: --out=gs://bucket/results: this is written to a folder" in result.stderr
 
 
+def test_a_flag_of_other_suites_only_is_an_error(run, tmp_path):
+    arguments = "--checkpoint=run", "--suite=knn,probe", f"--out={tmp_path}", "--shots=3"
+    result = run(*arguments, module="vit_jax.evaluate")
+    assert result.returncode == 2
+    assert "error: --shots does not apply to --suite=knn,probe: leave it out" in result.stderr
+    assert "add a suite that has it: fewshot" in result.stderr
+
+
 def test_missing_config_file_is_named(run, tmp_path):
     assert "configs/nope.py" in fails(
         run, "--config=configs/nope.py", f"--workdir={tmp_path / 'run'}"

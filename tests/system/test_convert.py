@@ -115,6 +115,10 @@ def test_class_names_go_to_other_libraries_and_come_back(library, finished, conv
         (("{run}", "{tmp}/out", "--image_size=big"), "--image_size=big is neither"),
         (("{run}", "{tmp}/out", "--to=keras"), "keras"),
         (
+            ("{run}", "{tmp}/out", "--tower=both", "--probabilities=sigmoid"),
+            "--probabilities does not apply with --tower=both",
+        ),
+        (
             ("{run}", "{tmp}/out", "--image_size=15"),
             "patch size 4 does not divide the image of 15x15",
         ),

@@ -19,6 +19,8 @@ from vit_jax.evaluation.dense_metrics import depth_metrics
 from vit_jax.evaluation.suite_fewshot import parse_sets
 from vit_jax.run_suites import run_suites
 
+UNIT = 1 / 256  # Metres of a unit of the depth maps, which is not the default.
+
 
 def scene(index: int) -> tuple[np.ndarray, np.ndarray]:
     """A floor up to a horizon with two boxes, which fog makes paler, and its depth in metres."""
@@ -37,15 +39,15 @@ def scene(index: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_scenes(folder: Path) -> Path:
-    """Writes 64 scenes for training and 8 for validation, with depths in millimetres."""
+    """Writes 64 scenes for training and 8 for validation, with depths in `UNIT`."""
     for split, start, images in (("train", 0, 64), ("val", 1000, 8)):
         for kind in ("images", "depth"):
             (folder / kind / split).mkdir(parents=True)
         for index in range(start, start + images):
             image, depth = scene(index)
             Image.fromarray(image).save(folder / "images" / split / f"{index}.png")
-            millimetres = np.round(1000 * depth).astype(np.uint16)
-            Image.fromarray(millimetres).save(folder / "depth" / split / f"{index}.png")
+            units = np.round(depth / UNIT).astype(np.uint16)
+            Image.fromarray(units).save(folder / "depth" / split / f"{index}.png")
     return folder
 
 
@@ -57,6 +59,7 @@ def config_of_scenes(folder: Path):
     config.objective.name = "depth"
     config.depth.update(dict(bins=32, upsample=2))
     config.data.update(dict(source="depth", path=str(folder), test_split="val"))
+    config.data.depth_scale = UNIT
     config.data.update(dict(image_size=32, test_resize=32, crop_scale=(1.0, 1.0)))
     config.data.update(dict(crop="scale_jitter", test_crop="fit", workers=0, interpolation="area"))
     config.batch_size, config.steps, config.log_every = 16, 60, 20
@@ -152,12 +155,13 @@ def test_the_suite_measures_predicted_depths_and_shows_the_worst_first(trained, 
     scenes = [scene(1000 + index) for index in range(8)]
     predicted = model.predict([image for image, _ in scenes])
     each = [
-        depth_metrics(found, np.round(1000 * depth).astype(np.uint16) / 1000)
+        depth_metrics(found, np.round(depth / UNIT) * UNIT)
         for found, (_, depth) in zip(predicted, scenes, strict=True)
     ]
     for name, value in zip(("RMSE", "AbsRel", "log10", "delta1"), np.mean(each, 0), strict=False):
         assert rows[f"scenes, {name}"].accuracy == pytest.approx(value, rel=1e-4), name
     text = results.markdown()
+    assert "depth maps in units of 0.00390625 m" in text
     assert f"| {rows['scenes, RMSE'].accuracy:.3f} m | 8 |" in text
     assert f"| {rows['scenes, delta1'].accuracy:.2%}".replace("%", " %") in text
     assert any(line.startswith("scenes, RMSE: ") and line.endswith(" m") for line in lines)
@@ -175,3 +179,13 @@ def test_other_runs_have_no_depth_head(trained, tmp_path):
     vit_jax.save_model(vit_jax.create_model("ViT-Ti/16", num_classes=2), tmp_path / "model")
     with pytest.raises(UserError, match="has no depth head: give the workdir of a run"):
         vit_jax.load_depth(tmp_path / "model", log=str)
+
+
+def test_a_run_that_continues_a_head_starts_with_its_parameters(trained, tmp_path):
+    config = config_of_scenes(trained[0].parent / "scenes")
+    config.model.name, config.finetune.checkpoint = "", str(trained[0])
+    config.model.update(dict.fromkeys(("dim", "depth", "mlp_dim", "heads")))
+    config.steps, config.optimizer.warmup_steps, config.optimizer.learning_rate = 1, 0, 0.0
+    again = vit_jax.train(config, tmp_path / "run")
+    # The running statistics of batch norm have changed a little.
+    assert again["rmse"] == pytest.approx(trained[1]["rmse"], rel=0.05)

@@ -26,3 +26,13 @@ def test_plan_prints_a_table_and_writes_json(run, tmp_path):
 def test_an_unknown_chip_is_one_line_with_those_that_there_are(run):
     line = fails(run, *TINY, "--chip=v9", "--topology=2x2", module="vit_jax.plan")
     assert "unknown chip 'v9'" in line and "v5e" in line and "h100" in line
+
+
+@pytest.mark.parametrize(
+    ("flag", "chip", "remedy"),
+    [("--topology=2x2", "h100", "--devices=8"), ("--devices=4", "v5e", "--topology=16x16")],
+)
+def test_the_size_of_another_kind_of_machine_is_an_error(flag, chip, remedy, run):
+    """Otherwise the plan would be of a single device."""
+    line = fails(run, *TINY, f"--chip={chip}", flag, module="vit_jax.plan")
+    assert f"{flag} does not apply to --chip={chip}: " in line and remedy in line

@@ -203,6 +203,10 @@ def test_full_disk_is_named_and_what_is_done_stays(prepare, source, undisturbed,
             ("{source}", "--out={tmp}/out", "--retrieve_for=x"),
             "--retrieve_for needs --embeddings=CHECKPOINT",
         ),
+        (
+            ("{source}", "--out={tmp}/out", "--deduplicate_against=x:y/test", "--similarity=0.9"),
+            "--similarity has no effect without --embeddings",
+        ),
         (("{source}", "--out={file}"), "--out: {file} is a file"),
     ],
 )

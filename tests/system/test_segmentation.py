@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.evaluation.dense_metrics import confusion, segmentation_metrics
 from vit_jax.evaluation.suite_fewshot import parse_sets
 from vit_jax.inspection.class_maps import overlay
+from vit_jax.mask_files import mask_names
 from vit_jax.run_suites import run_suites
 
 __all__ = ["segmentation_run", "shapes"]  # Fixtures.
@@ -123,6 +125,12 @@ def test_predict_writes_masks_overlays_and_a_page(written, photos, segmenter):
         assert Image.open(folder / "overlays" / f"{name}.jpg").size == mask.size
     page = (folder / "index.html").read_text()
     assert "5 segmented images" in page and "#800000" in page and page.count("<figure>") == 5
+
+
+def test_no_mask_replaces_that_of_another_image():
+    images = ["/a/x.jpg", "/a/x.png", "/a/x.png.jpg", "/a/y.jpg"]
+    assert mask_names(images) == ["x.jpg", "x.png", "x.png.jpg", "y.jpg"]
+    assert mask_names(images[1:]) == ["x", "x.png", "y"]
 
 
 def test_predict_prints_the_shares_of_the_classes(written, photos):
@@ -286,15 +294,48 @@ def test_the_report_starts_with_the_worst_images_of_the_last_evaluation(segmenta
     assert places == sorted(places) and places[-1] < report.index("<h2>Curves")
 
 
+def config_that_continues(workdir, folder):
+    """The config of a run of one step that starts with the parameters of a run of shapes."""
+    config = config_of_shapes(folder)
+    config.model.name, config.finetune.checkpoint = "", str(workdir)
+    config.model.update(dict.fromkeys(("dim", "depth", "mlp_dim", "heads")))
+    config.finetune.objective, config.steps, config.optimizer.warmup_steps = "kept", 1, 0
+    return config
+
+
 def test_a_run_that_continues_a_head_keeps_its_running_statistics(
     segmentation_run, segmenter, shapes, tmp_path
 ):
-    config = config_of_shapes(shapes)
-    config.model.name, config.finetune.checkpoint = "", str(segmentation_run[0])
-    config.model.update(dict.fromkeys(("dim", "depth", "mlp_dim", "heads")))
-    config.finetune.objective, config.steps, config.optimizer.warmup_steps = "kept", 1, 0
-    vit_jax.train(config, tmp_path / "run")
+    vit_jax.train(config_that_continues(segmentation_run[0], shapes), tmp_path / "run")
     continued = vit_jax.load_segmenter(tmp_path / "run", log=str)
     before, after = (each.statistics["norm"]["mean"][...] for each in (segmenter, continued))
     # A tenth is of the new batch; the mean of new statistics is 0.
     assert np.abs(before - after).max() < 0.3 * np.abs(before).max()
+
+
+def test_a_run_of_low_rank_changes_is_loaded_with_its_head(segmentation_run, shapes, tmp_path):
+    config = config_that_continues(segmentation_run[0], shapes)
+    config.finetune.train, config.finetune.lora_rank, config.steps = "lora", 2, 2
+    vit_jax.train(config, tmp_path / "run")
+    image = np.full((1, 32, 32, 3), 90, np.uint8)
+    before, after = (
+        vit_jax.load_segmenter(workdir, log=str)
+        for workdir in (segmentation_run[0], tmp_path / "run")
+    )
+    assert np.abs(before.head.classifier.kernel - after.head.classifier.kernel).max() > 0
+    features = [each.model.features(image) for each in (before, after)]
+    assert np.abs(np.subtract(*features)).max() > 1e-4
+
+
+def test_a_head_whose_classes_have_other_numbers_in_the_data_is_not_continued(
+    segmentation_run, shapes, tmp_path
+):
+    """It would predict red where the data have blue."""
+    folder = shutil.copytree(shapes, tmp_path / "shapes")
+    (folder / "classes.txt").write_text("background\nblue\nred\n")
+    config = config_that_continues(segmentation_run[0], folder)
+    with pytest.raises(vit_jax.UserError, match="classes in another order, background, red, blue"):
+        vit_jax.train(config, tmp_path / "run")
+    (folder / "classes.txt").write_text("background\nblue\ngreen\n")
+    with pytest.raises(vit_jax.UserError, match="class 1 is 'red', that of the data 'blue'"):
+        vit_jax.train(config, tmp_path / "run")

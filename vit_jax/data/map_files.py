@@ -33,6 +33,20 @@ def decode_mask(content: bytes) -> np.ndarray:
     return values
 
 
+def palette_of(content: bytes) -> dict[int, tuple[int, ...]]:
+    """Returns the colour of each index of a mask's palette; {} for a mask without a palette.
+
+    Args:
+      content: a PNG file.
+
+    Raises:
+      UserError: the file is not an image.
+    """
+    opened = _opened(content)
+    levels = opened.getpalette() if opened.mode == "P" else None
+    return dict(enumerate(zip(*[iter(levels or ())] * 3, strict=True)))
+
+
 def values_of(mask: Image.Image) -> np.ndarray:
     """Returns the palette indices or grey levels of an image, uint8 or uint16 `[height, width]`.
 

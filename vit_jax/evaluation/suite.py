@@ -193,11 +193,14 @@ class DenseHeads(NamedTuple):
       load: function from a task to the model with its head for this task. It may raise UserError.
       probe: function `(config, workdir) -> segmenter` that trains a segmentation head on this
         checkpoint.
+      depth_scale: metres of a unit of the depth maps on which the checkpoint was trained; 0.001 if
+        it is unknown.
     """
 
     task: str | None
     load: Callable[[str], Any]
     probe: Callable[[ConfigDict, str], Segmenter]
+    depth_scale: float = 0.001
 
 
 class Subject:

@@ -58,6 +58,11 @@ def parse_scale(text: str) -> float:
     return scale
 
 
+def scale_of(subject: Subject, options: Options) -> float:
+    """Returns the unit of the depth maps in metres: `--depth_scale`, or the unit of the run's."""
+    return options["depth_scale"] or subject.dense.depth_scale
+
+
 def open_ranged(described: DataSet, options: Options, subject: Subject) -> Source:
     """Opens the test images of a data set with their depth maps.
 
@@ -73,7 +78,7 @@ def open_ranged(described: DataSet, options: Options, subject: Subject) -> Sourc
         image_size=subject.depth_model.model.image_size[0],
         labels=False,
         fields=(DEPTH,),
-        depth_scale=options["depth_scale"],
+        depth_scale=scale_of(subject, options),
     )
     check_fields(source, (DEPTH,), "test")
     return source
@@ -109,7 +114,8 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
     shown = [(place, -score, predicted) for place, score, predicted in worst]
     subject.on_outputs(Ranged(described.name, chosen, (nearest, farthest), shown))
     height, width = model.model.image_size
-    note = f"windows of {height}x{width}, {subject.test_crop.interpolation}"
+    note = f"windows of {height}x{width}, {subject.test_crop.interpolation}; "
+    note += f"depth maps in units of {scale_of(subject, options):.9g} m"
     means = DepthMetrics(*np.mean(found, axis=0).tolist())
     return [
         Row(
@@ -133,7 +139,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 def settings(subject: Subject, options: Options) -> dict[str, str | float]:
     """Returns the options on which the metrics depend: `depth_part` and `depth_scale`."""
-    return {name: options[name] for name in ("depth_part", "depth_scale")}
+    return {"depth_part": options["depth_part"], "depth_scale": scale_of(subject, options)}
 
 
 SUITE = Suite(
@@ -148,7 +154,10 @@ SUITE = Suite(
             "all", "Part of the images: all, or nyu, the part of NYU Depth v2's.", parse_part
         ),
         "depth_scale": SuiteOption(
-            0.001, "Metres of a unit of 16-bit depth maps; KITTI: 0.00390625.", parse_scale
+            None,
+            "Metres of a unit of 16-bit depth maps; KITTI: 0.00390625. By default the unit of the "
+            "run's depth maps.",
+            parse_scale,
         ),
     },
     settings=settings,

@@ -330,12 +330,12 @@ def _values_of_run(source: str, workdir: Path) -> dict[str, Any]:
     from vit_jax.interop.open import open_checkpoint
 
     checkpoint = open_checkpoint(source)
-    text_part = open_trained_text(checkpoint, workdir)
-    assert checkpoint.objective is not None  # `open_trained_text` checks this.
+    open_trained_text(checkpoint, workdir)  # Raises UserError if there is no text tower.
+    assert checkpoint.objective is not None
     options, files = ContrastiveOptions(**checkpoint.objective.values), workdir / OBJECTIVE_FILES
     return {name: getattr(options, name) for name in _OF_TOWERS} | dict(
         tokenizer=str(files) if files.is_dir() else options.tokenizer,
-        vocabulary=text_part.tower.options.vocabulary,
+        vocabulary=options.vocabulary,
     )
 
 

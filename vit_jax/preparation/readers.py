@@ -33,6 +33,7 @@ from vit_jax.data.sources.folder_rules import (
     IMAGE_SUFFIXES,
     OUTSIDE,
     Entry,
+    check_no_maps,
     is_ignored,
     is_unsupported,
     layout,
@@ -388,6 +389,7 @@ def _find_folder(root: Path, _: Keys) -> RawDataSet:
     names = sorted(set().union(*classes.values()))
     units = []
     for split, where in splits.items():
+        check_no_maps(str(where), classes[split])
         if classes[split]:
             units += _class_units(split, where, classes[split], names)
         else:

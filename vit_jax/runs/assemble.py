@@ -142,7 +142,11 @@ def assemble(
         class_weights=_class_weights(config, splits.train),
     )
     origin = with_objective(
-        origin, config, objective_weights(program.state), program.state["objective_state"]
+        origin,
+        config,
+        objective_weights(program.state),
+        program.state["objective_state"],
+        all_names(learned_classes(config, splits.train), config.data.num_classes or 0),
     )
     data |= suites.fingerprints
     return Parts(

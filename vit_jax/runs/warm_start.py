@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.config import base_config, check_values, leaves, run_options
-from vit_jax.data.class_names import match_classes
+from vit_jax.data.class_names import match_classes, shortened
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
 from vit_jax.interop.checkpoint import Checkpoint, model_name, params_of, sketch
@@ -44,8 +44,9 @@ class Origin(NamedTuple):
     notes: list[str]  # Description of the checkpoint and its changes, in lines.
     interpolation: str  # Interpolation of images.
     stored_objective: ObjectiveParams | None = None  # Objective parameters in the checkpoint.
-    # Functions that read the objective's parameters and its state, by path.
-    objective: dict[str, Callable[[], np.ndarray]] = {}
+    # Functions that read the objective's parameters, by the keys of a parameter in the nested dicts
+    # (lists of modules have numbers as keys), and its state, by path.
+    objective: dict[tuple[str | int, ...], Callable[[], np.ndarray]] = {}
     objective_state: dict[str, Callable[[], np.ndarray]] = {}
 
     @property
@@ -63,7 +64,9 @@ class Origin(NamedTuple):
 
     def read_objective(self) -> dict:
         """Reads the objective's parameters into host memory; empty: random initialization."""
-        return _read(self.objective)
+        return nnx.traversals.unflatten_mapping(
+            {keys: np.asarray(read()) for keys, read in self.objective.items()}
+        )
 
     def read_objective_state(self) -> dict:
         """Reads the objective's state from the checkpoint into host memory."""
@@ -214,7 +217,13 @@ def _training_defaults(options: ImageOptions) -> dict[str, Any]:
     return {name: declared[name].default for name in names & declared.keys()}
 
 
-def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict) -> Origin:
+def with_objective(
+    origin: Origin,
+    config: RunOptions,
+    params: dict,
+    state: dict,
+    class_names: Sequence[str] = (),
+) -> Origin:
     """Returns a copy of `origin` that also defines the initial parameters of the objective.
 
     These are the objective's parameters in the checkpoint, or random parameters. A line of
@@ -225,11 +234,13 @@ def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict
       config: config of the run.
       params: shapes of the parameters of the run's objective, nested.
       state: shapes of the state of the run's objective, by name.
+      class_names: names of the data's classes, by index.
 
     Raises:
       UserError: the run cannot use the objective's parameters in the checkpoint. Checkpoint and run
         differ in the shapes of these parameters or of the state, in an option that determines
-        shapes, in the tokenizer (`contrastive`), or in modules that must not be dropped.
+        shapes, in the tokenizer (`contrastive`), in the indices of the same classes, or in modules
+        that must not be dropped.
     """
     if not params or not origin.sources:
         return origin
@@ -243,7 +254,33 @@ def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict
         return origin._replace(notes=[*origin.notes, f"new: {name}'s own parameters, random{why}"])
     if name == "contrastive":
         check_tokenizer(str(config.finetune.checkpoint), stored, config.contrastive)
+    notes = _class_notes(config, stored, class_names)
+    origin = origin._replace(notes=[*origin.notes, *notes])
     return _with_kept_objective(origin, config, stored, params, state)
+
+
+def _class_notes(
+    config: RunOptions, stored: ObjectiveParams, class_names: Sequence[str]
+) -> list[str]:
+    """Returns notes on class names if they differ from those of the objective's stored head.
+
+    Raises:
+      UserError: a class has different indices in the stored head and in the data.
+    """
+    if len(stored.class_names) != len(class_names):  # Without classes, or other shapes.
+        return []
+    place = str(config.finetune.checkpoint)
+    remedy = f"number the data's classes like the checkpoint's, or {_RANDOM_OBJECTIVE}"
+    try:
+        match = match_classes(stored.class_names, class_names, place)
+    except UserError as error:
+        raise UserError(f"{error}; {remedy}") from error
+    if match.reordered:
+        raise UserError(
+            f"{place} has the data's classes in another order, {shortened(stored.class_names)}, "
+            f"and the data {shortened(class_names)}; {remedy}"
+        )
+    return [f"note: {match.note}"] if match.note else []
 
 
 def _with_kept_objective(
@@ -263,13 +300,8 @@ def _with_kept_objective(
     name, changed_options = stored.name, _changed_options(config, stored)
     new, dropped = _differing_parts(config, stored, params)
     shapes = {path: shape for path, shape in _shapes(params).items() if _top(path) not in new}
-    carried = objective_of(config.objective.name).carried
     state_shapes = _shapes(state)
-    tensors = {
-        path: x
-        for path, x in stored.state.items()
-        if _top(path) in carried and path in state_shapes
-    }
+    tensors = _carried(config, stored, state_shapes)
     try:
         sources = stored.sources(shapes)
         _check_state(config, tensors, state_shapes)
@@ -280,8 +312,30 @@ def _with_kept_objective(
         lines[0] += f", trained with {', '.join(f'{k}={x!r}' for k, x in changed_options.items())}"
     lines += [f"new: {name}'s {part}, which the checkpoint lacks" for part in new]
     lines += [f"dropped: {name}'s {part}, which the run lacks" for part in dropped]
-    read = {key: tensor.read for key, tensor in tensors.items()}
-    return origin._replace(notes=[*origin.notes, *lines], objective=sources, objective_state=read)
+    keys = _keys(params)
+    return origin._replace(
+        notes=[*origin.notes, *lines],
+        objective={keys[path]: read for path, read in sources.items()},
+        objective_state={key: tensor.read for key, tensor in tensors.items()},
+    )
+
+
+def _carried(config: RunOptions, stored: ObjectiveParams, shapes: Shapes) -> dict[str, Tensor]:
+    """Returns the state items in the checkpoint that the objective carries over.
+
+    Args:
+      config: config of the run.
+      stored: the objective's parameters and state in the checkpoint.
+      shapes: shapes of the state in the run, by path.
+    """
+    carried = objective_of(config.objective.name).carried
+    return {path: x for path, x in stored.state.items() if _top(path) in carried and path in shapes}
+
+
+def _keys(params: dict) -> dict[str, tuple[str | int, ...]]:
+    """Returns the keys of each parameter in nested dicts, by its path."""
+    paths = [path for path, _ in jax.tree.leaves_with_path(params)]
+    return {path_name(path): tuple(key.key for key in path) for path in paths}
 
 
 def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, Any]:

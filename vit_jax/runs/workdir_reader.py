@@ -96,9 +96,11 @@ def _load_params(
     if evaluated:  # The evaluated parameters are part of the state, such as an EMA.
         items = load_items(folder, {evaluated: params}, which)
         return items[evaluated], items["step"]
-    extra = jax.eval_shape(functools.partial(init_extra, config.finetune, config.seed), params)
-    weights = {"params": params} | ({"extra": extra} if extra else {})
-    items = load_items(folder, weights, which)
+    items = load_items(folder, {"params": params}, which)
+    if jax.eval_shape(functools.partial(init_extra, config.finetune, config.seed), params):
+        # The item also contains the objective's own parameters, if there are any.
+        extra = _abstract(item_shapes(folder, items["step"])["extra"])
+        items |= load_items(folder, {"extra": extra}, str(items["step"]))
     return effective({"extra": {}} | items), items["step"]
 
 
@@ -155,7 +157,7 @@ def _objective_params(
         if averaged:
             params = load(averaged, _abstract(stored_shapes()))
         else:
-            params = load("extra", {"objective": _abstract(stored_shapes())})["objective"]
+            params = load("extra", _abstract(saved()["extra"]))["objective"]
         return {path: functools.partial(_at, params, path) for path in shapes}
 
     def state_of(item):

@@ -331,6 +331,19 @@ def test_a_saved_run_contains_no_path_of_its_tokenizer(tokenizer_run, tmp_path, 
         vit_jax.load_image_text(moved, log=str)
 
 
+def test_a_run_from_scratch_is_continued_by_the_config(tokenizer_run, tmp_path):
+    config = get_config(f"from={tokenizer_run.workdir}")
+    config.data.source, config.batch_size, config.steps, config.epochs = "handed_in", 16, 1, None
+    config.optimizer.update(dict(learning_rate=0.0, warmup_steps=0))
+    vit_jax.train(config, tmp_path / "second", **PAIRS)
+    first, second = (
+        vit_jax.load_image_text(place, log=str)
+        for place in (tokenizer_run.workdir, tmp_path / "second")
+    )
+    texts = ["a red square", "a blue square"]
+    np.testing.assert_allclose(second.encode_text(texts), first.encode_text(texts), atol=1e-6)
+
+
 def write_tokenizer(folder) -> None:
     """A byte-pair tokenizer of some words, as Transformers writes it."""
     tokenizers = pytest.importorskip("tokenizers")

@@ -297,3 +297,10 @@ def test_predictions_in_a_crowd_are_not_wrong_and_no_object_is_no_precision(prog
     assert objective.legend(outputs, ("cat", "dog")) == {"cat": "#800000"}
     nothing = outputs | {"true": np.array([[[0, 0, 0, 0, -1]]])}
     assert all(map(np.isnan, objective.over_split(nothing).values()))
+
+
+def test_training_without_objects_is_warned_of_after_the_first_step(program):
+    objective = program[1]
+    assert "no training image" in objective.warning({"box_loss": 0.0}, 2)
+    assert objective.warning({"box_loss": 0.0}, 1) is None
+    assert objective.warning({"box_loss": 0.1}, 2) is None

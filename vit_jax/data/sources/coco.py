@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -256,7 +257,28 @@ def _read(file: str) -> Mapping[str, Any]:
         raise UserError(f"{file} is no COCO file of objects: {FORM}")
     if not content["images"]:
         raise UserError(f"{file} lists no images")
+    for key in ("images", "categories"):
+        _check_ids(file, key, content[key])
     return content
+
+
+def _check_ids(file: str, key: str, entries: Sequence[Mapping]) -> None:
+    """Raises UserError if two entries of a COCO file have the same id.
+
+    Objects with this id would belong to the last of these entries only.
+
+    Args:
+      file: the COCO file.
+      key: `images` or `categories`.
+      entries: the entries.
+    """
+    counts = Counter(one["id"] for one in entries if isinstance(one, Mapping) and "id" in one)
+    if repeated := [number for number, count in counts.items() if count > 1]:
+        raise UserError(
+            f"{file}: {len(repeated):,} ids occur several times in {key!r}, such as "
+            f"{repeated[0]!r}: give each entry an id of its own, and change the annotations' ids "
+            "accordingly"
+        )
 
 
 def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) -> Coco:
@@ -307,14 +329,25 @@ def _boxes(file: str, annotations: Sequence[Mapping], number: Mapping[int, int])
     """
     if unknown := {one["category_id"] for one in annotations} - {*number}:
         raise UserError(f"{file} has objects of no category: {sorted(unknown)[:5]}")
-    boxes = np.array([one["bbox"] for one in annotations], np.float64).reshape(-1, 4)
+    boxes = np.array([_bbox(file, one) for one in annotations], np.float64).reshape(-1, 4)
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
     labels = np.array([number[one["category_id"]] for one in annotations], np.int32)
-    crowd = np.array([bool(one.get("iscrowd", 0)) for one in annotations], bool)
+    crowd = np.array([bool(int(one.get("iscrowd", 0))) for one in annotations], bool)
     box_areas = boxes[:, 2:].prod(axis=1).tolist()
     stated = [one.get("area") for one in annotations]
     areas = [box if area is None else area for area, box in zip(stated, box_areas, strict=True)]
     return Boxes(corners, labels, None, crowd, None, np.array(areas, np.float64))
+
+
+def _bbox(file: str, annotation: Mapping) -> Sequence[float]:
+    """Returns the box of an annotation; raises UserError if it does not have four numbers."""
+    bbox = annotation["bbox"]
+    if not isinstance(bbox, list) or len(bbox) != 4:
+        raise UserError(
+            f"{file}: the annotation {annotation.get('id')!r} has the bbox {bbox!r:.60}: a bbox is "
+            "[left, top, width, height] in pixels"
+        )
+    return bbox
 
 
 def _in_order(file: str, content: Mapping[str, Any]) -> tuple[list[Mapping], np.ndarray]:
@@ -358,9 +391,10 @@ def _classes(
 
 
 def _check_within(file: str, corners: np.ndarray, most: np.ndarray, images: list[str]) -> None:
-    """Raises UserError if a box exceeds its image by more than one pixel.
+    """Raises UserError if boxes are no pixels, or if a box exceeds its image by over one pixel.
 
-    A smaller excess can be due to rounding.
+    A smaller excess can be due to rounding. If all edges are in the first pixel, they are fractions
+    of the image's sides.
 
     Args:
       file: the COCO file, for errors.
@@ -368,6 +402,11 @@ def _check_within(file: str, corners: np.ndarray, most: np.ndarray, images: list
       most: width, height, width and height of each box's image in pixels, `[boxes, 4]`.
       images: the image of each box, for errors.
     """
+    if len(corners) and np.nanmax(corners) <= 1 < most.min():
+        raise UserError(
+            f"{file}: all {len(corners):,} boxes are within one pixel, as if they were fractions "
+            "of the image's sides: a bbox is [left, top, width, height] in pixels"
+        )
     outside = ((corners < -TOLERANCE) | (corners > most + TOLERANCE)).any(1)
     if not outside.any():
         return

@@ -4,11 +4,10 @@ import dataclasses
 
 from vit_jax.data.fields import DEPTH
 from vit_jax.data.map_files import DEPTH_SUFFIXES, decode_depth
+from vit_jax.data.sources.folder_rules import DEPTH_FOLDERS
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.pairs import Pairs, Split, find_pairs, find_splits, folder_of, split_of
 from vit_jax.errors import UserError
-
-DEPTH_FOLDERS = ("depth", "depths", "depth_maps")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,10 @@ SPLIT = re.compile(
     re.IGNORECASE,
 )
 SYNONYMS = {"training": "train", "trn": "train", "testing": "test", "tst": "test"}
+# Names of folders with images, and with their masks or depth maps; the most likely first.
+IMAGE_FOLDERS = ("images", "image", "imgs", "img")
+MASK_FOLDERS = ("masks", "mask", "annotations", "labels", "segmentation")
+DEPTH_FOLDERS = ("depth", "depths", "depth_maps")
 UNSUPPORTED = " (unsupported format)"
 APPLE_DOUBLE = "AppleDouble files (._*)"
 IGNORED_FOLDER = "files in hidden or system folders"
@@ -110,15 +114,31 @@ def in_words(left_out: Mapping[str, int], most: int = 5) -> str:
     return ", ".join(words + ([f"{rest:,} other files"] if rest else []))
 
 
+def check_no_maps(where: str, folders: Collection[str]) -> None:
+    """Raises UserError if folders are images with masks or depth maps, by their names."""
+    images, masks, depths = (
+        [name for name in folders if name.lower() in names]
+        for names in (IMAGE_FOLDERS, MASK_FOLDERS, DEPTH_FOLDERS)
+    )
+    if images and (maps := masks or depths):
+        kind, source = ("masks", "masks") if masks else ("depth maps", "depth")
+        raise UserError(
+            f"{where} has images with {kind}, in the folders {images[0]} and {maps[0]}, and no "
+            f"classes: train on it with data.source={source}; if they are classes, rename them"
+        )
+
+
 def check_classes(where: str, folders: Collection[str]) -> None:
     """Raises UserError if the subfolders of a folder may be splits instead of classes.
 
-    For example, a subfolder `train` may be the split `train` or the class `train`.
+    For example, a subfolder `train` may be the split `train` or the class `train`. It is also an
+    error if two subfolders are named like folders of images and of their masks or depth maps.
 
     Args:
       where: the folder.
       folders: names of its subfolders.
     """
+    check_no_maps(where, folders)
     splits = sorted(filter(split_name, folders))
     if not splits:
         return
@@ -204,6 +224,7 @@ def _check_classes(root: str, entries: Collection[Entry]) -> None:
 
     The folders may be splits if they have subfolders and do not directly contain images.
     """
+    check_no_maps(root, _names(entries))
     if split_name(os.path.basename(os.path.abspath(root))):
         return
     inner = {folder for entry in entries if not entry.has_images for folder in entry.folders}

@@ -9,13 +9,22 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.fields import IGNORED, MASK
-from vit_jax.data.map_files import MASK_SUFFIXES, decode_mask
+from vit_jax.data.map_files import MASK_SUFFIXES, decode_mask, palette_of
+from vit_jax.data.sources.base import spread
 from vit_jax.data.sources.folder import read_file
+from vit_jax.data.sources.folder_rules import MASK_FOLDERS
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
-from vit_jax.data.sources.pairs import Pairs, Split, find_pairs, find_splits, folder_of, split_of
+from vit_jax.data.sources.pairs import (
+    SAMPLES,
+    Pairs,
+    Split,
+    find_pairs,
+    find_splits,
+    folder_of,
+    split_of,
+)
 from vit_jax.errors import UserError, as_text
 
-MASK_FOLDERS = ("masks", "mask", "annotations", "labels", "segmentation")
 CLASSES_FILE = "classes.txt"
 ADE_CLASSES, ADE_NAMES = 150, "objectInfo150.txt"
 VOC_CLASSES = (
@@ -110,6 +119,7 @@ def open_masks(split: str, options: SourceOptions) -> Masks:
     pairs = tuple(images), tuple(maps), dict(left_out)
     source = Masks(root, *pairs, names, classes, numbered, layout.words)
     source.check_sizes(MASK)
+    check_palettes(source)
     if layout.classes is None and len(names) == 2:
         check_two_classes(_values_in(root, maps), root)
     return source
@@ -209,17 +219,18 @@ def _class_names(file: str) -> tuple[str, ...]:
     """Reads class names from a file, one per line, in the order of their indices.
 
     Raises:
-      UserError: the file has no names, or a name occurs twice.
+      UserError: the file has no names, a line before the last name is empty, or a name occurs
+        twice.
     """
-    names = tuple(line.strip() for line in _lines(file) if line.strip())
-    if not names or len({*names}) < len(names):
+    names = tuple("\n".join(line.strip() for line in _lines(file)).rstrip("\n").split("\n"))
+    if "" in names or len({*names}) < len(names):
         raise UserError(f"{file} must have a line for each class, from 0, each with another name")
     return names
 
 
 def _lines(file: str) -> list[str]:
     try:
-        with open(file, encoding="utf-8") as lines:
+        with open(file, encoding="utf-8-sig") as lines:
             return lines.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {error}") from error
@@ -302,6 +313,34 @@ def check_two_classes(present: Iterable[Iterable[int]], where: str) -> None:
             f"the masks of {where} have the values 0 and {IGNORED} only, and {IGNORED} is the "
             "value of unknown pixels, which do not count: save the foreground as 1"
         )
+
+
+def check_palettes(source: Masks) -> None:
+    """Raises UserError if a sampled mask has the colours of another mask in a different order.
+
+    Programs that create a palette for each image number the same classes differently in each file.
+
+    Args:
+      source: the masks.
+    """
+    # For each colour: an index that has the colour in a mask, and the number of this mask.
+    known: dict[tuple[int, ...], tuple[int, int]] = {}
+    for number in spread(len(source), SAMPLES):
+        try:
+            content = source.read_map(number)
+            palette, values = palette_of(content), decode_mask(content)
+        except UserError:  # Ignored: the pipeline reports it when it reads this mask.
+            continue
+        used = {index: palette[index] for index in np.unique(values).tolist() if index in palette}
+        for index, colour in used.items():
+            before, other = known.setdefault(colour, (index, number))
+            # Several indices may have the same colour, such as black where a palette has no colour.
+            if before != index and palette.get(before, colour) != colour:
+                raise UserError(
+                    f"the colour {colour} has the index {before} in {source.describe_map(other)} "
+                    f"and {index} in {source.describe_map(number)}; these indices are the classes: "
+                    "save all masks with one palette"
+                )
 
 
 def class_count(present: Iterable[np.ndarray], where: str, remedy: str) -> int:

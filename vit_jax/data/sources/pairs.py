@@ -13,11 +13,10 @@ from typing import NamedTuple
 from vit_jax.data.decode import Unreadable, open_image
 from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.folder import file_sizes, folders_in, read_file, walk
-from vit_jax.data.sources.folder_rules import of_system, sort_out, split_name
+from vit_jax.data.sources.folder_rules import IMAGE_FOLDERS, of_system, sort_out, split_name
 from vit_jax.data.sources.slices import groups_by_path, stratified
 from vit_jax.errors import UserError, as_text
 
-IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 DEV = ("val", "valid", "validation", "dev")  # Synonyms for the same split.
 SAMPLES = 16  # When a split is opened, the sizes of 16 images and their maps are compared.
 SHOWN = 3  # Maximum number of file names in an error.
@@ -289,7 +288,7 @@ def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
 def _listed(file: str) -> list[str]:
     """Returns the names in a text file with one name per line."""
     try:
-        with open(file, encoding="utf-8") as lines:
+        with open(file, encoding="utf-8-sig") as lines:
             return [line.split()[0] for line in lines if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {error}") from error

@@ -12,7 +12,12 @@ from vit_jax.data.sources import SOURCES
 from vit_jax.data.sources.base import Source
 from vit_jax.data.sources.csv_list import LISTS, lists_files, rows_of_splits, split_files
 from vit_jax.data.sources.folder import folders_in
-from vit_jax.data.sources.folder_rules import is_ignored, split_name, why_left_out
+from vit_jax.data.sources.folder_rules import (
+    check_no_maps,
+    is_ignored,
+    split_name,
+    why_left_out,
+)
 from vit_jax.data.sources.tfds import tfds_builder
 from vit_jax.errors import UserError, as_text
 from vit_jax.paths import is_workdir
@@ -186,6 +191,7 @@ def _check_no_splits(path: str, folders: Sequence[str]) -> None:
       path: the data set.
       folders: names of the folders in `path`. None of them is the name of a split.
     """
+    check_no_maps(path, folders)
     places = [os.path.join(path, name) for name in folders]
     inner = {tuple(sorted(_folders_of_images(place))) for place in places}
     classes = next(iter(inner))

@@ -140,6 +140,14 @@ class Detection(Objective):
         kind = InstanceSegmentation if options.masks else Detection
         return kind(head, classes, options.points)
 
+    def warning(self, means: dict[str, float], update: int) -> str | None:
+        if update == 1 or means["box_loss"] > 0:
+            return None
+        return (
+            "no training image since the last of these lines has an object, so only the background "
+            "is learned: check the annotations of config.data.path"
+        )
+
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
         """Adds `objects_per_image`, float32 `[batch]`, to the batch.
 
