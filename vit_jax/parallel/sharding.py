@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
 from vit_jax.models import logical_axes
+from vit_jax.models.layers import ByShard
 from vit_jax.parallel.mesh import BATCH, replicated
 
 # Names of the parameters' axes that the mesh axis `tensor` splits. A classification head is split
@@ -122,3 +123,20 @@ def place_activation(mesh: Mesh, name: str, x: jax.Array) -> jax.Array:
 def path_name(path: tuple) -> str:
     """Converts a JAX key path to a name, such as `blocks/00/mlp/fc1/kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def by_shard(mesh: Mesh) -> ByShard | None:
+    """Returns the function that calls kernels for each device's part of a batch (`models/layers`).
+
+    The result is None if the mesh axis `tensor` splits heads or hidden units.
+    """
+    if mesh.shape["tensor"] > 1:
+        return None
+
+    def call(function, arrays, shared):
+        places = (PartitionSpec(BATCH),) * len(arrays) + (PartitionSpec(),) * len(shared)
+        return jax.shard_map(
+            function, mesh=mesh, in_specs=places, out_specs=PartitionSpec(BATCH), check_vma=False
+        )(*arrays, *shared)
+
+    return call

@@ -1,8 +1,9 @@
 """Parser of optimized TPU HLO: operations of a step, how often they run, and estimated cycles.
 
 The TPU compiler estimates the cycles of each operation, and writes them into the operation's
-`backend_config`. Operations in a loop are counted once per iteration. If the number of iterations
-depends on the data, as in the matching of detections, they are counted only once.
+`backend_config`. It does not estimate kernels; ours have their cycles in their metadata. Operations
+in a loop are counted once per iteration. If the number of iterations depends on the data, as in the
+matching of detections, they are counted only once.
 """
 
 import math
@@ -80,7 +81,7 @@ def read_operations(text: str) -> list[Operation]:
             if key not in seen:
                 seen.add(key)
                 kind, sent = name, sent + module.payload(inner)
-        cycles = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
+        cycles = re.search(r'"(?:estimated_)?cycles":"(\d+)"', instruction.rest)
         cycles, flops = int(cycles[1]) if cycles else 0, module.flops(instruction)
         if cycles or flops or sent or kind == UNKNOWN_LOOP:
             source = re.search(r'op_name="([^"]*)"', instruction.rest)
@@ -134,6 +135,7 @@ class _Module:
         self.computations: dict[str, _Computation] = {}
         self.tables: dict[str, dict[int, str]] = {}
         computation = table = None
+        text = re.sub(r'\{\n("[^{}]*)\n\}', r"{\1}", text)  # The metadata of a kernel.
         for line in text.splitlines():
             if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
                 table = self.tables.setdefault(line, {})
