@@ -14,8 +14,9 @@ from vit_jax.config import base_config
 from vit_jax.models import create_model
 from vit_jax.models.layers import placing
 from vit_jax.models.window_attention import attend_in_windows, supported
+from vit_jax.parallel import sharding
+from vit_jax.parallel.chips import supports_kernels
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.parallel.sharding import by_shard
 
 
 def plain(query, key, value, bias, masks, classes):
@@ -53,6 +54,20 @@ def test_values_and_gradients_equal_plain_attention(shape):
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * abs(theirs).max())
 
 
+def test_padding_is_not_attended_to():
+    (*inputs, gradient), bias, masks, classes = random_inputs((1, 1, 5, 2, 32))
+    rows = ((0, 0), (0, 0), (0, 3), (0, 0), (0, 0))
+    padded = [jnp.pad(x, rows, constant_values=7) for x in (*inputs, gradient)]
+    with pltpu.force_tpu_interpret_mode():
+        out, backward = jax.vjp(lambda *x: attend_in_windows(*x, bias, masks, classes), *padded[:3])
+        gradients = backward(padded[3])
+    expected, backward = jax.vjp(lambda *x: plain(*x, bias, masks, classes), *inputs)
+    np.testing.assert_allclose(out[:, :, :5], expected, atol=1e-5)
+    for ours, theirs in zip(gradients, backward(gradient), strict=True):
+        np.testing.assert_allclose(ours[:, :, :5], theirs, atol=1e-5)
+        assert not ours[:, :, 5:].any()
+
+
 def test_bfloat16_is_as_exact_as_plain_attention():
     (*inputs, gradient), bias, masks, classes = random_inputs((1, 2, 49, 3, 32), jnp.bfloat16)
 
@@ -75,8 +90,23 @@ def test_other_sizes_are_unsupported(tokens, head_dim):
     assert not supported(tokens, head_dim)
 
 
+@pytest.mark.parametrize(
+    ("kind", "supports"),
+    {
+        "TPU v3": False,
+        "TPU v4": True,
+        "TPU v5 lite": True,
+        "TPU v6 lite": True,
+        "cpu": False,
+    }.items(),
+)
+def test_tpus_of_these_kinds_run_kernels(kind, supports):
+    assert supports_kernels(kind) == supports
+
+
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_swin_has_the_same_loss_and_gradients_with_the_kernel(devices):
+def test_a_swin_has_the_same_loss_and_gradients_with_the_kernel(devices, monkeypatch):
+    monkeypatch.setattr(sharding, "supports_kernels", lambda _: True)  # By simulation.
     # Maps of 6x8 positions, which windows of 4 do not divide; then of 3x4, smaller than a window.
     values = dict(dim=32, blocks=(2, 1), stage_heads=(1, 2), window=4, patch_size=2)
     model = create_model("Swin-T", image_size=(12, 16), num_classes=3, seed=0, **values)
@@ -89,7 +119,7 @@ def test_a_swin_has_the_same_loss_and_gradients_with_the_kernel(devices):
             return (nnx.merge(graphdef, params)(images) ** 2).sum()
 
     expected = jax.jit(jax.value_and_grad(partial(loss, platform="cpu")))(params)
-    kernel = partial(loss, platform="tpu", by_shard=by_shard(mesh))
+    kernel = partial(loss, platform="tpu", by_shard=sharding.by_shard(mesh))
     with pltpu.force_tpu_interpret_mode():
         assert "window_attention_backward" in str(jax.make_jaxpr(jax.grad(kernel))(params))
         ours = jax.jit(jax.value_and_grad(kernel))(params)

@@ -225,7 +225,7 @@ class WindowAttention(nnx.Module):
         size, cut = x.shape[1:3], self._cut(x)
         by_kernel = self._by_kernel()
         if by_kernel:
-            cut = _in_order(cut)
+            cut = _in_order(jnp.pad(cut, ((0, 0), (0, 0), (0, -cut.shape[2] % 8), (0, 0))))
         query, key, value = (named("heads", part) for part in self.qkv(cut, by_kernel))
         regions = shifted_regions(size, self.window, shift) if any(shift) else None
 
@@ -239,7 +239,8 @@ class WindowAttention(nnx.Module):
             out, weights = self._attend(query, key, value, regions)
             capture("attention", weights)
             capture("attended", lambda: in_place(weights().sum(3).swapaxes(2, 3)))
-        return in_place(self.out(named("heads", out)))
+        out = self.out(named("heads", out))
+        return in_place(out[:, :, : math.prod(self.window)])
 
     def _cut(self, x: jax.Array) -> jax.Array:
         """Cuts `[batch, height, width, dim]` into windows, `[batch, windows, tokens, dim]`.
@@ -274,7 +275,7 @@ class WindowAttention(nnx.Module):
         """Computes the same outputs as `_attend` by the TPU kernel."""
         from vit_jax.models.window_attention import attend_in_windows
 
-        windows, tokens = query.shape[1:3]
+        windows, tokens = query.shape[1], math.prod(self.window)
         masks, classes = np.zeros((1, tokens, tokens), np.float32), np.zeros(windows, np.int32)
         if regions is not None:
             apart = regions[:, :, None] != regions[:, None, :]

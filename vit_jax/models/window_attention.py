@@ -62,15 +62,17 @@ def attend_in_windows(
     """Returns softmax(q k / sqrt(head_dim) + bias + mask) v, with the softmax in float32.
 
     Args:
-      query: `[batch, windows, tokens, heads, head_dim]`.
+      query: `[batch, windows, rows, heads, head_dim]`. Rows after the tokens are padding: they are
+        not attended to, and have zero gradients.
       key: same shape as `query`.
       value: same shape as `query`.
       bias: float32 `[heads, tokens, tokens]`, added to the scores.
       masks: float32 `[classes, tokens, tokens]`, added to the scores of all heads.
       classes: integers `[windows]`, the index of each window's mask.
     """
-    batch, windows, tokens, heads, head_dim = query.shape
-    flat = (x.reshape(batch, windows, tokens, heads * head_dim) for x in (query, key, value))
+    heads, head_dim = query.shape[3:]
+    flat = (x.reshape(*x.shape[:3], heads * head_dim) for x in (query, key, value))
+    tokens = bias.shape[-1]
     static = _Static(tokens, head_dim, tuple(map(int, classes)))
     biases = _biases(bias, jnp.asarray(masks, jnp.float32), LANES // head_dim)
     return _attend(static, *flat, biases).reshape(query.shape)

@@ -406,14 +406,10 @@ def _loss(
         batch.
     """
     platform = mesh.devices.flat[0].platform
+    kernels = by_shard(mesh, alone)
     if alone:
-        where = placing(
-            lambda _, x: x,
-            platform,
-            jax.lax.axis_index(BATCH),
-            lambda function, arrays, shared: function(*arrays, *shared),
-        )
+        where = placing(lambda _, x: x, platform, jax.lax.axis_index(BATCH), kernels)
     else:
-        where = placing(partial(place_activation, mesh), platform, by_shard=by_shard(mesh))
+        where = placing(partial(place_activation, mesh), platform, by_shard=kernels)
     with where:
         return nnx.merge(objective, objective_params)(nnx.merge(graphdef, params), batch, context)
