@@ -32,8 +32,14 @@ KEYS = 64  # Rows for the keys of a head: the window's tokens and padding.
 SUBLANES = 8  # Rows of a register.
 FAR = -1e30  # Score of padding; its weight is 0.
 IMAGES = 16  # Images whose steps are interleaved. With 8 the backward pass takes a tenth longer.
-# Cycles for a window and a group of heads, from the compiler's schedule for v5e.
-FORWARD, BACKWARD = 172, 467
+
+
+class _Cost(NamedTuple):
+    cycles: int  # For a window and a group of heads, from the compiler's schedule for v5e.
+    products: int  # Number of products, each with tokens^2 x head_dim multiply-adds per head.
+
+
+FORWARD, BACKWARD = _Cost(172, 2), _Cost(467, 5)
 _ROWS, _LAST = (((1,), (0,)), ((), ())), (((1,), (1,)), ((), ()))  # a b, and a b^T.
 _FIRST = (((0,), (0,)), ((), ()))  # a^T b.
 
@@ -122,12 +128,12 @@ def _backward(static, kept, gradient):
 _attend.defvjp(_forward, _backward)
 
 
-def _call(kernel, cycles, static, arrays, biases, outputs):
+def _call(kernel, cost, static, arrays, biases, outputs):
     """Calls a kernel for each group of heads, window and block of images.
 
     Args:
       kernel: the kernel.
-      cycles: cycles for a window and a group of heads.
+      cost: cost of the kernel.
       static: static arguments.
       arrays: inputs `[batch, windows, tokens, dim]`.
       biases: result of `_biases`.
@@ -152,8 +158,11 @@ def _call(kernel, cycles, static, arrays, biases, outputs):
         grid_spec=grid,
         out_shape=outputs,
         name=f"window_attention{kernel.__name__.removesuffix('_kernel')}",
-        # The compiler does not estimate the cycles of kernels; `planning/hlo.py` reads them here.
-        metadata={"cycles": str(cycles * batch * windows * biases.shape[1])},
+        # The compiler does not estimate the cost of kernels; `planning/hlo.py` reads it here.
+        metadata={
+            "cycles": str(cost.cycles * batch * windows * biases.shape[1]),
+            "flops": str(2 * cost.products * batch * windows * static.tokens**2 * dim),
+        },
     )(jnp.asarray(static.classes, jnp.int32), *arrays, biases)
 
 

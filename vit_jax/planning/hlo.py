@@ -1,9 +1,9 @@
 """Parser of optimized TPU HLO: operations of a step, how often they run, and estimated cycles.
 
 The TPU compiler estimates the cycles of each operation, and writes them into the operation's
-`backend_config`. It does not estimate kernels; ours have their cycles in their metadata. Operations
-in a loop are counted once per iteration. If the number of iterations depends on the data, as in the
-matching of detections, they are counted only once.
+`backend_config`. It does not estimate kernels; ours have cycles and FLOPs in their metadata.
+Operations in a loop are counted once per iteration. If the number of iterations depends on the
+data, as in the matching of detections, they are counted only once.
 """
 
 import math
@@ -135,7 +135,8 @@ class _Module:
         self.computations: dict[str, _Computation] = {}
         self.tables: dict[str, dict[int, str]] = {}
         computation = table = None
-        text = re.sub(r'\{\n("[^{}]*)\n\}', r"{\1}", text)  # The metadata of a kernel.
+        # The metadata of a kernel, in one line as all other attributes.
+        text = re.sub(r'\{\n"[^{}]*\}', lambda found: found[0].replace("\n", ""), text)
         for line in text.splitlines():
             if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
                 table = self.tables.setdefault(line, {})
@@ -232,6 +233,8 @@ class _Module:
                 for name in _called(instruction, "calls")
                 for inner in self.computations[name].instructions.values()
             )
+        if kernel := re.search(r'kernel_metadata=\{[^}]*"flops":"(\d+)"', instruction.rest):
+            return int(kernel[1])
         if instruction.opcode not in ("convolution", "dot"):
             return 0
         shapes = self._of[id(instruction)].instructions
