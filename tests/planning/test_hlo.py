@@ -130,6 +130,19 @@ def test_a_loop_that_depends_on_the_data_counts_once(part, other):
     assert [x.name for x in operations if x.kind == UNKNOWN_LOOP] == ["while.1"]
 
 
+def test_a_kernels_cycles_and_flops_are_in_its_metadata():
+    start, end = MODULE.index("  %fusion.1 = bf16[8,64]"), MODULE.index("  %step = ")
+    kernel = (
+        '  %call = bf16[8,64]{1,0} custom-call(%x, %y), custom_call_target="tpu_custom_call", '
+        'frontend_attributes={kernel_metadata={\n"cycles":"500",\n"flops":"70"\n}}, '
+        'metadata={op_name="jit(train_step)/pallas_call" stack_frame_id=4}\n'
+    )
+    module = (MODULE[:start] + kernel + MODULE[end:]).replace("STEP", "1")
+    operations = read_operations(module)
+    assert total(operations, "cycles") == 12 * 500 + 300
+    assert total(operations, "flops") == 12 * 70
+
+
 def test_a_collective_written_into_several_fusions_counts_once(operations):
     assert by(operations, "kind", "sent")["all-gather"] == 32 * 64 * 2
 

@@ -25,6 +25,9 @@ _place: ContextVar[Callable[[str, jax.Array], jax.Array]] = ContextVar(
 )
 _captured: ContextVar[dict[str, list[jax.Array]] | None] = ContextVar("captured", default=None)
 _platform: ContextVar[str | None] = ContextVar("platform", default=None)
+# Calls a function `(*arrays, *shared) -> array` for each device's part of a batch.
+ByShard = Callable[[Callable[..., jax.Array], Sequence[jax.Array], Sequence[jax.Array]], jax.Array]
+_by_shard: ContextVar[ByShard | None] = ContextVar("by_shard", default=None)
 _part: ContextVar[jax.Array | int] = ContextVar("part", default=0)
 
 
@@ -154,9 +157,21 @@ def part() -> jax.Array | int:
     return _part.get()
 
 
+def by_shard() -> ByShard | None:
+    """Returns the function that calls kernels, which XLA cannot divide over devices.
+
+    It is called as `by_shard()(function, arrays, shared)`. `arrays` have the batch as their first
+    axis, and `shared` are the same on all devices. None: use no kernels.
+    """
+    return _by_shard.get()
+
+
 @contextlib.contextmanager
 def placing(
-    place: Callable[[str, jax.Array], jax.Array], platform: str, part: jax.Array | int = 0
+    place: Callable[[str, jax.Array], jax.Array],
+    platform: str,
+    part: jax.Array | int = 0,
+    by_shard: ByShard | None = None,
 ) -> Iterator[None]:
     """Context manager that sets the platform and the sharding of models that are traced within it.
 
@@ -165,12 +180,14 @@ def placing(
         returns `x` with a sharding constraint.
       platform: `cpu`, `gpu` or `tpu`.
       part: index of the batch shard that is traced; all shards have the same size.
+      by_shard: the result of `by_shard()` in the context.
     """
-    tokens = _place.set(place), _platform.set(platform), _part.set(part)
+    values = {_place: place, _platform: platform, _part: part, _by_shard: by_shard}
+    tokens = [(variable, variable.set(value)) for variable, value in values.items()]
     try:
         yield
     finally:
-        for variable, token in zip((_place, _platform, _part), tokens, strict=True):
+        for variable, token in tokens:
             variable.reset(token)
 
 

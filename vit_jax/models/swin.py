@@ -11,6 +11,8 @@ these two steps is a transpose that keeps vectors of `dim` numbers contiguous. Q
 values are computed after the cut. If they were computed before the cut, three arrays would have to
 be transposed instead of one, and only the narrow vectors of one head would be contiguous. Shifted
 windows require a cyclic shift of the map before the cut and after the join, which is a copy.
+
+On TPUs, training steps of V1 compute the attention of windows by a kernel (`window_attention.py`).
 """
 
 import dataclasses
@@ -24,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
@@ -31,7 +34,9 @@ from vit_jax.models.dropout import drop
 from vit_jax.models.family import Adaptation, Family, Resize
 from vit_jax.models.image_model import ImageModel, ImagesLike, height_and_width
 from vit_jax.models.layers import (
+    by_shard,
     capture,
+    captures,
     dense_dot,
     linear_general,
     named,
@@ -87,12 +92,24 @@ class QueryKeyValue(nnx.Module):
         self.bias = nnx.Param(initializers.full((3 if key_bias else 2, *shape[2:]), 0))
         self.key_bias, self.dtype = key_bias, stack.dtype
 
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Maps `[..., dim]` to three arrays `[..., heads, head_dim]`."""
+    def __call__(
+        self, x: jax.Array, heads_in_lanes: bool = False
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Maps `[..., dim]` to three arrays `[..., heads, head_dim]`.
+
+        Args:
+          heads_in_lanes: compute products `[..., heads * head_dim]`. A TPU then keeps all heads
+            of a token in one row of memory.
+        """
         kernel, bias = self.kernel[...].astype(self.dtype), self.bias[...].astype(self.dtype)
         if not self.key_bias:
             bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
-        # On a TPU, separate products for queries, keys and values lead to better memory layouts.
+    # On a TPU, separate products for queries, keys and values lead to better memory layouts.,
+    # On a TPU, three separate products lead to better memory layouts.,
+    flat = [jnp.dot(x, kernels[:, i]) + biases[i] for i in range(3)],
+    if heads_in_lanes:,
+    kernels, biases = kernel.reshape(len(kernel), 3, -1), bias.reshape(3, -1),
+    return tuple(part.reshape(*x.shape[:-1], *kernel.shape[2:]) for part in flat),
         if platform() == "tpu":
             return tuple(jnp.einsum("...c,chd->...hd", x, kernel[:, i]) + bias[i] for i in range(3))
         fused = dense_dot(x, kernel, (((x.ndim - 1,), (0,)), ((), ()))) + bias
@@ -209,18 +226,25 @@ class WindowAttention(nnx.Module):
         )
         if any(missing):
             x = jnp.pad(x, ((0, 0), (0, missing[0]), (0, missing[1]), (0, 0)))
-        size = x.shape[1:3]
-        query, key, value = (named("heads", part) for part in self.qkv(self._cut(x)))
+        size, cut = x.shape[1:3], self._cut(x)
+        by_kernel = self._by_kernel()
+        if by_kernel:
+            cut = _in_order(jnp.pad(cut, ((0, 0), (0, 0), (0, -cut.shape[2] % 8), (0, 0))))
+        query, key, value = (named("heads", part) for part in self.qkv(cut, by_kernel))
         regions = shifted_regions(size, self.window, shift) if any(shift) else None
 
         def in_place(x):
             x = self._join(x, size)[:, :height, :width]
             return jnp.roll(x, shift, axis=(1, 2)) if any(shift) else x
 
-        out, weights = self._attend(query, key, value, regions)
-        capture("attention", weights)
-        capture("attended", lambda: in_place(weights().sum(3).swapaxes(2, 3)))
-        return in_place(self.out(named("heads", out)))
+        if by_kernel:
+            out = self._attend_by_kernel(query, key, value, regions)
+        else:
+            out, weights = self._attend(query, key, value, regions)
+            capture("attention", weights)
+            capture("attended", lambda: in_place(weights().sum(3).swapaxes(2, 3)))
+        out = self.out(named("heads", out))
+        return in_place(out[:, :, : math.prod(self.window)])
 
     def _cut(self, x: jax.Array) -> jax.Array:
         """Cuts `[batch, height, width, dim]` into windows, `[batch, windows, tokens, dim]`.
@@ -240,6 +264,31 @@ class WindowAttention(nnx.Module):
         batch, dim = x.shape[0], x.shape[-1]
         x = x.reshape(batch, height // rows, width // columns, rows, columns, dim)
         return x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height, width, dim)
+
+    def _by_kernel(self) -> bool:
+        """Returns True if the attention is computed by the TPU kernel."""
+        if platform() != "tpu" or by_shard() is None or self.version != 1 or captures():
+            return False
+        # Other platforms do not import Pallas.
+        from vit_jax.models.window_attention import supported
+
+        return supported(math.prod(self.window), self.qkv.kernel.shape[-1])
+
+    def _attend_by_kernel(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, regions: np.ndarray | None
+    ) -> jax.Array:
+        """Computes the same outputs as `_attend` by the TPU kernel."""
+        from vit_jax.models.window_attention import attend_in_windows
+
+        windows, tokens = query.shape[1], math.prod(self.window)
+        masks, classes = np.zeros((1, tokens, tokens), np.float32), np.zeros(windows, np.int32)
+        if regions is not None:
+            apart = regions[:, :, None] != regions[:, None, :]
+            different, classes = np.unique(apart, axis=0, return_inverse=True)
+            masks = np.where(different, np.float32(MASKED), np.float32(0))
+        bias = spread_offsets(self.bias_table[...].astype(jnp.float32))
+        attend = partial(attend_in_windows, masks=masks, classes=classes.reshape(-1))
+        return by_shard()(attend, (query, key, value), (bias,))
 
     def _attend(
         self, query: jax.Array, key: jax.Array, value: jax.Array, regions: np.ndarray | None
@@ -277,6 +326,14 @@ class WindowAttention(nnx.Module):
             * share
         )
         return out.astype(value.dtype).swapaxes(2, 3), lambda: weights * share
+
+
+def _in_order(x: jax.Array) -> jax.Array:
+    """Sets the memory layout that the kernel reads, so that only `x` is copied, not q, k and v."""
+    layout = Layout(major_to_minor=tuple(range(x.ndim)))
+    return jax.lax.platform_dependent(
+        x, tpu=lambda x: with_layout_constraint(x, layout), default=lambda x: x
+    )
 
 
 def unit_length(x: jax.Array) -> jax.Array:

@@ -159,6 +159,14 @@ def compiler_options(device_kind: str) -> dict[str, str]:
     return {option: str(chip.scoped_vmem_kib)}
 
 
+def supports_kernels(device_kind: str) -> bool:
+    """Returns True if devices of this kind run our TPU kernels: TPU v4 and later.
+
+    The compiler has no bfloat16 products in kernels for v2 and v3.
+    """
+    return device_kind.startswith("TPU") and not device_kind.startswith(("TPU v2", "TPU v3"))
+
+
 def _chip_of(device_kind: str) -> Chip | None:
     matches = [
         chip

@@ -14,6 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
 from vit_jax.models import logical_axes
+from vit_jax.models.layers import ByShard
+from vit_jax.parallel.chips import supports_kernels
 from vit_jax.parallel.mesh import BATCH, replicated
 
 # Names of the parameters' axes that the mesh axis `tensor` splits. A classification head is split
@@ -123,3 +125,24 @@ def place_activation(mesh: Mesh, name: str, x: jax.Array) -> jax.Array:
 def path_name(path: tuple) -> str:
     """Converts a JAX key path to a name, such as `blocks/00/mlp/fc1/kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def by_shard(mesh: Mesh, alone: bool = False) -> ByShard | None:
+    """Returns the function that calls kernels for each device's part of a batch (`models/layers`).
+
+    The result is None if the devices do not run kernels, or if the mesh axis `tensor` splits heads.
+
+    Args:
+      mesh: mesh of devices.
+      alone: True if the caller is inside a `shard_map`, where arrays are a device's part already.
+    """
+    if mesh.shape["tensor"] > 1 or not supports_kernels(mesh.devices.flat[0].device_kind):
+        return None
+
+    def call(function, arrays, shared):
+        places = (PartitionSpec(BATCH),) * len(arrays) + (PartitionSpec(),) * len(shared)
+        return jax.shard_map(
+            function, mesh=mesh, in_specs=places, out_specs=PartitionSpec(BATCH), check_vma=False
+        )(*arrays, *shared)
+
+    return (lambda function, arrays, shared: function(*arrays, *shared)) if alone else call

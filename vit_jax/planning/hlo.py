@@ -1,8 +1,9 @@
 """Parser of optimized TPU HLO: operations of a step, how often they run, and estimated cycles.
 
 The TPU compiler estimates the cycles of each operation, and writes them into the operation's
-`backend_config`. Operations in a loop are counted once per iteration. If the number of iterations
-depends on the data, as in the matching of detections, they are counted only once.
+`backend_config`. It does not estimate kernels; ours have cycles and FLOPs in their metadata.
+Operations in a loop are counted once per iteration. If the number of iterations depends on the
+data, as in the matching of detections, they are counted only once.
 """
 
 import math
@@ -81,7 +82,7 @@ def read_operations(text: str) -> list[Operation]:
             if key not in seen:
                 seen.add(key)
                 kind, sent = name, sent + module.payload(inner)
-        cycles = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
+        cycles = re.search(r'"(?:estimated_)?cycles":"(\d+)"', instruction.rest)
         cycles, flops = int(cycles[1]) if cycles else 0, module.flops(instruction)
         if cycles or flops or sent or kind == UNKNOWN_LOOP:
             source = re.search(r'op_name="([^"]*)"', instruction.rest)
@@ -137,6 +138,8 @@ class _Module:
         self.computations: dict[str, _Computation] = {}
         self.tables: dict[str, dict[int, str]] = {}
         computation = table = None
+        # The metadata of a kernel, in one line as all other attributes.
+        text = re.sub(r'\{\n"[^{}]*\}', lambda found: found[0].replace("\n", ""), text)
         for line in text.splitlines():
             if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
                 table = self.tables.setdefault(line, {})
@@ -236,6 +239,8 @@ class _Module:
                 for name in _called(instruction, "calls")
                 for inner in self.computations[name].instructions.values()
             )
+        if kernel := re.search(r'kernel_metadata=\{[^}]*"flops":"(\d+)"', instruction.rest):
+            return int(kernel[1])
         if instruction.opcode not in ("convolution", "dot"):
             return 0
         shapes = self._of[id(instruction)].instructions

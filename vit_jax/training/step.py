@@ -32,7 +32,7 @@ from vit_jax.models.layers import placing
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import compiler_options
 from vit_jax.parallel.mesh import BATCH, replicated, split_batch
-from vit_jax.parallel.sharding import place_activation
+from vit_jax.parallel.sharding import by_shard, place_activation
 from vit_jax.training.lora import Weights, effective, objective_weights, trained, with_frozen
 from vit_jax.training.mixing import augment
 from vit_jax.training.objectives import objective_of
@@ -409,9 +409,10 @@ def _loss(
         batch.
     """
     platform = mesh.devices.flat[0].platform
+    kernels = by_shard(mesh, alone)
     if alone:
-        where = placing(lambda _, x: x, platform, jax.lax.axis_index(BATCH))
+        where = placing(lambda _, x: x, platform, jax.lax.axis_index(BATCH), kernels)
     else:
-        where = placing(partial(place_activation, mesh), platform)
+        where = placing(partial(place_activation, mesh), platform, by_shard=kernels)
     with where:
         return nnx.merge(objective, objective_params)(nnx.merge(graphdef, params), batch, context)
