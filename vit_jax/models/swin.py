@@ -104,12 +104,11 @@ class QueryKeyValue(nnx.Module):
         kernel, bias = self.kernel[...].astype(self.dtype), self.bias[...].astype(self.dtype)
         if not self.key_bias:
             bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
-    # On a TPU, separate products for queries, keys and values lead to better memory layouts.,
-    # On a TPU, three separate products lead to better memory layouts.,
-    flat = [jnp.dot(x, kernels[:, i]) + biases[i] for i in range(3)],
-    if heads_in_lanes:,
-    kernels, biases = kernel.reshape(len(kernel), 3, -1), bias.reshape(3, -1),
-    return tuple(part.reshape(*x.shape[:-1], *kernel.shape[2:]) for part in flat),
+        if heads_in_lanes:
+            kernels, biases = kernel.reshape(len(kernel), 3, -1), bias.reshape(3, -1)
+            flat = [jnp.dot(x, kernels[:, i]) + biases[i] for i in range(3)]
+            return tuple(part.reshape(*x.shape[:-1], *kernel.shape[2:]) for part in flat)
+        # On a TPU, separate products for queries, keys and values lead to better memory layouts.
         if platform() == "tpu":
             return tuple(jnp.einsum("...c,chd->...hd", x, kernel[:, i]) + bias[i] for i in range(3))
         fused = dense_dot(x, kernel, (((x.ndim - 1,), (0,)), ((), ()))) + bias
