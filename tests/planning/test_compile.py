@@ -72,13 +72,16 @@ def test_limit_in_libtpu_init_args_is_left_to_the_user(monkeypatch):
 
 @pytest.mark.slow
 @needs_compiler
-@pytest.mark.parametrize(("chip", "kernels"), [("v5e", 2), ("v3", 0)])
-def test_a_swins_windows_are_a_kernel_where_the_compiler_has_them(chip, kernels):
+@pytest.mark.parametrize(
+    ("chip", "precision", "kernels"), [("v5e", None, 2), ("v5e", "highest", 2), ("v3", None, 0)]
+)
+def test_a_swins_windows_are_a_kernel_where_the_compiler_has_them(chip, precision, kernels):
     config = base_config()
     config.model.name, config.data.image_size = "Swin-T", 32
     config.model.update(dict(dim=64, blocks=(1,), stage_heads=(2,), window=4, patch_size=4))
     config.model.dtype, config.batch_size = "bfloat16", 8
-    compiled = compile_step(config, find_slice(chip, "2x2"), num_classes=10, steps=20_000)
+    with jax.default_matmul_precision(precision):
+        compiled = compile_step(config, find_slice(chip, "2x2"), num_classes=10, steps=20_000)
     calls = [x for x in compiled.operations if "window_attention" in x.name]
     assert len(calls) == kernels
     assert all(x.cycles and x.flops for x in calls)

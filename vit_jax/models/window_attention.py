@@ -236,7 +236,11 @@ class _Lanes:
 
 
 def _dot(a: jax.Array, b: jax.Array, axes) -> jax.Array:
-    return jax.lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
+    # Kernels have no higher precision for bfloat16, and only one for float32.
+    fast = jax.config.jax_default_matmul_precision in (None, "default", "fastest", "bfloat16")
+    exact = a.dtype == jnp.float32 and not fast
+    precision = jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
+    return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _store(ref, arrays: list[jax.Array]) -> None:
