@@ -156,6 +156,7 @@ def test_retrieval_is_that_of_all_captions(run, data, tmp_path):
     [
         ("retrieval", "digits:", {}, "the test data have no captions"),
         ("retrieval", "folder:{}/colours", {}, "no captions"),
+        ("retrieval", "csv:{}/several.csv", {}, "no column 'caption': .* with --caption_key=NAME"),
         ("zero_shot", "csv:{}/pairs.csv", {}, "has no column 'label'.*there are: caption"),
         ("zero_shot", "digits:", {"names": ("a", "b")}, "--names has 2 .*, and digits 10 classes"),
         ("zero_shot", "folder:{}/colours", {"names": ("a", "a", "b")}, "'a' and 'a' have the same"),

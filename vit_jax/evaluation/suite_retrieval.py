@@ -44,15 +44,19 @@ def open_captioned(described: DataSet, options: Options, subject: Subject) -> Op
       UserError: the model has no text encoder, or the data cannot be opened or have no captions.
     """
     _ = subject.texts  # Raises UserError if the model has no text encoder.
-    source = open_source(
-        described.kind,
-        described.test_split,
-        path=described.path,
-        image_size=options["image_size"] or 224,
-        labels=False,
-        fields=(TEXT,),
-        caption_key=options["caption_key"],
-    )
+    try:
+        source = open_source(
+            described.kind,
+            described.test_split,
+            path=described.path,
+            image_size=options["image_size"] or 224,
+            labels=False,
+            fields=(TEXT,),
+            caption_key=options["caption_key"],
+        )
+    except UserError as error:  # The error names the flag of a run, which the command lacks.
+        text = str(error).replace("--config.data.caption_key", "--caption_key")
+        raise UserError(text) from error
     check_fields(source, (TEXT,), "test")
     return Opened(source, [source.fields_of(index)[TEXT] for index in range(len(source))])
 
