@@ -418,10 +418,11 @@ class _Reading(NamedTuple):
     def memory(self, entries: Mapping[str, Entry]) -> BatchMemory:
         """Returns memory for as many batches as Grain loads before the first of them is taken.
 
-        In addition to its prefetch buffer, Grain keeps two chunks in each worker and two chunks of
-        each worker in this process. With less memory, workers would wait for a slot.
+        In addition to its prefetch buffer, Grain keeps two chunks in each worker process and two
+        chunks of each worker in this process. With less memory, workers would wait for a slot.
         """
-        chunks = max(self.workers, 1) * (2 * self.threads + 4)
+        buffer = 2 * self.threads
+        chunks = self.workers * (buffer + 4) if self.workers else buffer
         return BatchMemory(self.rows, entries, ahead=1 + -(-chunks // self.chunks))
 
     def batches(
