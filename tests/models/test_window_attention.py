@@ -107,6 +107,7 @@ def test_tpus_of_these_kinds_run_kernels(kind, supports):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_swin_has_the_same_loss_and_gradients_with_the_kernel(devices, monkeypatch):
     monkeypatch.setattr(sharding, "supports_kernels", lambda _: True)  # By simulation.
+    monkeypatch.setenv(sharding.KERNELS, "1")
     # Maps of 6x8 positions, which windows of 4 do not divide; then of 3x4, smaller than a window.
     values = dict(dim=32, blocks=(2, 1), stage_heads=(1, 2), window=4, patch_size=2)
     model = create_model("Swin-T", image_size=(12, 16), num_classes=3, seed=0, **values)

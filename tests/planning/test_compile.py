@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests.test_config import load
 from vit_jax.config import base_config, run_options, with_values
 from vit_jax.errors import UserError
-from vit_jax.options.run import MeshOptions
-from vit_jax.parallel import chips
+from vit_jax.options.run import MeshOptions, RunOptions
+from vit_jax.parallel import chips, sharding
 from vit_jax.parallel.mesh import BATCH, make_mesh
 from vit_jax.planning import choices
 from vit_jax.planning.compile import compile_step, find_slice, topology_devices
@@ -73,13 +73,16 @@ def test_limit_in_libtpu_init_args_is_left_to_the_user(monkeypatch):
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(
-    ("chip", "precision", "kernels"), [("v5e", None, 2), ("v5e", "highest", 2), ("v3", None, 0)]
+    ("chip", "precision", "asked", "kernels"),
+    [("v5e", None, "1", 2), ("v5e", "highest", "1", 2), ("v3", None, "1", 0), ("v5e", None, "", 0)],
 )
-def test_a_swins_windows_are_a_kernel_where_the_compiler_has_them(chip, precision, kernels):
-    config = base_config()
-    config.model.name, config.data.image_size = "Swin-T", 32
-    config.model.update(dict(dim=64, blocks=(1,), stage_heads=(2,), window=4, patch_size=4))
-    config.model.dtype, config.batch_size = "bfloat16", 8
+def test_a_swins_windows_are_a_kernel_if_asked_for_and_where_the_compiler_has_them(
+    chip, precision, asked, kernels, monkeypatch
+):
+    monkeypatch.setenv(sharding.KERNELS, asked)
+    values = {"model.name": "Swin-T", "model.dim": 64, "model.blocks": (1,), "model.window": 4}
+    values |= {"model.stage_heads": (2,), "model.patch_size": 4, "model.dtype": "bfloat16"}
+    config = with_values(RunOptions(), values | {"data.image_size": 32, "batch_size": 8})
     with jax.default_matmul_precision(precision):
         compiled = compile_step(config, find_slice(chip, "2x2"), num_classes=10, steps=20_000)
     calls = [x for x in compiled.operations if "window_attention" in x.name]

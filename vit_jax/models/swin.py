@@ -12,7 +12,8 @@ values are computed after the cut. If they were computed before the cut, three a
 be transposed instead of one, and only the narrow vectors of one head would be contiguous. Shifted
 windows require a cyclic shift of the map before the cut and after the join, which is a copy.
 
-On TPUs, training steps of V1 compute the attention of windows by a kernel (`window_attention.py`).
+With `VIT_JAX_KERNELS=1`, training steps of V1 on TPUs compute the attention of windows by a kernel
+(`window_attention.py`).
 """
 
 import dataclasses

@@ -8,6 +8,7 @@ preferably an axis that `tensor` does not split.
 """
 
 import math
+import os
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -17,6 +18,9 @@ from vit_jax.models import logical_axes
 from vit_jax.models.layers import ByShard
 from vit_jax.parallel.chips import supports_kernels
 from vit_jax.parallel.mesh import BATCH, replicated
+
+# Environment variable. With the value 1, training on TPUs uses kernels that have not run on a TPU.
+KERNELS = "VIT_JAX_KERNELS"
 
 # Names of the parameters' axes that the mesh axis `tensor` splits. A classification head is split
 # along its inputs ("features"), because the number of classes is often odd.
@@ -130,13 +134,16 @@ def path_name(path: tuple) -> str:
 def by_shard(mesh: Mesh, alone: bool = False) -> ByShard | None:
     """Returns the function that calls kernels for each device's part of a batch (`models/layers`).
 
-    The result is None if the devices do not run kernels, or if the mesh axis `tensor` splits heads.
+    The result is None if the environment variable `KERNELS` is not 1, if the devices do not run
+    kernels, or if the mesh axis `tensor` splits heads.
 
     Args:
       mesh: mesh of devices.
       alone: True if the caller is inside a `shard_map`, where arrays are a device's part already.
     """
-    if mesh.shape["tensor"] > 1 or not supports_kernels(mesh.devices.flat[0].device_kind):
+    if os.environ.get(KERNELS) != "1" or mesh.shape["tensor"] > 1:
+        return None
+    if not supports_kernels(mesh.devices.flat[0].device_kind):
         return None
 
     def call(function, arrays, shared):
