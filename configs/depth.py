@@ -18,7 +18,7 @@ backbone.
 
 from vit_jax.config import choose, named_values
 from vit_jax.errors import UserError, nearest
-from vit_jax.recipes import DEPTH, depth, set_backbone
+from vit_jax.recipes import DEPTH, backbone_values, depth
 
 
 def get_config(argument=None):
@@ -28,5 +28,5 @@ def get_config(argument=None):
         raise UserError(f"no head={head}; {nearest(head, DEPTH)}")
     size = 420 if backbone.endswith("/14") else 416  # Multiples of the patch size.
     config = depth(head, size, int(values["steps"] or 0))
-    set_backbone(config, backbone, smoke=argument == "smoke")
+    config.update_from_flattened_dict(backbone_values(backbone, smoke=argument == "smoke"))
     return choose(config, argument)

@@ -14,7 +14,7 @@ has 100 epochs; `steps=2000` makes it shorter.
 """
 
 from vit_jax.config import choose, named_values
-from vit_jax.recipes import detection, set_backbone
+from vit_jax.recipes import backbone_values, detection
 
 DEFAULT = "hf://timm/vit_base_patch16_224.mae"
 
@@ -27,5 +27,5 @@ def get_config(argument=None):
     config = detection(int(values["size"]), int(window), int(values["steps"] or 0))
     if backbone == DEFAULT and argument == "smoke":
         backbone = "ViT-B/16"
-    set_backbone(config, backbone, smoke=argument == "smoke")
+    config.update_from_flattened_dict(backbone_values(backbone, smoke=argument == "smoke"))
     return choose(config, argument)

@@ -19,7 +19,7 @@ Swin's recipe. The authors train these heads on 20,210 images for 31, 16 and 126
 
 from vit_jax.config import choose, named_values
 from vit_jax.errors import UserError, nearest
-from vit_jax.recipes import SEGMENTATION, segmentation, set_backbone
+from vit_jax.recipes import SEGMENTATION, backbone_values, segmentation
 
 
 def get_config(argument=None):
@@ -29,7 +29,7 @@ def get_config(argument=None):
         raise UserError(f"no head={head}; {nearest(head, SEGMENTATION)}")
     backbone = backbone or SEGMENTATION[head].backbone
     config = segmentation(head, int(values["steps"] or 0))
-    set_backbone(config, backbone, smoke=argument == "smoke")
+    config.update_from_flattened_dict(backbone_values(backbone, smoke=argument == "smoke"))
     if backbone.endswith("/14"):
         config.data.image_size = config.data.test_resize = 518  # A multiple of the patch size.
     return choose(config, argument)

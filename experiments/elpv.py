@@ -26,7 +26,7 @@ import numpy as np
 from flax import nnx
 
 import vit_jax
-from vit_jax.config import from_json, run_options
+from vit_jax.config import from_json
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
@@ -137,7 +137,7 @@ def test_cells(cells: Sequence[Cell]) -> set[int]:
 @functools.cache
 def predictions(workdir: Path, images: Path) -> tuple[np.ndarray, np.ndarray]:
     """Returns for each test image the class that a run's model predicts, and the label."""
-    config = run_options(from_json((workdir / CONFIG).read_text()))
+    config = from_json((workdir / CONFIG).read_text())
     mesh = make_mesh()
     model = vit_jax.load_model(workdir, log=str)
     options = dict(batch_size=config.batch_size, compute=likeliest)

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 import vit_jax
-from vit_jax.config import from_json, run_options
+from vit_jax.config import from_json
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import extractor_of, single_labels
 from vit_jax.ledger.study import Experiment, Study, Trial
@@ -109,7 +109,7 @@ def logistic_regression(workdir: Path) -> dict:
         return json.loads(kept.read_text())
     from sklearn.linear_model import LogisticRegression
 
-    config = run_options(from_json((workdir / CONFIG).read_text()))
+    config = from_json((workdir / CONFIG).read_text())
     model = vit_jax.load_model(
         config.finetune.checkpoint, image_size=config.data.image_size, log=str
     )

@@ -16,13 +16,13 @@ import sys
 import jax
 
 from vit_jax.command import read_config
+from vit_jax.config import run_options, with_values
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import markdown_table, written
 from vit_jax.parallel.chips import GIB
 from vit_jax.planning import cost
 from vit_jax.planning.compile import find_slice
 from vit_jax.planning.estimate import estimate, make_workload
-from vit_jax.runs.memory_check import changed
 from vit_jax.shipped import CONFIGS
 
 CUBES = {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 4096: "16x16x16"}
@@ -95,8 +95,8 @@ def measure(x: int, devices: int, images: int, changes: dict) -> dict:
     """Compiles a step and returns the point's measurements."""
     where = find_slice("v4", CUBES[devices])
     changes = {name if "." in name else f"model.{name}": value for name, value in changes.items()}
-    config = read_config(str(CONFIGS / "vit_b16_jft.py")).unlock()
-    config = changed(config, changes | {"batch_size": images * devices})
+    config = run_options(read_config(str(CONFIGS / "vit_b16_jft.py")))
+    config = with_values(config, changes | {"batch_size": images * devices})
     plan = estimate(config, make_workload(config, None), where, cost.read_prices(cost.PRICES))
     point = {
         "x": x,

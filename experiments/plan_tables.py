@@ -11,6 +11,7 @@ same command continues after an interruption. Needs pip install -e ".[plan]".
 import jax
 
 from vit_jax.command import read_config
+from vit_jax.config import run_options, with_values
 from vit_jax.ledger.prices import first_that_fits
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import markdown_table
@@ -56,8 +57,7 @@ def read(study) -> dict:
 
 def headline(prices, name: str, epochs: int, column: dict) -> list[str]:
     """Returns a row of the first table: a run of the paper on 256 chips of TPU v3."""
-    config = load_config(name)
-    config.epochs = float(epochs)
+    config = with_values(load_config(name), {"epochs": float(epochs)})
     changes, plan = first_that_fits(config, find_slice("v3", "16x16"), prices)
     days, printed = (
         plan.cost.core_days,
@@ -78,8 +78,8 @@ def on_slice(prices, name: str, where) -> list[str]:
 
 
 def load_config(name: str):
-    """Returns the config of a file in configs/."""
-    return read_config(str(CONFIGS / f"{name}.py")).unlock()
+    """Returns the config of a file in configs/, as typed options."""
+    return run_options(read_config(str(CONFIGS / f"{name}.py")))
 
 
 def table(figures: dict) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from flax import nnx
 
 import vit_jax
-from vit_jax.config import from_json, run_options
+from vit_jax.config import from_json
 from vit_jax.data.sources import open_source
 from vit_jax.evaluation.fewshot import Accuracy, few_shot
 from vit_jax.ledger.charts import lines
@@ -82,7 +82,7 @@ def network(workdir: Path, start: str, seed: int) -> nnx.Module:
     """Returns the model of a run or, for the start `random`, a model with random parameters."""
     if start == "pre-trained":
         return vit_jax.load_model(workdir, log=str)
-    arguments = model_arguments(run_options(from_json((workdir / CONFIG).read_text())))
+    arguments = model_arguments(from_json((workdir / CONFIG).read_text()))
     return vit_jax.create_model(num_classes=len(OLD), seed=seed, **arguments)
 
 

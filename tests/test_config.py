@@ -313,7 +313,7 @@ def test_smoke_runs_without_network(name, tmp_path, capsys, monkeypatch):
     file, _, argument = name.partition(":")
     config = load(file, f"{argument},smoke" if argument else "smoke")
     configs.check(config)
-    train(config, tmp_path / "run")
+    train(configs.run_options(config), tmp_path / "run")
     assert "step 2/2" in capsys.readouterr().out
     assert (tmp_path / "run" / "report.html").exists()
 
@@ -326,10 +326,13 @@ def test_smoke_of_evas_fine_tuning_goes_on_from_its_pre_training(
     monkeypatch.setattr(socket.socket, "connect", without_network)
     small = dict(num_classes=10, image_size=56, dim=16, depth=1, mlp_dim=16, heads=2)
     save_model(create_model("ViT-Ti/14", **small), tmp_path / "teacher", library="timm")
-    train(load(name, f"teacher={tmp_path / 'teacher'},smoke"), tmp_path / "pretrained")
+    train(
+        configs.run_options(load(name, f"teacher={tmp_path / 'teacher'},smoke")),
+        tmp_path / "pretrained",
+    )
     config = load(name, "task=finetune_i1k,smoke")
     config.finetune.checkpoint = str(tmp_path / "pretrained")
-    train(config, tmp_path / "run")
+    train(configs.run_options(config), tmp_path / "run")
     said = capsys.readouterr().out
     assert finished_runs(said) == 2 and "fc_norm" in said
 
@@ -337,10 +340,10 @@ def test_smoke_of_evas_fine_tuning_goes_on_from_its_pre_training(
 @pytest.mark.slow
 def test_smoke_of_fcmaes_fine_tuning_goes_on_from_its_pre_training(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", without_network)
-    train(load("fcmae", "smoke"), tmp_path / "pretrained")
+    train(configs.run_options(load("fcmae", "smoke")), tmp_path / "pretrained")
     config = load("convnext", "model=ConvNeXtV2-B,task=finetune_fcmae,smoke")
     config.finetune.checkpoint = str(tmp_path / "pretrained")
-    train(config, tmp_path / "run")
+    train(configs.run_options(config), tmp_path / "run")
     said = capsys.readouterr().out
     assert finished_runs(said) == 2 and "with fcmae's own parameters" in said
 
@@ -352,11 +355,17 @@ def test_smoke_of_beit_v2_reads_a_tokeniser_from_the_workdir_of_its_run(
     monkeypatch.setattr(socket.socket, "connect", without_network)
     small = dict(num_classes=10, image_size=64, dim=16, depth=1, mlp_dim=16, heads=2)
     save_model(create_model("ViT-Ti/16", **small), tmp_path / "teacher", library="timm")
-    train(load("vqkd", f"teacher={tmp_path / 'teacher'},smoke"), tmp_path / "tokeniser")
-    train(load("beitv2", f"teacher={tmp_path / 'tokeniser'},smoke"), tmp_path / "pretrained")
+    train(
+        configs.run_options(load("vqkd", f"teacher={tmp_path / 'teacher'},smoke")),
+        tmp_path / "tokeniser",
+    )
+    train(
+        configs.run_options(load("beitv2", f"teacher={tmp_path / 'tokeniser'},smoke")),
+        tmp_path / "pretrained",
+    )
     config = load("beitv2", "task=finetune,smoke")
     config.finetune.checkpoint = str(tmp_path / "pretrained")
-    train(config, tmp_path / "run")
+    train(configs.run_options(config), tmp_path / "run")
     said = capsys.readouterr().out
     assert finished_runs(said) == 3 and "aggregated loss" in said and "codes used" in said
 
@@ -381,37 +390,37 @@ def test_unknown_argument_is_named():
 
 @pytest.mark.parametrize("name", FILES)
 def test_config_survives_being_written(name):
-    config = load(name)
-    assert (
-        configs.differences(configs.to_json(config), configs.from_json(configs.to_json(config)))
-        == []
-    )
+    options = configs.run_options(load(name))
+    assert configs.from_json(configs.to_json(options)) == options
+    assert configs.differences(configs.to_json(options), options) == []
 
 
 def test_difference_is_named_with_both_values():
     config = load("quickstart")
-    saved = configs.to_json(config)
+    saved = configs.to_json(configs.run_options(config))
     config.optimizer.learning_rate = 0.5
-    assert configs.differences(saved, config) == ["optimizer.learning_rate: 0.002 -> 0.5"]
+    assert configs.differences(saved, configs.run_options(config)) == [
+        "optimizer.learning_rate: 0.002 -> 0.5"
+    ]
 
 
 def test_value_that_is_newer_than_a_run_is_its_default():
     config = load("quickstart")
-    saved = json.loads(configs.to_json(config))
+    saved = json.loads(configs.to_json(configs.run_options(config)))
     del saved["objective"], saved["fewshot"]["seeds"]
-    assert configs.differences(json.dumps(saved), config) == []
+    assert configs.differences(json.dumps(saved), configs.run_options(config)) == []
     config.objective.name = "mae"
-    (difference,) = configs.differences(json.dumps(saved), config)
+    (difference,) = configs.differences(json.dumps(saved), configs.run_options(config))
     assert difference == "objective.name: classification -> mae"
 
 
 @pytest.mark.parametrize("key", sorted(configs.OPERATIONAL))
 def test_values_that_training_does_not_see_may_change(key):
     config = load("quickstart")
-    saved = configs.to_json(config)
+    saved = configs.to_json(configs.run_options(config))
     others = {str: "steps:1-2" if key == "profile" else "full", bool: True, tuple: (7,)}
     config.update_from_flattened_dict({key: others.get(configs.VALUES[key].rule.kind, 7)})
-    assert configs.differences(saved, config) == []
+    assert configs.differences(saved, configs.run_options(config)) == []
 
 
 def test_key_that_nothing_reads_is_refused():
@@ -617,17 +626,10 @@ CONVOLUTIONS = {
 
 
 class Reads:
-    """Notes which values are read: of configs as attributes, and of the typed options."""
+    """Notes which options are read."""
 
     def __init__(self, monkeypatch):
         self.keys, self._noting, self._patch = set(), True, monkeypatch
-        plain = configs.Config.__getattr__
-
-        def noted(config, name):
-            self._note((*config.keys(), name))  # A copy of a part has its keys.
-            return plain(config, name)
-
-        monkeypatch.setattr(configs.Config, "__getattr__", noted)
         self._note_options(run.RunOptions, "")
 
     def _note(self, key):
@@ -673,7 +675,7 @@ def test_every_value_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("vit_jax.runs.loop.claim", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr("vit_jax.runs.loop.deliveries", lambda *_: ())
     monkeypatch.setattr("vit_jax.runs.assemble.with_images_of", reads.unnoted(with_images_of))
-    train(config, tmp_path / "run")
+    train(configs.run_options(config), tmp_path / "run")
     config.finetune.train, config.optimizer.average = "all", 0.0
     config.optimizer.name = "adafactor"  # It alone bounds its updates.
     smaller = {
@@ -710,18 +712,18 @@ def test_every_value_is_read(tmp_path, monkeypatch):
         typed = configs.run_options(load(name, argument))
         classes = OBJECTIVES[typed.objective.name].outputs(typed)
         make_program(typed, num_classes=classes, steps=2, mesh=make_mesh(typed.mesh))
+    config = configs.run_options(config)
     rate_search.rate_jobs(config, tmp_path / "sweep", flags=())
     rate_search.seed_jobs(config, tmp_path / "sweep", flags=(), rate=0.1)
     monkeypatch.undo()
-    unread = set()
-    for key in configs.VALUES:
-        section, _, name = key.rpartition(".")
-        part = config[section] if section else config
-        if not {key, (*part.keys(), name)} & reads.keys:
-            unread.add(key)
     # The length is given in steps, no checkpoint has parameters of an objective, nothing is chosen
     # by the time, and the last step is kept.
-    assert unread == {"epochs", "finetune.objective", "minutes", "early_stopping"}
+    assert configs.VALUES.keys() - reads.keys == {
+        "epochs",
+        "finetune.objective",
+        "minutes",
+        "early_stopping",
+    }
 
 
 UNREAD = {
@@ -772,18 +774,20 @@ def default(key):
 @pytest.mark.parametrize("argument", [(), ("smoke",)])
 def test_no_shipped_config_has_a_value_that_its_run_does_not_read(argument):
     for name in FILES:
-        assert configs.unread(load(name, *argument)) == {}, name
+        assert configs.unread(configs.run_options(load(name, *argument))) == {}, name
 
 
 def test_a_run_that_began_with_an_unread_value_goes_on_without_it():
     config = configs.base_config()
     config.steps = 10
     config.mae.mask_ratio = 0.6
-    saved = configs.to_json(config)
+    saved = configs.to_json(configs.run_options(config))
     config.mae.mask_ratio = 0.75
-    assert configs.differences(saved, config) == []
+    assert configs.differences(saved, configs.run_options(config)) == []
     config.objective.name = "mae"
-    assert configs.differences(saved, config) == ["objective.name: classification -> mae"]
+    assert configs.differences(saved, configs.run_options(config)) == [
+        "objective.name: classification -> mae"
+    ]
 
 
 def test_every_objective_is_known_to_the_options_of_objectives():

@@ -22,7 +22,15 @@ ALLOWED = {
     "recipes": {"config", "data", "models", "published"},
     "interop": {"models", "options", "published"},
     "evaluation": {"models", "data", "parallel", "config", "options", "recipes", "published"},
-    "run_suites": {"checkpoint_crop", "data", "dense", "evaluation", "image_text", "interop"}
+    "run_suites": {
+        "checkpoint_crop",
+        "data",
+        "dense",
+        "evaluation",
+        "image_text",
+        "interop",
+        "options",
+    }
     | {"load", "parallel", "runs"},
     "training": {"models", "data", "parallel", "config", "options", "evaluation"},
     "runs": {
@@ -77,7 +85,7 @@ ALLOWED = {
         "published",
     }
     | {"runs"},
-    "interface": {"command", "config", "models", "published", "runs", "training"},
+    "interface": {"command", "config", "config_types", "models", "published", "runs", "training"},
     "inspection": {"models"},
     "config_page": {"config", "options"},
     "command": {"config", "config_page", "config_types", "shipped"},
@@ -101,7 +109,7 @@ ALLOWED = {
     }
     | {"parallel"},
     "planning": {"config", "models", "options", "data", "parallel", "training", "runs", "libtpu"},
-    "benchmarks": {"config", "models", "data", "parallel", "interop", "evaluation"}
+    "benchmarks": {"config", "models", "data", "options", "parallel", "interop", "evaluation"}
     | {"training", "runs", "planning", "load", "save"},
 }
 PARTS = sorted(

@@ -43,8 +43,8 @@ __all__ = [
     "zero_shot",
 ]
 
-# Module of each public name. Modules are imported when a name is first used, to make `import
-# vit_jax` fast.
+# Maps each public name to its module. A module is imported when one of its names is first used, so
+# `import vit_jax` is fast.
 _MODULES = {
     "FineTuned": "interface",
     "MODELS": "models",

@@ -15,7 +15,7 @@ from vit_jax.errors import UserError, nearest, readers_may_leave
 
 @readers_may_leave()
 def main() -> None:
-    """Runs the command that the first argument names, with all other arguments."""
+    """Runs the command named by the first argument, and passes all other arguments to it."""
     name, *arguments = sys.argv[1:] or [""]
     if name in COMMANDS:
         start(COMMANDS[name], arguments)

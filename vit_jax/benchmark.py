@@ -122,8 +122,7 @@ def main(arguments: list[str]) -> None:
 
 def _of_overhead() -> dict[str, Any]:
     config = CONFIG.value or command.read_config("configs/quickstart.py")
-    check(config)
-    return dict(config=config)
+    return dict(config=check(config))
 
 
 def _of_peers() -> dict[str, Any]:
@@ -159,7 +158,9 @@ def _of_steps() -> dict[str, Any]:
 
 
 def _of_crops() -> dict[str, Any]:
-    configs = {name: command.read_config(f"configs/dino.py:model={name}") for name in MODELS.value}
+    configs = {
+        name: check(command.read_config(f"configs/dino.py:model={name}")) for name in MODELS.value
+    }
     return dict(configs=configs, slices=SLICES.value, images=IMAGES.value)
 
 
@@ -182,8 +183,8 @@ def _of_prediction() -> dict[str, Any]:
     return dict(models=MODELS.value, images=images)
 
 
-# For some benchmarks, a function that returns the arguments of `measure` from the flags. All other
-# benchmarks have no arguments.
+# Maps a benchmark to a function without arguments. The function reads the flags, and returns the
+# keyword arguments of the benchmark's `measure`. Benchmarks that are not listed have no arguments.
 ARGUMENTS = {
     "overhead": _of_overhead,
     "input": lambda: dict(host=HOST.value),

@@ -15,13 +15,16 @@ def checkpoint_crop(
 ) -> TestCrop:
     """Returns a checkpoint's evaluation crop, adapted to another image size.
 
-    The ratio of crop size to resized image is the same for all sizes.
+    The short side of the resized image is scaled in proportion to the crop. For example, a
+    checkpoint that resizes to 256 pixels and crops to 224 pixels resizes to 512 pixels for a crop
+    of 448 pixels.
 
     Args:
       checkpoint: the checkpoint.
       size: size of the crop in pixels, or its height and width.
-      mode: `fast` or `exact`, as in `TestCrop`; None: the mode of the checkpoint's run, or `fast`
-        if the checkpoint is not from a run.
+      mode: how JPEGs are decoded: `fast`, at a reduced size where possible, or `exact`, like
+        Pillow. None: the mode of the checkpoint's run, or `fast` if the checkpoint is not from a
+        run.
       default: preprocessing for a checkpoint that contains no preprocessing.
 
     Raises:

@@ -25,7 +25,7 @@ class Classifier(NamedTuple):
       model: the model.
       class_names: the names of the classes; empty: the model has no head.
       crop: the evaluation transform.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: function from logits to probabilities: `softmax` or `sigmoid`.
       image_text: the image-text model of a zero-shot classifier; None for other classifiers.
     """
 
@@ -55,8 +55,8 @@ def open_classifier(
       image_size: image size of the model; None: the checkpoint's.
       resize: short side of the image before the central crop, in pixels; None: the checkpoint's.
       merge_tokens: number of patches that each layer of a ViT merges (`ViTOptions.merge_tokens`).
-      decode: `fast` or `exact`; None: the mode of the checkpoint's run, or `fast` if the checkpoint
-        is not from a run.
+      decode: how JPEGs are decoded: `fast`, or `exact` (like Pillow); None: the mode of the
+        checkpoint's run, or `fast` if the checkpoint is not from a run.
       classes: a file with a class name in each line; None: the checkpoint's names.
       names: class names for zero-shot classification by an image-text model, separated by commas,
         or a file with a name in each line. None: no zero-shot classification; the model's head
@@ -97,7 +97,7 @@ def open_classifier(
 
 
 def _changes(**arguments: Any) -> dict[str, Any]:
-    """Returns the changes of a model's arguments, without arguments that are None or 0."""
+    """Returns the arguments that are neither None nor 0: the model arguments to change."""
     return {name: value for name, value in arguments.items() if value}
 
 

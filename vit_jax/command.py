@@ -28,7 +28,7 @@ from vit_jax.small_files import check_small
 if TYPE_CHECKING:
     from vit_jax.config_types import TypedConfig
 
-# Name of the attribute of a config that contains a copy of the config as its file has returned it.
+# Name of a config's attribute, which contains a copy of the config before command-line changes.
 _AS_IN_FILE = "_as_in_file"
 # Most frequently changed values of training runs.
 COMMON = (
@@ -48,9 +48,12 @@ WRITTEN = {"out", "embed", "dry_run"}  # Flags that name an output file or folde
 def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> None:
     """Parses the flags, calls `main` with the other arguments, and sets the exit code.
 
-    Exit codes: 0, the command has finished, or a signal has stopped it after it saved its state; 1,
-    a bug, with a traceback; 2, a user error; 141, the reader of the output has closed it, as in
-    `| head`.
+    Exit codes:
+
+    - 0: the command has finished, or a signal has stopped it after it saved its state.
+    - 1: a bug; a traceback is printed.
+    - 2: a user error.
+    - 141: the reader of the command's output has closed the pipe, as `head` does in `| head`.
 
     `--help` prints one screen about the command. `--helpfull` also lists all values of the config,
     and `--help=optimizer` lists one section.
@@ -89,7 +92,7 @@ def _format_warning(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """Formats a warning of this package about the user's data without its place in the code."""
+    """Formats a warning. Warnings of this package are formatted without the line of the code."""
     own = Path(filename).is_relative_to(Path(__file__).parent)
     if own and category is UserWarning:
         return f"warning: {message}\n"
@@ -113,8 +116,9 @@ def _help(section: str, common: Sequence[str]) -> str:
     """Returns the text for a help flag.
 
     Args:
-      section: result of `_help_asked`. With '' or `full`, the text contains the command's purpose,
-        flags and config values. With a section of the config, it only contains this section.
+      section: result of `_help_asked`. For '' and `full`, the text contains the command's purpose,
+        its flags and config values. For the name of a section, the text only contains the config
+        values of this section.
       common: keys of the most frequently changed config values.
     """
     takes_config = "config" in flags.FLAGS
@@ -130,7 +134,8 @@ def _help(section: str, common: Sequence[str]) -> str:
         if named := re.fullmatch(r"--?config=(.+)", argument):
             found = dict(leaves(read_config(named[1])))
             values = {key: found[key] for key in common}
-            # With `auto`, values that the file does not set are chosen by the data and the device.
+            # If `config.auto` is set, default values are later replaced according to the data and
+            # the device. These default values are printed as `...`.
             if found["auto"] != "none":
                 values |= {
                     key: "..." for key, value in values.items() if value == VALUES[key].default
@@ -142,7 +147,10 @@ def _help(section: str, common: Sequence[str]) -> str:
 
 
 def _flags_of_command() -> str:
-    """Returns help on the command's own flags, with their defaults, in the format of `listing`."""
+    """Returns help on the command's own flags.
+
+    A flag has a line with its name and default, followed by indented lines with its meaning.
+    """
     lines = ["Flags:"]
     for flag in flags.FLAGS.get_key_flags_for_module(sys.modules["__main__"].__name__):
         default = "" if flag.default in (None, []) else flag.default_as_str.strip("'")
@@ -186,7 +194,7 @@ def mistakes():
 
 
 def other_package() -> Path | None:
-    """Returns the folder of google-research/vision_transformer's package; None: not importable."""
+    """Returns the folder of google-research's package `vit_jax`; None: it is not importable."""
     folders = (Path(entry, "vit_jax").absolute() for entry in ["", *sys.path])
     return next((folder for folder in folders if os.path.isfile(folder / "models_vit.py")), None)
 
@@ -221,17 +229,19 @@ def read_config(path: str) -> "TypedConfig":
 
 
 def as_in_file(config: ConfigDict) -> ConfigDict | None:
-    """Returns the config as its file has returned it, before any changes; None: not from a file."""
+    """Returns the config as its file has returned it, before command-line changes.
+
+    The result is None if the config was not read from a file.
+    """
     return config.__dict__.get(_AS_IN_FILE)
 
 
 def config_file(name: str) -> str:
-    """Returns the path of a config file: `name` if this file exists, else the package's config.
+    """Returns the path of a config file, given a path or the name of one of the package's configs.
 
-    If neither exists, the result is `name`.
-
-    From any current folder, `configs/quickstart.py`, `quickstart.py` and `quickstart` are names of
-    the package's config `quickstart`.
+    If the file `name` exists, its path is returned. Otherwise the package's configs are searched:
+    `configs/quickstart.py`, `quickstart.py` and `quickstart` all name the package's config
+    `quickstart`, from any current folder. If nothing is found, `name` is returned unchanged.
     """
     stem = name.removeprefix("configs/").removesuffix(".py")
     if os.path.isfile(name) or "/" in stem:
@@ -241,7 +251,7 @@ def config_file(name: str) -> str:
 
 
 class _ConfigFault(Exception):
-    """Exception that carries a UserError of a config file through absl's parser of flags.
+    """Exception that passes a UserError of a config file unchanged through absl's parser of flags.
 
     absl changes the message of any ValueError, and a UserError is a ValueError.
     """
@@ -318,7 +328,8 @@ def parse_flags() -> list[str]:
             f"there is no flag --{error.flagname}{meant}; the usage is {usage}"
         ) from error
     except (flags.Error, KeyError, AttributeError, TypeError, ValueError, SyntaxError) as error:
-        # ml_collections also raises these exceptions, for config values on the command line.
+        # absl raises flags.Error. ml_collections raises the other exceptions if a config value on
+        # the command line is invalid.
         raise UserError(str(error).strip().splitlines()[-1]) from error
 
 
@@ -333,10 +344,10 @@ def _check_keys(arguments: list[str]) -> None:
 
 
 def _without_unset(arguments: list[str]) -> tuple[list[str], set[str]]:
-    """Separates arguments such as `--config.steps=None`, which ml_collections would misread.
+    """Removes arguments such as `--config.steps=None`, because ml_collections would misread them.
 
     Returns:
-      All other arguments, and the keys that are set to None.
+      The other arguments, and the config keys that the removed arguments set to None.
     """
     set_arguments, unset = [], set()
     for argument in arguments:
@@ -349,7 +360,7 @@ def _without_unset(arguments: list[str]) -> tuple[list[str], set[str]]:
 
 
 def _check_written() -> None:
-    """Raises UserError if a flag for an output folder or file has the URL of a bucket."""
+    """Raises UserError if a flag for an output folder or file is a `gs://` or `s3://` URL."""
     for name in WRITTEN & {*flags.FLAGS}:
         value = flags.FLAGS[name].value
         if re.match("(gs|s3)://", str(value)):
@@ -359,7 +370,10 @@ def _check_written() -> None:
 
 
 def _unset_key(argument: str) -> str | None:
-    """Returns KEY of `--config.KEY=None`, if this value may be None. Else returns None."""
+    """Returns KEY for an argument `--config.KEY=None`, if the config value KEY may be None.
+
+    For all other arguments the result is None.
+    """
     found = re.fullmatch(r"--?config\.([^=]+)=None", argument) if "config" in flags.FLAGS else None
     value = VALUES.get(found[1]) if found else None
     return found[1] if value and (value.default is None or value.optional) else None

@@ -15,9 +15,10 @@ class Command(NamedTuple):
 
     @property
     def about(self) -> str:
-        """Summary of the command: the first docstring line of its config, else of its module.
+        """Summary of the command: the first line of a docstring.
 
-        The file is not imported.
+        The docstring is that of the command's default config. If the command has no default config,
+        it is the docstring of the command's module. Neither file is imported.
         """
         file = CONFIGS / f"{self.config}.py" if self.config else self._file
         return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]

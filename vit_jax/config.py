@@ -5,6 +5,7 @@ config through `choose(config, argument)`. docs/config.md lists all values. An u
 an error.
 """
 
+import dataclasses
 import difflib
 import functools
 import json
@@ -33,11 +34,12 @@ SECTIONS = {
 OPERATIONAL = {key for key, value in VALUES.items() if value.operational}
 
 
-# Name of the attribute of a config, and of each section, with the keys that the user has set.
+# Name of an attribute that a config and each of its sections have: the keys set by the user.
 _GIVEN = "_given"
 
-# New keys of renamed values (CHANGELOG.md), by their old keys. Options that were moved from the
-# section `objective` to the section of their objective are found by name, and not listed here.
+# Maps the old key of a renamed value to the new key (CHANGELOG.md). Not listed are options that
+# only moved from the section `objective` to the section of one objective: `_new_names` finds them
+# by their names.
 RENAMED = {
     "model.deviation": "model.std",
     "model.head_deviation": "model.head_std",
@@ -95,9 +97,9 @@ class Config(ConfigDict):
     def copy_and_resolve_references(
         self, visit_map: dict[int, ConfigDict] | None = None
     ) -> "Config":
-        """Returns a copy in which references are replaced by their values.
+        """Returns a copy in which references (`FieldReference`) are replaced by their values.
 
-        The copy has the same record of keys that the user has set.
+        The copy also contains the record of the keys that the user has set.
         """
         copied = super().copy_and_resolve_references(visit_map)
         copied.__dict__[_GIVEN] = {*self.__dict__.get(_GIVEN, ())}
@@ -124,8 +126,8 @@ class Config(ConfigDict):
     def _dotted(self, key: str) -> str:
         """Returns the dotted form of a key of this section: `optimizer.clip_norm` for `clip_norm`.
 
-        A section does not store its own name. The section with the same set of keys is searched in
-        `SECTIONS`. Keys of the top level do not change.
+        A section does not store its own name. The name is found by the section's set of keys. Keys
+        of the top level do not change.
         """
         names = {*self.keys()}
         section = next(
@@ -147,7 +149,7 @@ class Config(ConfigDict):
 def given_keys(config: ConfigDict) -> set[str]:
     """Returns the dotted keys of values that the user has set, on the command line or in a program.
 
-    These are all keys that were set after the config's file, or `base_config`, has returned it.
+    These are all keys that were set after the config was returned by its file or by `base_config`.
     """
     keys = set()
     for key, value in config.items():
@@ -185,7 +187,7 @@ def base_config() -> "TypedConfig":
     return cast("TypedConfig", config.lock())
 
 
-# Arguments of configs that are whole numbers.
+# Names of config arguments that must be whole numbers: `steps` in `composed:steps=100`.
 WHOLE_NUMBERS = {"decoder", "epochs", "images", "side", "size", "steps", "window"}
 
 
@@ -217,11 +219,12 @@ def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str],
 
 
 def chosen_teacher(named: str, argument: str | None, default: str | None = None) -> str | None:
-    """Returns the teacher of a config.
+    """Returns the checkpoint of the teacher model for a config with a teacher.
 
     Args:
-      named: the teacher that the user has named, or empty.
-      argument: argument of the config. For `smoke`, the teacher is `random`.
+      named: the teacher that the user has named; empty: not named.
+      argument: text after the colon in `--config=FILE.py:ARGUMENT`. If it is `smoke` and the user
+        has named no teacher, the teacher is `random`.
       default: the teacher in all other cases.
     """
     return named or ("random" if argument == "smoke" else default)
@@ -238,7 +241,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2))
     config.model.name = config.model.name or "ViT-B/16"
     config.checkpoint.every = 2
-    # These evaluations are disabled because their data sets may be missing on this machine.
+    # Few-shot, k-NN and suite evaluations are disabled, because their data sets may be missing.
     config.fewshot.every = config.knn.every = 0
     config.evaluate.suites = ()
     family, values = parse_name(config.model.name)
@@ -257,7 +260,8 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     config.optimizer.warmup_steps = 1
     smaller = {key: option.smoke for key, option in VALUES.items() if option.smoke is not None}
     config.update_from_flattened_dict(smaller)
-    config.update_from_flattened_dict({key: VALUES[key].default for key in unread(config)})
+    needless = unread(run_options(config))
+    config.update_from_flattened_dict({key: VALUES[key].default for key in needless})
     return config
 
 
@@ -282,7 +286,10 @@ def unknown_key(key: str) -> str:
 
 
 def _similar_keys(key: str) -> str:
-    """Returns keys similar to an unknown key, for a message; keys of its section come first."""
+    """Returns a text with keys similar to an unknown key, for an error message.
+
+    If the unknown key is in an existing section, only keys of this section are searched.
+    """
     section, _, name = key.rpartition(".")
     if section:
         inside = [key.rpartition(".")[2] for key in VALUES if key.startswith(f"{section}.")]
@@ -325,26 +332,48 @@ def check_values(values: Mapping[str, Any]) -> None:
             _require(value.rule.holds(values[key]), key, values[key], value.rule.words)
 
 
-def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None = None) -> None:
-    """Raises UserError for unknown keys, invalid values, and changed values that have no effect.
+def check(
+    config: ConfigDict, handed_in: bool = False, file: ConfigDict | None = None
+) -> RunOptions:
+    """Checks a config, and returns it as typed options.
 
     Args:
       config: the config.
-      handed_in: the objective was passed by a program. It may use the options of all objectives.
-      file: the config as its file has returned it. A change by the user may have the consequence
-        that another value of the file has no effect. This is no error. None: no such config.
+      handed_in: True: a program has passed its own objective class, which may use the options of
+        all objectives.
+      file: the config as its file has returned it, before changes by the user. If such a change
+        makes an unchanged value of the file ineffective, no error is raised. None: the config is
+        not from a file.
+
+    Raises:
+      UserError: a key is unknown, a value is invalid, or a changed value has no effect.
     """
     check_values(dict(leaves(config)))
+    options = run_options(config)
+    check_options(options, handed_in, file and run_options(file))
+    return options
+
+
+def check_options(
+    options: RunOptions, handed_in: bool = False, file: RunOptions | None = None
+) -> None:
+    """Raises UserError for values that are inconsistent, and for changed values without effect.
+
+    Args:
+      options: options whose values `check_values` has accepted.
+      handed_in: True: a program has passed its own objective class, which may use the options of
+        all objectives.
+      file: the options as the config's file has returned them. An ineffective value of the file
+        is accepted if the user has not changed it. None: the config is not from a file.
+    """
     for key in VALUES:
-        check_fits(config, key)
-    values = dict(leaves(config))
+        check_fits(options, key)
+    values = dict(leaves(options))
     in_file = {} if file is None else dict(leaves(file))
     unread_in_file = {} if file is None else unread(file)
-    for key, needs in unread(config).items():
+    for key, needs in unread(options).items():
         value = values[key]
-        kept = (
-            key in in_file and key not in unread_in_file and _plain(in_file[key]) == _plain(value)
-        )
+        kept = key in in_file and key not in unread_in_file and in_file[key] == value
         of_objective = key.split(".")[0] in ("objective", *OBJECTIVE_NAMES)
         if not (kept or (handed_in and of_objective)):
             raise UserError(
@@ -353,82 +382,103 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
             )
 
 
-def unread(config: ConfigDict) -> dict[str, str]:
-    """Returns the changed values that have no effect, by dotted key.
+def unread(options: RunOptions) -> dict[str, str]:
+    """Finds values that differ from their defaults, but have no effect.
 
     Returns:
-      For each key, the condition under which the value would have an effect.
+      For each such value, by dotted key: the condition under which it would have an effect.
     """
-    changed = [key for key, value in leaves(config) if _plain(value) != _plain(VALUES[key].default)]
-    needed = {key: needs(config) for key in changed if (needs := VALUES[key].requires)}
+    changed = [key for key, value in leaves(options) if value != VALUES[key].default]
+    needed = {key: needs(options) for key in changed if (needs := VALUES[key].requires)}
     return {key: words for key, words in needed.items() if words}
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def check_fits(config: ConfigDict | RunOptions, key: str) -> None:
-    """Raises UserError if a value is inconsistent with other values of the config."""
+def check_fits(options: RunOptions, key: str) -> None:
+    """Raises UserError if a value is inconsistent with other options."""
     if validate := VALUES[key].validate:
-        value = functools.reduce(getattr, key.split("."), config)
-        words = validate(value, config)
+        value = value_at(options, key)
+        words = validate(value, options)
         _require(not words, key, value, words)
 
 
-def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted key, value) for all values of a config."""
-    for key, value in config.items():
-        if isinstance(value, ConfigDict):
-            yield from leaves(value, f"{prefix}{key}.")
+def leaves(config: ConfigDict | RunOptions) -> Iterator[tuple[str, Any]]:
+    """Yields (dotted key, value) for all values of a config or of typed options."""
+    items = config.items() if isinstance(config, ConfigDict) else vars(config).items()
+    for key, value in items:
+        if isinstance(value, ConfigDict) or dataclasses.is_dataclass(value):
+            yield from ((f"{key}.{name}", inner) for name, inner in leaves(value))
         else:
-            yield prefix + key, value
+            yield key, value
+
+
+def value_at(options: RunOptions, key: str) -> Any:
+    """Returns the value with a dotted key, such as `optimizer.learning_rate`."""
+    return functools.reduce(getattr, key.split("."), options)
 
 
 def run_options(config: ConfigDict) -> RunOptions:
     """Converts a config to typed options, `RunOptions`."""
-    return _options(RunOptions, config)
+
+    def converted(kind: type, section: ConfigDict) -> Any:
+        sections, values = sections_of(kind), {}
+        for name, value in section.items():
+            if name in sections:
+                value = converted(sections[name], value)
+            elif isinstance(value, list):  # JSON has lists in place of tuples.
+                value = tuple(value)
+            values[name] = value
+        return kind(**values)
+
+    return converted(RunOptions, config)
 
 
-def _options(kind: type, config: ConfigDict) -> Any:
-    sections, values = sections_of(kind), {}
-    for name, value in config.items():
-        if name in sections:
-            value = _options(sections[name], value)
-        elif isinstance(value, list):  # JSON has lists in place of tuples.
-            value = tuple(value)
-        values[name] = value
-    return kind(**values)
+def with_values(options: RunOptions, values: Mapping[str, Any]) -> RunOptions:
+    """Returns options with other values, which are given by their dotted keys."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, {})[name] = value
+    top = sections.pop("", {})
+    changed = {
+        section: dataclasses.replace(getattr(options, section), **inner)
+        for section, inner in sections.items()
+    }
+    return dataclasses.replace(options, **top, **changed)
 
 
-def to_json(config: ConfigDict) -> str:
-    """Returns the config as JSON for `from_json`. The order of keys is preserved."""
-    return json.dumps(config.to_dict(), indent=2)
+def to_json(options: RunOptions) -> str:
+    """Returns the options as JSON for `from_json`. The order of keys is preserved."""
+    return json.dumps(dataclasses.asdict(options), indent=2)
 
 
-def from_json(text: str) -> ConfigDict:
-    """Returns the config that `to_json` has written."""
+def from_json(text: str) -> RunOptions:
+    """Returns the options that `to_json` has written.
+
+    Options that did not exist when the text was written have their defaults.
+
+    Raises:
+      ConfigMistake: a key is unknown, or a value has the wrong type.
+    """
     config = base_config()
-    config.unlock().update(json.loads(text))
-    return config.lock()
+    config.update(json.loads(text))
+    return run_options(config)
 
 
-def differences(saved: str, config: ConfigDict) -> list[str]:
+def differences(saved: str, options: RunOptions) -> list[str]:
     """Returns the changes that prevent a run from being resumed, each as `key: saved -> new`.
 
     Args:
-      saved: the run's config as JSON.
-      config: the new config.
+      saved: the run's options as JSON.
+      options: the new options.
     """
-    # `from_json` adds options that did not exist when the config was saved, with their defaults.
-    texts = to_json(from_json(saved)), to_json(config)
-    old, new = (dict(leaves(ConfigDict(json.loads(text)))) for text in texts)
+    earlier = from_json(saved)
     # Saved values without effect are ignored, because earlier versions accepted them.
-    ignored = OPERATIONAL | unread(from_json(saved)).keys()
+    ignored = OPERATIONAL | unread(earlier).keys()
+    old, new = dict(leaves(earlier)), dict(leaves(options))
     return [
-        f"{key}: {old.get(key)} -> {new.get(key)}"
-        for key in sorted(old.keys() | new.keys())
-        if key not in ignored and old.get(key) != new.get(key)
+        f"{key}: {old[key]} -> {new[key]}"
+        for key in sorted(old)
+        if key not in ignored and old[key] != new[key]
     ]
 
 

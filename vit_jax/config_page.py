@@ -54,7 +54,7 @@ def types() -> str:
         '        """Sets several values."""',
         "        super().update(*other, **values)",
     ]
-    # The class of the whole config comes last.
+    # The class of the whole config refers to the classes of the sections, so it comes last.
     for section in sorted(SECTIONS, key=lambda section: not section):
         lines += ["", "", f"class {_class_of(section)}(Section):"]
         about = f"Values of `config.{section}`" if section else "All values of a config"

@@ -43,14 +43,14 @@ def objective_at(source: str) -> str | None:
     """
     path = Path(split_checkpoint(source)[0])
     if not is_workdir(str(path)):
-        # Heads for segmentation and detection predict classes. Only workdirs contain their names,
-        # so such heads are only read from workdirs.
+        # Heads for segmentation and detection predict classes. Class names are only stored in
+        # workdirs, so these heads can only be loaded from workdirs.
         objective = open_objective_files(path, check_finite) if path.is_dir() else None
         return DEPTH.objective if objective and objective.name == DEPTH.objective else None
     from vit_jax.runs.workdir import place_of, saved_run
 
     saved = saved_run(place_of(source)[0])
-    return saved and saved.options.objective.name
+    return saved and saved.config.objective.name
 
 
 def load_segmenter(
@@ -63,12 +63,13 @@ def load_segmenter(
     """Loads the model of a segmentation run with its head.
 
     `segmenter.predict(images)` returns the class of each pixel, for images of any size.
-    `segmenter(images)` returns the scores of preprocessed images.
+    `segmenter(images)` computes the class scores of images that are already preprocessed.
 
     Args:
       source: the workdir of a run with `config.objective.name='segmentation'`, `WORKDIR@best` or
         `WORKDIR@STEP`.
-      image_size: size of the windows in pixels; None: the run's image size.
+      image_size: size in pixels of the sliding windows into which an image is split; None: the
+        run's image size.
       decode: `fast`, or `exact` to decode whole JPEGs with Pillow; None: the run's mode.
       log: callback for each line of the log.
 
@@ -117,7 +118,8 @@ def load_depth(
     Args:
       source: the workdir of a run with `config.objective.name='depth'`, `WORKDIR@best` or
         `WORKDIR@STEP`; or a folder with a depth head, written by `vit_jax.convert`.
-      image_size: size of the windows in pixels; None: the run's image size.
+      image_size: size in pixels of the sliding windows into which an image is split; None: the
+        run's image size.
       decode: `fast`, or `exact` to decode whole JPEGs with Pillow; None: the run's mode.
       log: callback for each line of the log.
       **changes: other model arguments to change, as in `load_model`. For example,
@@ -156,7 +158,13 @@ class Predictor:
         self.crop = crop
 
     def __call__(self, model: Any, images: Any, **options: Any) -> list[Any]:
-        """Returns the prediction of each image, as in `Segmenter.predict`."""
+        """Returns the prediction of each image: classes or depths of its pixels, or its objects.
+
+        Args:
+          model: the model.
+          images: paths, PIL images or uint8 arrays of any size, as in `ImageModel.predict`.
+          **options: arguments of `predict` of the model, such as a segmenter's `whole`.
+        """
         source = image_source(images)
 
         def reject(index: int, error: Unreadable | OSError) -> None:
@@ -167,7 +175,10 @@ class Predictor:
     def stream(
         self, model: Any, source: Source, on_unreadable: OnUnreadable, **options: Any
     ) -> Iterator[tuple[int, Any]]:
-        """Yields the index and the prediction of each readable image, as `DenseModel.stream`."""
+        """Yields the index and the prediction of each readable image of a data source.
+
+        The arguments are described in `vit_jax.models.dense.dense_model.DenseModel.stream`.
+        """
         raise NotImplementedError
 
 
@@ -246,7 +257,11 @@ PREDICTORS: dict[str, Callable[[TestCrop], Predictor]] = {
 
 
 def placed_crop(crop: TestCrop, image: bytes | np.ndarray) -> tuple[Placement, np.ndarray]:
-    """Crops an image; returns the crop's placement, and the crop, uint8 `[height, width, 3]`.
+    """Crops an image.
+
+    Returns:
+      The rectangle of the image that the crop shows, as a `Placement`; and the crop, uint8
+      `[height, width, 3]`.
 
     Raises:
       Unreadable: the image is damaged.
@@ -264,11 +279,12 @@ def detections(
     """Converts a detector's outputs for a crop to objects in the original image.
 
     Args:
-      best: the outputs of one image, as NumPy arrays without a batch axis.
+      best: the detector's outputs for one crop, as NumPy arrays without a batch axis.
       placement: placement of the crop in the original image.
       threshold: minimum score of an object.
-      encode: function that encodes a mask, bool `[height, width]`, such as `run_lengths_of`. Each
-        mask is encoded at once, so that memory does not contain all of them. None: masks remain.
+      encode: function that compresses a mask, bool `[height, width]`, such as `run_lengths_of`.
+        Each mask is compressed before the next one is computed, which saves memory. None: the
+        result contains the masks as arrays.
     """
     selected = best.scores >= threshold
     corners = original_corners(best.boxes[selected], placement)
@@ -289,7 +305,11 @@ def detections(
 
 
 def mask_quality(logits: np.ndarray) -> float:
-    """Returns the mean probability of a mask's pixels, given their logits; 0 without pixels."""
+    """Returns the mean probability (sigmoid of the logits) of a mask's pixels; 0 for an empty mask.
+
+    Args:
+      logits: logits of the mask's pixels, `[pixels]`.
+    """
     return float((1 / (1 + np.exp(-logits))).mean()) if logits.size else 0.0
 
 

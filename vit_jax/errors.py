@@ -1,4 +1,4 @@
-"""The exception `UserError`, which commands print without a traceback, and helpers for messages."""
+"""`UserError`, which commands print without a traceback, and functions for error messages."""
 
 import contextlib
 import difflib
@@ -35,8 +35,8 @@ OF_SYSTEM = {
 class UserError(ValueError):
     """An error that the user can correct. Commands print its message and exit with code 2.
 
-    The message describes the error, its place and the allowed values. It is always a single line:
-    line breaks in file names are replaced by spaces.
+    The message describes the error, names the option or the file, and lists the allowed values. It
+    is always a single line: line breaks in file names are replaced by spaces.
     """
 
     def __init__(self, message: str):
@@ -44,9 +44,10 @@ class UserError(ValueError):
 
 
 def mistake(error: BaseException) -> str | None:
-    """Returns the message for the user; None: the error is a bug.
+    """Returns the message that a command prints for an error, or None if the error is a bug.
 
-    UserErrors, file system errors and out-of-memory errors have such a message.
+    UserErrors, file system errors and out-of-memory errors have a message. All other errors are
+    bugs.
     """
     if isinstance(error, UserError):
         message = str(error)
@@ -67,9 +68,10 @@ def mistake(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def readers_may_leave():
-    """Context that exits without a traceback if the reader of the output has closed it (`| head`).
+    """Context manager that exits quietly if standard output is a closed pipe (`command | head`).
 
-    The exit code is 141, as for a process that SIGPIPE has ended.
+    No traceback is printed. The exit code is 141, as for a process that the signal SIGPIPE has
+    ended.
     """
     try:
         try:
@@ -79,22 +81,24 @@ def readers_may_leave():
     except BrokenPipeError:
         if not _unread(sys.stdout.fileno()):
             raise
-        # Without this, Python would flush the remaining output at exit, and report another error.
+        # Replaces standard output by /dev/null. Otherwise Python would flush the remaining output
+        # to the closed pipe at exit, and report a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
 
 
 def _unread(descriptor: int) -> bool:
-    """Returns True if the reader of a pipe has closed it."""
+    """Returns True if the pipe with the file descriptor `descriptor` has no reader any more."""
     poll = select.poll()
     poll.register(descriptor, 0)  # With the mask 0, `poll` only reports errors.
     return bool(poll.poll(0))
 
 
 def requested_bytes(error: BaseException) -> int | None:
-    """Returns the size of a failed allocation in bytes; None: `error` is not about memory.
+    """Returns the size in bytes of the allocation that failed with an out-of-memory error.
 
-    The size is 0 if the error message does not contain it.
+    The size is 0 if the error message does not contain it. For any other kind of error the function
+    returns None.
     """
     text = str(error)
     of_device = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in text
@@ -117,7 +121,7 @@ def as_text(path: str) -> str:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown word: the closest choice, or all choices."""
+    """Returns a hint for an unknown word: the most similar choice, or otherwise all choices."""
     choices = sorted(choices)
     spelled = {choice.casefold(): choice for choice in choices}
     close = difflib.get_close_matches(word.casefold(), spelled, n=1, cutoff=0.5)

@@ -112,7 +112,7 @@ def check_applicable(given: Sequence[str]) -> None:
 
 
 def _check_measured(results: Results) -> None:
-    """Raises UserError if no row of the chosen suites has a metric."""
+    """Raises UserError if none of the chosen suites could compute a metric."""
     chosen = {suite.name for suite in chosen_suites(SUITE.value)}
     rows = [row for (suite, _), row in results.rows.items() if suite in chosen]
     if rows and all(row.accuracy is None for row in rows):

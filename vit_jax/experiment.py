@@ -176,10 +176,12 @@ def print_experiment(name: str, experiment: Experiment, recorded: dict) -> None:
 
 
 def price(recorded: dict, name: str) -> str:
-    """Returns the device-days of an experiment at the paper's scale, as text; '': unknown.
+    """Returns a text with the device-days that an experiment needs at the paper's scale.
+
+    The text is empty if the device-days are unknown.
 
     Args:
-      recorded: all records. The record `prices` contains the device-days.
+      recorded: all records, by name. The record `prices` contains the device-days.
       name: name of the experiment.
     """
     days = recorded.get("prices", {}).get("figures", {}).get("days", {}).get(name)
@@ -247,8 +249,8 @@ def show_plan(trials: list[Trial]) -> None:
     """Prints the command of each run, with its exaFLOPs.
 
     Args:
-      trials: result of `known_trials`. Runs of later stages are missing, because they may depend on
-        the results of these runs.
+      trials: the runs that are known in advance, from `known_trials`. Runs of later stages may
+        depend on results of these runs, and are not included.
     """
     from vit_jax.planning.estimate import make_workload
 

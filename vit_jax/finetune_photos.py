@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
     if not config.data.path and config.data.source in ("digits", "folder"):
         raise UserError("name the images: vit-jax finetune PHOTOS")
     command.use_compilation_cache()
-    check(config, file=command.as_in_file(config))
+    options = check(config, file=command.as_in_file(config))
 
     from vit_jax.preparation.duplicate_search import leak_note
     from vit_jax.runs.choices import next_workdir, settle
@@ -75,19 +75,23 @@ def main(arguments: list[str]) -> None:
     from vit_jax.runs.loop import train
     from vit_jax.runs.workdir import steps_made, workdir_at
 
-    workdir = workdir_at(WORKDIR.value or next_workdir(config.data.path))
-    config = settle(config, given_keys(config), workdir)
+    workdir = workdir_at(WORKDIR.value or next_workdir(options.data.path))
+    options = settle(options, given_keys(config), workdir)
     if not steps_made(workdir):
         train_split, test_split = (
-            open_split(config, config.data[key]) for key in ("train_split", "test_split")
+            open_split(options, split)
+            for split in (options.data.train_split, options.data.test_split)
         )
         if line := leak_note(train_split, test_split, "test", LEAK_SECONDS):
             print(f"warning: {line}")
-    train(config, workdir, started=STARTED)
+    train(options, workdir, started=STARTED)
 
 
 def _of_short_flags(arguments: list[str]) -> dict[str, Any]:
-    """Returns the config's values, by key, that the path and the command's own flags set."""
+    """Returns the config values, by dotted key, that the argument PHOTOS and the short flags set.
+
+    Short flags are those without the prefix `config.`, such as `--from` and `--minutes`.
+    """
     short = {"data.groups": GROUP.value, "data.balance": BALANCE.value, "minutes": MINUTES.value}
     short["finetune.checkpoint"] = FROM.value and checkpoint_of(FROM.value)
     short["data.path"] = arguments[0] if arguments else None

@@ -1,8 +1,9 @@
 """Huge pages (2 MB) for the memory of training on a CPU.
 
-A training step allocates and frees gigabytes. With pages of 4 kB the system maps and clears
-hundreds of thousands of them in each step of ConvNeXt-T (docs/measurements.md). glibc requests huge
-pages only if an environment variable is set before the process starts, so the process starts again.
+A training step allocates and frees gigabytes. With pages of 4 kB, the system maps and clears
+hundreds of thousands of pages in each training step of ConvNeXt-T (docs/measurements.md). glibc
+requests huge pages only if an environment variable is set before the process starts. This module
+therefore sets the variable and restarts the process.
 """
 
 import os

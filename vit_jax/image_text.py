@@ -21,8 +21,8 @@ from vit_jax.models.prediction import Prediction
 from vit_jax.paths import is_workdir, split_checkpoint
 from vit_jax.published.towers import all_towers, find_towers
 
-# Pattern of the notes that `open_checkpoint` makes if it reads the image encoder only. They are
-# removed if both encoders are read.
+# `open_checkpoint` reads only the image encoder of an image-text model, and its log message states
+# this. The pattern matches this part of the message, which is removed if both encoders are read.
 _ONE_TOWER = (
     r"(, )?the (model|tower) of images alone, of two(, and its projection as the head)?( and )?"
 )
@@ -109,7 +109,7 @@ def open_towers(
 
 
 def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
-    """Reads an image-text model without its image encoder.
+    """Reads the text encoder and the tokenizer of an image-text model.
 
     Args:
       place: the model's workdir, folder or file, as returned by `towers_place`.
@@ -123,8 +123,9 @@ def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
         text_part = open_trained_text(checkpoint, Path(workdir))
     else:
         text_part = open_text(Path(place))
-    # The embedding is the head's output or, without a head, has `dim` values. Families without the
-    # option `dim` always have a head here.
+    # Number of values of an image embedding. With a head, the embedding is the head's output.
+    # Without a head, it has `dim` values. Model families without the option `dim` always have a
+    # head here.
     options: Any = checkpoint.options
     width = options.num_classes or options.dim
     if width != text_part.tower.options.output_dim:

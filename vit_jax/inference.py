@@ -34,7 +34,7 @@ class Predictor:
 
     Args:
       checkpoint: the checkpoint with the preprocessing.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: function from logits to probabilities: `softmax` or `sigmoid`.
     """
 
     def __init__(self, checkpoint: Checkpoint, probabilities: str):
@@ -92,7 +92,11 @@ class Predictor:
     def _array_batches(
         self, model: ImageModel, images: "MultichannelImages", top: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields a dict for each batch of arrays: `values` (probabilities, classes) and `mask`."""
+        """Yields the predictions of each batch of images that are arrays in memory.
+
+        A batch is a dict. `values` contains the probabilities and the indices of the `top` most
+        likely classes, both `[batch, top]`. `mask` is bool `[batch]`, and always True.
+        """
         compute = nnx.jit(likeliest(top, self._probabilities))
         crop = checkpoint_crop(self._checkpoint, model.image_size)
         for start in range(0, len(images), BATCH_SIZE):
@@ -103,7 +107,11 @@ class Predictor:
     def _read_batches(
         self, model: ImageModel, source: Source, top: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields a dict for each batch of a source: `values` and `mask`, as `Extractor.stream`."""
+        """Yields the predictions of each batch of images of a data source, as a dict.
+
+        `values` contains the probabilities and the indices of the `top` most likely classes, both
+        `[batch, top]`. `mask`, bool `[batch]`, is False for padding and unreadable images.
+        """
         # The batch size is a power of two, to compile only few batch sizes.
         batch_size = min(BATCH_SIZE, 1 << (len(source) - 1).bit_length())
         graphdef, params = nnx.split(model)
@@ -211,15 +219,16 @@ class MultichannelImages:
         return len(self._images)
 
     def describe(self, index: int) -> str:
-        """Returns a name for image `index`, which is shown with its prediction."""
+        """Returns the name under which the prediction for image `index` is shown."""
         return f"prediction data's example {index}"
 
     def cropped(self, crop: Callable[[np.ndarray], np.ndarray], part: slice) -> np.ndarray:
         """Returns the crops of some images, uint8 `[images, height, width, channels]`.
 
         Args:
-          crop: function that crops an RGB image. It is applied to three channels at a time.
-          part: slice of the images.
+          crop: function that crops an RGB image. For images with more channels, it is called for
+            each group of three channels.
+          part: slice that selects the images.
         """
         crops = []
         for image in self._images[part]:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax.command import as_in_file, read_config
-from vit_jax.config import VALUES, check, given_keys, unknown_key
+from vit_jax.config import VALUES, check, given_keys, unknown_key, with_values
 from vit_jax.errors import UserError, mistake
 from vit_jax.paths import check_path
 
 if TYPE_CHECKING:
+    from vit_jax.config_types import TypedConfig
     from vit_jax.models.image_model import ImageModel
     from vit_jax.training.objectives.objective import Objective
 
@@ -76,8 +77,6 @@ def train(
     config = config if isinstance(config, ConfigDict) else read_config(str(config))
     file, user_keys = as_in_file(config), given_keys(config)
     config = config.copy_and_resolve_references()
-    if groups is not None:
-        _check_groups(config, train)
     data = {name: value for name, value in (("train", train), ("test", test)) if value is not None}
     changes = _changes(with_data=bool(data), with_model=model is not None)
     with config.unlocked():
@@ -86,7 +85,9 @@ def train(
         from vit_jax.runs.choices.recognised import recognise
 
         recognise(config, user_keys)
-    check(config, handed_in=objective is not None, file=file)
+    options = check(config, handed_in=objective is not None, file=file)
+    if groups is not None:
+        _check_groups(options.data.train_split, train)
 
     from vit_jax.runs.api_overrides import ApiOverrides
     from vit_jax.runs.choices import settle
@@ -96,12 +97,13 @@ def train(
 
     try:
         with handing_in(objective):
-            # The name is set after the check, which only accepts the names of built-in objectives.
+            # The config's check accepts only names of built-in objectives. The name of the passed
+            # class is therefore set after the check.
             if objective is not None:
-                config.update_from_flattened_dict({"objective.name": objective.__name__})
+                options = with_values(options, {"objective.name": objective.__name__})
             folder = workdir_at(workdir)
-            config = settle(config, user_keys | changes.keys(), folder)
-            return run(config, folder, overrides=ApiOverrides(data or None, model, on_log, groups))
+            options = settle(options, user_keys | changes.keys(), folder)
+            return run(options, folder, overrides=ApiOverrides(data or None, model, on_log, groups))
     except UserError:
         raise
     except Exception as error:
@@ -119,10 +121,9 @@ def _check_callback(on_log: Any) -> None:
         )
 
 
-def _check_groups(config: ConfigDict, train: Any) -> None:
+def _check_groups(train_split: str, train: Any) -> None:
     """Raises UserError if groups are passed, but the training split is not a slice of `train`."""
-    values: Any = config.data
-    if train is None or "[" not in values.train_split:
+    if train is None or "[" not in train_split:
         raise UserError(
             "groups=... is for slices of train=...: give config.data.train_split = 'train[:90%]' "
             "and config.data.test_split = 'train[90%:]'"
@@ -130,7 +131,7 @@ def _check_groups(config: ConfigDict, train: Any) -> None:
 
 
 def _changes(with_data: bool, with_model: bool) -> dict[str, Any]:
-    """Returns config values to set if a program passes data or a model."""
+    """Returns the config values to set if the caller of `train` passes data or a model."""
     changes = {}
     if with_data:
         changes |= {
@@ -248,12 +249,13 @@ def pretrain(
     _check_paths(images, checkpoint, workdir)
 
     from vit_jax.runs.choices import next_workdir
-    from vit_jax.runs.choices.pretraining import start_from
+    from vit_jax.runs.choices.pretraining import start_values
 
     short = {"data.path": str(images), "minutes": minutes}
     with _advice_in_python():
         config = _changed(read_config("my_images_unlabelled"), short, values)
-        start_from(config, None if checkpoint is None else str(checkpoint))
+        start = None if checkpoint is None else str(checkpoint)
+        config.update_from_flattened_dict(start_values(start, config.model.name))
         folder = Path(workdir or next_workdir(str(images)))
         return Pretrained(folder, train(config, folder, on_log=on_log))
 
@@ -294,8 +296,8 @@ def _argument(flag: re.Match) -> str:
 
 
 def _changed(
-    config: ConfigDict, short: Mapping[str, Any], values: Mapping[str, Any] | None
-) -> ConfigDict:
+    config: "TypedConfig", short: Mapping[str, Any], values: Mapping[str, Any] | None
+) -> "TypedConfig":
     """Returns the config with changed values.
 
     Args:

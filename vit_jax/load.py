@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
-from vit_jax.interop.checkpoint import Checkpoint, build, model_name
+from vit_jax.interop.checkpoint import Checkpoint, fill, model_name, sketch
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.models.image_model import About, ImageModel
 from vit_jax.models.prediction import Prediction
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class AboutLoaded(About):
-    """Metadata of a loaded model. Its `predict` applies the checkpoint's preprocessing."""
+    """Metadata of a loaded model: name, source, preprocessing and class names.
+
+    Its method `predict` applies the checkpoint's preprocessing and the model.
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, options: ImageOptions, weights: Weights | None = None
@@ -40,7 +43,8 @@ class AboutLoaded(About):
         return other
 
     def lines(self, model: ImageModel) -> dict[str, str]:
-        # Imported here, because models do not need the code that reads images.
+        # The module is imported here, because it imports the code for reading images. Most uses of
+        # a model do not need this code.
         from vit_jax.checkpoint_crop import checkpoint_crop
 
         try:
@@ -54,7 +58,8 @@ class AboutLoaded(About):
         self, model: ImageModel, images: Any, top: int | None, threshold: float | None
     ) -> list[Prediction]:
         if self._predictor is None:
-            # Imported here, because importing the code that reads images takes a second.
+            # The module is imported here, because it imports the code for reading images, which
+            # takes a second.
             from vit_jax.inference import Predictor
 
             self._predictor = Predictor(self._checkpoint, self.probabilities)
@@ -78,8 +83,10 @@ def load_model(
       source: one of these:
 
         - The workdir of a run, for its newest checkpoint.
-        - `WORKDIR@STEP`, or `WORKDIR@best` for the checkpoint with the best test accuracy or,
-          without accuracy, the best test loss.
+        - `WORKDIR@STEP`, or `WORKDIR@best` for the checkpoint with the highest k-NN accuracy.
+          Without k-NN it is the one with the highest accuracy, and without accuracy the one with
+          the lowest loss. The metrics are those of the split for model selection: `data.dev_split`
+          or, if it is not set, the test split.
         - A `.npz` file of Google's.
         - A `.safetensors` file or a folder of timm or Transformers.
         - `hf://owner/name` or `hf://owner/name@revision`.
@@ -129,7 +136,7 @@ def build_model(
         log(line)
     if options.dtype != checkpoint.options.dtype:
         log(f"computes in {options.dtype} here")
-    model = build(options, sources)
+    model = fill(sketch(options), sources)
     model.about = AboutLoaded(checkpoint, options, weights)
     return model
 

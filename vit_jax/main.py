@@ -59,9 +59,9 @@ def main(arguments: list[str]) -> None:
             from vit_jax.runs.choices.recognised import recognise
 
             recognise(config, given_keys(config))
-        check(config, file=command.as_in_file(config))
+        options = check(config, file=command.as_in_file(config))
         if peers.count > 1:
-            peers.agree("the config", dict(leaves(config)))
+            peers.agree("the config", dict(leaves(options)))
             peers.agree("the code", command.code_version())
 
         from vit_jax.runs.choices import settle
@@ -69,11 +69,11 @@ def main(arguments: list[str]) -> None:
         from vit_jax.runs.workdir import workdir_at
 
         workdir = workdir_at(WORKDIR.value)
-        if config.auto != "none" and peers.count > 1:
+        if options.auto != "none" and peers.count > 1:
             raise UserError(
-                f"config.auto={config.auto!r} is for one process, and there are {peers.count}"
+                f"config.auto={options.auto!r} is for one process, and there are {peers.count}"
             )
-        train(settle(config, given_keys(config), workdir), workdir, peers, started=STARTED)
+        train(settle(options, given_keys(config), workdir), workdir, peers, started=STARTED)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,10 @@ def new_folder(name: str, overwrite: bool) -> Path:
 def mask_names(paths: Sequence[str]) -> list[str]:
     """Returns the path of each image's mask in the folder of masks, without the suffix `.png`.
 
-    The mask's path is the image's path, relative to the common folder of all images, without the
-    image's suffix. If several images differ only in their suffixes, the suffixes are kept: `a.jpg`
-    and `a.png`. If another image is named `a.png.jpg`, all suffixes are kept.
+    The mask's path is the image's path, relative to the common folder of all images. The image's
+    suffix is removed: the mask of `cats/a.jpg` is `cats/a`. Suffixes are only kept if the paths of
+    several images differ in nothing else, such as `a.jpg` and `a.png`. If another image is named
+    `a.png.jpg`, all suffixes are kept.
     """
     absolute = [os.path.abspath(path) for path in paths]
     common = os.path.commonpath([os.path.dirname(path) for path in absolute])

@@ -16,7 +16,8 @@ def check_path(value: object, name: str, instead: str = "") -> None:
     Args:
       value: the argument.
       name: name of the argument.
-      instead: completes "must be the path of ..." in the message; '': "a folder".
+      instead: description of the expected path. The error message contains "must be the path of"
+        and this description. Empty: "a folder".
     """
     if not isinstance(value, str | os.PathLike):
         raise UserError(

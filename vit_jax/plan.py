@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
         from vit_jax.runs.choices.recognised import recognise
 
         recognise(CONFIG.value, given_keys(CONFIG.value), _log)
-    check(CONFIG.value, file=command.as_in_file(CONFIG.value))
+    config = check(CONFIG.value, file=command.as_in_file(CONFIG.value))
 
     from vit_jax.parallel.chips import find_chip
     from vit_jax.planning import cost, roofline
@@ -55,13 +55,13 @@ def main(arguments: list[str]) -> None:
     else:
         where, planner = roofline.find_machine(CHIP.value, DEVICES.value), roofline.estimate_best
     prices = cost.read_prices(Path(PRICES.value) if PRICES.value else cost.PRICES)
-    job = make_workload(CONFIG.value, IMAGES.value)
+    job = make_workload(config, IMAGES.value)
     if SWEEP.value:
-        plans = print_sweep(job, where, prices, planner, counts_traffic=is_tpu)
+        plans = print_sweep(config, job, where, prices, planner, counts_traffic=is_tpu)
     else:
         if is_tpu:
             _log(f"compiling for {where}")
-        plans = print_plan(job, where, prices, planner)
+        plans = print_plan(config, job, where, prices, planner)
     if JSON.value:
         _write(Path(JSON.value), [plan.as_dict() for plan in plans])
 
@@ -76,19 +76,20 @@ def _check_size(is_tpu: bool) -> None:
         )
 
 
-def print_sweep(job, where, prices, planner, counts_traffic: bool) -> list:
+def print_sweep(config, job, where, prices, planner, counts_traffic: bool) -> list:
     """Prints a ranking of meshes and rematerialization policies; returns the estimates.
 
     Args:
+      config: config of the run.
       job: amount of work of the run.
       where: the slice or machine.
       prices: prices of devices.
       planner: function that estimates a run.
-      counts_traffic: whether the estimates include communication between devices.
+      counts_traffic: True: the estimates include communication between devices.
     """
     from vit_jax.planning import choices
 
-    plans = choices.sweep(CONFIG.value, job, where, prices, _log, planner)
+    plans = choices.sweep(config, job, where, prices, _log, planner)
     print(choices.ranking(plans))
     if not counts_traffic and where.devices > 1:
         print(
@@ -97,13 +98,14 @@ def print_sweep(job, where, prices, planner, counts_traffic: bool) -> list:
     return plans
 
 
-def print_plan(job, where, prices, planner) -> list:
+def print_plan(config, job, where, prices, planner) -> list:
     """Prints the estimate of the config's run.
 
     If the run does not fit into memory, also prints a small change of the config that makes the run
     fit.
 
     Args:
+      config: config of the run.
       job: amount of work of the run.
       where: the slice or machine.
       prices: prices of devices.
@@ -115,11 +117,11 @@ def print_plan(job, where, prices, planner) -> list:
     from vit_jax.planning import choices
     from vit_jax.planning.estimate import table
 
-    plan = planner(CONFIG.value, job, where, prices)
+    plan = planner(config, job, where, prices)
     print(table(plan))
     if plan.fits:
         return [plan]
-    fitting = choices.nearest_fit(CONFIG.value, job, where, prices, plan, _log, planner)
+    fitting = choices.nearest_fit(config, job, where, prices, plan, _log, planner)
     if fitting is None:
         print("\nNo change of remat, fsdp or micro-batches that was tried fits; use more chips.")
         return [plan]

@@ -38,7 +38,7 @@ from vit_jax.prediction_files import SUFFIXES, most_named, written_to
 if TYPE_CHECKING:
     from vit_jax.classifier import Classifier
 
-# For each objective of a run, the default folder of --out, and a description of its contents.
+# Maps a run's objective to the default folder of --out, and to a word for the folder's content.
 DENSE = {
     "segmentation": ("segmented", "masks"),
     "detection": ("detected", "objects"),
@@ -153,7 +153,7 @@ def dense(objective: str, arguments: list[str]) -> None:
     """Writes the masks, objects or depths of images into a folder.
 
     Args:
-      objective: a key of `DENSE`.
+      objective: `segmentation`, `detection` or `depth`.
       arguments: images, folders and patterns.
 
     Raises:
@@ -263,8 +263,8 @@ def computed(
       compute: function `(model, images) -> values`.
 
     Yields:
-      For each batch the paths of readable images, a mask of the batch that is True for these
-      images, and the result of `compute`.
+      For each batch: the paths of its readable images; a mask, bool `[batch]`, which is True for
+      readable images and False for other images and padding; and the result of `compute`.
 
     Raises:
       UserError: none of the images can be read.

@@ -21,10 +21,11 @@ def most_named(top: int, threshold: float | None, probabilities: str) -> int:
     Args:
       top: maximum number of classes without a threshold.
       threshold: minimum probability of a class; None: no threshold.
-      probabilities: `softmax` or another key of `PROBABILITIES`.
+      probabilities: function from logits to probabilities: `softmax` or `sigmoid`.
     """
     exclusive = threshold and probabilities == "softmax"
-    # The tolerance of 0.001 is for rounded probabilities.
+    # Without the tolerance of 0.1 %, rounding errors could exclude a class whose probability is
+    # equal to the threshold.
     return min(top, math.floor(1.001 / threshold)) if exclusive else top
 
 
@@ -72,7 +73,8 @@ def writer_of(stream: TextIO, form: str, columns: int) -> Callable[[Any], None]:
         return write_row
 
     def write_line(prediction: Any) -> None:
-        # Names of files may contain line breaks.
+        # Names of files may contain line breaks. They are escaped, so that each prediction has one
+        # line.
         line = str(prediction).replace("\n", "\\n").replace("\r", "\\r")
         if form == "json":
             named = zip(prediction.classes, prediction.probabilities, strict=True)

@@ -252,7 +252,8 @@ class Workers:
 
     def __exit__(self, kind, *_):
         if self._pool:
-            # After other errors, shards in progress are completed.
+            # After Ctrl-C, workers stop immediately. After other errors, they first complete the
+            # shards that they are writing.
             if kind is KeyboardInterrupt:
                 for process in (self._pool._processes or {}).values():
                     process.terminate()

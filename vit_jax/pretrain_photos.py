@@ -53,14 +53,14 @@ def main(arguments: list[str]) -> None:
     command.use_compilation_cache()
 
     from vit_jax.runs.choices import next_workdir, settle
-    from vit_jax.runs.choices.pretraining import start_from
+    from vit_jax.runs.choices.pretraining import start_values
     from vit_jax.runs.loop import train
     from vit_jax.runs.workdir import workdir_at
 
-    start_from(config, FROM.value)
-    check(config, file=command.as_in_file(config))
-    workdir = workdir_at(WORKDIR.value or next_workdir(config.data.path))
-    train(settle(config, given_keys(config), workdir), workdir, started=STARTED)
+    config.update_from_flattened_dict(start_values(FROM.value, config.model.name))
+    options = check(config, file=command.as_in_file(config))
+    workdir = workdir_at(WORKDIR.value or next_workdir(options.data.path))
+    train(settle(options, given_keys(config), workdir), workdir, started=STARTED)
 
 
 if __name__ == "__main__":

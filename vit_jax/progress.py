@@ -15,18 +15,22 @@ CELLS = 20  # Width of a progress bar.
 
 
 class Pace:
-    """Rate limit of lines: one per second in the first minute, later one per `later` seconds."""
+    """Rate limit of progress lines: one per second in the first minute, then one per `later` s."""
 
     def __init__(self, later: float = SECONDS):
         self._later, self._begun, self._last = later, time.monotonic(), float("-inf")
 
     def due(self, least: float = 1) -> bool:
-        """Returns True if a line is due, and the last line is at least `least` seconds old."""
+        """Returns True if another line may be written now.
+
+        Two conditions must hold: the rate limit allows a line, and the last line was written at
+        least `least` seconds ago.
+        """
         now = time.monotonic()
         return now - self._last >= max(least, 1 if now - self._begun < MINUTE else self._later)
 
     def restart(self) -> None:
-        """Records that a line was written now."""
+        """Records that a line has been written now."""
         self._last = time.monotonic()
 
 
@@ -42,7 +46,10 @@ class MovingLine:
         return sys.stdout.isatty() or type(sys.stdout).__module__.startswith("ipykernel")
 
     def show(self, text: str, end: str = "") -> None:
-        """Replaces the line by `text` and `end`. `text` is cut to the terminal's width."""
+        """Replaces the line by `text`, followed by `end`.
+
+        If the line is longer than the terminal's width, the end of `text` is cut off.
+        """
         width = shutil.get_terminal_size().columns - 1
         text = text[: max(0, width - len(end))] + end
         print("\r" + text.ljust(self._shown), end="", flush=True)
@@ -77,7 +84,14 @@ class Progress:
         self._start = self._shown_at = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Shows the work done so far, if an update is due. Removes the bar when all is done."""
+        """Updates the output for an amount of finished work.
+
+        The progress bar, or the logged line, is updated only if the last update is old enough. At
+        the end of the work the progress bar is removed.
+
+        Args:
+          done: amount of work that is finished.
+        """
         now = time.monotonic()
         if self._moves and done >= self._total:
             LINE.clear()

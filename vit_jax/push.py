@@ -258,8 +258,9 @@ def compare_licence(base: str, licence: str) -> None:
 def default_form(checkpoint: "Checkpoint") -> str:
     """Returns `timm`, or `transformers` if timm does not have the model."""
     from vit_jax.interop.libraries import LIBRARIES
+    from vit_jax.models import family_of
 
-    in_timm = LIBRARIES["timm"].has(checkpoint.model, checkpoint.arguments)
+    in_timm = LIBRARIES["timm"].has(family_of(checkpoint.options).model, checkpoint.arguments)
     return "timm" if in_timm else "transformers"
 
 
@@ -270,17 +271,20 @@ def run_examples(
     folder: Path,
     name: str,
 ) -> "list[Tried]":
-    """Runs the model card's code examples on the written folder, and prints their errors.
+    """Runs the model card's code examples on the written folder.
+
+    For each example it prints the relative difference between the example's output and the model's.
 
     Args:
-      examples: candidate examples for each library.
+      examples: for each library, the examples to try until one runs and computes the expected
+        output.
       picture: the image in the examples.
       expected: the model's output for the image.
       folder: the folder with the model's files.
       name: the model's name on the Hub.
 
     Returns:
-      The examples with the expected output, with their results.
+      The first successful example of each library, with its difference from the expected output.
     """
     from vit_jax.publishing.usage import try_usages
 

@@ -1,13 +1,16 @@
-"""Recipes of the config files: the paper's (tables 3, 4), masked autoencoders, BiT, DeiT and later.
+"""Training recipes for the config files: the recipes of the ViT paper and of later papers.
 
-Learning rates are as in the papers, but schedules may be shifted by one update. By default,
-schedules in vit_jax count updates from 1. Schedules in vision_transformer, big_vision and PyTorch
-count from 0 (optimizer.count_from=0). Two kinds of recipes follow the authors' code line by line
-and count from 0: masked autoencoders, and the better plain baselines.
+The recipes are those of ViT (tables 3 and 4 of the paper), BiT, MAE, EVA, BEiT, DINO, SigLIP, DeiT
+and others.
+
+Learning rates are as in the papers. The schedules of the ViT paper's recipes and of BiT's
+pre-training are shifted by one update, compared with the authors' code: they count updates from 1,
+vit_jax's default. All other recipes set optimizer.count_from=0, as in vision_transformer,
+big_vision and PyTorch.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -21,9 +24,10 @@ IMAGENET_21K_IMAGES = 14_197_122  # Number of images of the fall 2011 release, 2
 
 
 def pretraining(model: str) -> ConfigDict:
-    """Returns the values common to all runs of table 3: batch 4096, Adam, warm-up, clipping.
+    """Returns the values common to all pre-training runs of the ViT paper.
 
-    Section 4.1 of the paper describes these values.
+    Batch 4096, Adam, warm-up and clipping are from section 4.1 of the paper. The values that differ
+    between runs are in table 3.
     """
     config = base_config()
     config.model.name = model
@@ -101,14 +105,14 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
 
     Args:
       model: name of the model.
-      row: values that differ between the models.
+      row: the values that differ between models.
       teacher: the frozen model whose features are predicted.
     """
     config = _like_eva(
         model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES
     )
-    # The model names are those of fine-tuned models, whose norm is after the pooling. These values
-    # change the norm for pre-training.
+    # The model's name implies that its norm is after the pooling, as in fine-tuning. In
+    # pre-training the norm is before the pooling, as set here.
     config.model.update(
         dict(pooling="gap", cls_token=True, fc_norm=False, stochastic_depth=row.stochastic_depth)
     )
@@ -192,8 +196,8 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
         row.warmup,
         IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES,
     )
-    # The model names are those of fine-tuned models, whose norm is after the pooling, and whose
-    # layers have position biases. These values change both for pre-training.
+    # The model's name implies that its norm is after the pooling and that each layer has position
+    # biases, as in fine-tuning. The values set here change both for pre-training.
     config.model.update(
         dict(
             pooling="gap",
@@ -237,8 +241,8 @@ def tuned_codes(
       clip: maximum norm of the gradient; 0: no clipping.
     """
     config = tuned_features(model, row, i21k)
-    # Each layer has its own table of position biases. It is initialized from the table that all
-    # layers share in pre-training.
+    # In pre-training, all layers share one table of relative position biases. In fine-tuning, each
+    # layer has a table of its own, which is initialized from the shared table.
     config.model.position_at = "stem"
     config.augment.erasing = 0.25
     if mixed:
@@ -273,11 +277,13 @@ def _like_eva(
 
 
 class TeacherRecipe(NamedTuple):
-    """Schedules of self-distillation. Durations are in epochs of the authors.
+    """Schedules of self-distillation.
+
+    Durations are in epochs, as defined by the recipe's authors: an epoch has `epoch` steps.
 
     Attributes:
       epochs: number of epochs of the run.
-      epoch: number of steps of an epoch.
+      epoch: number of steps that the authors call an epoch.
       learning_rate: learning rate at the end of the warm-up.
       warmup: epochs of the learning rate's warm-up.
       temperature_warmup: epochs of the warm-up of the teacher's temperature.
@@ -305,7 +311,8 @@ class TeacherRecipe(NamedTuple):
     blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
 
 
-# DINOv2's short schedule. Later recipes change a few of these values.
+# DINOv2's short schedule. The recipes for the long schedules start from these values and change
+# a few of them.
 DINOV2 = TeacherRecipe(
     epochs=100,
     epoch=1250,  # Number of steps that the authors call an epoch.
@@ -317,8 +324,8 @@ DINOV2 = TeacherRecipe(
     local_area=(0.05, 0.32),
     temperature=(0.04, 0.07),
     temperature_warmup=30,
-    # The authors' code applies blur with one minus the configured probability. These are the actual
-    # probabilities.
+    # DINOv2's code applies blur with one minus the probability in its config. The values here are
+    # the actual probabilities for the first large crop, the second large crop and the small crops.
     blur=(0.0, 0.9, 0.5),
 )
 
@@ -380,8 +387,8 @@ def deit_like(
 
     Args:
       model: name of the model.
-      task: a key of `skipped`. The task `i21k` is training on ImageNet-21k, all other tasks are on
-        ImageNet-1k.
+      task: a key of the table `skipped`, such as `finetune`. The task `i21k` is training on
+        ImageNet-21k, all other tasks are on ImageNet-1k.
       skipped: rates of stochastic depth, by task and model.
       size: image size. With 384 pixels and more, test images are resized to a square. With a
         smaller size, they are cropped.
@@ -402,7 +409,8 @@ def deit_like(
         config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
         config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
     if not task.startswith("finetune"):
-        # ImageNet's mean and std, as in the authors' code. Fine-tuning uses the checkpoint's.
+        # ImageNet's mean and std, as in the authors' code. Fine-tuning uses the mean and std of the
+        # checkpoint.
         config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.crop, config.data.crop_area = "random_resized", (0.08, 1.0)
     config.data.interpolation = config.data.test_interpolation = "bicubic"
@@ -427,9 +435,10 @@ class Segmented(NamedTuple):
       backbone: the default backbone.
       steps: number of steps, with 16 images each.
       warmup: number of steps of the warm-up.
-      crop: `data.crop`.
-      cat_max_ratio: `data.cat_max_ratio`.
-      photometric: `augment.photometric`.
+      crop: kind of training crop, the value of `data.crop`.
+      cat_max_ratio: a crop is drawn again if one class covers more than this share of it
+        (`data.cat_max_ratio`).
+      photometric: photometric distortion of mmsegmentation, DINOv3 or EoMT (`augment.photometric`).
     """
 
     backbone: str
@@ -492,8 +501,9 @@ def segmentation(head: str, steps: int = 0) -> ConfigDict:
     return config
 
 
-# Options of depth heads, by name: DINOv3's linear probe, DINOv2's linear probe on four layers, and
-# DINOv2's DPT with DINOv3's bins. (DINOv2's own DPT predicts the depth directly: `bins=1`.)
+# Maps the name of a depth head to its options. `linear` is DINOv3's linear probe. `linear4` is
+# DINOv2's linear probe on four layers. `dpt` is DINOv2's DPT head with DINOv3's depth bins.
+# (DINOv2's own DPT head has no bins. It predicts the depth directly: `bins=1`.)
 DEPTH = {
     "linear": dict(head="linear"),
     "linear4": dict(head="linear", layers=4, class_token=True, normalize=False, upsample=4),
@@ -558,7 +568,8 @@ TRANSFER = {
     "cifar10": Transfer("cifar10", 10_000, 500, _RATES, 2),
     "oxford_iiit_pet": Transfer("oxford_iiit_pet", 500, 100, _RATES, 10),
     "oxford_flowers102": Transfer("oxford_flowers102", 500, 100, _RATES, 10),
-    # The user's own images, with the values of the paper's small data sets.
+    # The user's own images are trained with the values of the ViT paper's small data sets, such as
+    # Oxford-IIIT Pets.
     "folder": Transfer("", 500, 100, _RATES, 10),
 }
 
@@ -584,8 +595,8 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
     config.data.source, config.data.path = "tfds" if row.path else "folder", row.path
     config.data.train_split, config.data.test_split = "train", row.test_split
     config.data.image_size = size
-    # As in BiT, training images are resized to 448 and cropped to 384. Test images are resized to
-    # 384 without cropping.
+    # As in BiT: with an image size of 384 pixels, training images are resized to a side of 448
+    # pixels and cropped to 384. Test images are resized to 384 pixels without cropping.
     config.data.crop, config.data.crop_resize = "square", round(size * 448 / 384)
     config.data.test_crop, config.data.test_resize = "square", size
     config.data.interpolation = None  # The checkpoint's interpolation.
@@ -633,8 +644,9 @@ def hyperrule(images: int) -> HyperRule:
     return HyperRule(20_000, 500, (6000, 12_000, 18_000), 0.1)
 
 
-# For each data set, the number of training images, and their side in pixels. The side 224 also
-# stands for larger sides. VTAB-1k's data sets have 1,000 images.
+# Maps a data set to the number of its training images, and to their side in pixels. Sides above 224
+# are also listed as 224, because BiT-HyperRule only compares sides with 96. VTAB-1k's data sets
+# have 1,000 images.
 _IMAGES = {
     "imagenet2012": (IMAGENET_IMAGES, 224),
     "cifar100": (50_000, 32),
@@ -720,11 +732,10 @@ def detection(size: int, window: int = 0, steps: int = 0) -> ConfigDict:
     return config
 
 
-def set_backbone(config: ConfigDict, backbone: str, smoke: bool = False) -> None:
-    """Sets the backbone of a dense head.
+def backbone_values(backbone: str, smoke: bool = False) -> dict[str, Any]:
+    """Returns the config values, by dotted key, that set the backbone of a dense head.
 
     Args:
-      config: the config to change.
       backbone: a checkpoint, or the name of a model. If published weights of the model exist,
         training starts from them, else from random parameters.
       smoke: the run is a smoke test. Nothing is downloaded.
@@ -737,9 +748,12 @@ def set_backbone(config: ConfigDict, backbone: str, smoke: bool = False) -> None
     except UserError:
         named = False
     if named and (smoke or not published):
-        config.model.name = backbone
-        # Without published weights the backbone is trained from the first step.
-        config.finetune.frozen_steps = config.finetune.warmup_steps = 0
-    else:
-        config.model.name = ""  # The checkpoint determines the model.
-        config.finetune.checkpoint = f"hf://{published[0]}" if published else backbone
+        # Some recipes freeze the backbone in the first steps. Without published weights its
+        # parameters are random, so it is trained from the first step.
+        return {
+            "model.name": backbone,
+            "finetune.frozen_steps": 0,
+            "finetune.warmup_steps": 0,
+        }
+    checkpoint = f"hf://{published[0]}" if published else backbone
+    return {"model.name": "", "finetune.checkpoint": checkpoint}

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 from flax import nnx
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.preprocess import TestCrop
@@ -37,6 +36,7 @@ from vit_jax.interop.dense import TASKS, with_head
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.load import build_model
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
 from vit_jax.paths import absolute, is_url
@@ -63,12 +63,12 @@ def run_suites(
     changed. The log names reused results.
 
     Args:
-      checkpoint: a source as in `load_model`.
+      checkpoint: a workdir, a file or `hf://owner/name`, as in `load_model`.
       names: names of suites, or `all`.
       out: a folder for `results.json`, `results.md` and `results.png`.
-      options: values of the suites' options by name. If a data set is missing, its row explains how
-        to get it.
-      image_size: image size in pixels; None: the checkpoint's (384 for VTAB).
+      options: values of the suites' options by name. If a data set is missing on this machine, its
+        row in the table of results explains how to get the data set.
+      image_size: image size in pixels; None: the checkpoint's image size (384 for VTAB).
       batch_size: batch size of all devices together.
       workers: number of processes that decode images; None: it is chosen by the numbers of cores
         and images.
@@ -104,7 +104,7 @@ def run_suites(
         loaded.predictor = PREDICTORS[task](subject.test_crop)
         return loaded
 
-    def probe(config: ConfigDict, folder: str):
+    def probe(config: RunOptions, folder: str):
         workdir = results.folder / f"{folder}-{version['content']}"
         if not train(config, workdir):  # A signal stopped the run, which has saved a checkpoint.
             raise Stopped
@@ -144,7 +144,7 @@ def dense_facts(source: str | Path, opened: Checkpoint) -> dict[str, Any]:
     """Returns `task` and, for a run, `depth_scale` of the checkpoint's `DenseHeads`."""
     task = opened.objective.name if opened.objective else None
     saved = None if opened.step is None else saved_run(place_of(source)[0])
-    return {"task": task} | ({"depth_scale": saved.options.data.depth_scale} if saved else {})
+    return {"task": task} | ({"depth_scale": saved.config.data.depth_scale} if saved else {})
 
 
 def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEncoder:
@@ -187,7 +187,8 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
     """Returns the version of a checkpoint: its step, and a hash of its parameters and its model."""
     arrays = {path: functools.partial(opened.read, path) for path in opened.shapes}
     objective = opened.objective
-    # The hash includes the objective's own head, which predicts classes, depths or objects.
+    # The hash of the parameters includes the head of the run's objective, if the head predicts
+    # classes, depths or objects.
     if (
         objective is not None
         and objective.shapes is not None
@@ -203,10 +204,15 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
 
 
 def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
-    """Returns the digest (hash) of the data of each row in a measurement, by the row's name.
+    """Returns a digest (hash) of the data of each row in a suite's table.
 
-    If the data of a row cannot be opened, the row has no digest. The second result is a text with
-    the reasons.
+    If the data of a row cannot be opened, the row has no digest.
+
+    Args:
+      measurement: the evaluation that computes the rows.
+
+    Returns:
+      The digests by row name, and a text that explains why digests are missing.
     """
     digests, failures = {}, {}
     for name in measurement.names:
@@ -218,10 +224,10 @@ def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
 
 
 def attempt(results: Results, suite: Suite, measurement: Measurement, subject: Subject) -> None:
-    """Computes the rows of a measurement that have no earlier result, or whose data have changed.
+    """Computes rows of a suite's table that are missing in `results`, or whose data have changed.
 
-    If the data of an earlier result are not available now, this result is kept. If a row cannot be
-    computed, its note contains the reason.
+    A row with an earlier result is kept if its data cannot be opened now. If a row cannot be
+    computed, the row is added without a metric, and its note contains the reason.
     """
     digests, failure = digests_of_data(measurement)
     reused, changed = [], []
@@ -256,7 +262,10 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
 def measured_rows(
     suite: Suite, measurement: Measurement, subject: Subject, names: list[str]
 ) -> list[Row]:
-    """Computes rows of a suite. If a row cannot be computed, its note contains the reason."""
+    """Computes rows of a suite's table, given their names.
+
+    If a row cannot be computed, it is returned without a metric, and its note contains the reason.
+    """
     impossible = []
     try:
         try:
@@ -294,8 +303,9 @@ def predicted_crop(opened, image_size: int | None) -> TestCrop:
 def frozen_crop(opened, image_size: int | None) -> TestCrop:
     """Returns the evaluation transform for features of the frozen model.
 
-    For files of other libraries, it is the transform in the file. For a run, and for a file without
-    preprocessing, it is the transform of the few-shot protocol, as in evaluations during training.
+    For a checkpoint of another library, it is the preprocessing that the checkpoint contains. For a
+    vit_jax run, and for a checkpoint without preprocessing, it is the transform of the few-shot
+    protocol. Evaluations during training also use the transform of the few-shot protocol.
     """
     size = square_size(opened, image_size)
     crop = checkpoint_crop(opened, size)

@@ -46,13 +46,14 @@ def save_model(
           encoder and tokenizer. With `library="open_clip"` it is saved for open_clip. A `FILE.npz`
           is saved for big_vision, without the tokenizer: copy the tokenizer's files into the folder
           of the file.
-        - A checkpoint: a source as in `load_model`.
+        - A checkpoint: a workdir, a file or `hf://owner/name`, as in `load_model`.
 
       path: a new `FILE.npz` for Google's format, or a new folder. A folder is written for
         Transformers, for timm if Transformers does not have the model, or for OpenAI's code if the
         model is a `DVAE`.
-      library: `google`, `timm`, `transformers` or `openai`; of a model of `load_image_text`
-        `transformers`, `open_clip` or `big_vision`. None: it is chosen by path and model.
+      library: the library that can load the saved model: `google`, `timm`, `transformers` or
+        `openai`. For a model of `load_image_text`: `transformers`, `open_clip` or `big_vision`.
+        None: it is chosen by path and model.
       log: callback for messages about values that the format cannot store.
       **changes: arguments of a checkpoint's model to change, as in `load_model`.
 
@@ -108,7 +109,10 @@ def _save_image_text(
     log: Callable[[str], None],
     changes: dict[str, Any],
 ) -> None:
-    """Saves image encoder, text encoder and tokenizer of a model, as `save_model` does."""
+    """Saves a model of `load_image_text`: image encoder, text encoder and tokenizer.
+
+    The arguments are those of `save_model`, except for `destination`, an absolute path.
+    """
     from vit_jax.interop.image_text import TextPart
     from vit_jax.interop.towers_format import Towers
     from vit_jax.interop.towers_writing import FORMATS, library_of_towers, save_towers
@@ -140,7 +144,15 @@ def write_checkpoint(
     log: Callable[[str], None] = print,
     **changes: Any,
 ) -> None:
-    """Saves an open checkpoint to an absolute path, as `save_model` does."""
+    """Saves the model of a checkpoint, and the objective's parameters if the format allows it.
+
+    Args:
+      checkpoint: the result of `open_checkpoint`.
+      destination: absolute path of the new file or folder.
+      library: the library that can load the saved model. None: it is chosen by path and model.
+      log: callback for messages about values that the format cannot store.
+      **changes: arguments of the model to change, as in `load_model`.
+    """
     options, sources, _ = fit(checkpoint, changes)
     preprocessing = checkpoint.preprocessing
     same_head = options.num_classes == checkpoint.options.num_classes
@@ -183,13 +195,13 @@ def objective_to_save(
 ) -> tuple[ObjectiveParams | None, Shapes]:
     """Returns the objective's parameters to save next to the model, and their shapes.
 
-    They are None if the checkpoint contains no objective parameters, or if the library's format is
-    a single file.
+    The result is None and {} if the checkpoint contains no objective parameters, or if the model is
+    saved in a single file, as in Google's format.
 
     Args:
       checkpoint: the checkpoint.
       options: the options of the model.
-      library: key of the library.
+      library: the library that can load the saved model, such as `timm`.
 
     Raises:
       UserError: the parameters do not match the model.
@@ -203,7 +215,7 @@ def objective_to_save(
 
 
 def library_of(destination: Path, options: ImageOptions) -> str:
-    """Returns the key of the library for a file or folder to write, such as `timm`."""
+    """Returns the library that can load the saved model, such as `timm`, by path and model."""
     if destination.suffix == ".npz":
         return "google"
     folders, model, values = ("transformers", "openai"), family_of(options).model, asdict(options)
@@ -211,7 +223,7 @@ def library_of(destination: Path, options: ImageOptions) -> str:
 
 
 def check_destination(destination: Path, library: str) -> None:
-    """Raises UserError if the library is unknown, or if the path has a wrong suffix for it."""
+    """Raises UserError if the library is unknown, or if its format has another file suffix."""
     if library not in WRITTEN:
         raise UserError(f"Unsupported: library={library!r}. Supported: {', '.join(WRITTEN)}.")
     if destination.suffix != LIBRARIES[library].suffix:

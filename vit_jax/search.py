@@ -143,7 +143,7 @@ def embed_images(
 def compute_embeddings(
     model: ImageModel, paths: dict[str, str], crop: TestCrop
 ) -> dict[str, np.ndarray]:
-    """Computes the embeddings of readable images, float32 `[dim]` each, by the keys of `paths`.
+    """Returns the embedding of each readable image, float32 `[dim]`, by its key in `paths`.
 
     Args:
       model: image encoder of an image-text model.
@@ -166,7 +166,8 @@ def compute_embeddings(
     for batch in extractor.stream(params, ImageFiles([(path, None) for path in paths.values()])):
         values.extend(batch["values"])
         masks.extend(batch["mask"].tolist())
-    # The last batch is padded to the batch size. `masks` are 0 for padding and unreadable images.
+    # `masks` are 0 for unreadable images, and for the images that pad the last batch to the batch
+    # size.
     return {key: x for key, x, read in zip(paths, values, masks, strict=False) if read}
 
 

@@ -151,7 +151,7 @@ def main(arguments: list[str]) -> None:
             backlog=BACKLOG,
             timeout_graceful_shutdown=int(TIMEOUT.value) + 1,
         )
-        # After uvicorn has ended, it raises the signal again. These handlers ignore the signal.
+        # When a signal ends uvicorn, uvicorn raises the signal again. These handlers ignore it.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         print(f"serving on {address(listening)} (Ctrl-C ends it)", flush=True)
@@ -176,7 +176,7 @@ class Served(NamedTuple):
 
 
 def make_service(checkpoint: str):
-    """Returns the HTTP service of a checkpoint, and its Prometheus metrics."""
+    """Returns the HTTP service of a checkpoint, and the Prometheus metrics of the service."""
     from vit_jax.dense import objective_at
     from vit_jax.parallel.process_settings import keep_freed_memory
     from vit_jax.serving.metrics import Metrics
@@ -218,7 +218,7 @@ def serve_dense(checkpoint: str, task: str) -> Served:
     """Compiles the programs of a segmentation, detection or depth run.
 
     Raises:
-      UserError: a flag only applies to classifiers.
+      UserError: a flag is set that only applies to classifiers.
     """
     unsupported = (NEIGHBOURS, TOP, CLASSES, NAMES, TEMPLATE, RESIZE)
     for flag in unsupported if task == "detection" else (*unsupported, THRESHOLD):
@@ -325,10 +325,11 @@ def listen(host: str, port: int) -> socket.socket:
       UserError: another program uses the port, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With this protocol number asyncio recognizes TCP and sends responses without delay.
+    # With the protocol number IPPROTO_TCP, asyncio recognizes a TCP socket and sets TCP_NODELAY, so
+    # that responses are sent without delay.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        # With this option, the port can be used again immediately after a server has ended.
+        # With SO_REUSEADDR, the port can be used again immediately after a server has ended.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
         listening.listen(BACKLOG)

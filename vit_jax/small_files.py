@@ -13,8 +13,8 @@ MOST = 64 * 2**20  # Maximum size in bytes.
 def check_small(path: str | Path, most: int | None = MOST) -> None:
     """Raises OSError if a path is not a regular file, or is larger than `most` bytes.
 
-    Other files are not allowed, because opening a pipe would wait for a writer, and reading a
-    device may never end.
+    Pipes and devices are not allowed: opening a pipe would wait for a writer, and reading a device
+    may never end.
     """
     status = os.stat(path)
     if stat.S_ISDIR(status.st_mode):
@@ -30,7 +30,7 @@ def read_small(path: str | Path, most: int = MOST) -> str:
     """Returns the text of a small file.
 
     Raises:
-      OSError: the file cannot be read, or `check_small` raises it.
+      OSError: the file cannot be read, is not a regular file, or is larger than `most` bytes.
       UnicodeDecodeError: the file is not UTF-8.
     """
     check_small(path, most)
@@ -38,7 +38,11 @@ def read_small(path: str | Path, most: int = MOST) -> str:
 
 
 def read_lines(path: str | Path, flag: str) -> list[str]:
-    """Returns the lines of a text file that the flag `flag` names, without a byte order mark.
+    """Returns the lines of a text file without its byte order mark.
+
+    Args:
+      path: path of the file.
+      flag: name of the command-line flag that contains the path, for error messages.
 
     Raises:
       UserError: the file cannot be read, or is not UTF-8.

@@ -1,4 +1,4 @@
-"""CSV files for spreadsheets. Texts are written such that no spreadsheet evaluates a formula."""
+"""CSV files for spreadsheets. Texts that a spreadsheet would evaluate as formulas are escaped."""
 
 import csv
 import re
@@ -31,7 +31,7 @@ def _as_text(cell: str) -> str:
 
 
 def file_cell(path: str) -> str:
-    """Returns a relative path. If it starts like a formula, `./` is written before it."""
+    """Returns a relative path as a CSV cell. `./` is added to a path that starts like a formula."""
     return f"./{path}" if path != "-" and _FORMULA.match(path) else path
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from absl import flags
 
 from vit_jax import command
-from vit_jax.config import given_keys
+from vit_jax.config import check, given_keys
 from vit_jax.errors import UserError
 from vit_jax.paths import absolute
 from vit_jax.runs.choices.recognised import recognise
@@ -52,9 +52,10 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}")
     if not WORKDIR.value or CONFIG.value is None:
         raise UserError("give --config=configs/finetune.py and --workdir=DIR")
-    config, folder = CONFIG.value, absolute(WORKDIR.value)
-    recognise(config, given_keys(config), lambda line: print(line, file=sys.stderr))
-    check_sweep(config, file=command.as_in_file(config))
+    given, folder = CONFIG.value, absolute(WORKDIR.value)
+    recognise(given, given_keys(given), lambda line: print(line, file=sys.stderr))
+    config = check(given, file=command.as_in_file(given))
+    check_sweep(config)
     config_flags = config_flags_of(sys.argv[1:])
     rates = rate_jobs(config, folder, config_flags)
     rate_names = [job.name for job in rates.values()]

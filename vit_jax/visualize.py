@@ -87,7 +87,7 @@ def _title(library: str, name: str) -> str:
     """Returns the page's title: the model and, for a run, the run's task and data.
 
     Args:
-      library: the library of the checkpoint.
+      library: the library of the checkpoint, such as `timm`; `a run` for a vit_jax run.
       name: the model's name.
     """
     from vit_jax.runs.run_page import title_of
@@ -110,7 +110,7 @@ def test_images(checkpoint: str) -> Source:
     saved = None if str(checkpoint).startswith("hf://") else saved_run(path)
     if saved is None:
         raise UserError(f"{checkpoint} is not a run with known test images: give --images=PATH")
-    return open_splits(saved.options).test
+    return open_splits(saved.config).test
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.data.test_slices import make_folder
 from tests.evaluation import plain
-from vit_jax.config import base_config
+from vit_jax.config import base_config, run_options
 from vit_jax.data.sources import data_set, open_source
 from vit_jax.data.sources.base import Subset
 from vit_jax.data.sources.in_memory import InMemory
@@ -249,8 +249,8 @@ def run(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vit_jax.evaluation.in_training.TrainingSuites.__call__", lambda *_: None)
-        assert train(probed, workdir) == {}
-    assert train(probed, workdir)
+        assert train(run_options(probed), workdir) == {}
+    assert train(run_options(probed), workdir)
     return workdir
 
 
@@ -332,7 +332,7 @@ def test_suite_that_cannot_be_run_ends_a_run_before_it_starts(values, message, t
     asked.fewshot.every = 0
     asked.evaluate.update(values)
     with pytest.raises(UserError, match=message):
-        train(asked, tmp_path / "run")
+        train(run_options(asked), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -348,7 +348,7 @@ def test_signal_at_any_moment_ends_an_evaluation_without_a_result(model):
 
 def test_data_set_with_too_few_images_ends_a_run_before_it_starts(tmp_path):
     with pytest.raises(UserError, match="^digits: class .* fewer than 400 shots"):
-        train(config(shots=(1, 400)), tmp_path / "run")
+        train(run_options(config(shots=(1, 400))), tmp_path / "run")
     assert not (tmp_path / "run").exists()  # Which would now be that config's.
 
 
@@ -369,7 +369,7 @@ def test_neighbours_that_cannot_be_had_end_a_run_before_it_starts(
     asked = config(every=0)
     asked.knn.update(dict(every=4, sets=(text,), neighbours=neighbours))
     with pytest.raises(UserError, match=message):
-        train(asked, tmp_path / "run")
+        train(run_options(asked), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -417,4 +417,4 @@ def test_data_set_that_is_not_there_ends_a_run_before_it_starts(tmp_path):
     with pytest.raises(
         UserError, match="^config.fewshot.sets: cannot open folder:/nowhere: no folder"
     ):
-        train(config(sets=("folder:/nowhere",)), tmp_path / "run")
+        train(run_options(config(sets=("folder:/nowhere",))), tmp_path / "run")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vit_jax import experiment
-from vit_jax.config import check
+from vit_jax.config import check_options
 from vit_jax.ledger import study
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -40,7 +40,7 @@ def check_runs(tmp_path):
             for trial in trials
         }
         for job in kinds.values():
-            check(study.config_of(job))
+            check_options(study.config_of(job))
         return len(kinds)
 
     return check_all

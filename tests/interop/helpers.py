@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.interop.checkpoint import build, params_of, sketch
+from vit_jax.interop.checkpoint import fill, params_of, sketch
 from vit_jax.interop.writing import save
 from vit_jax.models import model_options
 from vit_jax.models.image_model import ImageModel
@@ -35,8 +35,9 @@ def random_model(name: str, **arguments) -> nnx.Module:
             return rng.normal(0, np.prod(shape[:-1]) ** -0.5, shape).astype(np.float32)
         return (rng.normal(0, 0.1, shape) + (part == "scale")).astype(np.float32)
 
-    shapes = parameter_shapes(sketch(options))
-    return build(options, {path: partial(draw, path, shape) for path, shape in shapes.items()})
+    model = sketch(options)
+    shapes = parameter_shapes(model)
+    return fill(model, {path: partial(draw, path, shape) for path, shape in shapes.items()})
 
 
 def random_images(model: nnx.Module, count: int = 2) -> np.ndarray:

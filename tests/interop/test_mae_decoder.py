@@ -107,8 +107,7 @@ def started(checkpoint, **values):
         | OURS
         | values
     )
-    check(config)
-    return assemble(config)
+    return assemble(check(config))
 
 
 def modules(parts):

@@ -81,8 +81,7 @@ def started(checkpoint, **values):
         | dotted("dino", **SIZES)
         | values
     )
-    check(config)
-    return assemble(config)
+    return assemble(check(config))
 
 
 def first_state(parts):

@@ -11,7 +11,7 @@ import pytest
 
 import vit_jax
 from vit_jax.errors import UserError
-from vit_jax.models import FAMILIES, abstract, known_arguments, model_factory
+from vit_jax.models import FAMILIES, abstract, model_factory
 from vit_jax.models.convnext import ConvNeXt
 from vit_jax.models.resnet import BiT
 from vit_jax.models.vit import ViT
@@ -23,7 +23,8 @@ SMALL = {
     "BiT-R50x1": dict(resnet_blocks=(1,), image_size=32, num_classes=3),
 }
 ARGUMENTS_OF = {
-    name: known_arguments(model) for name, model in (("ViT-Ti/16", ViT), ("BiT-R50x1", BiT))
+    name: {*options_of(model.options_type)}
+    for name, model in (("ViT-Ti/16", ViT), ("BiT-R50x1", BiT))
 }
 
 

@@ -376,14 +376,14 @@ def test_unknown_value_is_answered_with_the_known(option):
 @pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
-        ("BiT-R50x1", dict(pooling="gap"), "BiT-R50x1 has no argument 'pooling'.*model.pooling"),
-        ("ViT-B/16", dict(axial=True), "ViT-B/16 has no argument 'axial'.*model.axial"),
+        ("BiT-R50x1", dict(pooling="gap"), "a BiT has no argument 'pooling'.*model.pooling"),
+        ("ViT-B/16", dict(axial=True), "a ViT has no argument 'axial'.*model.axial"),
         (
             "ViT-B/16",
             dict(register=4),
-            "ViT-B/16 has no argument 'register'.*did you mean 'registers'",
+            "a ViT has no argument 'register'.*did you mean 'registers'",
         ),
-        ("ViT-B/16", dict(rngs=None), "ViT-B/16 has no argument 'rngs'"),
+        ("ViT-B/16", dict(rngs=None), "a ViT has no argument 'rngs'"),
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tests.test_config import load
-from vit_jax.config import base_config
+from vit_jax.config import base_config, run_options, with_values
 from vit_jax.errors import UserError
 from vit_jax.options.run import MeshOptions
 from vit_jax.parallel import chips
@@ -44,7 +44,7 @@ def small(**changes):
     config.model.pooling = "gap"
     config.model.update(dict(dim=128, depth=2, mlp_dim=256, heads=2, dtype="bfloat16"))
     config.batch_size, config.steps, config.optimizer.warmup_steps = 64, 10, 1
-    return choices.changed(config, changes)
+    return with_values(run_options(config), changes)
 
 
 def step_for_v5e() -> jax.stages.Lowered:

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from vit_jax import published
-from vit_jax.config import base_config
+from vit_jax.config import base_config, run_options, with_values
 from vit_jax.errors import UserError
 from vit_jax.experiment import load
 from vit_jax.planning.compile import find_slice
@@ -15,7 +15,7 @@ def config_of(path, split="train", source="tfds", num_classes=None):
     config = base_config()
     config.data.source, config.data.path, config.data.train_split = source, path, split
     config.data.num_classes = num_classes
-    return config
+    return run_options(config)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_images_and_classes_of_a_folder_are_counted(tmp_path):
             folder.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
     config = config_of(str(tmp_path), source="folder")
-    config.data.train_split, config.data.test_split = "train[:50%]", "test"
+    config = with_values(config, {"data.train_split": "train[:50%]", "data.test_split": "test"})
     assert data_set_size(config, None) == (3, 2)
     assert data_set_size(config, 50) == (50, 2)
 

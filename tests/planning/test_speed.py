@@ -8,6 +8,7 @@ import importlib.util
 import pytest
 
 from vit_jax.benchmarks import other_projects
+from vit_jax.config import with_values
 from vit_jax.planning.compile import compile_step, find_slice
 from vit_jax.planning.hlo import total
 
@@ -29,8 +30,8 @@ def step():
     for name, version in VERSIONS.items():
         if importlib.metadata.version(name) != version:
             pytest.skip(f"the figures are of {name} {version}")
-    config = other_projects.our_config("ViT-B/16", 224, "bfloat16")
-    config.model.depth, config.batch_size = 2, 8 * 64
+    config = other_projects.our_config("ViT-B/16", 224, "bfloat16", batch_size=8 * 64)
+    config = with_values(config, {"model.depth": 2})
     return compile_step(config, find_slice("v3", "2x2"), other_projects.CLASSES, steps=10**6)
 
 

@@ -134,9 +134,9 @@ def test_checkpoint_or_split_that_does_not_fit_is_one_line(flags, words, finishe
         key, value = flag.removeprefix("--config.").split("=")
         values[key] = int(value) if value.isdigit() else value
     config.update_from_flattened_dict(values)
-    check(config)
+    options = check(config)
     with pytest.raises(UserError, match=words):
-        train(config, tmp_path / "run")
+        train(options, tmp_path / "run")
 
 
 def test_sweep_has_the_rates_of_resnets_where_the_checkpoint_is_one(run, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 import vit_jax
 from tests.training.objectives.small import dotted
-from vit_jax.config import base_config
+from vit_jax.config import base_config, run_options
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
 from vit_jax.runs.workdir import FORMAT, claim, saved_run
@@ -22,8 +22,9 @@ def claimed(workdir, steps: int, **values) -> None:
     """
     config = base_config()
     config.update_from_flattened_dict({"steps": steps} | values)
+    options = run_options(config)
     with claim(
-        workdir, config, {"steps": steps, "model": {}, "format": FORMAT, "cores": 7}, log=print
+        workdir, options, {"steps": steps, "model": {}, "format": FORMAT, "cores": 7}, log=print
     ):
         (workdir / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)
 

@@ -47,7 +47,8 @@ def test_second_run_is_refused_and_the_first_goes_on(run, training, tmp_path):
 
 
 def test_run_whose_workdir_is_deleted_ends_with_one_line_and_makes_nothing_anew(training, tmp_path):
-    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "removed")  # At once, while the run writes files into it.
+    shutil.rmtree(tmp_path / "removed", ignore_errors=True)
     _, err = training.communicate(timeout=HANG)
     assert training.returncode == 2, err
     lines = [line for line in err.splitlines() if line.startswith("error: ")]

@@ -14,7 +14,7 @@ from tests.data.prepared import prepare
 from tests.training.test_choices import checkpoint, chosen, photographs  # noqa: F401
 from vit_jax.classifier import open_classifier
 from vit_jax.command import read_config
-from vit_jax.config import check, given_keys
+from vit_jax.config import check, given_keys, run_options
 from vit_jax.data.image_files import find_images
 from vit_jax.data.sources import data_set, open_source
 from vit_jax.errors import UserError
@@ -168,7 +168,7 @@ def test_a_workdir_in_place_of_images_is_told_by_its_files(tmp_path, recipe):
     with pytest.raises(
         UserError, match=f"is the workdir of a run: give the images .*--from={tmp_path}"
     ):
-        settle(config, given_keys(config), tmp_path / "none", str)
+        settle(run_options(config), given_keys(config), tmp_path / "none", str)
 
 
 def test_an_empty_folder_has_no_images(tmp_path, checkpoint):  # noqa: F811
@@ -257,11 +257,11 @@ def test_names_that_are_no_path_and_runs_without_labels_are_left_to_their_source
 
 def test_a_plan_counts_the_images_of_any_path(tmp_path):
     pets = photographs(tmp_path / "pets", {"cat": 10, "dog": 10})
-    assert data_set_size(recognised(pets), None) == (16, 2)
+    assert data_set_size(run_options(recognised(pets)), None) == (16, 2)
     prepare("mnist", tmp_path, {"train": 40, "test": 8})
     config = recognised(f"tfds:mnist:{tmp_path}")
     config.data.num_classes = None
-    assert data_set_size(config, None) == (40, 10)
+    assert data_set_size(run_options(config), None) == (40, 10)
 
 
 def test_a_data_set_to_evaluate_on_needs_no_kind(tmp_path):

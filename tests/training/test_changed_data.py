@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.config import base_config, to_json
+from vit_jax.config import base_config, run_options, to_json
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import UserError
@@ -44,6 +44,7 @@ def start(tmp_path, **values):
     config.data.update(dict(source="folder", path=str(tmp_path / "data")))
     config.update(dict(epochs=2, batch_size=4))
     config.update_from_flattened_dict(values)
+    config = run_options(config)
     workdir = tmp_path / "run"
     identity = identity_of(open_splits(config))
     images, classes = identity["images"]["train"], len(identity["class_names"])

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.command import read_config
-from vit_jax.config import given_keys, leaves
+from vit_jax.config import given_keys, leaves, run_options
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.runs.assemble import assemble
@@ -57,7 +57,9 @@ def chosen(path, checkpoint, said=None, **changes) -> dict:
     named = {"data.path": str(path), "finetune.checkpoint": str(checkpoint)}
     config.update_from_flattened_dict(named | changes)
     lines = [] if said is None else said
-    return dict(leaves(settle(config, given_keys(config), path.parent / "none", lines.append)))
+    return dict(
+        leaves(settle(run_options(config), given_keys(config), path.parent / "none", lines.append))
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -239,7 +241,7 @@ def test_without_a_checkpoint_and_network_it_says_what_to_give(tmp_path, monkeyp
     config = read_config("my_images")
     config.data.path = str(photographs(tmp_path / "pets", {"cat": 20, "dog": 20}))
     with pytest.raises(UserError, match=r"the default cannot be fetched .*give --from=CHECKPOINT"):
-        settle(config, given_keys(config), tmp_path / "none", str)
+        settle(run_options(config), given_keys(config), tmp_path / "none", str)
 
 
 def test_sides_of_images_are_read_from_their_headers(tmp_path):
@@ -276,7 +278,7 @@ def test_a_batch_that_does_not_fit_is_cut_and_stays_the_batch(tmp_path, checkpoi
     )  # A small model's program takes more than its activations.
     config = read_config("my_images")
     config.update_from_flattened_dict(chosen(folder, checkpoint))
-    parts = assemble(config.lock())
+    parts = assemble(run_options(config))
     whole = compiled(parts.program, parts.config, 1)
     for share, micro in ((1.01, 1), (0.99, 2)):
         there = share * whole / micro_batches.FREE

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from tests.test_config import load
-from vit_jax.config import check_fits, leaves
+from vit_jax.config import check_fits, leaves, run_options, with_values
 from vit_jax.errors import UserError, mistake
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.runs import memory_check
@@ -18,12 +18,13 @@ from vit_jax.runs.memory_check import MemoryCheck, Needs, needs_of
 from vit_jax.training.program import Program, abstract_batch, make_program
 
 
-def program_of(**changes) -> tuple[Program, ConfigDict]:
+def program_of(**changes) -> tuple[Program, RunOptions]:
     """A small model's."""
     config = load("quickstart")
     config.model.update(dict(dim=64, depth=2, mlp_dim=256, heads=2, pooling="gap"))
     config.batch_size, config.steps, config.optimizer.warmup_steps = 64, 10, 1
     config.update_from_flattened_dict(changes)
+    config = run_options(config)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     return make_program(config, num_classes=10, steps=10, mesh=mesh), config
 
@@ -33,7 +34,7 @@ def needs(**changes) -> Needs:
 
 
 def check_of(**changes) -> MemoryCheck:
-    def again(config: ConfigDict) -> Program:
+    def again(config: RunOptions) -> Program:
         return program_of(**dict(leaves(config)))[0]
 
     return MemoryCheck(*program_of(**changes), max_labels=1, make=again)
@@ -128,12 +129,12 @@ def test_what_is_advised_fits(device):
 def test_micro_batches_that_are_advised_have_whole_groups_of_koleo():
     config = load("my_images_unlabelled")
     config.batch_size = 64
-    found = [*memory_check.likely_changes(config, 1, 10e9, 10**9, 10**9, 20 * 10**9)]
+    found = [*memory_check.likely_changes(run_options(config), 1, 10e9, 10**9, 10**9, 20 * 10**9)]
     micro = {one["micro_batches"]: one for one in found if "micro_batches" in one}
     assert micro and all(one["dino.koleo_group"] == 64 // count for count, one in micro.items())
     for changes in micro.values():
         for key in ("dino.koleo", "dino.koleo_group"):
-            check_fits(memory_check.changed(config, changes), key)
+            check_fits(with_values(run_options(config), changes), key)
 
 
 def test_micro_batches_are_not_advised_for_contrastive_losses():

@@ -7,7 +7,7 @@ import pytest
 
 from tests.interop.helpers import random_model, write
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import Checkpoint, build, sketch
+from vit_jax.interop.checkpoint import Checkpoint, fill, sketch
 from vit_jax.models import FAMILIES
 from vit_jax.models.image_model import About
 from vit_jax.models.model_card import parameter_shapes
@@ -161,7 +161,8 @@ def test_a_teacher_follows_the_names_of_the_classes(of_fruit):
 def test_the_head_of_a_model_that_is_handed_in_follows_the_names_of_the_classes(of_fruit):
     config, checkpoint = of_fruit
     config.finetune.checkpoint = warm_start.HANDED_IN
-    model = build(checkpoint.options, {x: partial(checkpoint.read, x) for x in checkpoint.shapes})
+    sources = {path: partial(checkpoint.read, path) for path in checkpoint.shapes}
+    model = fill(sketch(checkpoint.options), sources)
     model.about = About("a ViT")
     model.about.class_names = FRUIT
     bias = find_origin(config, 3, model, ("cherry", "apple", "berry")).read()["head"]["bias"]

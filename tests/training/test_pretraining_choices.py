@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.test_choices import checkpoint, photographs  # noqa: F401
 from vit_jax.command import as_in_file, read_config
-from vit_jax.config import check, given_keys, leaves
+from vit_jax.config import check, given_keys, leaves, run_options
 from vit_jax.errors import UserError
 from vit_jax.models import model_options
 from vit_jax.runs.choices import micro_batches, pretraining, settle
@@ -25,10 +25,12 @@ def speed(monkeypatch):
 def chosen(path, start, said=None, **changes) -> dict:
     """The values that are chosen for a folder."""
     config = read_config("my_images_unlabelled")
-    pretraining.start_from(config, str(start))
-    config.update_from_flattened_dict({"data.path": str(path)} | changes)
+    values = {"data.path": str(path)} | pretraining.start_values(str(start), None)
+    config.update_from_flattened_dict(values | changes)
     lines = [] if said is None else said
-    return dict(leaves(settle(config, given_keys(config), path.parent / "none", lines.append)))
+    return dict(
+        leaves(settle(run_options(config), given_keys(config), path.parent / "none", lines.append))
+    )
 
 
 def test_class_folders_give_k_nn_before_and_after_and_the_better_is_kept(tmp_path, checkpoint):  # noqa: F811

@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 from sklearn.metrics import balanced_accuracy_score, f1_score, precision_recall_fscore_support
 
-from vit_jax.config import base_config, to_json
+from vit_jax.config import base_config, run_options, to_json
 from vit_jax.errors import UserError
 from vit_jax.models import model_card, model_options
+from vit_jax.options.run import RunOptions
 from vit_jax.runs import predictions
 from vit_jax.runs.comparison_page import comparison_page, sign_test
 from vit_jax.runs.predictions import (
@@ -70,7 +71,7 @@ def workdir(tmp_path):
             }
             | changes
         )
-        (folder / "config.json").write_text(to_json(config))
+        (folder / "config.json").write_text(to_json(run_options(config)))
         model = model_options("ViT-Ti/4", num_classes=len(names), image_size=16)
         images = {"train": 3000, "test": 4}
         manifest = make_manifest(100, names, images, model, "bilinear", {"accuracy": "share"}, 1e9)
@@ -125,7 +126,7 @@ def test_reports_of_a_run_whose_name_is_not_utf_8_are_written(workdir):
         UserError, match=r"r\\udce9n is not UTF-8, and checkpoints can only be written"
     ):
         open_workdir(folders[0])
-    with pytest.raises(UserError, match="rename the folder"), claim(folders[0], base_config(), {}):
+    with pytest.raises(UserError, match="rename the folder"), claim(folders[0], RunOptions(), {}):
         pass
 
 

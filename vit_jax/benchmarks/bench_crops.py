@@ -1,18 +1,23 @@
-"""Compares DINO's step with a supervised step, and two ways to compute crops, for a TPU."""
+"""Compares programs by the TPU compiler's estimates: DINO's step, and two ways to encode crops.
+
+The first comparison is between DINO's training step and a supervised training step. The second one
+is between a separate forward pass for each crop size, and one pass over all crops.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.benchmarks import other_projects
 from vit_jax.benchmarks.bench_tpu import STEPS
+from vit_jax.config import with_values
 from vit_jax.models import model_factory
 from vit_jax.models.attention import attend
 from vit_jax.models.model_card import abstract
 from vit_jax.models.vit import ViT
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB
 from vit_jax.parallel.mesh import make_mesh, replicated, split_batch
 from vit_jax.planning.compile import (
@@ -28,7 +33,7 @@ from vit_jax.planning.hlo import total
 CROPS = {224: 2, 96: 8}  # Number of crops per image, by side in pixels.
 
 
-def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: int) -> None:
+def measure(configs: Mapping[str, RunOptions], slices: Sequence[str], images: int) -> None:
     """Prints FLOPs, estimated cycles and memory of four programs for each model.
 
     The programs are a supervised step, DINO's step, and the backbone's forward and backward pass in
@@ -37,7 +42,8 @@ def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: in
     DINOv2's code, and each crop attends only to itself.
 
     Args:
-      configs: DINO configs, by the name of the plain ViT.
+      configs: the config of DINO's training step for each ViT, by the ViT's name. The supervised
+        step trains the same ViT.
       slices: chip and topology, such as `v5e:2x2`.
       images: images per device.
     """
@@ -50,9 +56,10 @@ def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: in
         for each in slices:
             chip, _, topology = each.partition(":")
             where = find_slice(chip, topology)
-            supervised, steps = other_projects.our_config(name, max(CROPS), "bfloat16"), {}
-            for label, config in {"supervised step": supervised, "DINO's step": teacher}.items():
-                config.batch_size = images * where.devices
+            batch_size, steps = images * where.devices, {}
+            supervised = other_projects.our_config(name, max(CROPS), "bfloat16", batch_size)
+            taught = with_values(teacher, {"batch_size": batch_size})
+            for label, config in {"supervised step": supervised, "DINO's step": taught}.items():
                 steps[label] = compile_step(config, where, other_projects.CLASSES, STEPS)
             show(name, where, steps)
             show(
@@ -63,7 +70,7 @@ def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: in
 
 
 def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
-    """Prints a table row for each program; the last column is the memory of temporaries in GiB."""
+    """Prints a table row for each program. The last column is the memory of temporaries in GiB."""
     sums = {
         label: [total(compiled.operations, key) for key in ("flops", "cycles")]
         for label, compiled in programs.items()
@@ -79,15 +86,15 @@ def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
 
 
 def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compiled:
-    """Compiles the forward and backward pass of a variant, with `images` images on each device.
+    """Compiles the forward and backward pass of a ViT over the crops of `images` images per device.
 
-    The program computes the gradient of the tokens' mean square.
+    The loss is the mean square of the output tokens.
 
     Args:
-      form: the variant, `pass_by_pass` or `packed`.
+      form: function that encodes the crops, `pass_by_pass` or `packed`.
       name: name of the ViT.
-      where: the slice.
-      images: images per device.
+      where: the TPU slice to compile for.
+      images: number of images per device, before they are cropped.
     """
     mesh = make_mesh(devices=topology_devices(where))
     model = abstract(model_factory(name, num_classes=0, image_size=max(CROPS), dtype="bfloat16"))
@@ -112,7 +119,11 @@ def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compil
 
 
 def pass_by_pass(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the last layer's tokens for the crops of each size, `[crops, tokens, dim]`."""
+    """Encodes the crops of each size in a separate pass.
+
+    Returns:
+      The last layer's tokens `[crops, tokens, dim]` for each crop size.
+    """
     sized = [model.resized(images.shape[1:3]) for images in crops]
     return [
         each.encode(each.assemble(each.patches(images)))
@@ -121,9 +132,12 @@ def pass_by_pass(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def packed(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the same tokens as `pass_by_pass`, from one sequence that contains all crops.
+    """Encodes all crops in a single pass: the tokens of all crops form one sequence.
 
-    Each crop attends only to itself.
+    A token attends only to tokens of the same crop.
+
+    Returns:
+      The last layer's tokens `[crops, tokens, dim]` for each crop size.
     """
     sized = [model.resized(images.shape[1:3]) for images in crops]
     parts = [each.assemble(each.patches(images)) for each, images in zip(sized, crops, strict=True)]

@@ -1,8 +1,8 @@
 """Benchmarks a GPU within minutes, the most important measurements first; saves each result.
 
-Several steps are timed together, and the host waits only for the last one, as in a training loop.
-Turns of our step and of timm's alternate. timm's step runs in a separate process, and both are
-compiled at the same time.
+Several training steps are timed together, and the host waits only for the last step, as in a
+training loop. Measurements of our step and of timm's step alternate. timm's step runs in a separate
+process, and both steps are compiled at the same time.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class Program(NamedTuple):
 
 
 class Stopwatch:
-    """Checks the time limit of the benchmark, and logs results as JSON lines."""
+    """The benchmark's time limit, and its log of results in JSON lines."""
 
     def __init__(self, minutes: float, out: str | None):
         self.ends = time.perf_counter() + 60 * minutes
@@ -90,13 +90,13 @@ def measure(
     Args:
       minutes: time limit; no measurement starts after it.
       out: folder of gpu.jsonl; None: the file is not written.
-      parts: some of `PARTS`; empty: all, in this order.
-      models: models to time; empty: the models of `TRAINED`.
+      parts: names of the benchmarks to run, from `PARTS`; empty: all of `PARTS`, in its order.
+      models: models to time; empty: the models in the table `TRAINED`.
       images: batch size of all models; None: as in `TRAINED`.
       image_size: image size of all models; None: as in `TRAINED`.
 
     Raises:
-      UserError: a part is unknown.
+      UserError: a name in `parts` is unknown.
     """
     for name in set(parts) - set(PARTS):
         raise UserError(f"unknown part {name!r} (--parts); {nearest(name, PARTS)}")
@@ -122,7 +122,13 @@ def measure(
 def trained_models(
     models: Sequence[str], images: int | None, image_size: int | None
 ) -> dict[tuple[str, int], int]:
-    """Returns the batch size by model and image size; arguments as in `measure`."""
+    """Returns the batch size of each (model, image size) that `measure` times.
+
+    Args:
+      models: names of models; empty: the models of `TRAINED`.
+      images: batch size of all models; None: as in `TRAINED`.
+      image_size: image size of all models; None: as in `TRAINED`.
+    """
     trained = {key: count for key, count in TRAINED.items() if not models or key[0] in models}
     known = {model for model, _ in TRAINED}
     trained |= {(model, 224): 64 for model in models if model not in known}
@@ -213,9 +219,10 @@ def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> No
 
 
 def compare_with_cpu(name: str, image_size: int, stopwatch: Stopwatch) -> None:
-    """Measures errors of logits, loss and gradients, compared with float32 on the CPU.
+    """Measures the numerical errors of a model's logits, loss and gradients on the GPU.
 
-    An error is ||x - reference|| / ||reference||.
+    The reference is the same computation in float32 on the CPU. An error is
+    ||x - reference|| / ||reference||.
     """
     images = np.random.default_rng(0).integers(
         256, size=(8, image_size, image_size, 3), dtype=np.uint8
@@ -249,7 +256,8 @@ def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[s
     model = create_model(
         name, num_classes=other_projects.CLASSES, image_size=images.shape[1], dtype=dtype, **scanned
     )
-    # The head must not be zero, because the gradients of all other layers would be zero.
+    # A new model's head is zero, so the gradients of all other layers would be zero. Therefore the
+    # head gets random values.
     head = model.head.kernel
     head.set_value(0.02 * jax.random.normal(jax.random.key(1), head.shape, head.dtype))
     graphdef, params = nnx.split(model)
@@ -271,7 +279,7 @@ def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[s
 
 
 def time_training(model: str, image_size: int, images: int, stopwatch: Stopwatch) -> None:
-    """Times our training step with each attention implementation, and timm's step."""
+    """Times our training step with each attention implementation (cuDNN, XLA), and timm's step."""
     with timm_process(model, images, image_size) as timm:
         programs = {}
         for name in ATTENTIONS if is_vit(model) else ("cudnn",):
@@ -283,8 +291,7 @@ def time_training(model: str, image_size: int, images: int, stopwatch: Stopwatch
 
 def our_step(model: str, image_size: int, images: int, attends: str) -> Program:
     """Compiles our training step."""
-    config = other_projects.our_config(model, image_size, fast_dtype())
-    config.batch_size = images
+    config = other_projects.our_config(model, image_size, fast_dtype(), images)
     with attending(attends):
         compiled, seconds, step = compile_ours(config)
     facts = {
@@ -309,9 +316,10 @@ def race(
     programs: Mapping[str, Program],
     timm: Program,
 ) -> None:
-    """Times the programs in turns, and logs the results.
+    """Times our training steps and timm's in turns, and logs the results.
 
-    If timm's process has ended with an error, the results do not contain timm.
+    timm's step runs in a separate process. If this process has ended with an error, the results do
+    not contain timm.
 
     Args:
       stopwatch: logs the results.
@@ -344,9 +352,10 @@ def race(
 
 
 def time_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
-    """Returns the step time of each program in each turn, in seconds.
+    """Times the programs in turns; returns the seconds per step in each turn, by program.
 
-    Turns after the end of a program's process are missing.
+    If the process of a program ends early, the result does not contain the later turns of this
+    program.
     """
     times: dict[str, list[float]] = {key: [] for key in programs}
     for _ in range(TURNS):
@@ -357,7 +366,10 @@ def time_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
 
 
 def seconds_of_step(program: Program) -> float:
-    """Returns the mean duration of a step in seconds, over about `SECONDS`."""
+    """Returns the mean duration of a step in seconds.
+
+    Steps are run for about `SECONDS` seconds.
+    """
     started = time.perf_counter()
     program.run(1)
     steps = max(1, round(SECONDS / (time.perf_counter() - started)))
@@ -370,7 +382,8 @@ def seconds_of_step(program: Program) -> float:
 def timm_process(model: str, images: int, image_size: int) -> Iterator[Program]:
     """Yields timm's training step, which is compiled and run in a separate process.
 
-    Compilation starts at once. The first call of `run` waits until it is done.
+    The compilation starts at once. The first call of the yielded `Program.run` waits until the step
+    is compiled.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

@@ -1,6 +1,7 @@
-"""Measures inference of our models and of other libraries, and the largest batch that fits.
+"""Measures inference speed, and the largest batch that fits into a device's memory.
 
-The paper's figure 12 also shows inference speed and largest batch size.
+The inference speed of our models is compared with the speed in other libraries. Figure 12 of the
+ViT paper shows inference speed and largest batch.
 """
 
 import importlib.util
@@ -24,7 +25,6 @@ from vit_jax.benchmarks.bench_train import (
     random_batch,
     timm_model,
 )
-from vit_jax.config import run_options
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
 from vit_jax.parallel.chips import GIB
@@ -96,7 +96,7 @@ def measure(
 def make_runners(
     model: str, batch: int, image_size: int, dtype: str, against: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns the programs that compute a model, by title: ours, and those of other libraries.
+    """Returns the compiled programs of a model: ours and those of other libraries, by their titles.
 
     If a library does not have the model, the reason is printed.
     """
@@ -141,12 +141,10 @@ def lower_ours(
       devices: devices to compile for; None: the devices of this machine.
 
     Returns:
-      The model's program from `make_program`, with shapes in place of arrays; and the lowered
-      inference.
+      The result of `make_program`, in which the parameters are only shapes and dtypes, and the
+      lowered forward pass.
     """
-    config = other_projects.our_config(model, image_size, dtype)
-    config.batch_size = batch
-    options = run_options(config)
+    options = other_projects.our_config(model, image_size, dtype, batch)
     program = make_program(
         options,
         num_classes=other_projects.CLASSES,
@@ -165,7 +163,7 @@ def compile_ours(model: str, batch: int, image_size: int, dtype: str) -> jax.sta
 
 
 def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
-    """Returns our compiled inference on random images, with random parameters."""
+    """Compiles our model's inference on random images, with random parameters."""
     program, lowered = lower_ours(model, batch, image_size, dtype)
     compiled, seconds = compile_timed(lowered)
     params = program.initial_state(0)["params"]
@@ -179,7 +177,7 @@ def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
 
 
 def make_timm(model: str, batch: int, image_size: int) -> Runner:
-    """Returns inference of timm's model in PyTorch. On a GPU the model is compiled, in bfloat16."""
+    """Prepares timm's model for inference in PyTorch. On a GPU it is compiled, and in bfloat16."""
     torch, name, module = timm_model(model, image_size)
     gpu = torch.cuda.is_available() and jax.default_backend() == "gpu"
     device = torch.device("cuda" if gpu else "cpu")
@@ -197,7 +195,7 @@ def make_timm(model: str, batch: int, image_size: int) -> Runner:
 
 
 def make_onnxruntime(model: str, batch: int, image_size: int) -> Runner:
-    """Returns inference of timm's model in ONNX Runtime, with one thread per core.
+    """Prepares timm's model for inference in ONNX Runtime, with one thread per core.
 
     PyTorch exports the model.
     """
@@ -290,7 +288,9 @@ def largest_batch(memory: Callable[[int], int], limit: float) -> int:
 
 
 def draw(panels: dict[str, dict[str, dict[int, float]]], out: Path) -> None:
-    """Draws a panel for each measured quantity, over the image size, with a line for each program.
+    """Draws a panel for each measured quantity.
+
+    The x-axis is the image size. A panel contains a line for each program.
 
     Args:
       panels: values by quantity, program and image size.

@@ -39,18 +39,20 @@ PHOTOGRAPHS = (  # Colour photographs in scikit-image's package.
 def measure(
     rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000), host: bool = False
 ) -> None:
-    """Prints images/s of each pipeline on one core, and the difference of `fast` and `exact` crops.
+    """Prints images/s of each input pipeline on one core.
+
+    It also prints how much crops of the mode `fast` differ from crops of the mode `exact`.
 
     Each pipeline runs in a separate process, which is bound to one core, and reads the same files.
     After a warm-up the pipelines take turns of `IMAGES` images. The speed is measured by CPU time,
     summed over threads, because other processes disturb wall-clock time more than CPU time. Only
-    the comparison of one and two workers is by wall-clock time. If a pipeline's library is missing,
-    its name is printed.
+    the comparison of one and two threads or workers is by wall-clock time. If a pipeline's library
+    is missing, the pipeline is skipped and the reason is printed.
 
     Args:
       rounds: number of turns of each pipeline.
       rates: images/s for which the required number of cores is printed.
-      host: measure only the main process, as in `measure_host`.
+      host: measure only the main process's share of the work, with `measure_host`.
     """
     if host:
         measure_host(max(rates))
@@ -107,7 +109,8 @@ def measure_host(
     Args:
       rate: images/s for which the required number of cores is printed.
       batch_sizes: images in a batch.
-      images: images that are measured for each batch size, after two batches of each worker.
+      images: number of images in a measurement. Before it, two batches per worker are read as a
+        warm-up.
       workers: number of worker processes.
     """
     mesh = make_mesh()
@@ -139,7 +142,10 @@ def _microseconds(function: Callable[[], Any], calls: int) -> float:
 
 
 def make_photographs(folder: Path, images: int = IMAGES) -> None:
-    """Writes JPEGs cropped from photographs, with sides of 500 and 375 pixels, +- 25 %."""
+    """Writes JPEGs of random crops of photographs.
+
+    The width is 500 pixels and the height 375 pixels, each changed randomly by up to 25 %.
+    """
     try:
         import skimage
     except ImportError as error:
@@ -186,7 +192,10 @@ def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str
 
 
 def two_processes(folder: str, rounds: int) -> float:
-    """Returns the speed (images/s) of two independent processes, divided by that of one process."""
+    """Returns how much faster two independent processes decode JPEGs than one process.
+
+    The result is a ratio of images/s; 2 means that the processes do not slow each other down.
+    """
     ratios = []
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for _ in range(rounds):
@@ -258,7 +267,7 @@ def _vit_jax(
 
 
 def _views(folder: str, turn: int, small: int = 0, **crop: str) -> Iterator:
-    """Yields batches with two views of each image and `small` local views, as for DINO."""
+    """Yields batches with two global views of each image and `small` local views, as for DINO."""
     views = [View(count=2, crop=dict(area=(0.4, 1.0)))]
     if small:
         views.append(View("local", small, 96, crop=dict(area=(0.05, 0.4))))
@@ -275,7 +284,7 @@ def _views(folder: str, turn: int, small: int = 0, **crop: str) -> Iterator:
 
 
 def _tf_data(folder: str, turn: int) -> Iterator:
-    """Yields batches of a pipeline like the paper's: TensorFlow's fused decode and crop."""
+    """Yields batches of random crops from tf.data. TensorFlow decodes only the pixels of a crop."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
@@ -314,7 +323,7 @@ def _full_decode(folder: str, turn: int) -> Iterator:
 
 
 def _plain(folder: str, turn: int, crop) -> Iterator:
-    """Crops images in a plain loop, and yields after each batch."""
+    """Crops images in a Python loop without vit_jax's pipeline; yields None after each batch."""
     source = open_source("folder", "train", path=folder)
     order = Order(turn, (len(source),))
     rng = np.random.default_rng(turn)
@@ -360,9 +369,10 @@ SHARED = {
 
 
 def draws(count: int = 10_000, rounds: int = 5) -> str:
-    """Returns a line about sampling random crop boxes.
+    """Measures two functions that sample random crop boxes; returns a line of text.
 
-    It contains the duration for one box in the fastest round, and the boxes' mean area.
+    For each function, the line contains the time per box in the fastest round, and the mean area of
+    a box as a share of the image.
     """
     parts = []
     for draw in (inception_box, random_resized_box):
@@ -382,8 +392,9 @@ def draws(count: int = 10_000, rounds: int = 5) -> str:
 def quality(files: list[Path]) -> str:
     """Returns a line with mean absolute differences of pixel values (0 to 255) between crops.
 
-    Two pairs of crops are compared: the modes `fast` and `exact`; and the mode `exact` and crops
-    after Pillow's antialiased resize.
+    Crops of the mode `exact`, for which the whole JPEG is decoded, are compared with two other
+    kinds: crops of the mode `fast`, which decodes only the cropped rectangle and at a reduced size
+    where possible; and crops that Pillow resizes with antialiasing.
     """
 
     def crop(data: bytes, i: int, mode: str, size: int) -> np.ndarray:

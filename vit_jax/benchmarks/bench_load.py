@@ -45,7 +45,11 @@ def measure(runs: int = 5) -> None:
 
 
 def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Returns (seconds, peak bytes) of reading a checkpoint's arrays, and of `load_model`."""
+    """Reads a checkpoint twice: first only the file's arrays, then with `load_model`.
+
+    Returns:
+      (seconds, peak bytes) of the first reading, and of the second one.
+    """
     file = path if path.is_file() else path / "model.safetensors"
     if is_cold:
         _forget(file)

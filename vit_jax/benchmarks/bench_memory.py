@@ -26,11 +26,13 @@ def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
 
     figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
     for workers in (0, 2):
-        # A separate process for each measurement, so that memory is not carried over.
+        # Each measurement runs in a new process, because memory of an earlier measurement would be
+        # counted.
         with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             steps, megabytes = pool.submit(_watch, batches, workers).result()
         tenth = max(1, len(steps) // 10)
-        # A very short run has a single value, and no second tenth: the mean is over all values.
+        # The mean memory in the second tenth of the run is compared with the last tenth. A very
+        # short run has no second tenth: there the mean of all measurements is used instead.
         early = statistics.mean(megabytes[tenth : 2 * tenth] or megabytes)
         late = statistics.mean(megabytes[-tenth:])
         print(

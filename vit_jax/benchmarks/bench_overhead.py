@@ -4,17 +4,17 @@ import time
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
-from vit_jax.runs.assemble import assemble
+from vit_jax.runs.assemble import assemble, open_feed
 
 
-def measure(config: ConfigDict, steps: int = 100) -> None:
+def measure(config: RunOptions, steps: int = 100) -> None:
     """Prints the time per step that the host spends outside the compiled program.
 
     In training most of the host's work overlaps with the computation on the devices. Here each step
-    starts after the end of the previous one, so the time of all work is measured. Images are
+    starts after the end of the previous one, so all of the host's work is measured. Images are
     decoded in parallel, as in training.
 
     Args:
@@ -26,7 +26,7 @@ def measure(config: ConfigDict, steps: int = 100) -> None:
     parts = assemble(config)
     program = parts.program
     state, metrics = program.initial_state(config.seed), program.initial_metrics()
-    feed = parts.feed(0, print)
+    feed = open_feed(parts.config, parts.splits.train, 0, print, parts.mesh)
 
     clock = time.perf_counter
     rows = []

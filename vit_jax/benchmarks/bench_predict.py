@@ -1,4 +1,4 @@
-"""Times prediction from a folder of JPEGs, compared with the same model on images in memory."""
+"""Times a model's predictions for JPEG files, and for images that are already decoded in memory."""
 
 import statistics
 import tempfile
@@ -23,7 +23,7 @@ FILES, BATCH, TURNS = 2000, 32, 16
 def measure(models: list[str], images: int) -> None:
     """Prints images/s of prediction from files, and of the model alone on a batch in memory.
 
-    Both take turns; the results are medians.
+    The two measurements alternate. Each result is the median over all turns.
 
     Args:
       models: names of models.
@@ -60,7 +60,8 @@ def measure(models: list[str], images: int) -> None:
                     pass
                 seconds["plain"].append(between - started)
                 seconds["files"].append(time.perf_counter() - between)
-            # Both ways compute full batches, because the last batch of a turn is padded.
+            # Both measurements compute full batches: the last batch of a turn is padded. The
+            # padding is not counted in the images/s of either measurement.
             rate = {way: FILES / TURNS / statistics.median(spent) for way, spent in seconds.items()}
             ratio = statistics.median(
                 a / b for a, b in zip(seconds["plain"], seconds["files"], strict=True)

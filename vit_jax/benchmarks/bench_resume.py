@@ -1,4 +1,7 @@
-"""Times the start of the input pipeline at an early step, and at a late step as after resuming."""
+"""Times the start of the input pipeline at example 10, and at example 100 million.
+
+A training run that resumes at a late step starts its input pipeline at a late example.
+"""
 
 import contextlib
 import statistics
@@ -18,10 +21,10 @@ def measure(rounds: int = 7) -> None:
     """Prints the seconds from the start of a process until its first batch.
 
     The first batch starts at the 10th or at the 100,000,000th example (`EXAMPLES`) of a source with
-    a billion generated images. The two cases alternate.
+    a billion generated images. Measurements with these two examples alternate.
 
     Args:
-      rounds: number of measurements of each case.
+      rounds: number of measurements with each of the two examples.
     """
     turns = [[_alone(example) for example in EXAMPLES] for _ in range(rounds)]
     medians = [statistics.median(times) for times in zip(*turns, strict=True)]

@@ -24,10 +24,10 @@ def measure(pairs: int = 6) -> None:
     The benchmark trains a ViT-Ti/16 with batch size 8. Turns of 20 steps with and without a
     checkpoint alternate; a turn with a checkpoint ends when the checkpoint is written.
 
-    The result also holds for larger models and devices, because the size of a checkpoint and the
-    FLOPs of a step both grow with the number of parameters. On two CPU cores 3 MB of checkpoints
-    are written per second of training. Each of 64 hosts of TPU v3 would write as much, with 64
-    images per core and an MFU of 40 %.
+    The ratio of the two speeds is similar for larger models and devices, because the size of a
+    checkpoint and the FLOPs of a step both grow with the number of parameters. In this benchmark on
+    two CPU cores, 3 MB of checkpoints are written per second. On a TPU v3 with 64 hosts, each host
+    would also write 3 MB per second, with 64 images per core and an MFU of 40 %.
 
     Args:
       pairs: number of pairs of turns.

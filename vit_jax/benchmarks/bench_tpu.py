@@ -22,8 +22,9 @@ from vit_jax.planning.hlo import by, total
 
 PEERS = tuple(other_projects.PEERS)
 STEPS = 100_000  # Number of steps of the schedule; the compiled program does not depend on it.
-# Parts of the program, with the functions in which their operations are traced. Norms are mostly
-# fused with matmuls and counted as part of them.
+# Maps a function of the traced training step to a row of the printed table. The row contains the
+# cycles of the operations that the function adds to the program. The compiler fuses most norms with
+# matmuls; the cycles of such a norm are in the row of the matmul.
 PARTS = {
     "ViT.patches": "patch embedding",
     "ViT.assemble": "patch embedding",
@@ -51,7 +52,10 @@ def measure(
     against: Sequence[str],
     checkouts: str | None,
 ) -> None:
-    """Prints two tables of training steps: their cycles, memory and collectives, and their parts.
+    """Prints two tables of training steps.
+
+    The first table contains each step's estimated cycles, memory and sent bytes. The second table
+    contains the cycles of each component of our steps, such as the MLP.
 
     Args:
       models: names of models.
@@ -68,11 +72,11 @@ def measure(
     print("|---|---|---|---|---|---|---|---|---|")
     parts = []
     for model in models:
-        config = other_projects.our_config(model, image_size, "bfloat16")
         for name in slices:
             chip, _, topology = name.partition(":")
             where = find_slice(chip, topology)
-            config.batch_size = images * where.devices
+            batch_size = images * where.devices
+            config = other_projects.our_config(model, image_size, "bfloat16", batch_size)
             ours = compile_step(config, where, other_projects.CLASSES, STEPS)
             card = model_card(model, image_size=image_size)
             least = training_flops(config.batch_size * card.multiply_adds)
@@ -114,8 +118,9 @@ def row(
     Args:
       name: title of the program.
       compiled: the program.
-      where: the slice.
-      least: minimum FLOPs of a step on all devices, for the MFU.
+      where: the TPU slice.
+      least: FLOPs of a step on all devices without rematerialization, from which the MFU is
+        computed.
       ours: our program. The row compares `compiled` with it. None: `compiled` is our program.
     """
     memory = compiled.memory.temporaries / GIB

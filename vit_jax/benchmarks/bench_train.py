@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from vit_jax.benchmarks import other_projects
-from vit_jax.config import run_options
+from vit_jax.config import with_values
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
 from vit_jax.models.model_card import training_flops
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB, peak_flops
 from vit_jax.parallel.mesh import make_mesh, split_batch
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
@@ -66,8 +66,7 @@ def measure(
     dtype, batch = dtype or fast_dtype(), images * jax.device_count()
     print_header(images, dtype, "step")
     for model in models:
-        config = other_projects.our_config(model, image_size, dtype)
-        config.batch_size = batch
+        config = other_projects.our_config(model, image_size, dtype, batch)
         runners = [make_ours(f"{model} {image_size}", config)[0]]
         for peer in against:
             try:
@@ -92,8 +91,8 @@ def compare(
     The steps take turns; the results are medians.
 
     Args:
-      steps: config values of each step by dotted key, by the step's name. The other steps are
-        compared with the first one.
+      steps: name and changed config values of each step, such as `{"supervised": {}, "mae":
+        {"objective.name": "mae"}}`. All steps are compared with the first one.
       models: names of models.
       images: images per device.
       image_size: image size in pixels.
@@ -112,9 +111,8 @@ def compare(
     for model in models:
         runners, flops = [], []
         for name, values in steps.items():
-            config = other_projects.our_config(model, image_size, dtype)
-            config.batch_size = batch
-            config.update_from_flattened_dict(values)
+            config = other_projects.our_config(model, image_size, dtype, batch)
+            config = with_values(config, values)
             runner, compiled = make_ours(f"{model} {image_size}, {name}", config)
             runners.append(runner)
             flops.append(compiled.cost_analysis()["flops"])
@@ -136,7 +134,8 @@ def print_header(images: int, dtype: str, call: str) -> None:
     Args:
       images: images per device.
       dtype: dtype of the computation.
-      call: unit of the measured durations, such as `step`: the column is `ms a step`.
+      call: name of the measured call of a program, such as `step`. It is part of the column's
+        heading, `ms a step`.
     """
     print(
         f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"
@@ -156,7 +155,7 @@ def race(
     Args:
       runners: the programs; ours is the first.
       batch: number of images that a program processes at once, on all devices.
-      least: FLOPs for this number of images, for the MFU.
+      least: FLOPs of training on this number of images, from which the MFU is computed.
       turns: number of turns.
       seconds: minimum duration of a turn.
     """
@@ -194,24 +193,27 @@ def fast_dtype() -> str:
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
-def make_ours(name: str, config: ConfigDict) -> tuple[Runner, jax.stages.Compiled]:
-    """Compiles the config's training step; returns it ready to run, and the compiled program."""
+def make_ours(name: str, config: RunOptions) -> tuple[Runner, jax.stages.Compiled]:
+    """Compiles the config's training step.
+
+    Returns:
+      A `Runner`, which runs the step and waits for its end, and the compiled program.
+    """
     compiled, seconds, step = compile_ours(config)
     runner = Runner(name, seconds, program_memory(compiled), lambda: jax.block_until_ready(step()))
     return runner, compiled
 
 
-def compile_ours(config: ConfigDict) -> tuple[jax.stages.Compiled, float, Callable[[], Any]]:
+def compile_ours(config: RunOptions) -> tuple[jax.stages.Compiled, float, Callable[[], Any]]:
     """Compiles the config's training step.
 
     Returns:
       The compiled program, the duration of the compilation in seconds, and a function that starts
       the next step and returns its results without waiting.
     """
-    options = run_options(config)
-    objective = objective_of(options.objective.name)
-    classes = other_projects.CLASSES if objective.labels else objective.outputs(options)
-    program = make_program(options, num_classes=classes, steps=10**6, mesh=make_mesh(config.mesh))
+    objective = objective_of(config.objective.name)
+    classes = other_projects.CLASSES if objective.labels else objective.outputs(config)
+    program = make_program(config, num_classes=classes, steps=10**6, mesh=make_mesh(config.mesh))
     state, metrics = program.initial_state(config.seed), program.initial_metrics()
     images, labels = random_batch(config.batch_size, config.data.image_size, program.mesh)
     data = {"image": images, "labels": labels[:, None]}
@@ -228,7 +230,7 @@ def compile_ours(config: ConfigDict) -> tuple[jax.stages.Compiled, float, Callab
 def make_others(
     peer: str, model: str, batch: int, image_size: int, dtype: str, checkouts: str | None
 ) -> list[Runner]:
-    """Returns the training steps of another project, compiled; one for each variant in `Peer`.
+    """Compiles another project's training step, once for each set of options in `Peer.options`.
 
     Raises:
       UserError: the checkout does not exist, or the package is not installed.
@@ -251,7 +253,7 @@ def make_others(
 
 
 def repeated(compiled: jax.stages.Compiled, state: dict, data: tuple) -> Callable[[], None]:
-    """Returns a function that runs the next step and waits for its end."""
+    """Returns a function that runs the next training step and waits for its end."""
 
     def step():
         nonlocal state

@@ -1,8 +1,8 @@
-"""Training steps with the ViTs of other projects, which are loaded from the user's checkouts.
+"""Training steps with the ViTs of other projects, for comparison with ours.
 
-Only the ViT is from the other project. Loss, optimizer and sharding are equivalent to ours. From a
-checkout only the file of the model is loaded. Modules that this file imports but does not need are
-replaced by empty modules.
+The user passes a checkout of the other project. Only the file that defines its ViT is loaded.
+Modules that this file imports but does not need are replaced by empty modules. Loss, optimizer and
+sharding are equivalent to ours.
 """
 
 import importlib.util
@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from vit_jax.config import base_config
+from vit_jax.config import with_values
 from vit_jax.errors import UserError
 from vit_jax.models.vit_names import SIZES
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.mesh import replicated, split_batch
 
 CLASSES = 1000
@@ -37,7 +37,8 @@ class Peer(NamedTuple):
 
 
 def _vision_transformer(checkout: Path, name: str, dtype: str):
-    # This package is also named vit_jax. It has no dtype setting, and computes in float32.
+    # The package of google-research/vision_transformer is also named vit_jax. Its ViT has no dtype
+    # setting, and computes in float32.
     _load(checkout / "vit_jax" / "models_resnet.py", "vit_jax.models_resnet")
     module = _load(checkout / "vit_jax" / "models_vit.py", "vision_transformer.models_vit")
     size, patch = _size(name)
@@ -100,15 +101,14 @@ class Step(NamedTuple):
     labels: jax.ShapeDtypeStruct
 
 
-def our_config(model: str, image_size: int, dtype: str) -> ConfigDict:
-    """Returns a config for our step with the same settings as the steps of other projects.
+def our_config(model: str, image_size: int, dtype: str, batch_size: int) -> RunOptions:
+    """Returns the options of our training step, with the same settings as other projects' steps.
 
     The settings are AdamW, gradient clipping at norm 1, 1,000 classes and no dropout.
     """
-    config = base_config()
-    config.model.name, config.model.dtype, config.data.image_size = model, dtype, image_size
-    config.data.num_classes = CLASSES
-    return config
+    values = {"model.name": model, "model.dtype": dtype, "batch_size": batch_size}
+    values |= {"data.image_size": image_size, "data.num_classes": CLASSES}
+    return with_values(RunOptions(), values)
 
 
 def find_checkout(peer: str, folder: str | None) -> Path:
@@ -144,7 +144,7 @@ def make_step(
 
     Args:
       peer: name of the project.
-      checkout: its folder.
+      checkout: folder with the project's checkout.
       name: our name of the ViT.
       option: arguments of the variant, from `Peer.options`.
       dtype: dtype of the computation.

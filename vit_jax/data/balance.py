@@ -1,7 +1,7 @@
-"""Class balancing: how often images of each class are sampled, and how much they weigh in the loss.
+"""Class balancing: sampling probabilities of the classes, and class weights in the loss.
 
-The kinds are `none` (no balancing), `sqrt` (the influence of a class is proportional to the square
-root of its number of images) and `full` (all classes have the same influence).
+With `none`, there is no balancing. With `sqrt`, a class contributes to training in proportion to
+the square root of its number of images. With `full`, all classes contribute equally.
 """
 
 import numpy as np
@@ -11,7 +11,8 @@ from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
 EXPONENTS = {"none": 0.0, "sqrt": 0.5, "full": 1.0}
-# A run logs a note if the largest class has more than 10 times the images of the smallest class.
+# A run logs a note if the largest class has more than 10 times the images of the smallest nonempty
+# class.
 NOTED = 10
 
 
@@ -41,8 +42,9 @@ def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
 
     Let N be the number of images, and n_c the number of images of class c. The weight of class c is
     `w_c = N n_c^-e / sum_k n_k^(1 - e)`. The exponent e is 1/2 for `sqrt` and 1 for `full`. With
-    `full` the weight is N / (classes n_c), as with scikit-learn's `class_weight="balanced"`. The
-    mean weight of the images is 1. A class without images has weight 0.
+    `full` and K classes, the weight is N / (K n_c), as with scikit-learn's
+    `class_weight="balanced"`. The mean over all training images of the weight of their class is 1.
+    A class without images has weight 0.
     """
     if kind == "none":
         return ()
@@ -61,7 +63,7 @@ def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -
       kind: `sqrt`: a class is sampled in proportion to the square root of its number of images.
         `full`: all classes are sampled equally often.
       seed: random seed of the order.
-      repeats: number of consecutive positions of each image (repeated augmentation).
+      repeats: number of times that an image is sampled in succession (repeated augmentation).
     """
     members, counts = np.argsort(labels, kind="stable"), np.bincount(labels)
     counts = counts[counts > 0]
@@ -89,7 +91,7 @@ def inequality(counts: np.ndarray | None) -> float:
     """Returns the size of the largest class divided by the size of the smallest nonempty class.
 
     Args:
-      counts: number of images of each class; None: unknown, the result is 1.
+      counts: number of images of each class. None: unknown; the result is then 1.
     """
     return 1.0 if counts is None else float(counts.max() / counts[counts > 0].min())
 
@@ -98,7 +100,7 @@ def note_of(source: Source) -> str | None:
     """Returns a note for the user about unequal class sizes, with ways to balance the classes.
 
     Returns:
-      None if the largest class has at most `NOTED` times the images of the smallest class.
+      None if the largest class has at most `NOTED` times the images of the smallest nonempty class.
     """
     counts = known_counts(source)
     if inequality(counts) <= NOTED:

@@ -44,7 +44,7 @@ class Match(NamedTuple):
 
     @property
     def reordered(self) -> bool:
-        """True if a class has different indices in the data and in the model."""
+        """True if a class has different indices in the data set and in the model."""
         return not np.array_equal(self.order, np.arange(len(self.order)))
 
 
@@ -53,17 +53,18 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
 
     Names are compared without case, `_` and `-`. If model and data set have the same names in
     different orders, the classes are matched by name. If one of them has no names, the classes are
-    matched by index. If only some names are the same, and each of these has the same index in model
-    and data set, the classes are matched by index, too. The other names then count as renamed.
+    matched by index. If only some names are shared, the classes are matched by index, too: every
+    shared name must have the same index in model and data set. The other classes count as renamed.
 
     Args:
-      model: names of the model's classes, by index. If the names are unknown: their indices as
-        text, or empty.
+      model: names of the model's classes, by index. If the names are unknown: "0", "1", "2", ...,
+        or an empty list.
       data: names of the data set's classes, in the same form.
       place: description of the model, for messages.
 
     Raises:
-      UserError: some names differ, and a common name has different indices in model and data set.
+      UserError: only some names are shared, and one of them has different indices in model and data
+        set.
     """
     same = np.arange(len(data))
     if tuple(model) == tuple(data):
@@ -86,7 +87,11 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
 
 
 def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | None:
-    """Returns the model's index of each class of the data; None if names differ or occur twice."""
+    """Returns the model's class index for each class of the data set, int `[classes]`.
+
+    Returns:
+      None if model and data set do not have the same names, or if a name occurs twice.
+    """
     model_keys, data_keys = ([_key(name) for name in names] for names in (model, data))
     number = {key: label for label, key in enumerate(model_keys)}
     if len(number) < len(model_keys) or sorted(model_keys) != sorted(data_keys):
@@ -95,7 +100,7 @@ def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | No
 
 
 def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str) -> None:
-    """Raises UserError if a class name of the model occurs at another index in the data."""
+    """Raises UserError if a class name that model and data set share has two different indices."""
     number = {_key(name): label for label, name in enumerate(model)}
     for label, name in enumerate(data):
         if _key(name) != _key(model[label]) and _key(name) in number:
@@ -106,7 +111,7 @@ def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str)
 
 
 def _renamings(model: Sequence[str], data: Sequence[str]) -> str:
-    """Returns a text with the first pairs of different class names of model and data."""
+    """Returns a text that lists the first classes with different names in model and data set."""
     pairs = [
         f"{model_name!r} is {data_name!r} here"
         for model_name, data_name in zip(model, data, strict=False)
@@ -117,7 +122,7 @@ def _renamings(model: Sequence[str], data: Sequence[str]) -> str:
 
 
 def has_names(class_names: Sequence[str]) -> bool:
-    """Returns False if the class names are only the numbers 0, 1, 2, ..."""
+    """Returns True unless the class names are the numbers 0, 1, 2, ... in this order."""
     return any(name != str(number) for number, name in enumerate(class_names))
 
 
@@ -133,9 +138,11 @@ def numbers_by_name(
 
     Returns:
       A dictionary from the class index in the data set to the class index in the training data.
-      None if no mapping is needed: both have the same names, or one of them has no names. A list of
-      the numbers 0, 1, 2, ... counts as no names, except if the names of the other list are numbers
-      as well. For example, classes 0, 1, 2, 3 and folders 0, 2, 3 are matched by name.
+      None if the indices stay unchanged: data set and training data have the same names, or one
+      of the two has no names. The names 0, 1, 2, ... usually count as no names. But if all names
+      of data set and training data are numbers, the numbers are matched as names. For example,
+      the result is {0: 0, 1: 2, 2: 3} for a data set with the folders 0, 2, 3 and training data
+      with the classes 0, 1, 2, 3.
 
     Raises:
       UserError: a class in `used` is not among `class_names`, or a name occurs twice.
@@ -158,7 +165,10 @@ def numbers_by_name(
 def _comparable(data_names: tuple[str, ...], class_names: tuple[str, ...]) -> bool:
     """Returns True if the classes of two data sets can be compared by name.
 
-    Both must have names; or all names are numbers, and at least one list is not 0, 1, 2, ...
+    This is possible in two cases:
+
+    - Both data sets have names. The list 0, 1, 2, ... counts as no names.
+    - All names are numbers, and at least one list is not 0, 1, 2, ...
     """
     named = has_names(data_names), has_names(class_names)
     if not data_names or not any(named):

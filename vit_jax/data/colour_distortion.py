@@ -1,9 +1,12 @@
 """Colour distortions of views (DINO, iBOT, DINOv2, DeiT III): jitter, grey, blur, solarization.
 
-They run in Pillow, so the results are bit-exact with torchvision and DINO's code (2104.14294).
-DINOv2's code differs in two points. Its blur has a kernel of 9 pixels. If DINO blurs a view with
-probability p, DINOv2 blurs this view with probability 1 - p. For the first and second global view
-and the local views, DINOv2's probabilities are 0, 0.9 and 0.5.
+The distortions run in Pillow. Therefore the results are bit-exact with torchvision and DINO's code
+(2104.14294). DINOv2's code differs from DINO's code in two points:
+
+- Blur: DINOv2 uses torchvision's blur with a kernel of 9 pixels. DINO and this module use Pillow's
+  blur.
+- Probability of blur in the first global view, the second global view and local views: 0, 0.9 and
+  0.5 in DINOv2; 1, 0.1 and 0.5 in DINO. `config.dino.blur` sets these probabilities.
 """
 
 import dataclasses
@@ -27,9 +30,9 @@ class ColourDistortion:
 
     Args:
       jitter: strengths of four operations, which are applied in random order: brightness, contrast,
-        saturation and hue. With strength x, the first three multiply by a random factor from 1 - x
-        (at least 0) to 1 + x. The hue is turned by a random angle from -x to x, where 1 is the full
-        circle. An operation with strength 0 is not applied.
+        saturation and hue. With strength x, brightness, contrast and saturation are multiplied by
+        random factors from 1 - x (at least 0) to 1 + x. The hue is rotated by a random angle from
+        -x to x, in turns of the full colour circle. An operation with strength 0 is not applied.
       jitter_probability: probability of applying the four operations of the jitter.
       grey: probability of conversion to greyscale.
       blur: probability of Gaussian blur with a std of 0.1 to 2 pixels.
@@ -47,7 +50,7 @@ class ColourDistortion:
         return distorted(pixels, self.draw(rng))
 
     def draw(self, rng: np.random.Generator) -> list[tuple[str, float]]:
-        """Draws the operations to apply; returns their names and values, in order."""
+        """Draws the operations to apply; returns (name, value) pairs in order of application."""
         drawn = []
         if rng.random() < self.jitter_probability:
             drawn.extend(draw_jitter(self.jitter, rng))
@@ -61,11 +64,14 @@ class ColourDistortion:
 
 
 def draw_jitter(strengths: Sequence[float], rng: np.random.Generator) -> list[tuple[str, float]]:
-    """Draws a value for each operation of the jitter; returns names and values in random order.
+    """Draws a random factor or angle for each jitter operation.
 
     Args:
-      strengths: strengths of the operations, in the order of `JITTER`. Operations with strength 0
-        are not returned.
+      strengths: strengths of brightness, contrast, saturation and hue. Operations with strength 0
+        are skipped.
+
+    Returns:
+      Pairs (name, value) in random order, where value is the factor, or the angle of the hue.
     """
     drawn = []
     for index in rng.permutation(len(strengths)):
@@ -87,7 +93,7 @@ def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndar
 
 
 def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:
-    """Returns three distortions: of the first global view, the second one, and all local views."""
+    """Returns DINO's distortions of the first global view, the second one, and the local views."""
     values = config.dino
 
     def of(view: int) -> ColourDistortion:
@@ -100,9 +106,10 @@ def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion,
 
 
 def _turn_hue(image: Image.Image, turn: float) -> Image.Image:
-    """Turns the hue by a fraction of the circle.
+    """Rotates the hue by a fraction of the colour circle.
 
-    As in torchvision, a turn of 1 is 255 levels, although Pillow's circle has 256 levels.
+    Pillow stores hues in 256 levels, so a full turn would be 256 levels. But torchvision multiplies
+    the fraction by 255, and this function does the same.
     """
     hues = [(hue + int(255 * turn)) % 256 for hue in range(256)]
     return image.convert("HSV").point([*hues, *range(256), *range(256)]).convert("RGB")

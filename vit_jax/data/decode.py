@@ -2,14 +2,14 @@
 
 `_jpeg` (libjpeg-turbo) decodes only the requested rectangle of a JPEG. It decodes at 1/2, 1/4 or
 1/8 of the JPEG's size if the result is still at least as large as requested. In four cases Pillow
-decodes the whole image instead: other formats, unusual JPEGs (CMYK, damaged), the mode `exact`, and
-installations without the `_jpeg` extension.
+decodes the whole image instead: the image is not a JPEG, the JPEG is unusual (CMYK, damaged), the
+mode is `exact`, or the extension `_jpeg` is not installed.
 
 A rectangle is resized by one of `INTERPOLATIONS`. `bilinear` interpolates between the nearest four
-pixels, as in TensorFlow. If the rectangle is at least twice as large as requested, it is halved
-first, until it is less than twice as large. All other interpolations average over the area of each
-output pixel: `bilinear_antialias`, `bicubic` and `lanczos` with Pillow's filters, `area` as in
-OpenCV.
+pixels, as in TensorFlow. A rectangle of at least twice the requested size is first halved by
+averaging, once or several times, until it is less than twice as large. All other interpolations
+average over the area of each output pixel: `bilinear_antialias`, `bicubic` and `lanczos` with
+Pillow's filters, `area` as in OpenCV.
 """
 
 import io
@@ -40,9 +40,9 @@ SUFFIXES = {
 }
 FORMATS = tuple(SUFFIXES)
 MAX_PIXELS = 178_956_970  # A larger image is rejected, not decoded.
-# If a whole resized image would have more pixels than this, only a part of it is computed.
+# If the whole resized image would have more pixels than this, only its crop is computed.
 MAX_RESIZED = 1 << 24
-# A JPEG with more scans is rejected, because each scan costs a pass over the whole image.
+# A JPEG with more scans than this is rejected, because each scan costs a pass over the whole image.
 MAX_SCANS = 200
 # Matches the header of a JPEG scan: the header's length and the number of colour components.
 SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
@@ -52,14 +52,15 @@ PILLOW = {
     "bicubic": (Image.Resampling.BICUBIC, 2),
     "lanczos": (Image.Resampling.LANCZOS, 3),
 }
-# For an averaging interpolation, a JPEG is decoded at this multiple of the requested size or at a
-# larger size. At a multiple of 1, the averaging by the JPEG decoder would be visible
-# (docs/measurements.md). `area` needs 4, because it reads whole decoded pixels.
+# Averaging interpolations decode a JPEG at this multiple of the requested size or more. At a
+# multiple of 1, artefacts of the JPEG decoder's averaging would be visible (docs/measurements.md).
+# `area` needs a multiple of 4, because it reads whole decoded pixels only.
 DETAIL = dict.fromkeys(PILLOW, 2) | {"area": 4}
 
 cv2.setNumThreads(0)  # One thread per image: images are small, and processes share the cores.
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow raises an error above twice this value.
-# Pillow's warnings do not contain the file's name. The pipeline reports unreadable files itself.
+# Pillow's warnings are ignored, because they do not contain the file's name. The pipeline reports
+# unreadable files with their names.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -95,11 +96,11 @@ class Box(NamedTuple):
         return self.right - self.left
 
     def scaled(self, factor: float) -> "Box":
-        """Returns the coordinates of the rectangle after its image is scaled by `factor`."""
+        """Returns the coordinates of this rectangle in an image that is enlarged by `factor`."""
         return Box(*(edge * factor for edge in self))
 
     def within(self, outer: "Box") -> "Box":
-        """Returns the rectangle relative to the top left corner of the rectangle `outer`."""
+        """Returns this rectangle's coordinates relative to the top left corner of `outer`."""
         left, top = outer.left, outer.top
         return Box(self.left - left, self.top - top, self.right - left, self.bottom - top)
 
@@ -170,12 +171,14 @@ def has_idle_alpha(opened: Image.Image) -> bool:
 def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
     """Draws a transparent image on a background with the grey level `shade`; returns RGB."""
     rgba, key = opened.convert("RGBA"), opened.info.get("transparency")
-    # `key` is the transparent colour. Pillow scales grey levels to 8 bits, but not `key`.
+    # `key` is the transparent colour. Pillow scales the grey levels of pixels to 8 bits, but does
+    # not scale `key`. Therefore `key` is scaled here.
     depth = encoded[24] if opened.format == "PNG" else 8
     if opened.mode == "L" and depth < 8:
         rgba.putalpha(opened.point(lambda level: 255 * (level != key * 255 // (2**depth - 1))))
     elif opened.mode == "RGB" and depth == 16:
-        # Pillow reduces colours from 16 to 8 bits. Others may then be equal to `key`.
+        # Pillow reduces colours from 16 to 8 bits, and an opaque colour may then become equal to
+        # `key`. Therefore OpenCV reads the transparency.
         alpha = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)[..., 3]
         rgba.putalpha(Image.fromarray((alpha >> 8).astype(np.uint8)))
     result = Image.new("RGB", opened.size, (shade, shade, shade))
@@ -198,7 +201,7 @@ def open_image(
         unchanged.
       mode: `fast`, or `exact`: always decode the whole image with Pillow.
       background: colour behind a transparent image, one of `BACKGROUNDS`.
-      several: many rectangles will be read; therefore the whole image is decoded only once.
+      several: True: the whole image is decoded once, because many rectangles will be read.
 
     Raises:
       Unreadable: the content is not an image, is cut short, or has too many pixels. Damage after
@@ -222,11 +225,14 @@ class Pixels:
         self._pixels = pixels
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Returns the pixels of `box`, uint8, halved while the result is not smaller than `size`.
+        """Returns the pixels of `box`, uint8 `[height, width, 3]`, possibly at a lower resolution.
+
+        Height and width are halved repeatedly, as long as the result is at least as large as
+        `size`.
 
         Args:
           box: the rectangle in pixels.
-          size: minimum height and width of the result; a single number stands for both.
+          size: minimum height and width of the result; a single number is used for both.
         """
         shrink = _shrink(box, size)
         left, top, right, bottom = _snap(box, shrink, self.height, self.width)
@@ -264,7 +270,7 @@ class Pixels:
 
 
 class Jpeg:
-    """An encoded JPEG that decodes only the requested rectangle."""
+    """An encoded JPEG, of which only the requested rectangles are decoded."""
 
     _resizes_rows = _jpeg is not None and _jpeg.HAS_CROP
 
@@ -275,9 +281,10 @@ class Jpeg:
         self.height, self.width = (width, height) if self._turn.swap else (height, width)
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Implements `Pixels.region`.
+        """Implements `Pixels.region`: returns the pixels of `box`, possibly reduced.
 
-        The JPEG decoder divides the sides by up to 8. Further halvings average over pixels.
+        The JPEG decoder reduces height and width by a factor of up to 8. If a larger factor is
+        required, the decoded pixels are averaged afterwards.
 
         Raises:
           Unreadable: the JPEG is damaged.
@@ -291,11 +298,12 @@ class Jpeg:
         return _average(_upright(pixels, self._turn), by_area)
 
     def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
-        """Implements `Pixels.crop`.
+        """Implements `Pixels.crop`: resizes the rectangle `box` and writes it into `out`.
 
-        Bilinear crops to a square are resized while their rows are decoded. Their values differ
-        from those of `Pixels.crop` by at most 1, due to rounding. For the averaging interpolations
-        the JPEG is decoded at `DETAIL` times the requested size or more, and then resized.
+        With `bilinear`, a square `out` is written row by row during decoding. The values then
+        differ by at most 1 from the result of `Pixels.crop`, due to rounding. With any other
+        interpolation, the JPEG is decoded at `DETAIL` times the size of `out` or more, and the
+        decoded pixels are resized.
         """
         if interpolation != "bilinear":
             if not self._crop_averaged(box, out, interpolation, reads_outside=False):
@@ -315,7 +323,10 @@ class Jpeg:
     def crop_resized(
         self, sides: tuple[int, int], corner: tuple[int, int], out: np.ndarray, interpolation: str
     ) -> None:
-        """Implements `Pixels.crop_resized`; decodes the JPEG at `DETAIL` times the size or more."""
+        """Implements `Pixels.crop_resized`: writes a crop of the resized image into `out`.
+
+        The JPEG is decoded at `DETAIL` times the required resolution or more, and then resized.
+        """
         box = before_resize(sides, corner, out.shape, self.height, self.width)
         if not self._crop_averaged(box, out, interpolation, reads_outside=True):
             Pixels(decode(self._data)).crop_resized(sides, corner, out, interpolation)
@@ -323,14 +334,17 @@ class Jpeg:
     def _crop_averaged(
         self, box: Box, out: np.ndarray, interpolation: str, reads_outside: bool
     ) -> bool:
-        """Decodes and resizes a rectangle with averaging; returns False if the JPEG is damaged.
+        """Decodes a rectangle and resizes it with an averaging interpolation, such as `bicubic`.
 
         Args:
           box: the rectangle in pixels.
           out: array for the result, `[height, width, 3]`.
           interpolation: a key of `DETAIL`.
-          reads_outside: pixels around the rectangle influence its border, as if the whole image had
-            been resized and then cropped. False: only pixels of the rectangle are used.
+          reads_outside: True: pixels around the rectangle influence its border, as if the whole
+            image had been resized and then cropped. False: only pixels of the rectangle are used.
+
+        Returns:
+          False if the JPEG is damaged.
         """
         turn, (height, width) = self._turn, self._stored
         into = np.empty((*(out.shape[1::-1] if turn.swap else out.shape[:2]), 3), np.uint8)
@@ -339,8 +353,7 @@ class Jpeg:
         place = self._as_stored(box).scaled(1 / shrink)
         if interpolation == "area":
             place = Box(*map(round, place))
-        # The sides of the decoded image are rounded up: its last row and column may come from fewer
-        # than `shrink` rows and columns of the stored image.
+        # If a side is not a multiple of `shrink`, the side of the decoded image is rounded up.
         outer = _around(
             place,
             into.shape,
@@ -377,15 +390,17 @@ class Jpeg:
         return Box(left, top, right, bottom)
 
     def _place(self, box: Box, shrink: int, by_area: int) -> tuple[int, int, int, int]:
-        """Converts a rectangle of the upright image to the stored image, decoded at a lower size.
+        """Converts a rectangle of the upright image to pixels of the reduced, decoded image.
 
-        The edges are rounded to multiples of `shrink` pixels of the stored image. Then they are
-        divided by `shrink // by_area`, the factor by which the JPEG decoder reduces the image.
+        The image is reduced twice. The JPEG decoder reduces it by the factor `shrink // by_area`.
+        Then averaging reduces the decoded image by the factor `by_area`. The rectangle's edges are
+        rounded to multiples of `shrink` pixels of the stored image, and then divided by
+        `shrink // by_area`.
 
         Args:
           box: the rectangle in pixels of the upright image.
-          shrink: total factor by which the image is reduced.
-          by_area: the part of this factor that averaging contributes after the JPEG decoder.
+          shrink: total factor of the reduction.
+          by_area: factor of the reduction by averaging.
         """
         stored = self._as_stored(box)
         if shrink == 1:
@@ -394,9 +409,10 @@ class Jpeg:
 
 
 class WholeJpeg(Jpeg):
-    """An encoded JPEG for many rectangles: the whole image is decoded once at each scale.
+    """An encoded JPEG for many rectangles: decodes the whole image instead of each rectangle.
 
-    The results equal those of `Jpeg`; only bilinear crops to a square are rounded differently.
+    The image is decoded at most once at each of the sizes 1/1, 1/2, 1/4 and 1/8. The pixels equal
+    those of `Jpeg`; only bilinear crops to a square are rounded differently.
     """
 
     _resizes_rows = False
@@ -414,7 +430,7 @@ class WholeJpeg(Jpeg):
 
 
 class Turn(NamedTuple):
-    """The steps that turn a stored image upright: axes are mirrored, and then swapped."""
+    """Flips and swap of the axes that turn a stored image upright; the flips come first."""
 
     swap: bool
     flip_x: bool
@@ -436,20 +452,27 @@ TURNS = {
 
 
 def _shrink(box: Box, size: int | tuple[int, int]) -> int:
-    """Returns the largest power of two by which `box` can be reduced and still be >= `size`."""
+    """Returns the largest power of two by which the sides of `box` can be divided.
+
+    The quotients must be at least `size`. The result is 1 if `box` is smaller than `size`.
+    """
     height, width = (size, size) if isinstance(size, int) else size
     times = int(min(box.height // height, box.width // width))
     return 1 << max(0, times.bit_length() - 1)
 
 
 def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
-    """Divides a rectangle's edges by `shrink` and rounds them to whole numbers.
+    """Converts a rectangle of an image to pixels of the image reduced by the factor `shrink`.
+
+    Each edge is divided by `shrink` and rounded to the nearest whole number; halves are rounded up.
+    The result has at least one row and one column. It does not exceed `height // shrink` rows and
+    `width // shrink` columns, the whole pixels of the reduced image.
 
     Args:
-      box: the rectangle in pixels.
-      shrink: divisor of the edges.
-      height: height of the whole image, in pixels.
-      width: width of the whole image, in pixels.
+      box: the rectangle in pixels of the image before the reduction.
+      shrink: factor of the reduction.
+      height: height of the image before the reduction, in pixels.
+      width: width of the image before the reduction, in pixels.
     """
     left, top, right, bottom = ((edge + shrink // 2) // shrink for edge in box)
     right = min(max(right, 1), width // shrink)
@@ -460,11 +483,11 @@ def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
 def before_resize(
     sides: tuple[int, int], corner: tuple[int, int], size: tuple[int, ...], height: int, width: int
 ) -> Box:
-    """Returns the rectangle of the original image that a crop of the resized image shows.
+    """Converts the rectangle of a crop to coordinates of the image before the resize.
 
     Args:
-      sides: height and width after the resize.
-      corner: top and left of the crop after the resize.
+      sides: height and width of the image after the resize, in pixels.
+      corner: top and left edge of the crop in the resized image.
       size: height and width of the crop.
       height: height of the image before the resize, in pixels.
       width: width of the image before the resize, in pixels.
@@ -476,13 +499,13 @@ def before_resize(
 def _around(
     box: Box, size: tuple[int, ...], interpolation: str | None, height: int, width: int
 ) -> Box:
-    """Returns the rectangle of whole pixels that are read to resize the rectangle `box`.
+    """Returns the rectangle of all pixels that influence the resize of the rectangle `box`.
 
     Args:
       box: the rectangle in pixels.
       size: height and width of the resized rectangle.
-      interpolation: a key of `PILLOW`; its filter also reads pixels around the rectangle. None: no
-        pixels outside of the rectangle are read.
+      interpolation: a key of `PILLOW`. The interpolation's filter also reads pixels around `box`;
+        the result includes these pixels. None: the result includes only the pixels of `box`.
       height: height of the image, in pixels.
       width: width of the image, in pixels.
     """
@@ -494,7 +517,7 @@ def _around(
 
 
 def _average(pixels: np.ndarray, shrink: int) -> np.ndarray:
-    """Returns the means of cells of `shrink` x `shrink` pixels."""
+    """Reduces an image by averaging each square of `shrink` x `shrink` pixels to one pixel."""
     if shrink == 1:
         return pixels
     height, width = (side // shrink for side in pixels.shape[:2])

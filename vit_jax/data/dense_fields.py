@@ -22,9 +22,9 @@ def mask_field(size: int, cat_max_ratio: float = 1.0) -> Field:
 
     Args:
       size: height and width of the crop in pixels.
-      cat_max_ratio: a crop is drawn again if one class covers at least this share of its labelled
-        pixels, or if it contains only one class, as in mmsegmentation's `RandomCrop`. 1: crops are
-        never drawn again.
+      cat_max_ratio: maximum share of a class in the labelled pixels of a crop, as in
+        mmsegmentation's `RandomCrop`. A crop is drawn again if a class reaches this share, or if
+        the crop contains only one class. 1: crops are never drawn again.
     """
     encode = functools.partial(_encode_map, fill=IGNORED, dtype=np.uint8)
     accepts = functools.partial(_has_classes, most=cat_max_ratio) if cat_max_ratio < 1 else None
@@ -79,7 +79,10 @@ def _encode_map(values: np.ndarray, placement: Placement, fill: float, dtype: ty
 
 
 def _has_classes(mask: np.ndarray, placement: Placement, most: float) -> bool:
-    """Returns True if a crop has several classes and each covers less than `most` of its pixels."""
+    """Returns True if a crop contains several classes, and none covers a share `most` or more.
+
+    The shares are relative to the crop's labelled pixels.
+    """
     if mask.shape != placement.image:
         return True  # The field's `encode` raises the error.
     crop = _encode_map(mask, placement, IGNORED, np.uint8)
@@ -110,7 +113,16 @@ def _encode_instances(boxes: Boxes, placement: Placement, most: int) -> np.ndarr
 
 
 def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the boxes in the crop that `boxes_field` keeps, and their indices in `boxes`.
+    """Clips boxes to a crop and removes boxes that are hardly visible in the crop.
+
+    Args:
+      boxes: the objects of the original image.
+      placement: the crop.
+      most: maximum number of boxes. Objects are kept before crowds, and large boxes before small
+        boxes.
+
+    Returns:
+      The remaining boxes in pixels of the crop, `[n, 4]`, and their indices in `boxes`, `[n]`.
 
     Raises:
       UserError: a box exceeds the image or has no area, or the image's size in the annotations is
@@ -181,7 +193,7 @@ def _areas(corners: np.ndarray) -> np.ndarray:
 
 
 def _scale(placement: Placement) -> float:
-    """Returns the area, in pixels of the crop, that one pixel of the image covers."""
+    """Returns the factor by which the resize of a crop multiplies areas."""
     box, (height, width) = placement.box, placement.shown
     return height * width / ((box.right - box.left) * (box.bottom - box.top))
 

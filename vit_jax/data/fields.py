@@ -50,10 +50,11 @@ class Field(NamedTuple):
       encode: function that converts an example's value to an array of this shape. It is called as
         `encode(value, rng)`, with `rng=None` in evaluation. For `spatial` fields it is called as
         `encode(value, placement)`, with the `Placement` of the first view.
-      identity: short value that changes with `encode`. A run can resume only with an equal value.
-      spatial: the entry is cropped and flipped together with the image. `map`: it is `[height,
-        width, ...]`. `boxes`: it is `[..., 4 or more]`, starting with left, top, right and bottom
-        in pixels. None: it is independent of the crop.
+      identity: short text that identifies the behaviour of `encode`. A run resumes only if this
+        text is unchanged.
+      spatial: kind of an entry that is cropped and flipped together with the image. `map`: an array
+        `[height, width, ...]`. `boxes`: an array `[..., 4 or more]`, whose last axis starts with
+        left, top, right and bottom in pixels. Empty: the entry is independent of the crop.
       accepts: for `spatial` fields: called as `accepts(value, placement)`. If it returns False,
         training draws another crop, up to ten times. None: all crops are accepted.
     """
@@ -68,7 +69,7 @@ class Field(NamedTuple):
 
 
 def caption_keys(key: str) -> tuple[str, ...]:
-    """Returns the possible names of the caption column, given the value of `data.caption_key`."""
+    """Returns the names that a caption column may have, given the option `data.caption_key`."""
     return CAPTION_KEYS if key == CAPTION_KEYS[0] else (key,)
 
 

@@ -98,11 +98,11 @@ class ImageFiles(Source):
         return as_text(self.path(index))
 
     def path(self, index: int) -> str:
-        """Returns the path of an image, as the command-line argument contains it."""
+        """Returns the path of an image: an argument, or a path that an argument stands for."""
         return self._images[index][0]
 
     def note(self) -> list[str]:
-        """Returns a list of one line about skipped files in folders; empty if none was skipped."""
+        """Returns a list with a line about skipped files in folders; empty if there are none."""
         return [f"note: skipped: {in_words(self.left_out)}"] if self.left_out else []
 
 

@@ -1,9 +1,9 @@
-"""Disk cache of composed images in the user's cache folder, shared by runs and processes.
+"""Disk cache of composed (synthetic) images, shared by the runs and processes of a user.
 
-A file stores images of one kind and size, up to one GiB. Image k is stored at a fixed offset.
-Therefore processes need no locks, and images that are not yet written take no disk space. Each
-image is followed by its checksum, which detects half-written and damaged images; these are composed
-again.
+A file of up to one GiB stores images of the same source and size. Each image has a fixed offset in
+the file. Therefore processes need no locks, and images that are not yet written take no disk space.
+Each image is followed by its checksum. Damaged and incompletely written images are detected by the
+checksum, and composed again.
 """
 
 import functools
@@ -20,7 +20,8 @@ class KeptImages:
     """The cached images in one file.
 
     Args:
-      name: name of the file; it identifies the kind of images and the version of the code.
+      name: name of the file. It must identify the content of the images and the version of the code
+        that composes them.
       size: height and width in pixels.
       channels: number of values per pixel.
     """

@@ -8,16 +8,16 @@ from vit_jax.errors import UserError
 
 
 def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = None) -> int | None:
-    """Returns the width of one-hot or multi-hot labels; None if labels are lists of class indices.
+    """Returns the length of one-hot or multi-hot labels; None if labels are lists of class indices.
 
-    Labels are one-hot or multi-hot if all rows have the same length and contain only zeros and
-    ones. A list of class indices contains no class twice. Therefore lists of class indices look
-    like such rows only if all images have the same two classes, 0 and 1, which is unlikely.
+    Labels count as one-hot or multi-hot if all of them have the same length and contain only zeros
+    and ones. Lists of class indices are mistaken for multi-hot labels only if every image has the
+    two classes 0 and 1, which is unlikely.
 
     Args:
-      counts: length of each example's row, without unlabelled examples.
-      values: all rows, concatenated.
-      classes: number of classes, which is also the length of a one-hot row; None: unknown.
+      counts: length of each example's label, without unlabelled examples.
+      values: all labels, concatenated.
+      classes: number of classes, which must equal the length; None: unknown.
     """
     width = int(counts[0]) if len(counts) else 0
     if width < 2 or classes not in (None, width) or (counts != width).any():
@@ -40,12 +40,12 @@ def from_one_hot(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray
 
 
 def check_lists(counts: np.ndarray, values: np.ndarray, classes: int | None = None) -> None:
-    """Raises UserError for labels that are neither index lists nor one-hot or multi-hot rows.
+    """Raises UserError for labels that seem to be rows of a table with one column per class.
 
-    The check depends on the lengths of the labels. If the labels have different lengths, a label
-    may contain a class twice, because an image may contain several objects of a class. If all
-    labels have the same length, a label with two equal values is an error: it is probably a row of
-    a table with one column per class.
+    Labels must be lists of class indices. One-hot and multi-hot labels are converted before
+    (`one_hot_width`). If all labels have the same length, a label that contains a value twice
+    raises the error. If the labels have different lengths, no error is raised. A label may then
+    contain a class twice, because an image may contain several objects of a class.
 
     Args:
       counts: length of each example's label, without unlabelled examples.

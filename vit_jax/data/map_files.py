@@ -110,9 +110,11 @@ def _pixels(opened: Image.Image) -> np.ndarray:
 
 
 def run_lengths(mask: np.ndarray) -> dict[str, list[int]]:
-    """Returns a mask in COCO's uncompressed run-length encoding, column by column.
+    """Returns a mask in COCO's uncompressed run-length encoding.
 
-    The lengths of runs of zeros and ones alternate.
+    The pixels are read column by column. The result contains `size`, `[height, width]`, and
+    `counts`, the lengths of the runs of equal pixels. The first length is that of a run of zeros;
+    it is 0 if the first pixel is 1.
 
     Args:
       mask: bool `[height, width]`.

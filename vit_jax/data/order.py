@@ -3,9 +3,9 @@
 Position n is the n-th example since the start of training. Each epoch is a new permutation of the
 data set. In a mixture of several data sets, each data set has its own epochs, and the data sets are
 interleaved in proportion to their weights. With repeated augmentation (Hoffer et al., 2020;
-1901.09335) each image takes several consecutive positions. An epoch still has as many positions as
-the data set has images. Therefore it contains only the first images of its permutation, as in
-DeiT's code.
+1901.09335) each image is repeated at several consecutive positions. The number of positions in an
+epoch does not change. For example, with 1,000 images and 3 repeats, an epoch consists of 1,000
+positions and contains the first 334 images of its permutation, as in DeiT's code.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ class Order:
     Args:
       seed: random seed of the permutations.
       sizes: number of examples in each part.
-      weights: shares of the parts, with any sum. None: the examples of all parts are permuted
-        together.
-      repeats: number of consecutive positions of each example.
+      weights: relative sampling weight of each part; they need not sum to 1. None: the examples of
+        all parts are permuted together.
+      repeats: number of times that an example is sampled in succession.
     """
 
     seed: int
@@ -38,15 +38,16 @@ class Order:
     repeats: int = 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the index of the example at each position (int64, from 0 up to 2^62)."""
+        """Returns the index of the example at each of `positions`, which are int64 below 2^62."""
         turns = positions // self.repeats
         if self.weights is None:
             return self._epochs(turns, sum(self.sizes), 0)
         indices = np.empty_like(turns)
         waiting, left = np.arange(len(turns)), BLOCK
         for part, quota in enumerate(self._quotas()):
-            # A turn is the `repeats` consecutive positions of one example. Of every `left` turns
-            # that remain after the earlier parts, this part takes `quota` turns, evenly spread.
+            # A turn is a group of `repeats` consecutive positions with the same example. The loop
+            # chooses the turns of one part after the other. Of the turns that no earlier part has,
+            # `quota` evenly spaced turns in every `left` turns are assigned to this part.
             before, after = _scaled(turns, quota, left), _scaled(turns + 1, quota, left)
             mine = after > before
             start = sum(self.sizes[:part])
@@ -55,10 +56,13 @@ class Order:
         return indices
 
     def _epochs(self, turns: np.ndarray, size: int, part: int) -> np.ndarray:
-        """Returns the index, within a part, of the example in each turn.
+        """Returns the example at each turn of a part, as an index within the part.
+
+        A part is a data set of a mixture. A turn is a group of `repeats` consecutive positions in
+        the training order that contain the same example.
 
         Args:
-          turns: numbers of the part's turns; a turn is `repeats` positions of one example.
+          turns: numbers of the turns, counted from 0 in each part.
           size: number of examples in the part.
           part: index of the part.
         """
@@ -66,9 +70,10 @@ class Order:
         return permute(place // self.repeats, size, self.seed, part, epoch)
 
     def _quotas(self) -> np.ndarray:
-        """Returns the number of turns of each part in a block of `BLOCK` turns.
+        """Returns the number of turns of each part in a block of `BLOCK` turns, int64 `[parts]`.
 
-        A turn is `repeats` consecutive positions of one example.
+        A part is a data set of a mixture. A turn is a group of `repeats` consecutive positions in
+        the training order that contain the same example.
         """
         ends = np.cumsum(self.weights) / np.sum(self.weights) * BLOCK
         quotas = np.diff(np.round(ends).astype(np.int64), prepend=0)
@@ -83,16 +88,17 @@ class Order:
 class BalancedOrder:
     """Training order that samples each class with a given frequency.
 
-    The order consists of rounds. In a round, class c occurs `quotas[c]` times, and the classes are
-    in a new random order. Successive occurrences of a class go through its images in epochs; each
-    epoch is a new permutation of the images.
+    The order consists of rounds. A round contains `quotas[c]` examples of class c. The classes of a
+    round's examples are in random order. The images of a class are sampled in epochs: all images of
+    the class are used once before an image is used again. Each epoch is a new permutation of these
+    images.
 
     Args:
       seed: random seed of the permutations.
       members: indices of all examples, sorted by class.
       sizes: number of examples of each class, above 0.
-      quotas: number of occurrences of each class in a round, above 0.
-      repeats: number of consecutive positions of each example.
+      quotas: number of examples of each class in a round, above 0.
+      repeats: number of times that an example is sampled in succession.
     """
 
     seed: int
@@ -102,7 +108,7 @@ class BalancedOrder:
     repeats: int = 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the example at each position; positions are int64, from 0 up to 2^62."""
+        """Returns the index of the example at each of `positions`, which are int64 below 2^62."""
         classes, starts = len(self.sizes), np.cumsum(self.quotas) - self.quotas
         number, place = np.divmod(positions // self.repeats, int(self.quotas.sum()))
         slots = permute(place, int(self.quotas.sum()), self.seed, classes, number)
@@ -133,7 +139,8 @@ def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
       size: number of permuted elements.
       *key: numbers that select the permutation, each an int or an array of the shape of `places`.
     """
-    # With fewer than six bits, some permutations of very small data sets would be rare.
+    # Numbers have at least six bits. Otherwise, some permutations of very small data sets would be
+    # rare.
     bits = np.uint64(max(6, (size - 1).bit_length()))
     high, low = bits // 2, bits - bits // 2  # Bits of a number's two halves; each round swaps them.
     secret = np.zeros(len(places), np.uint64)

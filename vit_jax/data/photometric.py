@@ -1,8 +1,9 @@
 """Photometric distortions of segmentation recipes: mmsegmentation, DINOv3 and EoMT.
 
-Brightness, contrast, saturation and hue are distorted, each with probability 0.5. In half of the
-images contrast is distorted last, in the other half after brightness. The variants of the three
-recipes differ in how they compute the distortions and in the range of the hue.
+Brightness, contrast, saturation and hue are distorted, each with probability 0.5. The order is
+brightness, contrast, saturation, hue for half of the images, and brightness, saturation, hue,
+contrast for the other half. The variants of the three recipes differ in how they compute the
+distortions and in the range of the hue.
 
 Sources: `PhotoMetricDistortion` of mmsegmentation's mmseg/datasets/transforms/transforms.py and of
 dinov3/eval/segmentation/transforms.py, and `Transforms.color_jitter` of EoMT's
@@ -98,7 +99,7 @@ VARIANTS = {
         _lighten,
         _scale,
         lambda pixels, strength: scale_saturation(pixels, 1 + 0.5 * strength),
-        # A whole level from -18 to 17.
+        # The hue is shifted by a whole number of OpenCV's 180 levels, from -18 to 17.
         lambda pixels, strength: turn_hue(pixels, np.floor(18 * strength) / HUES),
     ),
     "dinov3": Variant(

@@ -1,12 +1,12 @@
 """Loads the batches of a process; a batch depends only on the seed and the step.
 
 Training reads an endless sequence of positions (`order.py`). With batch size B, global batch k
-contains the positions from k B to (k + 1) B - 1, and each process reads the rows of its devices.
-Therefore batch k is the same for any number of processes, and a run that resumes at step k starts
-with batch k. The random augmentations at position n depend only on the seed and n.
+contains the positions from k B to (k + 1) B - 1, and each process reads the batch rows that its
+devices need. Therefore batch k is the same for any number of processes, and a run that resumes at
+step k starts with batch k. The random augmentations at position n depend only on the seed and n.
 
-A batch is split into chunks. All worker processes decode a batch together, and each of them stores
-only its chunks.
+A batch is split into chunks. The worker processes decode different chunks of the same batch at the
+same time, and each worker process stores only the chunks that it decodes.
 """
 
 import dataclasses
@@ -44,15 +44,16 @@ Batch = dict[str, np.ndarray]
 MAX_CHUNK = 64  # Maximum number of images in a chunk.
 MAX_REPLACEMENTS = 100  # Number of neighbours that are tried in place of an unreadable image.
 FIELD_STREAM = 2**32  # Number of the first field's random stream; streams of views have lower ones.
-# Starting worker processes takes seconds. A data set with fewer images is read without them.
+# Starting worker processes takes seconds. A data set with fewer images than this is read without
+# worker processes.
 FEW_IMAGES = 5000
 
 
 def decoders(workers: int | None, threads: int | None, images: int) -> tuple[int, int]:
     """Returns the number of decoding processes (0: this process) and of threads in each process.
 
-    If `workers` or `threads` is None, it is chosen by the number of images and of CPU cores. The
-    content of the batches does not depend on these numbers.
+    A number that is None is chosen by the number of images and the number of CPU cores. The content
+    of the batches does not depend on `workers` and `threads`.
     """
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -88,12 +89,13 @@ def training_batches(
       first_step: step of the first batch.
       crop: the random crop, if `views` is empty.
       workers: number of decoding processes. 0: decode in this process; None: see `decoders`.
-      threads: number of threads in each decoding process; None: see `decoders`. Decoding releases
-        the GIL nine tenths of the time, and batches of other processes must be copied. Therefore a
-        few threads are faster than the same number of processes.
+      threads: number of threads in each decoding process; None: see `decoders`. A few threads are
+        faster than the same number of processes, because decoding releases the GIL nine tenths of
+        the time, and because a batch is copied from a process but not from a thread.
       views: the views of each image; empty: a single view with `crop`.
       fields: fields that are encoded from each example; the source must have them.
-      repeats: number of consecutive positions of an image, each with its own augmentation.
+      repeats: number of times that an image is sampled in succession, each time with another random
+        augmentation.
       balance: class balancing, a value of `config.data.balance`.
       rows: indices of the rows of the global batch that this process reads, in order; None: all.
 
@@ -105,8 +107,8 @@ def training_batches(
         images.
 
     Raises:
-      UserError: too many consecutive images are unreadable, or classes are to be balanced and an
-        image does not have exactly one label.
+      UserError: too many consecutive images are unreadable; or, with class balancing, an image does
+        not have exactly one label.
     """
     if balance == "none":
         order = Order(seed, source.sizes, source.weights, repeats)
@@ -215,7 +217,7 @@ def evaluation_batches(
 
 
 class SkipLog:
-    """Counts and logs the unreadable images of a source; raises an error above a limit."""
+    """Counts and logs a source's unreadable images; raises an error for more than `limit`."""
 
     def __init__(self, source: Source, limit: int, log):
         self._source, self._limit, self._log = source, limit, log
@@ -256,12 +258,16 @@ def _why(source: Source, index: int) -> str:
 def _accepted(
     views: Sequence[ViewSpec], fields: Sequence[Field], values: Callable[[], Mapping[str, Any]]
 ) -> Sequence[ViewSpec]:
-    """Returns the views of an example; the first view's crop is redrawn until all fields accept it.
+    """Returns views in which the first view's crop is redrawn until it is suitable for all fields.
+
+    For example, a field of masks rejects crops that contain only one class (see `Field.accepts`).
+    If no field can reject a crop, the views are returned unchanged.
 
     Args:
       views: the views of each example.
-      fields: the fields; `Field.accepts` decides on a crop.
-      values: returns the values of the example's fields; called only if a field can reject crops.
+      fields: the fields of the batch.
+      values: function that returns the values of the example's fields. It is called only if a field
+        can reject crops.
     """
     for field in fields:
         if field.accepts:
@@ -284,7 +290,7 @@ def _show(
     """Decodes an image once and writes all its views into a row of a batch.
 
     Args:
-      rngs: the random generator of each crop of the views.
+      rngs: a random generator for each crop; a view may consist of several crops.
 
     Returns:
       The placement of the first view's crop, if a spatial field needs it, else None.
@@ -329,7 +335,7 @@ def _crop_and_augment(
 
 
 def _place(view: ViewSpec, image: Jpeg | Pixels, rng: np.random.Generator) -> Placement:
-    """Returns the placement of the crop that `rng` will draw; the state of `rng` is unchanged."""
+    """Returns the placement of the next crop that `rng` would draw; `rng` itself is unchanged."""
     copy = np.random.Generator(np.random.Philox())
     copy.bit_generator.state = rng.bit_generator.state
     return view.crop.place(image.height, image.width, copy)
@@ -347,8 +353,9 @@ def _encode(
 ) -> None:
     """Encodes the fields of an example and writes them into a row of a batch.
 
-    A spatial field is encoded with the placement of the first view's crop, and any other field with
-    its random generator.
+    Args:
+      rngs: a random generator for each field; it is not used for spatial fields.
+      placement: the placement of the first view's crop, with which spatial fields are encoded.
 
     Raises:
       UserError: a field does not match the image, such as a mask of another size.
@@ -363,7 +370,7 @@ def _encode(
 
 
 def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[int]:
-    """Returns the numbers of an example's random streams: one for each crop and each field."""
+    """Returns the numbers that select random streams: one for each crop and one for each field."""
     of_views = [stream for view in views for stream in view.streams]
     return of_views + [FIELD_STREAM + number for number in range(len(fields))]
 
@@ -371,10 +378,10 @@ def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[in
 def _generators(
     seed: int, positions: np.ndarray, streams: Sequence[int]
 ) -> Iterator[list[np.random.Generator]]:
-    """Yields, for each position, a list of random generators, one for each stream.
+    """Yields a list of random generators for each position in the training order.
 
-    The same generator objects are reset for each position. Creating new objects would take ten
-    times as long.
+    The list contains a generator for each random number stream in `streams`. The same generator
+    objects are reset for each position. Creating new objects would take ten times as long.
     """
     bits = [np.random.Philox(key=(seed, 0), counter=(0, 0, 0, stream)) for stream in streams]
     fresh, generators = [one.state for one in bits], [np.random.Generator(one) for one in bits]
@@ -412,11 +419,19 @@ def _iterate(
     workers: int,
     threads: int,
 ) -> Iterator[Batch]:
-    """Returns an iterator over batches of `chunks` chunks; the caller must close the iterator."""
+    """Returns an iterator over batches; the caller must close the iterator.
+
+    Args:
+      numbers: numbers of the chunks to load.
+      load: function that loads the chunk with a given number.
+      chunks: number of chunks that are joined to a batch.
+      workers: number of decoding processes; 0: decode in this process.
+      threads: number of threads in each decoding process.
+    """
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     if not workers:
         return iter(_joined(numbers.map(load).to_iter_dataset(options), chunks))
-    # If a worker dies, Python's resource tracker would print a warning after the error.
+    # Ignore the warning that Python's resource tracker prints after the error if a worker dies.
     sys.warnoptions.append("ignore:resource_tracker")
     handed = _Handed(load)
     data = numbers.map(handed).to_iter_dataset(options)
@@ -450,7 +465,7 @@ class _Handed:
         return _read_handed, (self._file.name,)
 
     def remove(self) -> None:
-        """Removes the file after all processes have read it."""
+        """Removes the temporary file; all worker processes must have read it before."""
         self._file.close()
 
 
@@ -459,7 +474,9 @@ def _read_handed(file: str) -> Callable:
 
 
 class _OfWorkers(Iterator[Batch]):
-    """Batches from worker processes; if a worker dies, all are killed and an error is raised.
+    """Batches from worker processes.
+
+    If a worker process dies, all other worker processes are killed, and an error is raised.
 
     Args:
       handed: the function that the worker processes run.
@@ -496,7 +513,7 @@ class _OfWorkers(Iterator[Batch]):
         """Starts all worker processes with SIGTERM and SIGINT blocked; returns the first batch.
 
         A worker process inherits the blocked signals from the thread that starts it. Later,
-        `_obey_parent` makes it ignore both signals.
+        `_obey_parent` makes the worker process ignore both signals.
         """
         resource_tracker.ensure_running()  # If the thread started it, signals would be unblocked.
         with ThreadPoolExecutor(1, initializer=_block_signals) as thread:

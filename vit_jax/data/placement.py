@@ -1,4 +1,4 @@
-"""Placements: the position of a crop in the original image; masks and boxes are cropped by it."""
+"""Placements: positions of crops in the original image, for cropping masks and boxes."""
 
 from typing import NamedTuple
 

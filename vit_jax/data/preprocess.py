@@ -88,14 +88,17 @@ class TrainCrop:
         return draw_placed(opened, self.place(height, width, rng), self.interpolation, out)
 
     def place(self, height: int, width: int, rng: np.random.Generator) -> Placement:
-        """Draws the placement of a crop; `__call__` with `rng` in the same state draws this crop.
+        """Draws the placement of a random crop.
+
+        `__call__` draws the same crop if its `rng` has the same state.
 
         Args:
           height, width: size of the image in pixels.
           rng: random generator.
 
         Raises:
-          UserError: the kind is `simple_random`. It has no placement, since it mirrors the border.
+          UserError: the kind is `simple_random`. Its crops have no placement, because they contain
+            mirrored pixels.
         """
         size = self.size, self.size
         if self.kind == "simple_random":
@@ -126,12 +129,12 @@ class TrainCrop:
 
     @property
     def pads(self) -> bool:
-        """Whether a crop of a small image is padded."""
+        """Whether a crop is padded if the resized image is smaller than the crop."""
         return self.kind in ("scale_jitter", "large_scale_jitter")
 
     @property
     def _resizes_first(self) -> bool:
-        """True if Pillow resizes the whole image, and the crop is cut from the result."""
+        """True: the whole image is resized, then cropped. False: only a rectangle is resized."""
         return self.kind in ("square", "short_side") and self.interpolation in PILLOW
 
     def _corner(
@@ -186,8 +189,9 @@ class TestCrop:
       (fine-tuning).
     - `fit`: resizes the whole image to fit into `size`, and pads it at the right and at the bottom.
 
-    `size` may be a pair of height and width. A `short_side` crop then has this aspect ratio, and
-    `resize` stands for its smaller side.
+    `size` may be a pair of height and width. `resize` then corresponds to the smaller number of the
+    pair. For example, with `size` (224, 448) and `resize` 256, a `short_side` crop resizes the
+    image to cover 256 x 512 pixels, and takes the central 224 x 448 pixels.
 
     With Pillow's interpolations and the mode `exact`, the result equals Pillow's resize of the
     whole image followed by a crop. The sides of the resized image are rounded as in torchvision, or
@@ -200,7 +204,7 @@ class TestCrop:
         in torchvision and timm. `down`: to the lower number, as in Transformers.
 
     Raises:
-      UserError: `resize` is less than `size`. Images are not padded.
+      UserError: `resize` is less than `size`.
     """
 
     __test__ = False  # Not a test class for pytest.
@@ -253,7 +257,7 @@ class TestCrop:
 
     @property
     def _resizes_first(self) -> bool:
-        """True if Pillow resizes the whole image, and the crop is cut from the result."""
+        """True: the whole image is resized, then cropped. False: only a rectangle is resized."""
         return self.kind != "fit" and self.interpolation in PILLOW
 
     def _corner(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -306,7 +310,14 @@ class FixedCrop(NamedTuple):
 def draw_placed(
     opened: Jpeg | Pixels, placement: Placement, interpolation: str, out: np.ndarray
 ) -> np.ndarray:
-    """Writes the crop of a placement, with padding, into `out`, uint8 `[height, width, 3]`."""
+    """Resizes a placement's rectangle, pads it, and writes it into `out`.
+
+    Args:
+      opened: the image.
+      placement: the rectangle of the image, and its size in the crop.
+      interpolation: the interpolation of the resize.
+      out: array for the crop, uint8 `[height, width, 3]`.
+    """
     height, width = placement.shown
     if (height, width) == out.shape[:2]:
         opened.crop(placement.box, out, interpolation)
@@ -346,16 +357,17 @@ def sides(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _bordered(side: int, size: int, draw: float) -> tuple[int, int, int, int]:
-    """Returns a random interval of an image's side, which is extended by a mirrored border.
+    """Returns a crop's position along one side of an image that is padded by mirrored pixels.
 
     Args:
-      side: length of the image's side in pixels.
-      size: length of the interval in pixels.
-      draw: relative position of the interval, in [0, 1).
+      side: length of the image's side in pixels, without the padding.
+      size: length of the crop's side in pixels.
+      draw: random number in [0, 1) that determines the position; 0: the crop starts with the
+        padding before the image.
 
     Returns:
-      Start and end of the interval, clipped to the image; and the number of border pixels before
-      and after the image.
+      Start and end of the crop's part within the image, in pixels of the image, and the numbers of
+      the crop's padding pixels before and after this part.
     """
     start = int(draw * (side + 2 * BORDER - size + 1)) - BORDER
     end = start + size
@@ -371,17 +383,18 @@ def inception_box(
 ) -> Box:
     """Draws a random rectangle like TensorFlow's `sample_distorted_bounding_box` without objects.
 
-    The aspect ratio is uniform. The height is uniform between the heights that the minimum and the
-    maximum area require. If rounding makes the area too small or too large, one row is added or
-    removed. As in TensorFlow, only rectangles of the image's full height contain the image's last
-    row, and only rectangles of its full width contain its last column. After a hundred invalid
-    draws the rectangle is the whole image.
+    First, the aspect ratio is drawn from a uniform distribution. The minimum and the maximum area
+    then correspond to a minimum and a maximum height, and the height is drawn uniformly between
+    them. If rounding makes the area too small or too large, one row is added or removed. As in
+    TensorFlow, only rectangles of the image's full height contain the image's last row, and only
+    rectangles of its full width contain its last column. After a hundred invalid draws the
+    rectangle is the whole image.
 
     Source: tensorflow/core/kernels/image/sample_distorted_bounding_box_op.cc.
     """
     least, most = area[0] * height * width, area[1] * height * width
     for _ in range(100):
-        # One call for all four numbers: the call's overhead dominates.
+        # A single call draws all four numbers, because most of its time is overhead of the call.
         aspect_draw, height_draw, top_draw, left_draw = rng.random(4).tolist()
         ratio = aspect[0] + aspect_draw * (aspect[1] - aspect[0])
         highest = round(math.sqrt(most / ratio))
@@ -416,7 +429,7 @@ def random_resized_box(
     the image, the result is the largest centred rectangle with an allowed aspect ratio.
     """
     for _ in range(10):
-        # One call for all four numbers: the call's overhead dominates.
+        # A single call draws all four numbers, because most of its time is overhead of the call.
         area_draw, aspect_draw, left_draw, top_draw = rng.random(4).tolist()
         target = (area[0] + area_draw * (area[1] - area[0])) * height * width
         ratio = aspect[0] * (aspect[1] / aspect[0]) ** aspect_draw
@@ -433,13 +446,13 @@ def random_resized_box(
 def part_box(
     height: int, width: int, kind: str, resize: int, size: int | tuple[int, int], x: float, y: float
 ) -> Box:
-    """Returns the rectangle of the original image that a crop of the resized image shows.
+    """Converts the rectangle of a crop to coordinates of the image before the resize.
 
     Args:
       height, width: size of the original image in pixels.
       kind: kind of the resize: `square` or `short_side`.
       resize: size of the resized image in pixels.
-      size: size of the crop in pixels.
+      size: height and width of the crop in pixels; a single number is used for both.
       x, y: relative position of the crop from left (0) to right (1) and from top (0) to bottom (1).
     """
     rows, columns = sides(size)
@@ -456,8 +469,8 @@ def resized_sides(
 ) -> tuple[int, int]:
     """Returns the image's height and width after a resize of kind `square` or `short_side`.
 
-    The two numbers are rounded as in torchvision's `Resize`; or as in timm's `ResizeKeepRatio`, if
-    the crop that follows is not square.
+    If `size` is square, height and width are rounded as in torchvision's `Resize`. Otherwise, they
+    are rounded as in timm's `ResizeKeepRatio`.
     """
     rows, columns = (int(resize * side / min(sides(size))) for side in sides(size))
     if kind == "square":

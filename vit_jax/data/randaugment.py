@@ -261,7 +261,7 @@ def _sign(rng: np.random.Generator) -> int:
 
 
 def _pixels_of_224(side: int, pixels: float) -> int:
-    """Scales a length, in pixels of a 224 x 224 image as in AugReg, to an image with this side."""
+    """Converts a length in images of 224 x 224 pixels (AugReg's) to images of side `side`."""
     return round(pixels * side / 224)
 
 

@@ -3,10 +3,10 @@
 A scene consists of items, from back to front: faint fragments of objects, bars, small objects, and
 the main object, which defines the label. Each item is a drawing of a character or digit.
 
-Scenes are bit-exact on any machine, because all computations use integers: raw random numbers of
-Philox (Salmon et al., 2011), which are the same in all NumPy versions, sums, products, shifts,
-comparisons, and a table of rounded sines. Lengths in the image are in units of 1/65,536 of its
-side. Positions in a drawing are in units of 1/256 of a pixel of the drawing.
+Scenes are bit-exact on any machine, because all computations use integers. Random numbers are the
+raw output of Philox (Salmon et al., 2011), which is the same in all NumPy versions. Sines come from
+a table of rounded values. Lengths in the image are in units of 1/65,536 of its side. Positions in a
+drawing are in units of 1/256 of a pixel of the drawing.
 """
 
 import dataclasses
@@ -35,9 +35,10 @@ FIELDS = 16  # Number of random numbers for each item.
 WORDS = (ITEMS + 2) * FIELDS // 2  # Number of 64-bit words; a word contains two random numbers.
 LATTICE_WORDS = LATTICE * LATTICE // 8  # Number of words for the lattice, eight points in a word.
 
-# Ranges of an item's length by kind, in 256ths of the main object's length.
+# Ranges of an item's length for each kind (fragment, bar, smaller object, main object), in 256ths
+# of the main object's length.
 SHARES = np.array([[180, 400], [130, 400], [60, 110], [256, 256]])
-# Ranges of an item's shorter side by kind, in 256ths of its length.
+# Ranges of an item's shorter side for each kind, in 256ths of the item's length.
 SLIM = np.array([[190, 256], [14, 40], [190, 256], [190, 256]])
 TURN = np.array([512, 512, 50, 50])  # Maximum rotation by kind, in 1,024ths of a turn.
 LEAN = 50  # Maximum shear, in 256ths.
@@ -53,7 +54,7 @@ class Layout(NamedTuple):
     """Ranges for the size of a scene's main object and for the numbers of other items.
 
     Attributes:
-      length: range of the length of the main object's longer side.
+      length: range of the main object's longer side, in units of 1/65,536 of the image's side.
       fragments, bars, smaller: ranges of the numbers of fragments, bars and smaller objects, at
         most `FRAGMENTS`, `BARS` and `SMALLER`.
     """
@@ -65,11 +66,11 @@ class Layout(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A main object's colour and rotation; without a look they are random.
+    """Colour and rotation of a main object.
 
     Attributes:
-      colour: red, green and blue.
-      turn: range of the rotation to the right, in 1,024ths of a turn.
+      colour: red, green and blue, from 0 to 255.
+      turn: range of the random clockwise rotation, in 1,024ths of a turn.
     """
 
     colour: tuple[int, int, int]
@@ -111,9 +112,10 @@ class Item:
 
     Attributes:
       drawing: index of the item's drawing in `Parts`.
-      x, y: position of the item's centre.
-      length: length of the item's longer side.
-      matrix: the four numbers of the 2x2 matrix, row by row, that maps a unit square to the item.
+      x, y: position of the item's centre, in units of 1/65,536 of the image's side.
+      length: length of the item's longer side, in the same units.
+      matrix: the 2x2 matrix, row by row, that maps a square with sides of 1 to the item's
+        parallelogram in the image, in the same units.
       cut: the visible part of the drawing of a fragment: left, right, top and bottom edge, in
         256ths of the drawing's side. None: the whole drawing is visible.
       label: class of an object; None for a fragment or a bar.
@@ -136,10 +138,11 @@ class Scene:
 
     Attributes:
       main: index of the item that defines the label.
-      lattice: shades of the texture at the points of its lattice, uint16 `[16 * 16]`.
-      steps: vector `(x, y)` in the lattice, from the left to the right side of the image, in 256ths
-        of the distance between two points. The length of the vector is the scale of the texture,
-        and its direction is the rotation of the texture.
+      lattice: the texture interpolates between random shades at the points of a square lattice.
+        These are the shades of the points, uint16 `[16 * 16]`.
+      steps: scale and rotation of the texture: a vector `(x, y)` in the lattice, in 256ths of the
+        distance of neighbouring points. A step of one image width to the right in the image is a
+        step by this vector in the lattice.
       colours: colours of the texture's lowest and highest shade, int32 `[2, 3]`.
       noise: amplitude of the noise.
     """
@@ -153,7 +156,19 @@ class Scene:
 
 
 def drawings_of(cells: np.ndarray) -> np.ndarray:
-    """Returns `Parts.drawings`, with all levels and borders, from uint8 `[drawings, 32, 32]`."""
+    """Computes `Parts.drawings` from the drawings of all classes.
+
+    First a drawing is appended in which all pixels are 255; bars are drawn with it. Then each
+    drawing is stored at four resolutions (levels): 32, 16, 8 and 4 pixels per side. At each level
+    it is at the upper left of an array of 34 x 34 pixels, behind a border of one pixel. The border
+    and all other pixels are 0.
+
+    Args:
+      cells: the drawings of all classes, uint8 `[drawings, 32, 32]`.
+
+    Returns:
+      uint8 `[levels, drawings + 1, 34, 34]`, flattened to one axis.
+    """
     cells = np.concatenate([cells, np.full((1, CELL, CELL), 255, np.uint8)])
     result = np.zeros((LEVELS, len(cells), STRIDE, STRIDE), np.uint8)
     for level in range(LEVELS):
@@ -165,14 +180,16 @@ def drawings_of(cells: np.ndarray) -> np.ndarray:
 
 
 class _Box(NamedTuple):
-    """The image pixels that an item may cover, and the mapping of these pixels to its drawing.
+    """The image pixels that an item may cover, and their mapping to the item's drawing.
 
     Attributes:
+      top, left, height, width: rectangle of the image pixels.
       place: offset of the drawing in `Parts.drawings`.
       side: side of the drawing at the selected level, in pixels.
-      across, down: column and row of the drawing as linear functions of the image pixel. The three
-        numbers are the value at the first pixel of the rectangle, the increment for each pixel to
-        the right, and the increment for each pixel down. 2^20 is one pixel of the drawing.
+      across, down: linear functions from an image pixel to a column and a row of the drawing. A
+        function consists of three numbers: the value at the rectangle's top left pixel, the
+        increment for each pixel to the right, and the increment for each pixel down. The numbers
+        are in units of 2^-20 pixels of the drawing.
     """
 
     top: int
@@ -251,8 +268,8 @@ def _items(
     Args:
       parts: the drawings.
       label: class of the main object.
-      numbers: random numbers below 2^32, int64 `[fields, items]`.
-      main: length of the main object's longer side.
+      numbers: 16 random numbers below 2^32 for each item, int64 `[16, items]`.
+      main: length of the main object's longer side, in units of 1/65,536 of the image's side.
       ground: mean colour of the background.
       look: colour and rotation of the main object; None: random ones.
     """
@@ -302,7 +319,15 @@ def _items(
 
 
 def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Returns `Item.cut` of each item, `[items, 4]`: half of its drawing. Only fragments use it."""
+    """Returns the edges of a random half of each item's drawing, int `[items, 4]`.
+
+    The edges are left, right, top and bottom, in 256ths of the drawing's side (`Item.cut`).
+
+    Args:
+      start: left or top edge of the half, in 256ths of the drawing's side.
+      across: 1: the left or right part is cut off, so that the half is narrow. 0: the upper or
+        lower part is cut off.
+    """
     whole, half = np.array([[0, 256]]), np.stack([start, start + 128], axis=1)
     across = across[:, None].astype(bool)
     return np.concatenate([np.where(across, half, whole), np.where(across, whole, half)], axis=1)
@@ -311,8 +336,8 @@ def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
 def _colours(numbers: np.ndarray, ground: np.ndarray) -> np.ndarray:
     """Returns the colours of items, `[items, 3]`; items are brighter than the background.
 
-    With darker items, too, small Transformers need many times more steps before they start to
-    learn.
+    If some items were darker than the background, small Transformers would need many times more
+    steps before they start to learn.
     """
     brighter = _within(numbers[0], *CONTRAST)[:, None]
     return np.clip(ground + brighter + _within(numbers[1:4].T, -SHIFT, SHIFT), 0, 255)
@@ -365,16 +390,23 @@ def _texture(scene: Scene, size: int) -> np.ndarray:
 
 
 def _between(one: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Interpolates between two shades; `share` is in 256ths. All arrays are uint16."""
+    """Interpolates between two shades. All arrays are uint16.
+
+    Args:
+      one: first shade.
+      other: second shade.
+      share: weight of the second shade, in 256ths.
+    """
     return (one * (256 - share) + other * share) >> 8
 
 
 def _covers(
     scene: Scene, parts: Parts, size: int
 ) -> Iterator[tuple[Item, tuple[slice, slice], np.ndarray]]:
-    """Yields each item within the image, its rows and columns, and its coverage of each pixel.
+    """Yields (item, (rows, columns), coverage) for each item that is within the image.
 
-    The coverage is in 256ths.
+    `rows` and `columns` are slices of the image. The coverage is the opacity of the item at each of
+    these pixels, int `[rows, columns]`, from 0 to 256.
     """
     boxes = [(item, box) for item in scene.items if (box := _box(item, parts, size)).pixels]
     # The pixels of all items are computed in one array, because with small images the time of NumPy
@@ -397,7 +429,8 @@ def _covers(
     ink = _sample(parts.drawings, places, x, y)
     for (item, box), span in zip(boxes, spans, strict=True):
         cover = ink[span]
-        # The edges of an enlarged drawing are sharpened. Without this, they would be wide.
+        # The edges of an enlarged drawing are sharpened. Otherwise, each edge would be a gradient
+        # of several pixels.
         if (sharper := item.length * size // (SIDE * box.side)) > 1:
             cover = np.minimum(np.maximum((cover - 128) * sharper + 128, 0), 255)
         if item.cut:
@@ -410,12 +443,14 @@ def _covers(
 
 
 def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Reads drawings at fractional positions by bilinear interpolation, int32 from 0 to 255.
+    """Interpolates bilinearly between pixels of drawings; returns int32 from 0 to 255.
 
     Args:
       drawings: `Parts.drawings`.
-      places: index of the upper left pixel of the four that are interpolated.
-      x, y: positions in the drawing; the lower eight bits are the position between the pixels.
+      places: for each value to interpolate, the offset in `drawings` of the upper left of its four
+        neighbouring pixels.
+      x, y: the position of each value in the drawing, in 256ths of a pixel. Only the fraction (the
+        lower eight bits) is used: the position relative to the upper left pixel.
     """
     x, y = (x & 255).astype(np.uint16), (y & 255).astype(np.uint16)
     upper = _between(drawings.take(places), drawings[1:].take(places), x)
@@ -429,7 +464,7 @@ def _box(item: Item, parts: Parts, size: int) -> _Box:
     level = next((level for level in range(LEVELS - 1) if CELL >> (level + 1) < pixels), LEVELS - 1)
     side = CELL >> level
     a, b, c, d = item.matrix
-    # Bilinear interpolation extends a drawing by up to one pixel of its border.
+    # Bilinear interpolation blurs a drawing's edge by up to one pixel into its empty border.
     wide, high = ((abs(one) + abs(two)) * (side + 1) // (2 * side) for one, two in ((a, b), (c, d)))
     left, right = _clipped(item.x - wide, size), _clipped(item.x + wide + SIDE // size, size)
     top, bottom = _clipped(item.y - high, size), _clipped(item.y + high + SIDE // size, size)
@@ -460,5 +495,10 @@ def _box(item: Item, parts: Parts, size: int) -> _Box:
 
 
 def _clipped(length: int, size: int) -> int:
-    """Converts a distance from an image's edge to pixels, clipped to 0 to `size`."""
+    """Converts a distance from the image's left or top edge to pixels, from 0 to `size`.
+
+    Args:
+      length: the distance, in units of 1/65,536 of the image's side.
+      size: side of the image in pixels.
+    """
     return min(max(length * size // SIDE, 0), size)

@@ -24,9 +24,9 @@ class RandPolicy:
       probability: probability that a drawn operation is applied.
       deviation: std of the level. The level is drawn from a normal distribution and clipped to [0,
         10].
-      increasing: a higher level means a stronger change by all operations. False: a higher level
-        means a weaker change by posterize and solarize; and colour, contrast, brightness and
-        sharpness have no effect at about level 5.
+      increasing: True: all operations have a stronger effect at higher levels. False: posterize and
+        solarize have a weaker effect at higher levels. Colour, contrast, brightness and sharpness
+        are then decreased at levels below 5, unchanged at level 5, and increased at levels above 5.
       fill: fill colour of geometric operations.
       resampling: interpolation of geometric operations, a key of `RESAMPLING`.
     """
@@ -85,7 +85,11 @@ class RandPolicy:
         return ImageOps.solarize(image, 256 - threshold if self.increasing else threshold)
 
     def _affine(self, image: Image.Image, *matrix: float) -> Image.Image:
-        """Warps the image: output pixel (x, y) is the input at (a x + b y + c, d x + e y + f)."""
+        """Warps the image by an affine mapping from output to input coordinates.
+
+        Output pixel (x, y) is the input at (a x + b y + c, d x + e y + f), where a to f are
+        `matrix`.
+        """
         return image.transform(
             image.size,
             Image.Transform.AFFINE,

@@ -47,10 +47,14 @@ class View(NamedTuple):
 class ViewSpec(NamedTuple):
     """A `View` whose unset values are replaced by the config's values.
 
+    Each crop of the view has its own stream of random numbers: `stream` for the first crop,
+    `stream + 1` for the second crop, and so on. The stream determines the crop's rectangle of the
+    image. Two views with the same `stream` therefore show the same rectangles.
+
     Attributes:
-      crop: `(image, rng, out) -> pixels`, such as a `TrainCrop`.
-      stream: index of the random stream of the view's first crop. Views with the same stream show
-        the same rectangles.
+      crop: function `(image, rng, out) -> out`, such as a `TrainCrop`. It resizes a rectangle of
+        the image, and writes the pixels into the array `out`, uint8 `[height, width, 3]`.
+      stream: index of the random stream of the view's first crop.
       distort: an augmentation for each crop, applied after `augment`; empty: no such augmentations.
     """
 
@@ -85,7 +89,8 @@ def view_specs(
       augment: the config's augmentation.
 
     Raises:
-      ValueError: a view overrides the decoding, or has a wrong number of distortions.
+      ValueError: `View.crop` contains `mode` or `background`, or the number of distortions differs
+        from the number of crops.
     """
     made, next_stream = {}, 0
     for view in views:
@@ -115,7 +120,7 @@ def view_specs(
 
 
 def flips_of(views: Sequence[View]) -> dict[str, str]:
-    """Returns, for each view, a name that is folded into the random key of its flips.
+    """Returns a dictionary from each view to the name of the random stream of its flips.
 
     For example, the view `local` has the name `flip local`. Views that show the same rectangles of
     an image have the same name. Therefore they are flipped together.

@@ -19,15 +19,17 @@ COCO_METRICS += ("ARs", "ARm", "ARl")
 
 
 def confusion(predicted: np.ndarray, mask: np.ndarray, classes: int) -> np.ndarray:
-    """Returns the confusion matrix of an image; a data set's matrix is the sum over its images.
+    """Returns an image's confusion matrix; a data set's matrix is the sum over all images.
 
     Args:
       predicted: predicted class of each pixel, int `[height, width]`.
-      mask: true class of each pixel, `[height, width]`; pixels of `IGNORED` are not counted.
+      mask: true class of each pixel, `[height, width]`; pixels with the value `IGNORED` are not
+        counted.
       classes: number of classes.
 
     Returns:
-      Pixel counts, int64 `[true class, predicted class]`.
+      Pixel counts, int64 `[classes, classes]`: a row for each true class, a column for each
+      predicted class.
 
     Raises:
       ValueError: the mask contains a class that does not exist.
@@ -57,10 +59,12 @@ class SegmentationMetrics(NamedTuple):
 
 
 def segmentation_metrics(counts: np.ndarray) -> SegmentationMetrics:
-    """Computes segmentation metrics from a confusion matrix; NaN if all pixels are `IGNORED`.
+    """Computes segmentation metrics from a confusion matrix.
+
+    All metrics are NaN if the matrix counts no pixel, because all pixels are `IGNORED`.
 
     Args:
-      counts: sum of `confusion` over all images.
+      counts: sum of the confusion matrices of all images, int `[classes, classes]`.
     """
     right, true, predicted = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
     ious = _ratio(right, true + predicted - right)
@@ -86,8 +90,8 @@ class DepthMetrics(NamedTuple):
 
     Attributes:
       rmse: root mean squared error, in metres.
-      abs_rel: mean absolute error, divided by the true depth.
-      log10: mean absolute error of the decimal logarithm.
+      abs_rel: mean over pixels of |predicted - true| / true.
+      log10: mean over pixels of |log10(predicted) - log10(true)|.
       delta1, delta2, delta3: share of pixels with max(predicted / true, true / predicted) below
         1.25, 1.25**2 and 1.25**3.
     """
@@ -148,12 +152,13 @@ def coco_metrics(
       objects: true objects of each image. They must have masks if `masks` is True.
       classes: number of classes.
       masks: True: compare masks. False: compare boxes.
-      overlaps: called with the index of an image; returns the IoU of its detections and objects,
-        `[detections, objects]`. IoUs below 0.5 have no effect. None: the IoU is computed from boxes
-        or masks.
+      overlaps: function from the index of an image to the IoU of each detection with each true
+        object of this image, `[detections, objects]`. IoUs below 0.5 have no effect. None: the IoU
+        is computed from boxes or masks.
 
     Returns:
-      A dictionary of these metrics, from 0 to 1. A metric is -1 without true objects of its size.
+      A dictionary of these metrics, from 0 to 1. A metric is -1 if there are no true objects, for
+      example no small objects for `APs`.
 
       - `AP`: average precision, averaged over IoU thresholds from 0.5 to 0.95.
       - `AP50`, `AP75`: average precision at the IoU threshold 0.5 or 0.75.
@@ -179,13 +184,16 @@ def _coco_evaluation(
     masks: bool,
     overlaps: Callable[[int], np.ndarray] | None = None,
 ) -> Any:
-    """Returns pycocotools' `COCOeval` for the arguments of `coco_metrics`."""
+    """Returns a `COCOeval` of pycocotools that contains the predicted and the true objects."""
     check_pycocotools()
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
     class Evaluation(COCOeval):
-        """A `COCOeval` that uses `overlaps` in place of pycocotools' IoU."""
+        """A `COCOeval` whose IoUs are computed by `overlaps`, the argument of `coco_metrics`.
+
+        If `overlaps` is None, pycocotools computes the IoUs.
+        """
 
         def computeIoU(self, imgId: int, catId: int) -> Any:
             if overlaps is None:
@@ -214,7 +222,9 @@ def _coco_evaluation(
 
 
 class Matches(NamedTuple):
-    """Numbers of an image's true and predicted objects, matched by class at an IoU of 0.5.
+    """Counts of an image's matched and unmatched objects.
+
+    A prediction matches a true object of the same class if their IoU is at least 0.5.
 
     Attributes:
       found: number of true objects with a matching prediction (true positives).
@@ -228,7 +238,7 @@ class Matches(NamedTuple):
 
     @property
     def f1(self) -> float:
-        """F1 score: harmonic mean of precision and recall; 1 without objects and predictions."""
+        """F1 score: harmonic mean of precision and recall; 1 if all three counts are 0."""
         total = 2 * self.found + self.missed + self.wrong
         return 2 * self.found / total if total else 1.0
 
@@ -238,7 +248,8 @@ def image_matches(
 ) -> list[Matches]:
     """Matches true and predicted objects of each image with pycocotools, and counts the matches.
 
-    Crowds are not counted. Predictions that match a crowd are not counted either.
+    A crowd is an annotation of several objects as one region (COCO's `iscrowd`). Crowds are not
+    counted, and predictions that match a crowd are not counted either.
 
     Args:
       detections: predicted objects of each image. All of them are counted, whatever their score.
@@ -263,7 +274,10 @@ def image_matches(
 
 
 def _image(number: int, masks: np.ndarray | None) -> dict[str, int]:
-    """Returns an image's entry in a COCO file, with its size if objects have masks."""
+    """Returns an image's entry in a COCO file: the image's id, height and width.
+
+    Height and width are the size of the objects' masks, in pixels. Without masks, both are 1.
+    """
     if masks is None or not len(masks):
         return dict(id=number, height=1, width=1)
     height, width = masks[0]["size"] if masks.dtype == object else masks.shape[1:]
@@ -281,7 +295,7 @@ def run_lengths_of(mask: np.ndarray) -> dict[str, Any]:
 
 
 def compressed(objects: Objects) -> Objects:
-    """Compresses the masks of objects to pycocotools' run lengths, some hundred bytes each."""
+    """Compresses objects' masks to pycocotools' run lengths, a few hundred bytes for each mask."""
     if objects.masks is None or objects.masks.dtype == object:
         return objects
     masks = np.empty(len(objects.masks), object)

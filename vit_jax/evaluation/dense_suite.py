@@ -35,10 +35,11 @@ TESTED = ("test", *DEV)
 def tested_set(
     described: DataSet, kind: str, options: Options, log: Callable[[str], None] = lambda line: None
 ) -> DataSet:
-    """Completes a data set of the flag `--set` with its source kind, folder and split.
+    """Completes a data set of the flag `--set`: its source kind, its path and its test split.
 
-    If the user names no split, the first split in `TESTED` that the data set has is used. If the
-    data set has no split in `TESTED`, its first split is used.
+    The user may name the test split. Otherwise it is the first of the split names in `TESTED`
+    (`test`, then validation splits) that the data set has. If a folder has none of these splits,
+    its first split is the test split.
 
     Args:
       described: the data set.
@@ -87,16 +88,17 @@ def check_classes(described: DataSet, source: Source, names: Sequence[str], mode
 class Predicted:
     """Predictions for the images of a data set, as an iterator.
 
-    Predictions are not stored. The method `worst` predicts the worst images again.
+    Predictions are not stored. The method `worst` computes the predictions of the images with the
+    lowest scores again.
 
     Args:
       described: the data set.
       subject: the evaluated model.
       source: the images.
-      stream: function like `DenseModel.stream`, which yields the index and the prediction of each
-        readable image of a source.
-      shown: function like `stream` for the worst images, which are shown on a page; None:
-        `stream`.
+      stream: function that yields the index and the prediction of each readable image of a source,
+        such as `DenseModel.stream`.
+      shown: function that the method `worst` uses in place of `stream`. It may return other
+        predictions, for display on a page. None: `stream`.
     """
 
     def __init__(
@@ -126,14 +128,18 @@ class Predicted:
     def worst(
         self, scores: Sequence[tuple[float, int]]
     ) -> tuple[Subset, list[tuple[int, float, Any]]]:
-        """Predicts the images with the lowest scores again, since predictions are not stored.
+        """Computes the predictions of the images with the lowest scores again.
+
+        At most `MOST_SHOWN` images are selected.
 
         Args:
-          scores: score and index of each image.
+          scores: a tuple `(score, index)` for each image; `index` is the image's index in the data
+            set.
 
         Returns:
-          The images with the lowest scores as a source, and a list with a tuple for each of these
-          images: its index in this source, its score and its prediction.
+          A source with the selected images, in ascending order of their scores, and a list with a
+          tuple `(index, score, prediction)` for each readable image. This `index` is the image's
+          index in the returned source.
         """
         lowest = heapq.nsmallest(MOST_SHOWN, scores)
         chosen = Subset(self._source, [index for _, index in lowest])
@@ -155,19 +161,20 @@ def dense_measurements(
     identity: Callable[[DataSet, Options, Subject, Source, int], dict[str, int | str]]
     | None = None,
 ) -> list[Measurement]:
-    """Returns the evaluation (a `Measurement`) of each data set of the flag `--set`.
+    """Returns a list with one evaluation (`Measurement`) for each data set of the flag `--set`.
 
-    Without `--set`, the result is a single `Measurement` that raises UserError when it opens data.
+    Without `--set`, the list contains a single `Measurement`. Its method `open` raises UserError.
 
     Args:
       subject: the evaluated model.
       options: the suite's options.
       metrics: names of the metrics.
       open_set: function that opens the test images of a data set.
-      measured: function that computes the result rows (metrics) of a data set.
+      measured: function that evaluates the model on a data set and returns the result rows.
       example: example of `--set` with a description, for the error message.
-      identity: function that returns the fingerprint of a data set, given also the number of
-        examples whose content is included; None: the fingerprint of the test images.
+      identity: function that returns the fingerprint of a data set. The last argument of this
+        function is the number of examples whose content is included in the fingerprint. None: the
+        fingerprint of the test images.
     """
 
     def measurement(described: DataSet) -> Measurement:

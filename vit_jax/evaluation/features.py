@@ -1,4 +1,7 @@
-"""Features of a frozen model (the inputs of its head) for all images of a data set."""
+"""Features of a frozen model for all images of a data set.
+
+The features of an image are the input of the model's head.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -32,7 +35,8 @@ from vit_jax.parallel.sharding import parameter_shardings, place_activation
 from vit_jax.progress import Progress
 
 LAYERS = 4  # Number of last layers whose class tokens are concatenated.
-# Feature sets for a linear probe on a model with a class token, in ascending order of width.
+# Feature sets for a linear probe on a model with a class token. The feature sets are in ascending
+# order of the number of features.
 CHOICES = (
     "class token",
     "class token and patches",
@@ -121,11 +125,14 @@ class Extractor:
         return Features(values, labels, np.flatnonzero(mask))
 
     def stream(self, params: dict, source: Source) -> Iterator[dict[str, Any]]:
-        """Yields a dict for each batch: `values` (outputs of `compute`), `labels` and `mask`.
+        """Yields a dict for each batch of images: `values`, `labels` and `mask`.
 
-        `mask` is False for unreadable images and padding.
+        `values` are the outputs of `compute`. `labels` are the labels of the images. `mask` is
+        False for unreadable images and padding.
         """
-        # The reference to the source is kept, because the id of a freed object may be reused.
+        # The dict maps a source's `id` to the `SkipLog` that counts the unreadable images of the
+        # source. The source itself is stored, too, because the `id` of a freed object may be
+        # reused.
         _, skipped = self._skipped.setdefault(id(source), (source, self._skip_log(source)))
         running = None
         with contextlib.closing(evaluation_batches(source, **self._arguments)) as batches:
@@ -153,12 +160,12 @@ def image_embedding(model: nnx.Module, images: jax.Array) -> jax.Array:
 def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
     """Concatenates class tokens of the last layers and the mean of the last layer's patch tokens.
 
-    If the model has a final norm, it is applied to the tokens of all these layers. Class tokens are
-    in the order of the layers.
+    The class tokens are those of the last `LAYERS` = 4 layers, in the order of the layers. If the
+    model has fewer layers, only the class token of the last layer is used. If the model has a final
+    norm, it is applied to the tokens of all used layers.
 
     Returns:
-      float32 `[batch, (LAYERS + 1) * dim]`. If the model has fewer than `LAYERS` layers, only the
-      last layer is used: `[batch, 2 * dim]`.
+      float32 `[batch, 5 * dim]`, or `[batch, 2 * dim]` for a model with fewer than 4 layers.
     """
     with model.capturing(("tokens",)) as captured:
         model.encode(model.assemble(model.patches(images)))
@@ -171,14 +178,17 @@ def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
 
 
 def choices_of(model: ImageModel) -> tuple[Callable[[Any, jax.Array], jax.Array], dict[str, slice]]:
-    """Returns a function that computes all features for linear probes, and their feature sets.
+    """Returns a feature function for linear probes, and the feature sets that it computes.
 
-    The four feature sets of a model with a class token are DINOv2's: the class token of the last
-    layer or of the last four layers, each with and without the mean of the patch tokens. Other
-    models have a single feature set, the pooled features.
+    A feature set is a range of the features' columns. A model with a class token has DINOv2's four
+    feature sets: the class token of the last layer or the class tokens of the last four layers,
+    each with and without the mean of the patch tokens. With fewer than four layers, only the two
+    sets of the last layer exist. A model without a class token has a single feature set, the pooled
+    features.
 
     Returns:
-      A function `(model, images) -> features`, and the columns of the features by feature set.
+      A function `(model, images) -> features [batch, columns]`, and a dict from the name of each
+      feature set to the slice of its columns.
     """
     if not isinstance(model, TokenModel) or "cls" not in model.prefix_tokens:
         return representation, {POOLED: slice(0, None)}
@@ -191,7 +201,7 @@ def choices_of(model: ImageModel) -> tuple[Callable[[Any, jax.Array], jax.Array]
 
 
 def first_five(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """Returns the five most likely classes of each image, int32 `[batch, 5]`, likeliest first."""
+    """Returns each image's five most likely classes, int32 `[batch, 5]`, in descending order."""
     return jax.lax.top_k(model(images), 5)[1]
 
 
@@ -204,8 +214,9 @@ def likeliest(
     `[batch, count]`.
 
     Args:
-      count: number of classes.
-      probabilities: a key of `PROBABILITIES`.
+      count: number of classes to return for each image.
+      probabilities: name of the function from logits to probabilities, a key of `PROBABILITIES`,
+        such as `softmax`.
     """
 
     def compute(model, images):
@@ -221,13 +232,14 @@ def likeliest(
 def top_of(top: int | None, threshold: float | None, num_classes: int, default: int) -> int:
     """Returns the maximum number of classes to list for an image.
 
-    If `top` is None, the result is `num_classes` with a threshold, and `default` without one.
+    The result is at most `num_classes`.
 
     Args:
-      top: the number that the user has set, or None.
-      threshold: minimum probability of a listed class, or None.
+      top: maximum number that the user has set. None: `num_classes` if there is a threshold, else
+        `default`.
+      threshold: minimum probability of a listed class; None: no threshold.
       num_classes: number of the model's classes.
-      default: number of classes without a threshold.
+      default: maximum number if neither `top` nor `threshold` is set.
 
     Raises:
       UserError: `top` or the threshold is out of range.
@@ -242,11 +254,11 @@ def top_of(top: int | None, threshold: float | None, num_classes: int, default: 
 
 
 def reaching(threshold: float | None, probabilities: np.ndarray) -> int:
-    """Counts the probabilities that are at least `threshold`.
+    """Counts the probabilities of an image that are at least `threshold`.
 
     Args:
       threshold: the minimum probability; None: all probabilities are counted.
-      probabilities: class probabilities in descending order.
+      probabilities: class probabilities in descending order, `[classes]`.
     """
     return len(probabilities) if threshold is None else int((probabilities >= threshold).sum())
 
@@ -257,7 +269,12 @@ def make_features(
     shardings: dict,
     compute: Callable[[nnx.Module, jax.Array], jax.Array],
 ) -> Callable[[dict, dict], dict[str, jax.Array]]:
-    """Compiles `(params, batch) -> {values, labels, mask}`, with results on all devices."""
+    """Compiles a function `(params, batch) -> {values, labels, mask}` that applies the model.
+
+    `values` are the outputs of `compute`. `labels` are the batch's labels. `mask` is the batch's
+    item `valid`, which is False for unreadable images and padding. The three results are replicated
+    on all devices.
+    """
 
     def features(params, batch):
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
@@ -273,7 +290,7 @@ def make_features(
 def extractor_of(
     model: nnx.Module, mesh: Mesh, crop: TestCrop | None = None, **options
 ) -> tuple[Extractor, dict]:
-    """Returns an `Extractor` for a loaded model, and its parameters on the devices of `mesh`.
+    """Returns an `Extractor` for a loaded model, and the model's parameters on the devices.
 
     Args:
       model: a loaded model.
@@ -311,8 +328,8 @@ def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
 def transfer_crop(image_size: int | tuple[int, int], **how: str) -> TestCrop:
     """Returns the evaluation transform of the few-shot protocol.
 
-    For models with 224 x 224 pixels, images are resized to 256 x 256 and cropped to the central 224
-    x 224 pixels. For other image sizes, the ratio is the same.
+    For a model with an image size of 224, images are resized to 256 x 256 pixels and cropped to the
+    central 224 x 224 pixels. For other image sizes, the ratio 256 / 224 is the same.
 
     Args:
       image_size: image size of the model, in pixels.

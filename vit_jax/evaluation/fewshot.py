@@ -1,4 +1,4 @@
-"""Few-shot linear evaluation (section 4.1 of the paper, with big_vision's settings).
+"""Few-shot linear evaluation (ViT paper, section 4.1), with big_vision's settings.
 
 The model is frozen. A linear classifier is fitted by least squares to the features of a few
 training images per class, and evaluated on the whole test split.
@@ -26,13 +26,14 @@ from vit_jax.progress import Progress
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 PENALTY = 2.0**10
-# Training and test slices of a folder that has classes, but no splits.
+# Training and test slices of a folder that has class folders, but no splits.
 HALVES = (
     "all[:80%]",
     "all[80%:]",
 )
 
-# Data sets of the suite, by TFDS name. The training images of ImageNet are those of big_vision.
+# Default data sets of the few-shot suite. As in big_vision, ImageNet's training images are the
+# first 65,000 images of `train`.
 DATA_SETS = tuple(
     map(
         data_set,
@@ -66,7 +67,7 @@ class TooFewImages(UserError):
 
 
 class Accuracy(NamedTuple):
-    """Test accuracies of all seeds, for one number of shots and one penalty."""
+    """Test accuracies of all seeds, for one number of shots and one L2 penalty."""
 
     shots: int
     penalty: float
@@ -78,7 +79,7 @@ class Accuracy(NamedTuple):
 
     @property
     def deviation(self) -> float:
-        """Std of the accuracy over the seeds, with the divisor n - 1; 0 for a single seed."""
+        """Sample std of the accuracy over the seeds (divisor: seeds - 1); 0 for a single seed."""
         return statistics.stdev(self.by_seed.values()) if len(self.by_seed) > 1 else 0.0
 
 
@@ -118,9 +119,10 @@ class FewShotTask:
         self.train = Subset(train, indices)
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Returns the fingerprint of the images: short values to compare between hosts.
+        """Returns a fingerprint of all training images, the test images, and the few-shot images.
 
-        If two hosts have selected the same images, the values are equal.
+        The few-shot images are the training images that the seeds have selected. Fingerprints are
+        compared between hosts. Hosts with equal images have equal fingerprints.
         """
         chosen = np.concatenate([*self.chosen.values()]).tobytes()
         digest = hashlib.blake2b(chosen, digest_size=8).hexdigest()
@@ -134,7 +136,7 @@ class FewShotTask:
         go_on: Callable[[], bool] = lambda: True,
         log: Callable[[str], None] = print,
     ) -> list[Accuracy] | None:
-        """Returns the accuracies for all numbers of shots and all penalties.
+        """Returns an `Accuracy` for each combination of a number of shots and a penalty.
 
         Args:
           extractor: extractor of the model's features.
@@ -164,7 +166,9 @@ class FewShotTask:
         return [Accuracy(shots, penalty, by_seed) for (shots, penalty), by_seed in by_shots.items()]
 
     def _pick(self, train: Features, shots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns features and labels of a seed's first `shots` images per class.
+        """Returns features and labels of the few-shot training images of a seed.
+
+        These are the first `shots` images of each class, in the seed's random order.
 
         Unreadable images are omitted.
         """
@@ -217,9 +221,11 @@ def few_shot(
 
 
 def cut_in_two(described: DataSet, log: Callable[[str], None] = print) -> DataSet:
-    """Sets training and test slices for a folder that has classes, but no splits.
+    """Selects slices of a data set without splits as its training and test images.
 
-    Other data sets are returned unchanged.
+    An example is a folder with class folders, but without the folders `train` and `test`. The
+    slices are shares of each class. All other data sets are returned unchanged, and so is a data
+    set for which the user has named slices.
 
     Args:
       described: the data set.
@@ -237,9 +243,10 @@ def cut_in_two(described: DataSet, log: Callable[[str], None] = print) -> DataSe
 
 
 def with_test_split(described: DataSet, log: Callable[[str], None] = print) -> DataSet:
-    """Replaces the split `test` by the data set's dev split, such as `val`, if it has no `test`.
+    """Selects a validation split, such as `val`, for a data set without the split `test`.
 
-    Other data sets are returned unchanged.
+    The data set is returned unchanged if it has the split `test`, if it has no validation split, or
+    if the user has selected another split than `test`.
 
     Args:
       described: the data set.
@@ -257,7 +264,12 @@ def with_test_split(described: DataSet, log: Callable[[str], None] = print) -> D
 
 
 def no_test_split(described: DataSet, split: str) -> str:
-    """Returns a log line: a data set without the split `test` is evaluated on another split."""
+    """Returns the log line for a data set without the split `test`.
+
+    Args:
+      described: the data set.
+      split: the split that is evaluated in place of `test`.
+    """
     return (
         f"{described.name} has no split test: {split} is evaluated "
         f"(--set={described.kind}:{described.path}@TRAIN,TEST selects other splits)"
@@ -267,7 +279,7 @@ def no_test_split(described: DataSet, split: str) -> str:
 def open_data_set(
     described: DataSet, image_size: int = 224, log: Callable[[str], None] = print
 ) -> tuple[Source, Source]:
-    """Opens training and test images with the same class indices.
+    """Opens a data set's training and test images. Both splits have the same class indices.
 
     Args:
       described: the data set.
@@ -306,7 +318,7 @@ def choose(
       name: name of the data set, for messages.
 
     Returns:
-      Indices of the images by seed, int64 `[classes, shots]`.
+      A dict from each seed to the indices of the drawn images, int64 `[classes, shots]`.
 
     Raises:
       TooFewImages: a class has fewer images than shots.
@@ -328,12 +340,14 @@ def choose(
 
 
 def fingerprints(train: Source, test: Source, samples: int = 16) -> dict[str, int | str]:
-    """Returns fingerprints of training and test images: short values to compare between hosts.
+    """Returns a fingerprint of the training images and a fingerprint of the test images.
+
+    Fingerprints are compared between hosts. Hosts with equal images have equal fingerprints.
 
     Args:
       train: the training images.
       test: the test images.
-      samples: number of examples in each set whose content is included.
+      samples: number of examples of each split whose content is included in the fingerprint.
     """
     of_both = {"training": fingerprint(train, samples), "test": fingerprint(test, samples)}
     return {

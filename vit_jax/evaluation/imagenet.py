@@ -1,10 +1,10 @@
-"""Test sets for ImageNet models: validation images with two kinds of labels, -v2 and ObjectNet.
+"""Test sets for ImageNet models: ImageNet's validation images, ImageNet-v2 and ObjectNet.
 
-The validation images are evaluated with their original labels and with ReaL labels. All test sets
-have the same metric. An image has a set of correct classes among ImageNet's 1,000 classes. A
-prediction is correct if the set contains one of the model's top predictions. Images without a
-correct class are excluded. ImageNet-v2 is an ordinary TFDS data set (`IMAGENET_V2`), and this
-module opens all others.
+The validation images are evaluated twice, with the original labels and with ReaL labels. All test
+sets are evaluated with top-1 and top-5 accuracy. An image has a set of correct classes among
+ImageNet's 1,000 classes. For top-k accuracy, the model is right if one of its k most likely classes
+is in this set. Images without a correct class are excluded. This module opens the validation images
+and ObjectNet. ImageNet-v2 is an ordinary TFDS data set (`IMAGENET_V2`).
 """
 
 import contextlib
@@ -52,8 +52,8 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
       labels: the correct classes of each image, int `[images, most]`, padded with -1.
 
     Returns:
-      `top1` and `top5`, from 0 to 1, and `images`, the number of evaluated images. Images without a
-      correct class are not evaluated.
+      A dict with the accuracies `top1` and `top5`, from 0 to 1, and the number of evaluated
+      `images`. Images without a correct class are not evaluated.
     """
     right = (predictions[:, :, None] == labels[:, None, :]) & (labels >= 0)[:, None, :]
     right = right.any(axis=-1)[(labels >= 0).any(axis=-1)]
@@ -66,7 +66,9 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Match:
-    """Returns the correspondence of a model's classes to ImageNet's classes, by name.
+    """Returns the index of each ImageNet class among a model's classes, matched by name.
+
+    If the checkpoint contains no class names, the classes are assumed to be in ImageNet's order.
 
     Args:
       classes: number of classes of the model.
@@ -91,7 +93,7 @@ def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Mat
 
 @functools.cache
 def synsets() -> tuple[str, ...]:
-    """Returns the names of ImageNet's classes by index, such as n01440764."""
+    """Returns the synsets of ImageNet's classes, such as n01440764, in the order of the indices."""
     import tensorflow_datasets as tfds
 
     return tuple(tfds.builder("imagenet2012", try_gcs=False).info.features["label"].names)
@@ -111,7 +113,7 @@ def read_real(path: str) -> list[Classes]:
     """Reads ReaL's labels (Beyer et al., arXiv 2006.07159).
 
     Returns:
-      The correct classes of validation images 1, 2, ...
+      A list with the correct classes of each validation image. Item 0 is for validation image 1.
 
     Raises:
       UserError: the file is missing or does not contain ReaL's labels.
@@ -143,11 +145,12 @@ def open_imagenet(
     `accuracy(predictions, labels[:, :1])` and `accuracy(predictions, labels[:, 1:])`.
 
     Args:
-      kind: `tfds`, or `folder` for a folder of each class, named by the synset.
+      kind: `tfds` for a TFDS data set, or `folder` for a folder of class folders. The name of a
+        class folder is the class's synset.
       path: name of the TFDS data set, or path of the folder.
       split: name of the split with the validation images.
-      real: labels from `read_real`. The number in an image's file name is its index in this list.
-        None: no ReaL labels.
+      real: labels from `read_real`, `real[0]` for image 1. The number of an image is in its file
+        name. None: no ReaL labels.
 
     Raises:
       UserError: the data are missing or are not ImageNet's, or an image's file name has no number.
@@ -195,7 +198,10 @@ def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
 
 @dataclasses.dataclass(frozen=True)
 class Relabelled(Source):
-    """A selection of another source's images, with new labels and without the images' border."""
+    """Selected images of another source, with new labels.
+
+    If `border` is above 0, this number of pixels is cut off at each edge of an image.
+    """
 
     source: Source
     indices: tuple[int, ...]
@@ -250,7 +256,8 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
         )
     )
     lines = _read_text(where / "imagenet_to_label_2012_v2", what).splitlines()
-    # `positions` maps a class index (in the order of synsets) to a line in the list of labels.
+    # The keys of `positions` are class indices, in the order of synsets. The values are indices of
+    # `lines`, the list of the classes' English names.
     if sorted(positions.values()) != list(range(CLASSES)) or len(lines) != CLASSES:
         raise UserError(
             f"{where}: pytorch_to_imagenet_2012_id.json must number the {CLASSES:,} lines of "
@@ -282,8 +289,8 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
 def open_objectnet(root: str) -> Relabelled:
     """Opens ObjectNet's images of those classes that ImageNet also has.
 
-    The red border of the images is removed. A model may predict any of ImageNet's classes; classes
-    that ObjectNet does not have are always wrong.
+    The red border of the images is removed. A model may predict any of ImageNet's classes. The
+    prediction of a class that ObjectNet does not have is always wrong.
 
     Args:
       root: the folder `objectnet-1.0` with `images` and `mappings`.
@@ -308,9 +315,10 @@ def open_objectnet(root: str) -> Relabelled:
 
 
 def objectnet_crop(size: int) -> TestCrop:
-    """Returns BiT's ObjectNet transform for models of `size` pixels.
+    """Returns BiT's ObjectNet transform for models with an image size of `size` pixels.
 
-    The short side is resized to 512 / 480 times `size`. Then the centre is cropped to `size`.
+    The short side is resized to 512 / 480 times `size`. Then the central `size` x `size` pixels are
+    cropped.
     """
     return TestCrop(size, "short_side", round(size * 512 / 480))
 

@@ -1,4 +1,7 @@
-"""Evaluation suites during training: `config.evaluate.suites`, and sections such as `fewshot`."""
+"""Evaluation suites during training.
+
+The config selects suites by `config.evaluate.suites`, and by sections such as `config.fewshot`.
+"""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +32,7 @@ OWN_SECTIONS = ("fewshot", "knn")  # Suites that have a config section of the sa
 
 
 class Opened(NamedTuple):
-    """A measurement (one data set) of a suite, with its opened data."""
+    """A `Measurement` of a suite (evaluation on one data set), and the opened data set."""
 
     suite: Suite
     measurement: Measurement
@@ -41,7 +44,7 @@ class TrainingSuites:
     """Evaluation suites of a training run. Their data are opened before the model is created.
 
     Attributes:
-      fingerprints: maps a description of each measurement's data to the fingerprint of the data.
+      fingerprints: a dict from a description of each data set to the fingerprint of its data.
 
     Args:
       config: config of the run. Preprocessing options that were None must have been replaced by the
@@ -125,8 +128,9 @@ class TrainingSuites:
           options: options of the suite that replace default values.
           image_size: image size of the model, in pixels.
           every: interval of evaluations in steps; 0: only at the end of the run.
-          where: for each measurement, the config key and the value that request it, for error
-            messages; None: the key is `evaluate.suites`.
+          where: for error messages, a tuple for each data set of the suite. It contains the config
+            key and the value that select the data set, such as `("fewshot.sets", "tfds:cifar100")`.
+            None: the key is `evaluate.suites`.
           peers: the run's processes. The data of all processes are compared and must be equal.
         """
         suite = SUITES[name]
@@ -147,7 +151,9 @@ class TrainingSuites:
             self._opened.append(Opened(suite, measurement, opened, every))
 
     def _text_encoder(self, config: RunOptions, mesh: Mesh) -> TextEncoder:
-        """Returns the run's text encoder. It has parameters only after a call of `attach`.
+        """Returns the run's text encoder.
+
+        The parameters of the text encoder are available after a call of `attach`.
 
         Raises:
           UserError: the run has no text encoder.
@@ -168,7 +174,10 @@ class TrainingSuites:
         return self._texts
 
     def _similarity(self, params: dict) -> tuple[float, float | None]:
-        """Returns the scale of cosine similarities and the logits' bias; None: no bias."""
+        """Returns the scale and the bias that convert cosine similarities to logits.
+
+        The bias is None if the objective has no bias.
+        """
         objective: Any = nnx.merge(self._objective[0], params)
         bias = objective.logit_bias
         return float(objective.scale), None if bias is None else float(bias[...])
@@ -186,7 +195,8 @@ class TrainingSuites:
           model: graph definition of the model, and shardings of its parameters.
           objective: graph definition of the objective, and shardings of its parameters.
           log: callback for messages about unreadable images.
-          on_outputs: callback that receives outputs for a page of images.
+          on_outputs: callback that receives example outputs of a suite (`Outputs`), such as
+            predicted masks, to write them on a page of images.
         """
         self._subject.log, self._subject.on_outputs = log, on_outputs
         self._model, self._objective = ((graph, {}, places) for graph, places in (model, objective))
@@ -196,7 +206,9 @@ class TrainingSuites:
     ) -> dict[str, float] | None:
         """Runs the suites that are due after a step, and returns their metrics.
 
-        The name of a metric is `SUITE/ROW`, such as `fewshot/cifar100/5`.
+        The name of a metric consists of the suite's name and the short name of the result row. For
+        example, `fewshot/cifar100/5` is the accuracy of the suite `fewshot` on CIFAR-100 with 5
+        shots.
 
         Args:
           params: the parameters to evaluate.

@@ -28,8 +28,9 @@ def knn_accuracies(
     """Returns the test accuracy of weighted k-NN for each number of neighbours.
 
     The nearest training images by cosine similarity vote for their class with the weight
-    exp(similarity / temperature). In a tie between images or between classes, the first one wins. A
-    prediction is correct if it is one of the test image's labels.
+    exp(similarity / temperature). If two images are equally similar, or two classes have equally
+    many votes, the one with the lower index wins. A prediction is correct if it is one of the test
+    image's labels.
 
     Raises:
       UserError: there are fewer training images than neighbours, or a training image does not have
@@ -68,16 +69,18 @@ def knn_accuracies(
 
 
 def unit(values: np.ndarray) -> np.ndarray:
-    """Scales each row (the features of an image) to unit L2 norm. Rows of zeros stay unchanged."""
+    """Scales the features of each image to unit L2 norm. Features of zeros stay unchanged."""
     return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
 
 
 @functools.cache
 def _closer(mesh: Mesh):
-    """Compiles a function that compares test images with a further block of training images.
+    """Compiles a function that updates the nearest neighbours with a block of training images.
 
-    The function takes and returns the similarities and classes of each query's (test image's)
-    nearest training images so far.
+    The training images are processed block by block. The arguments of the function are the features
+    of the test images, their nearest neighbours among all earlier blocks (similarities and classes,
+    both `[test images, neighbours]`), and the features and classes of the next block. The function
+    returns the similarities and classes of the nearest neighbours including this block.
     """
 
     def closer(queries, similarity, classes, rows, row_classes):
@@ -96,14 +99,15 @@ def _closer(mesh: Mesh):
 
 @functools.cache
 def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
-    """Compiles the weighted vote of each test image's nearest training images.
+    """Compiles the weighted vote of the nearest training images of each test image.
 
     The compiled function returns the number of correctly classified images for each number of
     neighbours in `counts`. The numbers in `counts` must be in ascending order.
     """
 
     def count(similarity, classes, labels, temperature):
-        # The largest similarity is subtracted, because exp(1 / temperature) could overflow.
+        # The largest similarity is subtracted from all similarities of an image, because exp(1 /
+        # temperature) could overflow.
         weights = jnp.exp((similarity - similarity[:, :1]) / temperature)
         image = jnp.arange(len(classes))[:, None]
         votes = jnp.zeros((len(classes), num_classes))

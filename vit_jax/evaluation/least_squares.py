@@ -87,7 +87,8 @@ def fit(
         solutions, rank = _solve(
             gram(standard, mesh), _class_sums(standard, labels, num_classes), penalties
         )
-    # Standardized features sum to zero over the images, so the rank is at most images - 1.
+    # Standardized features sum to zero over the images. The rank of the Gram matrix is therefore at
+    # most images - 1.
     if min(penalties) == 0 and rank < min(width, images - 1):
         what = "images" if dual else "features"
         log(
@@ -104,7 +105,14 @@ def fit(
 
 
 def gram(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """Returns `rows^T rows` in float64. The rows are sharded over the devices for the product."""
+    """Returns the product `rows^T rows`, float64 `[columns, columns]`.
+
+    The rows are sharded over the devices for the product.
+
+    Args:
+      rows: float64 `[rows, columns]`.
+      mesh: mesh of devices.
+    """
     count, width = rows.shape
     padded = -(-width // 128) * 128  # Padding with zeros does not change the result.
     size = whole_batch(mesh, BLOCK)
@@ -135,12 +143,22 @@ def accuracy(classifier: Classifier, features: jax.Array, labels: jax.Array, mes
 def _solve(
     matrix: np.ndarray, right: np.ndarray, penalties: Sequence[float]
 ) -> tuple[list[np.ndarray], int]:
-    """Returns `(matrix + penalty I)^-1 right` for each penalty, and the rank of the matrix.
+    """Solves `(matrix + penalty I) solution = right` for each penalty.
 
-    Eigenvectors whose eigenvalue is zero up to rounding errors are excluded. They do not contribute
-    to the classifier, but the factor 1 / penalty would amplify their rounding errors.
+    With several penalties, eigenvectors of the matrix whose eigenvalue is zero up to rounding
+    errors are excluded. These eigenvectors do not contribute to the classifier, but the factor 1 /
+    penalty would amplify the rounding errors of their coefficients.
+
+    Args:
+      matrix: symmetric Gram matrix, float64 `[size, size]`.
+      right: right-hand side, float64 `[size, classes]`.
+      penalties: L2 penalties.
+
+    Returns:
+      A list of solutions, each `[size, classes]`, and the rank of the matrix. With a single penalty
+      above 0, the rank is not computed, and `size` is returned in its place.
     """
-    # Imported here, because the import is slow, and training runs start without it.
+    # SciPy is imported here, because the import is slow, and training runs start without SciPy.
     from scipy.linalg import cho_factor, cho_solve, eigh
 
     zero = 10 * np.finfo(np.float64).eps * np.trace(matrix)
@@ -178,10 +196,11 @@ def _count_right(mesh: Mesh):
 
 
 def _class_sums(standard: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Returns `X^T Y`, `[features, classes]`.
+    """Returns `X^T Y`, float64 `[features, classes]`.
 
-    Column k of the result is twice the sum of the rows of X in class k, because the sum of all rows
-    of X is zero.
+    X are the standardized features, `[images, features]`. Y are the targets, `[images, classes]`:
+    +1 for the class of an image, -1 for all other classes. The features in X sum to zero over the
+    images. Column k of the result is therefore twice the sum of the features of class k's images.
     """
     order = np.argsort(labels, kind="stable")
     present, starts = np.unique(labels[order], return_index=True)

@@ -17,8 +17,9 @@ from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_ba
 
 PENALTIES = tuple(10.0**power for power in range(2, -7, -1))
 FOLDS = 5
-# The search for a penalty stops when the loss has been higher for this number of consecutive
-# penalties, because smaller penalties take longer.
+# Penalties are tried in descending order. The search stops when the loss has been higher than the
+# lowest one for this number of consecutive penalties, because fits with smaller penalties take
+# longer.
 RISES = 2
 ONE_FOLD = 10_000  # With at least this number of training images, one tenth is the validation set.
 
@@ -105,16 +106,17 @@ def linear_head(
 
     There are two ways to scale features: each feature is divided by its own std, or all features
     are divided by a common std. Five-fold cross-validation selects the scaling and the penalty with
-    the lowest mean cross-entropy. With few images, cross-entropy is more reliable than accuracy,
-    and it prevents overconfident probabilities. Penalties are tried in descending order. The search
-    stops when `RISES` consecutive penalties have a higher loss. With 10,000 images or more, a
-    single validation set, a tenth of the images, replaces the five folds.
+    the lowest mean cross-entropy. With few images, cross-entropy is a more reliable criterion than
+    accuracy. Cross-entropy also prevents overconfident probabilities. Penalties are tried in
+    descending order. The search stops when `RISES` consecutive penalties have a higher loss. With
+    10,000 images or more, a single validation set, a tenth of the images, replaces the five folds.
 
     Args:
       train: features of the training images.
       num_classes: number of classes.
       mesh: mesh of devices.
-      groups: the group of each image of the source. All images of a group are in the same fold.
+      groups: group number of each image of the source, `[images]`. All images of a group are in the
+        same fold. None: each image is its own group.
       penalties: L2 penalties to try.
       seed: random seed of the folds.
       iterations: maximum number of L-BFGS iterations for each fit.
@@ -148,7 +150,7 @@ def linear_head(
             lowest, rises = min(lowest, loss), rises + 1 if loss > lowest else 0
             if rises == RISES:
                 break
-    # In a tie, the largest penalty is chosen.
+    # If several penalties have the same loss, the largest penalty is chosen.
     each, best = min(losses, key=lambda choice: losses[choice])
     weights = first
     for penalty in penalties[: penalties.index(best) + 1]:
@@ -206,7 +208,7 @@ def fit(
       values: features, `[images, features]`.
       labels: class of each image, `[images]`.
       start: initial weights and biases, of the same shape as the result.
-      penalty: L2 penalty; the loss contains `penalty / 2` times the squared weights.
+      penalty: L2 penalty; the loss contains `penalty / 2` times the sum of the squared weights.
       mesh: mesh of devices.
       iterations: maximum number of L-BFGS iterations.
       each: True: divide each feature by its own std. False: divide all features by a common std.
@@ -227,9 +229,11 @@ def fit(
         loss, gradient = jax.device_get(gradient_of(weights, rows, targets, np.float32(penalty)))
         return float(loss), gradient.astype(np.float64).ravel()
 
-    # The loss is computed in float32. Smaller tolerances would be below the rounding error.
+    # The loss is computed in float32. Smaller tolerances of L-BFGS would be below the rounding
+    # error of the loss.
     options = dict(maxiter=iterations, ftol=1e-8, gtol=1e-6)
-    # A single thread is used. L-BFGS has small products, and several threads took 14 times as long.
+    # BLAS uses a single thread. L-BFGS has small matrix products, and several threads took 14 times
+    # as long.
     with threadpool_limits(1, "blas"):
         solution = minimize(function, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     return solution.x.reshape(start.shape)
@@ -242,7 +246,8 @@ def accuracy(
 
     Args:
       weights: result of `fit`.
-      fitted: features of the training images, whose mean and std standardize the features.
+      fitted: features of the training images. Their mean and std standardize the features of
+        `test`.
       test: features of the images to evaluate.
       mesh: mesh of devices.
       each: True: divide each feature by its own std. False: divide all features by a common std.
@@ -257,7 +262,13 @@ def accuracy(
 def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool) -> float:
     """Returns the mean cross-entropy of images with one label each.
 
-    The docstring of `accuracy` describes the arguments.
+    Args:
+      weights: result of `fit`.
+      fitted: features of the training images. Their mean and std standardize the features of
+        `test`.
+      test: features and labels of the images.
+      mesh: mesh of devices.
+      each: True: divide each feature by its own std. False: divide all features by a common std.
     """
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)

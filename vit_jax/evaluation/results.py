@@ -16,14 +16,14 @@ Rows = Mapping[tuple[str, str], Row]  # (name of the suite, name of the row) -> 
 
 
 class Results:
-    """The results of one checkpoint in a folder. The method `put` saves the results.
+    """Evaluation results of one checkpoint, saved in a folder by the method `put`.
 
     Args:
       folder: folder of the results.
       checkpoint: name of the checkpoint.
       description: description of the model.
-      version: step of the checkpoint, and hash of its content. If the folder has rows of another
-        version, these rows are removed.
+      version: step of the checkpoint, and hash of its content. If the folder contains results of
+        another version of the checkpoint, these results are removed.
 
     Attributes:
       outdated: message that lists the removed metrics.
@@ -85,12 +85,16 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Returns True if all rows of a suite in `names` have a metric or a note about the data."""
+        """Returns True if the suite's rows with the names `names` are complete.
+
+        A row is complete if it has a metric, or a note that the data do not allow the metric.
+        Complete rows are not evaluated again.
+        """
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row and (row.accuracy is not None or row.images) for row in rows)
 
     def data_of(self, suite: str, name: str) -> str | None:
-        """Returns the digest (hash) of a row's data; None if unknown."""
+        """Returns the hash of the data from which the row `name` was computed; None if unknown."""
         return self._about["data"].get(suite, {}).get(name)
 
     def put(self, *rows: Row, data: Mapping[str, str | None] = MappingProxyType({})) -> None:
@@ -98,7 +102,7 @@ class Results:
 
         Args:
           *rows: rows of one or several suites.
-          data: digest of the data of each row, by the row's name.
+          data: a dict from the name of a row to the hash of its data.
         """
         self.rows |= {(row.suite, row.name): row for row in rows}
         for row in rows:
@@ -120,7 +124,11 @@ class Results:
 
 
 def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
-    """Loads a file of results: a description of checkpoint and evaluation, and the rows.
+    """Loads a file of results.
+
+    Returns:
+      A dict that describes the checkpoint and the evaluation (`checkpoint`, `settings`, `version`
+      and `data`), and a dict from `(suite, name)` to the result row.
 
     Raises:
       UserError: the file cannot be read, or does not contain results.
@@ -137,13 +145,18 @@ def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
 
 
 def _suite_table(suite: Suite, rows: list[Row]) -> str:
-    """Returns a Markdown table of a suite's rows and means, with published values."""
+    """Returns the Markdown table of a suite.
+
+    The table has a row for each metric, followed by rows with means of several metrics
+    (`Suite.means`). Its columns contain our values and the values of published models.
+    """
     columns = published_figures(suite)
     measured = {row.name: row.accuracy for row in rows if row.accuracy is not None}
     for name, members in suite.means(measured).items():
         rows = [*rows, Row(suite.name, f"**{name}**", mean(measured, members))]
         for figures in columns.values():
-            # With 1e-9 added, halves are rounded up.
+            # The addition of 1e-9 makes `round` round halves up. Otherwise it could round 81.125 to
+            # 81.12.
             figures[f"**{name}**"] = round(mean(figures, members) + 1e-9, 2)
     several_units = {row.unit for row in rows} != {"%"}
     ours = "ours" if several_units else "ours, %"
@@ -156,11 +169,11 @@ def _suite_table(suite: Suite, rows: list[Row]) -> str:
 
 
 def _cells(row: Row, published: Iterable[Mapping[str, float]], sign: bool) -> list[str]:
-    """Returns the cells of a row in a suite's table: name, metric and published values.
+    """Returns a table row's cells: name, our metric, number of images, published values and note.
 
     Args:
       row: the row to format.
-      published: published values by row, for each model.
+      published: for each published model, a dict from the name of a row to the model's value.
       sign: True: append the per cent sign to percentages.
     """
     theirs = [str(figures.get(row.name, "")) for figures in published]
@@ -173,9 +186,9 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
 
     Args:
       folder: folder of the results.
-      rows: rows of the other version. If no row has a metric, the message is empty.
-      step: the other version's step.
-      step_now: the checkpoint's step.
+      rows: result rows of the other version. If no row has a metric, the message is empty.
+      step: training step of the other version; None: unknown.
+      step_now: training step of the evaluated version; None: unknown.
     """
     figures = [f"{row.suite} {row.name}" for row in rows.values() if row.accuracy is not None]
     content = (
@@ -191,7 +204,11 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
 
 
 def in_words(rows: Iterable[Row]) -> list[str]:
-    """Formats rows as log lines: metrics, and for each reason the rows that have no metric."""
+    """Formats rows as log lines.
+
+    Each row with a metric has a line with its name and metric. The rows without a metric are
+    grouped by their note. Each group has a line with the names of the rows and the note.
+    """
     lines, missing = [], dict[str, list[str]]()
     for row in rows:
         if row.accuracy is None:
@@ -202,7 +219,7 @@ def in_words(rows: Iterable[Row]) -> list[str]:
 
 
 def formatted(row: Row, sign: bool = False) -> str:
-    """Formats a metric with its std and unit.
+    """Formats the metric of a result row with its std and its unit.
 
     Args:
       row: the row to format.
@@ -217,7 +234,10 @@ def formatted(row: Row, sign: bool = False) -> str:
 
 
 def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
-    """Returns published values of a suite's rows in per cent, by model and by name of the row."""
+    """Returns the published values of a suite, in per cent.
+
+    The result is `{model: {row: value}}`, where `row` is the name of a result row.
+    """
     columns = {}
     for name in suite.published:
         for model, figures in published.table(name).by_model().items():

@@ -41,7 +41,7 @@ class SgdProbe:
     """Linear classifiers trained by SGD with momentum and cosine decay to 0, without weight decay.
 
     Args:
-      choices: columns of the features that belong to each feature set, by the set's name.
+      choices: a dict from the name of each feature set to the slice of its columns in the features.
       mesh: mesh of devices.
       rates: learning rates for a batch of 256 images. They are scaled linearly with the batch size.
       batch_size: number of images in a batch, at most the number of training images.
@@ -80,9 +80,9 @@ class SgdProbe:
         once.
 
         Raises:
-          UserError: there are fewer than ten training images or fewer than two classes, or a
-            training image does not have exactly one label. Or all classes of the validation set are
-            missing from the other training images.
+          UserError: there are fewer than ten training images or fewer than two classes, a training
+            image does not have exactly one label, or the validation set and the other training
+            images have no class in common.
         """
         labels = single_labels(train.labels, "the training images")
         if num_classes < 2:
@@ -167,7 +167,7 @@ class SgdProbe:
     def accuracies(
         self, weights: Weights, of: Features, rows: np.ndarray | None = None
     ) -> dict[str, list[float]]:
-        """Returns a list of accuracies, one for each learning rate, by feature set.
+        """Returns a dict from each feature set to its accuracies, one for each learning rate.
 
         A prediction is correct if it is one of the image's labels.
 
@@ -193,10 +193,10 @@ class SgdProbe:
 
 
 def batches(rows: np.ndarray, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields the indices of each step's batch, int `[size]`.
+    """Yields the image indices of each step's batch, int `[size]`.
 
-    The batches of an epoch are consecutive parts of a random permutation of `rows`. The incomplete
-    last batch of an epoch is dropped.
+    At the start of each epoch, the image indices `rows` are permuted at random and divided into
+    consecutive batches. The incomplete last batch of an epoch is dropped.
     """
     rng, order = np.random.default_rng((seed, 2)), []
     for _ in range(steps):

@@ -39,9 +39,9 @@ Options = Mapping[str, Any]  # Values of a suite's options, by name.
 class Row(NamedTuple):
     """A row of a suite's table: a metric, or a note why the metric could not be computed.
 
-    A row without a metric has one of two meanings. If `images` is set, the note describes the data,
-    for example that they contain no small objects. If `images` is None, the measurement failed, and
-    the next call will repeat it.
+    There are two kinds of rows without a metric. If the number of evaluated images (`images`) is
+    set, the data do not allow the metric, for example because they contain no small objects. If
+    `images` is None, the evaluation failed, and the next run of the suite computes the row again.
     """
 
     suite: str
@@ -58,7 +58,8 @@ class SuiteOption(NamedTuple):
 
     default: Any
     meaning: str
-    # Converts the option's text to its value. A repeated option has a list of texts.
+    # Function from the option's text to its value. If `repeated` is True, the function's argument
+    # is a list of texts.
     parse: Callable[[Any], Any] = str
     repeated: bool = False
 
@@ -92,8 +93,9 @@ class Classified(NamedTuple):
       source: the images.
       crop: evaluation transform of the images.
       class_names: names of all classes.
-      answers: arrays with a row for each readable image: `numbers`, the index in the source;
-        `labels`, `[images, 1]`; `answer`, the most probable class; and `probability` of this class.
+      answers: a dict of arrays. Each array has an item for each readable image. `numbers`: index of
+        the image in `source`. `labels`: label of the image, `[images, 1]`. `answer`: the most
+        probable class. `probability`: probability of this class.
     """
 
     suite: str
@@ -112,7 +114,8 @@ class Matched(NamedTuple):
       name: name of the data set.
       source: the images.
       crop: evaluation transform of the images.
-      paired: embeddings of the readable images and of the distinct captions.
+      paired: embeddings of the readable images and of the distinct captions, and the pairs of
+        images and captions.
       captions: the distinct captions.
       numbers: index of each readable image in the source, int `[images]`.
     """
@@ -144,11 +147,11 @@ class Segmented(NamedTuple):
 
 
 class Ranged(NamedTuple):
-    """Predicted depths for a data set's images with the largest errors, for a page of images.
+    """Predicted depths for a data set's images with the largest RMSE, for a page of images.
 
     Attributes:
       name: name of the data set.
-      source: the images with the largest errors, with their depth maps, in descending order.
+      source: the images with the largest RMSE, with their depth maps, in descending order of RMSE.
       range: nearest and farthest evaluated depth, in metres.
       shown: for each image, the index in the source, the RMSE in metres, and the predicted depth,
         float32 `[height, width]`.
@@ -168,7 +171,8 @@ class Detected(NamedTuple):
       source: the images with the lowest F1, with their boxes, in ascending order of F1.
       class_names: names of all classes.
       threshold: minimum score of the shown objects.
-      shown: for each image, the index in the source, the match counts, and the predicted objects.
+      shown: for each image, the index in the source, the numbers of matched and unmatched objects
+        (`Matches`), and the predicted objects.
     """
 
     name: str
@@ -326,7 +330,7 @@ class Subject:
         """Returns the extractor for `compute` and `crop`. It is created once and then reused.
 
         Args:
-          compute: function `(model, images) -> outputs`; default: features.
+          compute: function `(model, images) -> outputs`; default: the inputs of the model's head.
           crop: evaluation transform; default: `transfer_crop`.
         """
         key = compute, crop or self.transfer_crop
@@ -339,7 +343,9 @@ class Subject:
     def see(
         self, source: Source, compute: Compute = representation, crop: TestCrop | None = None
     ) -> Features:
-        """Applies `compute` to every readable image of a source.
+        """Returns the outputs of the function `compute` for all readable images of a source.
+
+        By default, these are the features of the frozen model.
 
         Raises:
           Stopped: the evaluation was stopped, because `go_on` returned False.
@@ -351,7 +357,8 @@ class Subject:
         return seen
 
 
-# Number of examples in a data set whose content decides whether earlier metrics are reused.
+# Number of examples whose content is included in the fingerprint of a data set. Saved metrics are
+# reused if the fingerprint is unchanged.
 COMPARED_EXAMPLES = 256
 
 
@@ -364,11 +371,11 @@ class Measurement:
       open: function that opens the data for some of the rows, given the rows' names. It is called
         before the model is loaded. It raises UserError if the data cannot be opened.
       measure: function that computes the rows from the model and the opened data.
-      fingerprint: function from opened data to short values. The values are equal on two hosts if
-        both have opened the same data.
-      identify: function that returns the fingerprint of a row's data, given the row's name. It
-        includes the content of `COMPARED_EXAMPLES` examples, and does not read all labels. It
-        raises UserError if the data cannot be opened.
+      fingerprint: function from opened data to a fingerprint, a dict of hashes and counts. The
+        fingerprints of two hosts are equal if both have opened the same data.
+      identify: function that returns the fingerprint of a row's data, given the row's name. The
+        fingerprint includes the content of `COMPARED_EXAMPLES` examples, but not the labels of all
+        examples. The function raises UserError if the data cannot be opened.
     """
 
     names: tuple[str, ...]
@@ -386,13 +393,14 @@ class Suite:
       name: name of the suite.
       title: heading of the suite's table.
       needs: description of the required data and where to get them.
-      measurements: function that returns all measurements, before any data are opened.
+      measurements: function that returns the `Measurement` of each data set. It opens no data.
       options: options of the suite.
       settings: function that returns the settings on which the metrics depend, without the data.
         Metrics with different settings are not stored in the same folder.
       published: names of tables in `vit_jax.published` with values for comparison.
-      means: called with the names of the available rows; returns a dictionary from the name of each
-        mean to the names of the rows to average.
+      means: function that defines the rows with means in the table. Its argument contains the names
+        of the available rows. The result is a dict from the name of each mean to the names of the
+        rows to average.
       draw: function that plots rows with metrics, and published values, on Matplotlib's axes.
       spoken: start of the suite's log lines during training.
       short: function from a row's name to a shorter name. During training, the metric of the row is
@@ -442,7 +450,10 @@ def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> Su
 
 
 def in_data_dir(path: str, data_dir: str) -> str:
-    """Adds the data folder to the path of a TFDS data set, if the path contains no folder."""
+    """Adds the folder `data_dir` to a TFDS data set that is given by name, such as `cifar100:3.*`.
+
+    Other paths are returned unchanged. If `data_dir` is empty, all paths are unchanged.
+    """
     named_only = re.fullmatch(r"[\w/-]+(:[\d.*]+)?", path) and not path.startswith("/")
     return f"{path}:{data_dir}" if data_dir and named_only else path
 

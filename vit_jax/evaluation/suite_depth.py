@@ -21,7 +21,7 @@ from vit_jax.evaluation.suite import (
 )
 from vit_jax.evaluation.suite_fewshot import SETS
 
-# Name of a result row -> attribute of the metric in `DepthMetrics`, and unit.
+# A dict from the name of a result row to the metric's attribute in `DepthMetrics` and its unit.
 METRICS = {
     **{"RMSE": ("rmse", "m"), "AbsRel": ("abs_rel", ""), "log10": ("log10", "")},
     **{f"delta{power}": (f"delta{power}", "%") for power in (1, 2, 3)},
@@ -30,10 +30,13 @@ NYU_SIDES = (480, 640)
 
 
 def parse_part(text: str) -> str:
-    """Parses the flag `--depth_part`, the evaluated part of the images.
+    """Checks the flag `--depth_part`, the evaluated region of the images.
+
+    The region is the whole image (`all`), or the usual crop of 640 x 480 images of NYU Depth v2
+    (`nyu`).
 
     Raises:
-      UserError: the part is unknown.
+      UserError: the value is neither `all` nor `nyu`.
     """
     if text not in ("all", "nyu"):
         raise UserError(f"--depth_part={text!r} is unknown; supported: all, nyu")
@@ -41,7 +44,7 @@ def parse_part(text: str) -> str:
 
 
 def parse_scale(text: str) -> float:
-    """Parses the flag `--depth_scale`, the unit of the depth maps in metres.
+    """Parses the flag `--depth_scale`: the unit of depth maps in metres, such as 0.001.
 
     Raises:
       UserError: the text is not a length.
@@ -82,7 +85,10 @@ def open_ranged(described: DataSet, options: Options, subject: Subject) -> Sourc
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Returns a data set's metrics, and passes the worst images to `subject.on_outputs`."""
+    """Returns a data set's result rows, the depth metrics.
+
+    The images with the largest RMSE are passed to `subject.on_outputs`.
+    """
     model = subject.depth_model
     predictions = Predicted(described, subject, source, model.stream)
     nearest, farthest = model.head.range
@@ -132,7 +138,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def settings(subject: Subject, options: Options) -> dict[str, str | float]:
-    """Returns the settings on which the metrics depend, without the data."""
+    """Returns the options on which the metrics depend: `depth_part` and `depth_scale`."""
     return {"depth_part": options["depth_part"], "depth_scale": scale_of(subject, options)}
 
 

@@ -35,7 +35,7 @@ from vit_jax.models.dense.detector import LEAST_SCORE
 
 
 def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens the test images of a data set with their boxes. Classes have the detector's indices.
+    """Opens a data set's test images with their boxes. The classes have the detector's indices.
 
     Raises:
       UserError: the checkpoint has no detection head, the data cannot be opened or have no boxes,
@@ -60,7 +60,10 @@ def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Returns a data set's metrics, and passes the worst images to `subject.on_outputs`."""
+    """Returns a data set's result rows, COCO's metrics.
+
+    The images with the lowest F1 score are passed to `subject.on_outputs`.
+    """
     detector, predictions = subject.detector, _predictions(described, subject, source)
     numbers, detections = [], []
     for index, found in predictions:
@@ -97,8 +100,9 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
 def _predictions(described: DataSet, subject: Subject, source: Source) -> Predicted:
     """Returns the predictions for the images of a data set.
 
-    Masks are encoded as run lengths, a few hundred bytes each, because all objects remain in memory
-    until all images are predicted. Masks of the worst images are not encoded.
+    All predicted objects remain in memory until the last image is predicted. Therefore their masks
+    are encoded as run lengths, a few hundred bytes for each mask. The masks that `Predicted.worst`
+    returns are not encoded.
     """
     detector = subject.detector
     encoded = dict(encode=run_lengths_of) if detector.predicts_masks else {}
@@ -111,7 +115,8 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """Returns the evaluation (a `Measurement`) of each data set."""
     example = "images with the objects of a COCO file, such as --set=/data/coco"
     names = COCO_METRICS
-    # If the checkpoint has no detection head, each measurement will raise the error.
+    # `_fields` raises UserError for a checkpoint without a detection head. The error is suppressed
+    # here, because each measurement raises the error when its data are opened.
     with contextlib.suppress(UserError):
         if INSTANCES in _fields(subject):
             names += tuple(f"mask {name}" for name in COCO_METRICS)
@@ -119,7 +124,9 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def _fields(subject: Subject) -> tuple[str, ...]:
-    """Returns the names of the data fields to compare with the detector's predictions.
+    """Returns the names of the data fields to compare with the predictions.
+
+    These are the boxes and, if the detector predicts masks, the masks of the true objects.
 
     Raises:
       UserError: the checkpoint has no detection head.

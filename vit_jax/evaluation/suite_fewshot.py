@@ -61,8 +61,9 @@ SETS = SuiteOption(
 def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
     """Returns the data sets of the flag `--set`, or the default data sets.
 
-    TFDS data sets get their folder, and folders without splits get training and test slices. If a
-    data set has no split `test`, its dev split is evaluated.
+    The option `data_dir` is added to TFDS data sets. The images of a folder without splits are
+    divided into training and test images. If a data set has no split `test`, its validation split,
+    such as `val`, is the test split.
     """
     chosen = [
         described._replace(path=in_data_dir(described.path, options["data_dir"]))
@@ -74,7 +75,11 @@ def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
 
 
 def split_note(described: DataSet) -> str:
-    """Returns a note that names the splits of a data set that has no split `test`."""
+    """Returns a note with the names of the training split and the test split.
+
+    The note is empty if the data set has the splits `train` and `test`. It is not empty if slices
+    of a data set without splits are used, or a validation split in place of `test`.
+    """
     train, test = described.train_split, described.test_split
     named = train.startswith("all") or test in DEV
     return f"; {train} to train, {test} to test" if named else ""
@@ -106,7 +111,10 @@ def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Sour
 def identify(
     sources_of: Callable[[DataSet], tuple[Source, Source]], described: DataSet, name: str
 ) -> dict[str, int | str]:
-    """Implements `Measurement.identify`: returns a data set's fingerprint, for any of its rows."""
+    """Returns the fingerprint of a data set, as `Measurement.identify`.
+
+    All result rows of the data set have the same fingerprint, so the row's name `name` is ignored.
+    """
     return fingerprints(*sources_of(described), COMPARED_EXAMPLES)
 
 

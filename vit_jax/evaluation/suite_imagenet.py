@@ -36,7 +36,11 @@ def parse_pixels(text: str) -> int:
 
 
 def crop_of(subject: Subject, options: Options) -> TestCrop:
-    """Returns the checkpoint's evaluation transform; `--test_resize` changes the resize."""
+    """Returns the checkpoint's evaluation transform.
+
+    If the flag `--test_resize` is set, images are resized before the crop, so that their short side
+    has the flag's number of pixels.
+    """
     if options["test_resize"] is None:
         return subject.test_crop
     return dataclasses.replace(subject.test_crop, kind="short_side", resize=options["test_resize"])
@@ -55,12 +59,15 @@ def read_real(path: str) -> list:
 
 
 def refuse(error: UserError, names: Sequence[str] | str) -> None:
-    """Raises `error`. This function replaces a function that opens data; `names` is ignored."""
+    """Raises `error`. This function is used as `Measurement.open` if data cannot be opened.
+
+    The argument `names` is ignored.
+    """
     raise error
 
 
 def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
-    """Returns the five most likely classes of each image, as ImageNet's class indices."""
+    """Predicts the five most likely classes of each image, as ImageNet's class indices."""
     seen = subject.see(source, first_five, crop)
     return seen._replace(values=np.argsort(head(subject).order)[seen.values])
 
@@ -68,7 +75,14 @@ def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
 def _with_check(
     subject: Subject, open_set: Callable[[Sequence[str]], Source]
 ) -> Callable[[Sequence[str]], Source]:
-    """Wraps `open_set`: before data are opened, the model's classes must match ImageNet's."""
+    """Returns a function that checks the model's classes, and then calls `open_set`.
+
+    The returned function raises UserError if the model's classes do not match ImageNet's.
+
+    Args:
+      subject: the evaluated model.
+      open_set: function that opens a test set.
+    """
 
     def opened(names: Sequence[str]) -> Source:
         head(subject)
@@ -85,7 +99,10 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """
 
     def rows(names: Sequence[str], predictions, labels, crop: TestCrop) -> list[Row]:
-        """Returns the result rows of a test set: top-1, and top-5 if there are two `names`."""
+        """Returns the result rows of a test set.
+
+        `names` are the names of the top-1 row and, optionally, of the top-5 row.
+        """
         scored = sets.accuracy(predictions, labels)
         note = "; ".join(filter(None, (str(crop), head(subject).note)))
         return [
@@ -101,22 +118,14 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         )
 
     def of_validation(subject: Subject, source: Source) -> list[Row]:
-        """Returns result rows for original labels (column 0) and ReaL labels (other columns)."""
+        """Returns the result rows of the validation images.
+
+        Top-1 and top-5 are computed with the original labels, which are column 0 of the labels. The
+        row `ReaL` is top-1 with the ReaL labels, which are the other columns.
+        """
         seen = predict(subject, source, crop)
         reals = rows(["ReaL"], seen.values, seen.labels[:, 1:], crop) if real else []
         return rows(OWN, seen.values, seen.labels[:, :1], crop) + reals
-
-    def v2(names: Sequence[str]) -> Source:
-        source = open_source(
-            "tfds", "test", path=in_data_dir(sets.IMAGENET_V2, options["data_dir"])
-        )
-        sets.check_classes(source.class_names, sets.IMAGENET_V2)
-        return source
-
-    def objectnet(names: Sequence[str]) -> Source:
-        if not options["objectnet"]:
-            raise UserError(f"give --objectnet=objectnet-1.0, from {sets.OBJECTNET_URL}")
-        return sets.open_objectnet(options["objectnet"])
 
     def other(
         name: str, open_set: Callable[[Sequence[str]], Source], crop: TestCrop
@@ -159,7 +168,20 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         on_validation = [
             Measurement((*OWN, "ReaL"), relabelled, of_validation, fingerprint, identify)
         ]
+    v2, objectnet = (functools.partial(each, options) for each in (_open_v2, _open_objectnet))
     return [*on_validation, other("ImageNet-v2", v2, crop), other("ObjectNet", objectnet, central)]
+
+
+def _open_v2(options: Options, names: Sequence[str]) -> Source:
+    source = open_source("tfds", "test", path=in_data_dir(sets.IMAGENET_V2, options["data_dir"]))
+    sets.check_classes(source.class_names, sets.IMAGENET_V2)
+    return source
+
+
+def _open_objectnet(options: Options, names: Sequence[str]) -> Source:
+    if not options["objectnet"]:
+        raise UserError(f"give --objectnet=objectnet-1.0, from {sets.OBJECTNET_URL}")
+    return sets.open_objectnet(options["objectnet"])
 
 
 OWN = ("ImageNet", "ImageNet, top-5")

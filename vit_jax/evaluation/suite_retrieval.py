@@ -75,7 +75,10 @@ def embedded(described: DataSet, subject: Subject, opened: Opened) -> Matched:
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns the evaluation (a `Measurement`) of each data set, with rows for both directions."""
+    """Returns the evaluation (a `Measurement`) of each data set.
+
+    The result rows are recalls of image-to-text and text-to-image retrieval.
+    """
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
         found = embedded(described, subject, opened)

@@ -37,12 +37,12 @@ from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.recipes import segmentation
 
 TASK = "segmentation"
-# Name of a result row -> attribute of the metric in `SegmentationMetrics`.
+# A dict from the name of a result row to the metric's attribute in `SegmentationMetrics`.
 METRICS = {"mIoU": "miou", "mean accuracy": "mean_accuracy", "pixel accuracy": "pixel_accuracy"}
 
 
 def open_masked(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens the test images of a data set with their masks. Classes have the segmenter's indices.
+    """Opens a data set's test images with their masks. The classes have the segmenter's indices.
 
     Raises:
       UserError: the data cannot be opened or have no masks, or their classes differ from the
@@ -122,12 +122,15 @@ def trained_probe(
     config.data.update(dict(train_split=described.train_split, test_split=described.test_split))
     config.data.image_size = config.data.test_resize = size
     config.evaluate_every = config.steps
-    check(config, file=config.copy_and_resolve_references())
+    config = check(config, file=config.copy_and_resolve_references())
     return subject.dense.probe(config, f"segmentation/{described.name}-{size}-{steps}-{data}")
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Returns a data set's metrics, and passes the worst images to `subject.on_outputs`."""
+    """Returns a data set's result rows, the segmentation metrics.
+
+    The images with the lowest mIoU are passed to `subject.on_outputs`.
+    """
     if subject.dense.task == TASK:
         segmenter, made = subject.segmenter, ""
     else:
@@ -183,7 +186,11 @@ def parse_steps(text: str) -> int:
 
 
 def settings(subject: Subject, options: Options) -> dict[str, str | float]:
-    """Returns the settings on which the metrics depend, without the data."""
+    """Returns the options on which the metrics depend.
+
+    The only option is `segmentation_steps`, the number of training steps of the linear probe. For a
+    checkpoint with a segmentation head, no linear probe is trained, and the result is empty.
+    """
     return (
         {}
         if subject.dense.task == TASK

@@ -28,7 +28,7 @@ from vit_jax.recipes import finetune
 def set_value(config, text: str) -> None:
     """Sets a config value from text such as `batch_size=128`."""
     key, _, value = text.partition("=")
-    # A word, such as float32, stays a string.
+    # A value that is no Python literal, such as float32, stays a string.
     with contextlib.suppress(ValueError, SyntaxError):
         value = ast.literal_eval(value)
     try:
@@ -45,7 +45,10 @@ def parse_values(texts: Sequence[str]) -> list[str]:
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns the evaluation (a `Measurement`) of each task: a training run in this process."""
+    """Returns the evaluation (a `Measurement`) of each VTAB task.
+
+    The evaluation of a task fine-tunes the model in this process.
+    """
 
     def path_of(key: str) -> str:
         return f"{key}:{options['data_dir']}" if options["data_dir"] else key
@@ -64,8 +67,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         recipe = config.copy_and_resolve_references()
         for value in options["value"]:
             set_value(config, value)
-        check(config, file=recipe)
-        figures = subject.finetune(config, f"vtab/{key}-{digest}")
+        figures = subject.finetune(check(config, file=recipe), f"vtab/{key}-{digest}")
         if not figures:  # A signal stopped the training run. It has saved a checkpoint.
             raise Stopped
         return [Row("vtab", name, figures["accuracy"], None, int(figures["images"]))]
@@ -82,13 +84,17 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def groups(there: Collection[str]) -> dict[str, list[str]]:
-    """Returns the available tasks of each group, such as natural, and of all groups together.
+    """Returns the available tasks of each group of VTAB tasks, such as `natural`.
 
-    The result is a dict by the name of the group. If some tasks of a group are missing, the key
-    also contains the number of available tasks.
+    The group `VTAB-19` contains all tasks.
 
     Args:
       there: names of the available tasks.
+
+    Returns:
+      A dict from the name of a group to the names of its available tasks. Groups without available
+      tasks are omitted. If some tasks of a group are missing, the number of available tasks is
+      appended to the group's name, as in `VTAB-19, 12 of 19 tasks`.
     """
     all_groups = {"VTAB-19": [task.name for task in TASKS.values()]}
     all_groups |= {
@@ -103,7 +109,7 @@ def groups(there: Collection[str]) -> dict[str, list[str]]:
 
 
 def draw(axes, rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) -> None:
-    """Draws a bar chart with a bar for each model and group of tasks, as in the paper's figure 2.
+    """Draws a bar chart with a bar for each model and task group, as in the ViT paper's figure 2.
 
     The means of all models are computed over the tasks in `rows`.
     """
@@ -138,7 +144,7 @@ SUITE = Suite(
         ),
         "data_dir": DATA_DIR,
     },
-    # The metrics depend on these values and on the data.
+    # The overrides that affect the metrics.
     settings=lambda subject, options: {
         "value": sorted(
             value for value in options["value"] if value.partition("=")[0] not in OPERATIONAL

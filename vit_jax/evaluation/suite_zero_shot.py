@@ -82,7 +82,7 @@ def tested_sets(
     """Returns the data sets of the flag `--set`.
 
     All images of a folder without splits are test images. If a data set has no split `test`, its
-    dev split is evaluated.
+    validation split, such as `val`, is evaluated.
     """
     described = []
     for one in options["set"] or default:
@@ -160,7 +160,8 @@ def open_labelled(described: DataSet, options: Options, subject: Subject) -> Ope
     if source.max_labels > 1:
         read_single_labels(described.name, source, subject.log)
     names, note = class_names_of(source, options["names"], described.name)
-    # CLIP has equal names for two pairs of ImageNet's classes, so duplicates are allowed there.
+    # CLIP's names of ImageNet's classes contain two pairs of equal names, so the names are not
+    # checked for duplicates.
     if note != CLIP_NAMES:
         names = checked_names(names, texts.tokenizer, texts.probabilities, options["templates"])
     return Opened(source, tuple(names), note)
@@ -171,8 +172,8 @@ def likeliest_classes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the five most probable classes of each image, and the probability of the first one.
 
-    Classes with equal probabilities are in ascending order. With fewer than five classes, the
-    result is padded with -1.
+    Classes with equal probabilities are in ascending order of their indices. If there are fewer
+    than five classes, the result is padded with -1.
 
     Args:
       images: image embeddings of unit norm, float32 `[images, dim]`.

@@ -1,4 +1,7 @@
-"""Text embeddings of an image-text model, whose parameters may change, as during training."""
+"""Text embeddings and logits of an image-text model.
+
+The parameters of the model may change between calls, as during training.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,17 +21,20 @@ from vit_jax.parallel.sharding import place_activation
 
 
 class TextEncoder:
-    """Text encoder of a model, on all devices of a mesh. It is compiled for a few batch sizes.
+    """Text encoder of an image-text model, on all devices of a mesh.
+
+    Batches of texts are padded to a power of two, so the encoder is compiled for a few batch sizes
+    only.
 
     Args:
       tokenizer: function from texts to tokens, int32 `[texts, length]`.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: `softmax` or `sigmoid`, the function from logits to probabilities.
       mesh: mesh of devices.
-      load: function that returns the graph definition, parameters and shardings of a module. It is
-        called once, when the first text is encoded.
-      tower: function from the module to its text encoder.
-      similarity: function `params -> (scale, bias)` that returns the scale of cosine similarities
-        and the logits' bias; None: no bias.
+      load: function that returns the graph definition, parameters and shardings of the module that
+        contains the text tower. It is called once, when the first text is encoded.
+      tower: function that returns the module's text tower.
+      similarity: function `params -> (scale, bias)`. A logit is `scale * cosine + bias`. The bias
+        is None for a model without a bias.
 
     Attributes:
       params: the parameters to use; None: the parameters that `load` has returned.

@@ -41,13 +41,17 @@ def in_windows(
     size: tuple[int, int],
     windows_of: Callable[[tuple[int, int], tuple[int, int]], Windows] = sliding,
 ) -> tuple[Windows, np.ndarray]:
-    """Returns the windows of an image, and the image resized for them, uint8 `[height, width, 3]`.
+    """Resizes an image and determines the positions of its windows.
 
     Args:
-      image: the image: pixels, or an encoded file.
-      crop: the evaluation transform, as in `WindowInference`.
+      image: content of an encoded file, or pixels, uint8 `[height, width, 3]`.
+      crop: the evaluation transform, which defines how images are decoded and resized.
       size: height and width of a window in pixels.
-      windows_of: function of `vit_jax.models.dense.windows` that determines the windows.
+      windows_of: function from the image's size and the window's size to the windows. Either
+        `sliding` or `whole` of `vit_jax.models.dense.windows`.
+
+    Returns:
+      The windows, and the resized image, uint8 `[height, width, 3]`.
 
     Raises:
       Unreadable: the image is damaged.
@@ -65,7 +69,7 @@ class WindowInference:
     The model is compiled once, for a fixed size and number of windows.
 
     Args:
-      segmenter: the model and its head: a segmenter or a depth model.
+      segmenter: a model with a head for segmentation or depth.
       mesh: mesh of devices of a single process.
       crop: the evaluation transform, which defines how images are decoded and resized.
       squeezed: True: each image is resized to a single window. False: sliding windows.
@@ -128,8 +132,8 @@ class WindowInference:
         waiting = cut()
         while batch := list(islice(waiting, self._batch_size)):
             for scores in self._scores_of(params, batch):
-                # Outputs are in the order of the images, so they belong to the first incomplete
-                # image.
+                # Windows are in the order of the images. The output of a window thus belongs to
+                # the first image with missing outputs.
                 index, image = next(x for x in started if len(x[1].scores) < x[1].windows.count)
                 image.scores.append(scores)
             while started and len(started[0][1].scores) == started[0][1].windows.count:
@@ -137,7 +141,11 @@ class WindowInference:
                 yield index, self._merge(image.windows, np.stack(image.scores))
 
     def _scores_of(self, params: dict, batch: list[np.ndarray]) -> np.ndarray:
-        """Returns the model's outputs for windows. An incomplete batch is padded."""
+        """Returns the model's outputs for a batch of windows, `[len(batch), ...]`.
+
+        An incomplete batch is padded to the compiled batch size. The outputs of the padding are
+        removed.
+        """
         padding = [np.zeros_like(batch[0])] * (self._batch_size - len(batch))
         images = jax.device_put(np.stack([*batch, *padding]), self._sharding)
         return jax.device_get(self._scores(params, images))[: len(batch)]

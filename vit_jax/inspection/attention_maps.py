@@ -1,4 +1,4 @@
-"""Attention rollout and attention distance of a model (paper, section 4.5 and appendix D.7, D.8).
+"""Attention rollout and attention distance of a model (ViT paper: sections 4.5, D.7 and D.8).
 
 Attention weights are from `model(images, capture=("attention",))`: `[batch, heads, tokens, tokens]`
 for each layer, with rows that sum to 1.
@@ -33,8 +33,8 @@ def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Computes attention rollout (Abnar & Zuidema, 2020).
 
     Row i of a result estimates the share of each input token in token i. For each layer, heads are
-    averaged, the identity is added for the residual connection, and rows are normalized to 1. Then
-    the matrices of the layers are multiplied.
+    averaged, the identity is added for the residual connection, and rows are normalized to the sum
+    1. Then the matrices of the layers are multiplied.
 
     Returns:
       For each layer the rollout up to this layer, float32 `[batch, tokens, tokens]`, with rows that
@@ -50,9 +50,9 @@ def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
-    """Converts attention rollout to a map: the share of each patch in the head's input.
+    """Converts attention rollout to a map: each patch's share in the classification head's input.
 
-    The head's input is the class token, or the mean of the patches.
+    The input of the classification head is the class token, or the mean of the patches.
 
     Args:
       model: the model.
@@ -74,9 +74,10 @@ def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
 def attention_distance(model: TokenModel, attention: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the mean attention distance of each head, in pixels.
 
-    The attention distance of a patch is the mean of its distances to all patches, weighted by its
-    attention to them. The result is averaged over patches and images. Other tokens, such as the
-    class token, are excluded, and the remaining attention of a patch is normalized to 1.
+    The attention distance of a patch is the mean of the distances from this patch to all patches,
+    weighted by the attention of this patch to them. The result is averaged over patches and images.
+    Other tokens, such as the class token, are excluded. The attention of a patch to all patches is
+    normalized to the sum 1.
 
     Returns:
       float64 `[layers, heads]`.

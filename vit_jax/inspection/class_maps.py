@@ -51,7 +51,8 @@ class Segments:
         Args:
           name: path of the image.
           image: uint8 `[height, width, 3]`.
-          masks: class maps, uint8 `[height, width]`; each is shown as an overlay.
+          masks: class maps of the image, uint8 `[height, width]`. Each class map is shown as a
+            separate overlay.
           caption: text below the name.
         """
         for mask in masks:
@@ -61,10 +62,10 @@ class Segments:
         self._figures.append(dict(name=name, pictures=addresses, caption=caption))
 
     def values(self, note: str) -> dict[str, Any]:
-        """Returns the variables of the template.
+        """Returns the variables of the template `segments.html`.
 
         Args:
-          note: text above the images.
+          note: text above the images on the page.
         """
         legend = {}
         for label in sorted(self._seen):

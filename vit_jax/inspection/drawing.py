@@ -17,6 +17,13 @@ from vit_jax.inspection.viewer import viewer
 from vit_jax.models.image_model import TokenModel
 
 
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
 def draw_all(
     model,
     names: Sequence[str],
@@ -38,13 +45,14 @@ def draw_all(
     """
     seen = look(model, images, batch_size)
     arrays, drawn, undefined = {"images": images}, {}, {}
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {out}: {error.strerror}") from error
+    _make_folder(out)
 
     def draw(name: str, caption: str, make: Callable[[], tuple[dict, object]]) -> None:
-        """Writes a figure into the folder, and adds the arrays that it shows to `arrays`."""
+        """Creates a figure and saves it as `NAME.png` in the folder `out`.
+
+        `make` returns the figure's data, by name, and the figure. If `make` raises UserError, the
+        figure is skipped, and the message is printed.
+        """
         try:
             values, figure = make()
         except UserError as error:
@@ -80,7 +88,7 @@ def draw_all(
         return lambda: ({name: coloured}, figures.pairs(images, list(coloured), names))
 
     def draw_each(kind: str, caption: str, title: str, maps: np.ndarray) -> None:
-        """Draws one figure for each image, with all its maps."""
+        """Draws a figure for each image, with all attention maps of the image as tiles."""
         for number, (name, image, weights) in enumerate(zip(names, images, maps, strict=True)):
             overlays = [figures.heat_map(image, each) for each in weights]
             titles = [f"{title} {index + 1}" for index in range(len(weights))]
@@ -116,17 +124,20 @@ def draw_all(
 def _viewer(
     model, images: np.ndarray, names: Sequence[str], maps: list[LayerMaps], colours: dict
 ) -> dict:
-    """Returns template variables: photographs with attention maps, and a note about the colours."""
+    """Returns template variables: photographs with attention maps, and a text about the maps."""
     sheets = map_sheets(maps) if maps else None
     return {"viewer": viewer(images, names, sheets, colours), "about": _about(model, sheets)}
 
 
 def _about(model, sheets: MapSheets | None) -> str:
-    """Returns text for the page: the meaning of bright areas in maps, and a note on skipped layers.
+    """Returns a text that explains the attention maps on the page.
+
+    The text contains the meaning of bright areas. If the page does not show all layers, the text
+    also contains the number of shown layers.
 
     Args:
       model: the model.
-      sheets: the attention maps on the page. None: the page has none, and the text is empty.
+      sheets: the attention maps on the page. None: the page has no maps, and the text is empty.
     """
     if sheets is None:
         return ""
@@ -174,10 +185,11 @@ def _layer_maps(seen: dict) -> list[LayerMaps]:
 
 
 def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]:
-    """Returns images that show features as colours, by caption.
+    """Returns images of the model's features, with three principal components as RGB.
 
-    A model of tokens has one entry, for its last layer. A model with stages has an entry for each
-    stage, the last stage first.
+    The result is a dict from a caption to the images of all photographs, `[images, rows, columns,
+    3]`. A model that outputs tokens, such as ViT, has one item, for its last layer. A model with
+    stages, such as Swin, has an item for each stage, in descending order of the stages.
 
     Args:
       arrays: the arrays of all figures, by name.
@@ -193,10 +205,12 @@ def look(model, images: np.ndarray, batch_size: int) -> dict:
     """Computes the intermediate results of a model for all images.
 
     Returns:
-      For a model of tokens, the result of `look_at_tokens`. For a model with stages: `stages`, a
-      list with the features of each stage, `[images, rows, columns, channels]`. For window
-      attention (Swin) also `attended`, a list with the attention maps of each block,
-      `[images, rows, columns, heads]`.
+      A dict. For a model that outputs tokens, such as ViT, it is the result of `look_at_tokens`.
+      For a model with stages, such as Swin, it has two items:
+
+      - `stages`: list of the features of each stage, `[images, rows, columns, channels]`.
+      - `attended`: list of the attention maps of each block, `[images, rows, columns, heads]`.
+        Empty for models without window attention.
     """
     if isinstance(model, TokenModel):
         return look_at_tokens(model, images, batch_size)
@@ -218,7 +232,10 @@ def look(model, images: np.ndarray, batch_size: int) -> dict:
 
 
 def _say_progress(done: int, count: int) -> None:
-    """Prints the number of finished images of `count`, if standard error is a terminal."""
+    """Prints the number of finished images, such as `8/32 images`, on a terminal.
+
+    Nothing is printed if standard error is not a terminal.
+    """
     if sys.stderr.isatty():
         done = min(done, count)
         print(
@@ -230,12 +247,15 @@ def _say_progress(done: int, count: int) -> None:
 
 
 def look_at_tokens(model: TokenModel, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
-    """Computes the intermediate results of a model of tokens for all images.
+    """Computes the intermediate results of a model that outputs tokens, for all images.
 
     Returns:
-      `tokens` of the last layer, `[images, tokens, dim]`. With full attention also the mean
-      attention `distance` `[layers, heads]`, attention `rollout` `[images, layers, rows, columns]`,
-      and the `attention` of each head `[images, layers, heads, rows, columns]`.
+      A dict with these items. Models without full attention have only `tokens`.
+
+      - `tokens`: tokens of the last layer, `[images, tokens, dim]`.
+      - `distance`: mean attention distance in pixels, `[layers, heads]`.
+      - `rollout`: attention rollout up to each layer, `[images, layers, rows, columns]`.
+      - `attention`: attention map of each head, `[images, layers, heads, rows, columns]`.
     """
     graphdef, params = nnx.split(model)
     capture = ("attention", "tokens") if model.attends_fully else ("tokens",)

@@ -1,4 +1,4 @@
-"""Learned filters, position embeddings and tokens of a model (paper, figure 7)."""
+"""Learned filters, position embeddings and tokens of a model (ViT paper, figure 7)."""
 
 import numpy as np
 
@@ -10,7 +10,8 @@ def position_similarity(model: TokenModel) -> np.ndarray:
     """Returns the cosine similarity between the position embeddings of all patches.
 
     Returns:
-      float64 `[rows, columns, rows, columns]`.
+      float64 `[rows, columns, rows, columns]`. The first two axes are the grid position of one
+      patch, the last two axes the grid position of the other patch.
 
     Raises:
       UserError: the model has no position embedding per patch, or only one patch.

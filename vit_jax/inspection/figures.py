@@ -1,4 +1,4 @@
-"""Figures of a model, as in the paper (figures 6, 7, 10, 11 and 14)."""
+"""Figures of a model, as in the ViT paper (figures 6, 7, 10, 11 and 14)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,12 +13,12 @@ HEAT = 0.55  # Opacity of a heat map's colours over an image.
 
 
 def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Darkens an image where its attention is low, as in the paper.
+    """Darkens an image where the attention to its patches is low, as in the ViT paper.
 
     Args:
       image: uint8 `[height, width, 3]`.
-      weights: attention of patches, `[rows, columns]`. The brightness is multiplied by the
-        attention divided by the largest attention.
+      weights: attention to each patch, `[rows, columns]`. The brightness of a patch is multiplied
+        by its attention divided by the largest attention.
 
     Returns:
       uint8 `[height, width, 3]`.
@@ -31,8 +31,8 @@ def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
     Args:
       image: uint8 `[height, width, 3]`.
-      weights: attention of patches, `[rows, columns]`. The largest value has the brightest colour,
-        and 0 the darkest.
+      weights: attention to each patch, `[rows, columns]`. The largest value has the brightest
+        colour, and 0 has the darkest colour.
 
     Returns:
       uint8 `[height, width, 3]`.
@@ -43,7 +43,11 @@ def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _shares(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Divides the weights of patches by the largest, and resizes them to the image's size."""
+    """Resizes patch weights to the image's size, and divides them by the largest weight.
+
+    Returns:
+      float32 `[height, width]`, from 0 to 1.
+    """
     height, width = image.shape[:2]
     large = cv2.resize(weights.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
     return np.clip(large / max(float(large.max()), 1e-12), 0, 1)
@@ -106,7 +110,7 @@ def mosaic(tiles: np.ndarray, gap: int = 1, fill: float = np.nan) -> np.ndarray:
 
 
 def similarity_tiles(similarity: np.ndarray) -> Figure:
-    """Returns a figure with a tile for each patch (figure 7, centre).
+    """Returns a figure with a tile for each patch (ViT paper, figure 7, centre).
 
     A tile shows the similarity of its patch's position embedding to all position embeddings.
     """
@@ -121,7 +125,7 @@ def similarity_tiles(similarity: np.ndarray) -> Figure:
 
 
 def similarity_panels(similarities: Mapping[str, np.ndarray]) -> Figure:
-    """Returns a figure with a panel for each model: its `similarity_tiles` (figure 10)."""
+    """Returns a figure with the `similarity_tiles` of each model (ViT paper, figure 10)."""
     figure = Figure(figsize=(4.6 * len(similarities) + 1, 5), layout="constrained")
     panels = figure.subplots(1, len(similarities), squeeze=False)[0]
     for axes, (name, similarity) in zip(panels, similarities.items(), strict=True):
@@ -147,7 +151,7 @@ def draw_similarity(axes: Axes, similarity: np.ndarray) -> AxesImage:
 
 
 def distance_dots(distances: np.ndarray) -> Figure:
-    """Returns a figure with a dot for each head: mean attention distance by layer (figure 7)."""
+    """Returns a figure of each head's mean attention distance, by layer (ViT paper, figure 7)."""
     figure = Figure(figsize=(5, 4), layout="constrained")
     draw_distances(figure.subplots(), distances)
     return figure

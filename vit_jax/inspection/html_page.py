@@ -55,7 +55,7 @@ def render(template: str, **values: Any) -> str:
 
 def write_text(path: Path, text: str) -> Path:
     """Writes a file atomically; returns `path`."""
-    # A random name, because several processes may write the same page.
+    # The temporary file has a random name, because several processes may write the same page.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
     return temporary.replace(path)
@@ -75,7 +75,10 @@ def breakable(text: str) -> str:
 
 
 def card_width(names: Iterable[str]) -> str:
-    """Returns the CSS variable for the width of cards, by the longest word of their names."""
+    """Returns the CSS variable `--card`: the width of a page's cards, in rem.
+
+    The width fits the longest word of the cards' names, between 5.2 and 10 rem.
+    """
     longest = max((len(word) for name in names for word in re.split(r"[\s_/]+", name)), default=0)
     return f"--card: {min(max(5.2, 0.52 * longest + 0.6), 10):.1f}rem"
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from vit_jax.inspection.page_images import levels
 
-# Maximum pixels of all maps on a page: about one byte per pixel, and a third more in base64.
+# Maximum number of pixels of all maps on a page. A pixel takes about one byte, and a third more in
+# base64.
 MOST_PIXELS = 10_000_000
 MOST_SIDE = 64  # Maximum side of a map, in patches; larger maps are averaged.
 
@@ -18,7 +19,7 @@ class LayerMaps(NamedTuple):
 
     Attributes:
       number: number of the layer, from 1.
-      heads: `[images, heads, rows, columns]`.
+      heads: attention map of each head, `[images, heads, rows, columns]`.
       rollout: attention rollout up to this layer, `[images, rows, columns]`; None: undefined.
     """
 
@@ -28,14 +29,17 @@ class LayerMaps(NamedTuple):
 
 
 class SheetRow(NamedTuple):
-    """The tiles of a layer on a sheet: its heads, their mean, and rollout if it is defined.
+    """Layout of a layer's tiles on a sheet.
+
+    A layer has a tile for each head, a tile for the mean of the heads and, if it is defined, a tile
+    for attention rollout.
 
     Attributes:
       number: number of the layer, from 1.
       heads: number of heads.
-      rows, columns: size of a tile.
-      top: index of the row's first pixel row in `MapSheets.pixels`.
-      first: index of the row's first tile in `MapSheets.peaks`.
+      rows, columns: size of a tile in pixels.
+      top: vertical position of the tiles' upper edge in `MapSheets.pixels`, in pixels.
+      first: index of the layer's first tile in `MapSheets.peaks`.
     """
 
     number: int
@@ -51,10 +55,11 @@ class MapSheets(NamedTuple):
 
     Attributes:
       rows: layout of the layers, from top to bottom.
-      pixels: the sheets, uint8 `[images, height, width]`. A pixel is a patch; values are the
-        output of `page_images.levels` for each tile.
-      peaks: largest value of each tile relative to its mean, `[images, tiles]`.
-      rollout: True if each row ends with a tile of rollout.
+      pixels: the sheets, uint8 `[images, height, width]`. A pixel shows a patch, or several patches
+        of a map with more than `MOST_SIDE` rows or columns. In each tile, the pixel of the patch
+        with the largest attention is 255 (`page_images.levels`).
+      peaks: maximum divided by the mean of each tile's attention map, `[images, tiles]`.
+      rollout: True if the last tile of each row shows attention rollout.
     """
 
     rows: list[SheetRow]
@@ -63,7 +68,10 @@ class MapSheets(NamedTuple):
     rollout: bool
 
     def last_map(self, image: int) -> np.ndarray:
-        """Returns the pixels of an image's last tile: rollout, or else the mean of the heads."""
+        """Returns the pixels of an image's last tile.
+
+        The last tile shows attention rollout or, if rollout is undefined, the mean of the heads.
+        """
         row = self.rows[-1]
         left = (self.peaks.shape[1] - row.first - 1) * row.columns
         return self.pixels[image, row.top :, left : left + row.columns]
@@ -102,7 +110,9 @@ def _count_pixels(layer: LayerMaps) -> int:
 
 
 def _tiles(layer: LayerMaps) -> np.ndarray:
-    """Returns the maps of a layer's heads, their mean and rollout.
+    """Returns a layer's maps: the map of each head, the mean of these maps, and the rollout.
+
+    The rollout is omitted if it is undefined.
 
     Returns:
       float32 `[images, tiles, rows, columns]`.

@@ -103,8 +103,8 @@ def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
     """Returns a reliability diagram as SVG: accuracy by predicted probability.
 
     Args:
-      bins: for each bin (mean probability, accuracy, number of images). Bins without images are
-        not drawn.
+      bins: a tuple (mean probability, accuracy, number of images) for each bin. Bins without images
+        are not drawn.
     """
     bins = [row for row in bins if row[2]]
     most = max((row[2] for row in bins), default=1)

@@ -12,7 +12,11 @@ SMALL = 64
 
 
 def image_address(pixels: np.ndarray, most_side: int = 320) -> str:
-    """Returns an image `[height, width, 3]` as a data URL; larger images shrink to `most_side`."""
+    """Returns an image `[height, width, 3]` as a data URL.
+
+    An image with sides of at most `SMALL` pixels is encoded as PNG. Other images are encoded as
+    JPEG, and reduced if a side is longer than `most_side` pixels.
+    """
     from PIL import Image
 
     if max(pixels.shape) <= SMALL:

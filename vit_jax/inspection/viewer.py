@@ -13,7 +13,13 @@ PHOTOGRAPH = 640  # Longest side on the page, in pixels.
 
 
 class View(NamedTuple):
-    """A kind of map that users can choose: attention if `index` is None, else `colours[index]`."""
+    """A kind of map in the page's menu, such as the mean of the heads, or tokens as colours.
+
+    Attributes:
+      value: name of the kind: `mean`, `head`, `rollout` or `colours`.
+      caption: text of the menu item.
+      index: index of the map in the argument `colours` of `viewer`; None: an attention map.
+    """
 
     value: str
     caption: str
@@ -31,8 +37,8 @@ def viewer(
     Args:
       images: photographs, uint8 `[images, height, width, 3]`.
       sheets: attention maps of all photographs; None: the model has none.
-      colours: other maps by caption, such as tokens as colours: `[images, rows, columns, 3]` in
-        0 ... 1.
+      colours: a dict from captions to coloured maps, such as the principal components of the
+        tokens as RGB. The maps are `[images, rows, columns, 3]` in 0 ... 1.
     """
     return {
         "layers": json.dumps([row._asdict() for row in sheets.rows] if sheets else []),
@@ -63,8 +69,8 @@ def _card(
 ) -> dict[str, Any]:
     """Returns the template's data for one photograph: its attention maps and its other maps.
 
-    `over` is the map that is shown if JavaScript is disabled: the last attention map or, without
-    attention maps, the first of `colours`.
+    `over` is the map that is shown if JavaScript is disabled. It is the last attention map or, if
+    the model has no attention maps, the first map of `colours`.
     """
     pictures = [colours_address(picture) for picture in colours]
     peaks = [float(f"{peak:.3g}") for peak in sheets.peaks[number]] if sheets else []

@@ -26,7 +26,7 @@ Read = Callable[[], np.ndarray]
 
 
 class Fit(NamedTuple):
-    """Report of an adaptation: descriptions of the changed parameters, by kind of change."""
+    """Report of an adaptation: a description of each resized, new, dropped or copied parameter."""
 
     resized: list[str]
     fresh: list[str]
@@ -34,14 +34,14 @@ class Fit(NamedTuple):
     copied: list[str]
 
     def describe(self) -> list[str]:
-        """Returns a line for each kind of change, such as "resized: ..."."""
+        """Returns a line of text for each kind of change, such as "dropped: head/bias"."""
         parts = (("resized", self.resized), ("new", self.fresh), ("dropped", self.dropped))
         parts += (("copied into each layer", self.copied),)
         return [f"{word}: {', '.join(paths)}" for word, paths in parts if paths]
 
 
 class _Stored(NamedTuple):
-    """A parameter of a checkpoint: its shape, and the function that reads it."""
+    """A parameter of a checkpoint: its shape, and a function that reads its values."""
 
     shape: tuple[int, ...]
     read: Read
@@ -52,9 +52,9 @@ def fit(
 ) -> tuple[ImageOptions, dict[str, Read], Fit]:
     """Adapts a checkpoint's parameters to a model that differs in some arguments.
 
-    - If the number of classes changes, the head is new. It is initialized with zeros, or with
-      normal values if `changes` contain `head_std`. A pre-logits layer is removed unless `changes`
-      contain `pre_logits`.
+    - If the number of classes changes, the head is new. It is initialized with zeros, or from a
+      normal distribution if `changes` contain its standard deviation, `head_std`. A pre-logits
+      layer is removed unless `changes` contain `pre_logits`.
     - If the number of channels changes, kernels of input convolutions are converted as in timm.
     - The rules of the model's family convert other parameters; for example, they resize position
       embeddings.
@@ -68,8 +68,8 @@ def fit(
       seed: random seed of a new head's values.
 
     Returns:
-      The options of the new model; for each of its parameters, by path, a function that returns the
-      values; and a report.
+      A tuple of three: the options of the new model; a dictionary from each parameter's path to a
+      function that returns the parameter's values; the report.
 
     Raises:
       UserError: a name in `changes` is not an argument of the model, the checkpoint lacks a
@@ -83,7 +83,12 @@ def fit(
 
 
 class _Adapter:
-    """The state of one adaptation; see `fit` for the arguments."""
+    """Adapts one checkpoint to a new model, one parameter at a time.
+
+    The method `source` returns a function for each parameter of the new model. This function reads
+    the checkpoint's parameter, and converts it to the new shape if necessary. For parameters of a
+    new head or norm, the function returns initial values.
+    """
 
     def __init__(self, checkpoint: Checkpoint, changes: dict[str, Any], new_head: bool, seed: int):
         known = checkpoint.arguments
@@ -93,7 +98,7 @@ class _Adapter:
                     f"{model_name(checkpoint.options)} has no argument {name!r}; "
                     f"{nearest(name, known)}"
                 )
-        self.checkpoint, self.rules = checkpoint, family_of(checkpoint.model).adaptation
+        self.checkpoint, self.rules = checkpoint, family_of(checkpoint.options).adaptation
         self.new_head = (
             new_head or changes.get("num_classes", known["num_classes"]) != known["num_classes"]
         )
@@ -129,17 +134,25 @@ class _Adapter:
         raise UserError(f"{place} has no {path} {list(shape)}, which the requested model has")
 
     def report_unused(self, paths: Any) -> None:
-        """Adds to the report the checkpoint's parameters that are unused or used several times."""
+        """Adds two lists of the checkpoint's parameters to the report.
+
+        The list `dropped` contains parameters that the new model does not use. The list `copied`
+        contains parameters of all layers that the new model stores in each layer, such as a shared
+        table of relative position biases.
+
+        Args:
+          paths: paths of the new model's parameters.
+        """
         stored = self.checkpoint.shapes
         used = {self.rules.source_of(path, stored) for path in paths}
         self.report.dropped.extend(path for path in stored if path not in used)
         self.report.copied.extend(sorted((used - paths) & stored.keys()))
 
     def _stored(self, path: str, shape: tuple[int, ...]) -> _Stored | None:
-        """Returns the checkpoint's parameter for a path of the new model; None: it has none.
+        """Returns the checkpoint's parameter for a path of the new model; None if it is missing.
 
         If the number of channels changes, the kernel of an input convolution is converted to the
-        new number.
+        new number of channels.
 
         Args:
           path: path of a parameter of the new model.
@@ -170,7 +183,7 @@ class _Adapter:
         )
 
     def _resized(self, path: str, shape: tuple[int, ...], stored: _Stored) -> Read | None:
-        """Returns a function that returns the resized parameter; None if no rule resizes it."""
+        """Returns a function that resizes a stored parameter; None if no resizing is needed."""
         rule = self.rules.resize_of(path)
         if rule is None or stored.shape[-1] != shape[-1]:
             return None
@@ -197,10 +210,18 @@ class _Adapter:
 
 
 def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> dict[str, Any]:
-    """Returns further arguments that must change, in models of any family, because of `changes`.
+    """Returns arguments of the new model that must change because of the requested `changes`.
 
-    A new head has no pre-logits layer. With another number of channels, a mean or std per channel
-    is replaced by its average.
+    These rules apply to models of all families:
+
+    - If the new model has a new head, `pre_logits` becomes False.
+    - If the number of channels changes, and `mean` or `std` has one value for each channel, the
+      values are replaced by their average over the channels.
+
+    Args:
+      known: arguments of the checkpoint's model.
+      changes: requested arguments of the new model.
+      new_head: True if the new model has a new head.
     """
     implied = {}
     if new_head and known.get("pre_logits"):
@@ -218,7 +239,7 @@ def _other_channels(read: Read, channels: int) -> np.ndarray:
 
     For one channel, the kernel is summed over its input channels. For several channels, the old
     input channels are repeated cyclically, and multiplied by the old number of channels divided by
-    the new number.
+    the new number. For example, 4 channels are red, green, blue and red, each multiplied by 3/4.
     """
     kernel = np.asarray(read())
     if channels == 1:

@@ -25,7 +25,7 @@ Kind = TypeVar("Kind", bound=nnx.Module)
 
 
 class Checkpoint(NamedTuple):
-    """A model's parameters, which are read on demand, and its description.
+    """A model in a checkpoint of any format; its parameters are read on demand.
 
     Attributes:
       place: file, folder or workdir of the checkpoint, for messages.
@@ -57,11 +57,6 @@ class Checkpoint(NamedTuple):
     probabilities: str = "softmax"
 
     @property
-    def model(self) -> type[ImageModel]:
-        """Class of the model."""
-        return family_of(self.options).model
-
-    @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of the model by name."""
         return asdict(self.options)
@@ -84,7 +79,7 @@ class Checkpoint(NamedTuple):
         )
 
     def _statistics(self) -> str:
-        """Returns mean and std of pixels as text; empty if both are 0.5, the default."""
+        """Describes the mean and std of pixels; returns "" if both are 0.5, the default."""
         mean, std = self.options.mean, self.options.std
         if mean == std == 0.5:
             return ""
@@ -122,23 +117,12 @@ def model_name(options: ImageOptions) -> str:
     return family_of(options).spell(asdict(options))
 
 
-def build(options: ImageOptions, sources: dict[str, Callable[[], np.ndarray]]) -> ImageModel:
-    """Builds a model on the first device.
-
-    Args:
-      options: the arguments of the model.
-      sources: for each parameter, by path, a function that reads it. The functions run in as many
-        threads as there are CPU cores.
-    """
-    return fill(sketch(options), sources)
-
-
 def fill(module: Kind, sources: dict[str, Callable[[], np.ndarray]]) -> Kind:
-    """Replaces the shapes in a module by parameters on the first device.
+    """Returns a module with its parameters, which are read and copied to the first device.
 
     Args:
       module: a module with shapes in place of arrays.
-      sources: for each parameter, by path, a function that reads it.
+      sources: maps the path of each parameter to a function that reads the parameter.
     """
     shapes = parameter_shapes(module)
     device = jax.local_devices()[0]
@@ -161,11 +145,11 @@ def check_finite(values: np.ndarray, name: str) -> np.ndarray:
       values: a NumPy or JAX array.
       name: name of the array, for the error message.
     """
-    # A JAX array is checked on its device.
+    # jax.numpy checks a JAX array on the device of the array.
     library = np if isinstance(values, np.ndarray) else jnp
     flat = values.reshape(-1)
-    # The dot product of the values with themselves needs one pass and no temporary arrays. It can
-    # overflow for finite values. Therefore, if it is not finite, the values are checked one by one.
+    # The dot product of the values with themselves needs one pass and no temporary arrays. The dot
+    # product can overflow for finite values. If it is not finite, each value is checked.
     with np.errstate(over="ignore", invalid="ignore"):
         product = library.dot(flat, flat)
     if not np.isfinite(product) and not library.isfinite(flat).all():

@@ -1,4 +1,4 @@
-"""Reads models with a segmentation, depth or detection head from their training runs."""
+"""Reads models with a segmentation, depth or detection head from checkpoints of training runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

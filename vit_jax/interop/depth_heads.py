@@ -25,10 +25,10 @@ START = "decode_head."
 # Maximum depth in metres for each data set. The data set's name is part of the file name.
 RANGES = {"nyu": 10.0, "kitti": 80.0}
 
-# How the authors' backbones resize position embeddings.
+# Resize method for the position embeddings of DINOv2's backbones with depth heads.
 POSITION_RESIZE = "bicubic_offset"
 
-# vit_jax's names of the head's modules by the authors' names.
+# Maps DINOv2's names of the head's modules (regular expressions) to vit_jax's names.
 _UNITS = r"fusion_blocks\.(\d)\.res_conv_unit{}\.conv{}\.conv"
 _MODULES = {
     r"conv_depth(\.head\.4)?": "classifier",
@@ -57,7 +57,8 @@ def read_depth_head(
       file: path of the file.
       tensors: tensors of the file, by name.
       backbone: the arguments of the backbone.
-      max_depth: maximum depth in metres; None: the data set in the file name determines it.
+      max_depth: maximum depth in metres. If it is None, the maximum depth of the data set in the
+        file name is used, such as 10 for `nyu`.
 
     Raises:
       UserError: the file has unexpected tensors, the head does not fit the backbone, or the data
@@ -82,7 +83,7 @@ def read_depth_head(
 def _options(
     file: str, params: dict[str, np.ndarray], backbone: ImageOptions, max_depth: float | None
 ) -> DepthOptions:
-    """Returns the options of a head.
+    """Returns the options of the training objective `depth` that create a published head.
 
     Raises:
       UserError: the head does not fit the backbone, or the data set is unknown.
@@ -109,7 +110,7 @@ def _options(
 
 
 def _renamed(file: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts the tensors of a head to vit_jax's names (paths within the head) and layout.
+    """Converts the tensors of a depth head to vit_jax's layout; returns them by vit_jax's path.
 
     Raises:
       UserError: the file does not contain a depth head of DINOv2.

@@ -29,7 +29,8 @@ def download(address: str, more: Sequence[str] = (), *, weights: bool = True) ->
     Raises:
       UserError: the model is not on the Hub, or the Hub cannot be reached.
     """
-    # Imported here, because these imports are slow and training runs do not need them.
+    # huggingface_hub is imported in this function, because the import is slow and training runs do
+    # not need it.
     from httpx2 import HTTPError  # The HTTP client of huggingface_hub.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
@@ -87,8 +88,8 @@ def check_upload(name: str, replace: bool) -> None:
 
     Args:
       name: `owner/name`.
-      replace: the repository may already exist; its model will be replaced. False: it must not
-        exist.
+      replace: if True, the repository may exist, and its model will be replaced. If False, the
+        repository must not exist.
 
     Raises:
       UserError: the token is missing or has no write access, or the name is invalid or taken.
@@ -118,9 +119,9 @@ def upload(folder: Path, name: str, public: bool, replace: bool) -> str:
     Args:
       folder: the folder.
       name: `owner/name`.
-      public: create a public repository. False: a private one.
-      replace: the repository may already exist. Its model files are replaced, and its visibility
-        does not change.
+      public: True for a new public repository, False for a new private repository.
+      replace: True if the repository may exist. Its model files are then replaced, and its
+        visibility does not change.
 
     Returns:
       A text with the URL of the repository and its visibility.

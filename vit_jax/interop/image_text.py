@@ -57,8 +57,8 @@ class TextPart(NamedTuple):
       tower: the text tower.
       tokenizer: the tokenizer of the text tower.
       logit_scale: logarithm of the factor that multiplies cosine similarities.
-      logit_bias: number that is added to the product; None: nothing is added.
-      probabilities: function from similarities to probabilities, `softmax` or `sigmoid`.
+      logit_bias: bias that is added to the scaled similarities; None: no bias.
+      probabilities: name of the function from logits to probabilities, `softmax` or `sigmoid`.
     """
 
     tower: TextTower
@@ -68,7 +68,7 @@ class TextPart(NamedTuple):
     probabilities: str
 
     def describe(self) -> str:
-        """Returns a description of the text tower and the probabilities in one line."""
+        """Describes in one line the text tower's size, and how logits become probabilities."""
         options = self.tower.options
         return (
             f"text tower: {options.depth} layers of width {options.dim}, {options.vocabulary:,} "
@@ -77,7 +77,7 @@ class TextPart(NamedTuple):
         )
 
     def tower_in(self, dtype: str) -> TextTower:
-        """Returns the text tower with this dtype of the computation."""
+        """Returns a text tower that computes in `dtype` and shares this tower's parameters."""
         options = dataclasses.replace(self.tower.options, dtype=dtype)
         graphdef, _ = nnx.split(abstract(partial(TextTower, options)))
         return nnx.merge(graphdef, nnx.state(self.tower))
@@ -86,8 +86,9 @@ class TextPart(NamedTuple):
 def towers_at(path: Path) -> Path:
     """Returns the file or folder from which both towers of an image-text model can be read.
 
-    In a folder of open_clip this is the weights file, because a `config.json` in the same folder
-    may describe the image tower only.
+    The result is usually `path`. If `path` is a folder in open_clip's format, the result is
+    open_clip's weights file in this folder, because a `config.json` in the same folder may describe
+    the image tower only.
     """
     weights = path / OPEN_CLIP_MODEL
     if path.is_dir() and open_clip_config(path) is not None and weights.is_file():
@@ -96,10 +97,13 @@ def towers_at(path: Path) -> Path:
 
 
 def download_towers(address: str) -> Path:
-    """Downloads an image-text model as in `hub.download`; returns its folder.
+    """Downloads an image-text model from the Hugging Face Hub; returns its folder.
 
     If a repository contains the model in the formats of several libraries, only the weights in one
     format are downloaded.
+
+    Args:
+      address: `hf://owner/name` or `hf://owner/name@revision`, as in `hub.download`.
 
     Raises:
       UserError: the model is not on the Hub, or the Hub cannot be reached.
@@ -139,7 +143,14 @@ def _tokenizer_folder(path: Path) -> Path:
 
 
 def _check_end(path: Path, options: TextOptions, tokenizer: Tokenizer) -> None:
-    """Raises UserError if the tokenizer's end token is not the token that the tower pools."""
+    """Checks that the tokenizer appends the end token that the text tower pools.
+
+    A text tower with `pooling="end"` computes a text's embedding from its output for the token
+    `options.end`. Text towers with another kind of pooling are not checked.
+
+    Raises:
+      UserError: the tokenizer does not append the token `options.end`.
+    """
     if options.pooling == "end" and options.end not in tokenizer([""]):
         raise UserError(
             f"the tokenizer of {path} does not end texts with the token {options.end}, which the "
@@ -220,14 +231,14 @@ def text_params(place: Path) -> ObjectiveParams | None:
 
 
 def check_tokenizer(place: str, objective: ObjectiveParams, options: ContrastiveOptions) -> None:
-    """Checks that a run uses the tokenizer of the text tower that initializes the run.
+    """Checks that a training run has the same tokenizer as the checkpoint that initializes it.
 
-    The check compares the tokens of a few words, and the padding. Without the check, a run with a
-    wrong tokenizer of the same vocabulary size would train without an error.
+    The check compares the tokens of a few words, and the padding token. Without the check, a run
+    with a wrong tokenizer of the same vocabulary size would train without an error.
 
     Args:
       place: file, folder or workdir of the checkpoint.
-      objective: the checkpoint's parameters of the objective.
+      objective: the checkpoint's parameters of the objective `contrastive`.
       options: the run's options of the objective `contrastive`.
 
     Raises:
@@ -292,7 +303,7 @@ def contrastive_values(form: TextFormat) -> dict[str, Any]:
 
 
 def values_of_towers(source: str | Path) -> dict[str, Any]:
-    """Returns the values of `config.contrastive` to continue the training of a model.
+    """Returns the values of `config.contrastive` for a run that continues a model's training.
 
     Args:
       source: the workdir of a contrastive run, or the folder or file of another library's model.
@@ -315,7 +326,7 @@ def values_of_towers(source: str | Path) -> dict[str, Any]:
 
 
 def _values_of_run(source: str, workdir: Path) -> dict[str, Any]:
-    """Returns the values of a contrastive run that describe its towers, loss and tokenizer."""
+    """Returns a run's values of `config.contrastive` for its towers, loss and tokenizer."""
     from vit_jax.interop.open import open_checkpoint
 
     checkpoint = open_checkpoint(source)
@@ -361,7 +372,7 @@ def _form(path: Path, config: dict, tensors: Tensors) -> TextFormat:
 
 
 def _sources(place: Path, form: TextFormat) -> dict[str, Callable[[], np.ndarray]]:
-    """Returns, for each parameter of a text tower, by path, a function that reads it.
+    """Maps the path of each parameter of a text tower to a function that reads the parameter.
 
     Raises:
       UserError: tensors are missing or have unexpected names or shapes.

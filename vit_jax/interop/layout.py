@@ -1,8 +1,8 @@
 """Names and array layouts of vit_jax's parameters in the files of other libraries.
 
 A format is a list of rules, one for each kind of parameter. A rule maps vit_jax's path of a
-parameter to the library's tensor names. Its layout converts the array in both directions. A
-parameter without a rule cannot be stored in the format.
+parameter to the library's tensor names. The layout in the rule converts the array in both
+directions. A parameter without a rule cannot be stored in the format.
 
 In this module, "our" names and arrays are vit_jax's, and "their" names and tensors are the other
 library's.
@@ -26,7 +26,7 @@ class Layout(NamedTuple):
 
 
 def _layout(there: Callable, view: Callable) -> Layout:
-    """Returns a layout from a function in each direction.
+    """Returns a layout from two functions, one for writing files and one for reading files.
 
     Args:
       there: converts vit_jax's array to the library's tensor.
@@ -41,14 +41,14 @@ def _layout(there: Callable, view: Callable) -> Layout:
 
 
 SAME = _layout(lambda x: x, lambda y, shape: y)
-# Their weight of a PyTorch linear layer is [out, in]. Our array is [in, out], where `out` may be
-# several axes.
+# A linear layer. PyTorch's weight is [out, in]. vit_jax's kernel is [in, out], where `out` may
+# be several axes, such as [heads, head_dim].
 LINEAR = Layout(
     lambda x: x.reshape(len(x), -1).T,
     lambda y, ours: transpose_into(ours.reshape(len(ours), -1), y),
 )
-# The output projection of attention. Our array is [heads, head_dim, dim]; the first two axes are
-# merged to the inputs of their [out, in].
+# The output projection of attention. vit_jax's kernel is [heads, head_dim, dim]. PyTorch's weight
+# is [dim, heads * head_dim].
 LINEAR_OUT = Layout(
     lambda x: x.reshape(-1, x.shape[-1]).T,
     lambda y, ours: transpose_into(ours.reshape(-1, ours.shape[-1]), y),
@@ -58,13 +58,14 @@ CONV = _layout(lambda x: x.transpose(3, 2, 0, 1), lambda y, shape: y.transpose(2
 # A dense layer that is stored as a 1x1 convolution, [out, in, 1, 1] or [1, 1, in, out].
 LINEAR_CONV = _layout(lambda x: x.T[:, :, None, None], lambda y, shape: y[:, :, 0, 0].T)
 DENSE_CONV = _layout(lambda x: x[None, None], lambda y, shape: y[0, 0])
-# A table with the axes rows and columns, which the library flattens to one axis.
+# A table, such as relative position biases. All axes of vit_jax's array except the last, such as
+# [rows, columns, heads], are one axis of the library's tensor: [rows * columns, heads].
 TABLE = _layout(lambda x: x.reshape(-1, x.shape[-1]), lambda y, shape: y.reshape(shape))
-# Our array has an additional first axis of length one.
+# vit_jax's array has an additional first axis of length one.
 MATRIX = _layout(lambda x: x[0], lambda y, shape: y[None])
-# Their tensor has an additional first axis of length one.
+# The library's tensor has an additional first axis of length one.
 LEADING = _layout(lambda x: x[None], lambda y, shape: y[0])
-# One number for each head; their tensor has two more axes, for queries and keys.
+# One number for each head. vit_jax's array is [heads], the library's tensor is [heads, 1, 1].
 HEADS = _layout(lambda x: x[:, None, None], lambda y, shape: y.reshape(shape))
 # Google's group norms, [1, 1, 1, channels].
 CHANNELS = _layout(lambda x: x[None, None, None], lambda y, shape: y.reshape(shape))
@@ -143,15 +144,15 @@ def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ..
 
 
 def resnet_width(channels: int) -> float:
-    """Returns the width factor of a ResNet whose first layer has this number of channels."""
+    """Returns the width factor of a ResNet, from the number of channels of its first layer."""
     return channels // 64 if channels % 64 == 0 else channels / 64
 
 
 def resnet_root(side: int, channels: int) -> dict:
-    """Returns the arguments of a ResNet that its first convolution determines.
+    """Returns the arguments `resnet_width` and `resnet_stem`, from a ResNet's first convolution.
 
     Args:
-      side: side of the convolution's kernel.
+      side: height and width of the convolution's kernel in pixels, 7 or 3.
       channels: number of output channels.
 
     Raises:

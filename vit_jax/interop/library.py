@@ -22,7 +22,7 @@ Values = dict[str, Any]  # Arguments of a model.
 # Model arguments that a new training run does not inherit from a checkpoint.
 REGULARISATION = {"dropout", "attention_dropout", "stochastic_depth", "uniform_depth", "depth_by"}
 REGULARISATION |= {"rope_rescale"}
-# Model arguments that do not change a trained model's output for images of its own size.
+# Model arguments that do not change the outputs of a trained model at the model's image size.
 TRAINING_ONLY = REGULARISATION | {
     "position_resize",
     "head_bias",
@@ -56,7 +56,15 @@ def read_problem_type(config: dict, num_classes: int) -> str:
 
 
 def problem_type(num_classes: int, probabilities: str) -> dict[str, str]:
-    """Returns the entry of `config.json` for a kind of probabilities; {} for the default kind."""
+    """Returns the entry `problem_type` of a `config.json`, as a dict.
+
+    The dict is empty if the model has no classes, or if `probabilities` is the default kind for
+    this number of classes, as in `read_problem_type`.
+
+    Args:
+      num_classes: number of classes of the model.
+      probabilities: a key of `PROBABILITIES`, `softmax` or `sigmoid`.
+    """
     is_default = not num_classes or read_problem_type({}, num_classes) == probabilities
     return {} if is_default else {"problem_type": PROBLEM_TYPES[probabilities]}
 
@@ -65,18 +73,19 @@ class ObjectiveFormat(NamedTuple):
     """A library's format for the parameters of a training objective, such as a decoder.
 
     Attributes:
-      name: name of the objective, as in `config.objective.name`, or `objective_files.MASK`.
-      owns: regular expression for the start of the objective's tensor names.
+      name: name of the objective, as in `config.objective.name`; or `objective_files.MASK`, if the
+        only parameter is a mask token.
+      owns: regular expression that matches the start of the objective's tensor names.
       values: called with the tensors and the content of `config.json`; returns the values of
         `config.objective`.
       rename: called with the tensors and the content of `config.json`; returns the tensors with the
-        names in `rules`. Raises UserError if the objective computes something else than vit_jax's.
+        names in `rules`. Raises UserError if vit_jax has no objective with the same computation.
       rules: called with the model's arguments; returns the rules for the objective's parameters.
       describe: called with the model's arguments and the values of `config.objective`; returns the
         entries of `config.json` that describe the objective. Raises UserError if the library does
         not support it. None: the format is read, but not written.
       finish: called with the arguments of `describe`; returns additional tensors to write.
-      prefix: prefix of the model's own tensor names in files that contain an objective.
+      prefix: prefix of the image model's tensor names in files that also contain an objective.
       shapes: called with the model's arguments; returns the shapes of the objective's parameters by
         vit_jax's path. None: the result of `values` determines the shapes.
     """
@@ -100,7 +109,8 @@ class Format(NamedTuple):
 
     Attributes:
       model: the class of the models.
-      claims: called with `config` and `tensors`; returns True if they are a model of this format.
+      claims: called with `config` and `tensors`; returns True if the files contain a model in this
+        format.
       arguments: called with the renamed tensors, `config` and the image size for which the model is
         loaded (or None). Returns the model's arguments, and a text with the assumptions made.
       rules: called with the model's arguments; returns the rules for the model's parameters.
@@ -108,11 +118,12 @@ class Format(NamedTuple):
         UserError if the library has no model with these arguments.
       rename: called with `tensors` and `config`; returns the tensors with the names and shapes that
         `rules` expect, for all versions of the files.
-      number: called with the entries of all parameters and the model's arguments; returns the
-        entries with the names to write.
-      finish: called with the arrays to write and the model's arguments; returns changed arrays.
-      holds: called with the model's arguments; returns True if the model is written in this format.
-        It selects a format if the library has several formats for the family.
+      number: called before writing with an `Entry` for each parameter and the model's arguments;
+        returns the entries with the final tensor names.
+      finish: called with the arrays to write and the model's arguments; returns the arrays with the
+        final changes.
+      holds: called with the model's arguments; returns True if such a model is written in this
+        format. If a library has several formats for a family, `holds` selects the format.
       objective: format of a training objective's parameters in these files. None: the files do not
         contain parameters of objectives.
     """
@@ -140,8 +151,8 @@ class Library(NamedTuple):
       suffix: suffix of the library's files; empty: the library writes folders.
       claims: called with a path, `config` and `tensors`; returns True if the files are the
         library's.
-      prepare: called with a path, `tensors` and `config`; returns tensors and config with the
-        changes that all formats of the library need.
+      prepare: called with a path, `tensors` and `config` before a format is selected. Returns the
+        changed tensors and config, for example without a common prefix of all names.
       unknown: called with `config` and `tensors` that match no format; returns an error message.
       preprocessing: called with `config`, the content of `preprocessor_config.json` and the number
         of channels. Returns a dict with mean and std of pixels, the preprocessing of images, and a
@@ -171,7 +182,7 @@ class Library(NamedTuple):
         """Returns the first format whose `claims` returns True for a config and tensors.
 
         Raises:
-          UserError: the model has none of the library's formats.
+          UserError: no format of the library matches.
         """
         for form in self.formats:
             if form.claims(config, tensors):
@@ -221,7 +232,10 @@ class Library(NamedTuple):
 def require_defaults(
     title: str, model: type[ImageModel], values: Values, *stored: str, **only: Any
 ) -> None:
-    """Raises UserError if an argument that a library cannot store differs from the library's value.
+    """Checks the arguments of a model that a library's files cannot store.
+
+    Each of these arguments must have the value that the library always uses. This value is given by
+    `only`, or else is vit_jax's default value of the argument.
 
     Args:
       title: the library's name for models of this kind, for errors.
@@ -229,8 +243,11 @@ def require_defaults(
       values: all arguments of the model.
       stored: names of the arguments that the library can store, in addition to sizes and to mean
         and std of pixels.
-      only: the library's values of arguments that it cannot store, if they differ from vit_jax's
-        defaults.
+      only: maps arguments that the library cannot store to the values that the library uses.
+        Arguments for which the library uses vit_jax's default value can be omitted.
+
+    Raises:
+      UserError: an argument has another value.
     """
     for field in dataclasses.fields(model.options_type):
         name, always = field.name, only.get(field.name, field.default)

@@ -1,6 +1,6 @@
-"""Stores parameters of a training objective, such as a decoder, in two files next to a model.
+"""Stores parameters of a training objective, such as a decoder, in two files.
 
-Other libraries ignore these files.
+The files are in the folder of a model in another library's format. Other libraries ignore them.
 
 `objective.json` contains the objective's name, the values of `config.objective` that determine its
 parameters, and arguments of the model that libraries' files do not contain (`MODEL_VALUES`).
@@ -22,8 +22,8 @@ from vit_jax.interop.tensor_files import Tensor, check_float, open_tensors, writ
 from vit_jax.small_files import read_small
 
 WORDS, TENSORS = "objective.json", "objective.safetensors"
-# Arguments of the model in `objective.json`. They change the outputs for images of other sizes, and
-# libraries' formats imply them.
+# Model arguments in `objective.json`. Other libraries' files do not contain `position_resize`,
+# which changes the outputs for images of other sizes.
 MODEL_VALUES = ("position_resize",)
 MASK = "mask"  # Stands for any objective whose only parameter is a mask token.
 _STATE = "state/"
@@ -37,13 +37,13 @@ class ObjectiveParams(NamedTuple):
     Attributes:
       name: name of the objective, or `MASK`.
       values: values of `config.objective` that the checkpoint contains.
-      sources: called with the expected shapes of the parameters, by vit_jax's path. Returns, by the
-        same paths, functions that read the parameters. Raises UserError if the checkpoint's shapes
-        differ from the expected shapes.
+      sources: called with a dictionary from each parameter's path to its expected shape. Returns a
+        dictionary from each path to a function that reads the parameter. Raises UserError if the
+        checkpoint's shapes differ from the expected shapes.
       shapes: returns the shapes of all parameters by path; None: `values` determine the shapes.
       state: the objective's state, such as a codebook, by name. Nested state has a path as name,
         such as `statistics/norm/mean`.
-      class_names: class names of the objective's own head; empty: it has no head.
+      class_names: names of the classes that the objective's head predicts; empty: no such head.
       model_values: arguments of the model (`MODEL_VALUES`) that replace those of the model's files.
     """
 
@@ -63,7 +63,7 @@ class ObjectiveParams(NamedTuple):
         )
 
     def count(self, shapes: Shapes) -> str:
-        """Returns a text with the number of the parameters and the names of the state."""
+        """Describes the number of scalar parameters and the names of the arrays in the state."""
         state = f", with {' and '.join(sorted(self.state))}" if self.state else ""
         return f"{self.words}, {sum(map(math.prod, shapes.values())):,}{state}"
 
@@ -90,12 +90,15 @@ def check_shapes(place: str, name: str, shapes: Shapes, expected: Shapes) -> Non
 def open_objective_files(
     folder: Path, finite: Callable[[np.ndarray, str], np.ndarray]
 ) -> ObjectiveParams | None:
-    """Opens the parameters of an objective in a folder; None: it has none, or is a file.
+    """Opens the files of a training objective in a model's folder.
 
     Args:
       folder: the folder of the model.
       finite: called with values and their name; returns the values, or raises UserError if a value
         is NaN or infinite.
+
+    Returns:
+      The parameters; None if there is no `objective.json`, or `folder` is not a folder.
 
     Raises:
       UserError: the files are damaged.

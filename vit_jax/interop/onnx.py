@@ -1,8 +1,9 @@
 """Converts a JAX function to an ONNX model: traces it, and converts each operation of the trace.
 
 JAX computes all values that depend only on constants, such as cast parameters, standardized kernels
-and position tables. They are written as constants. All other operations are mapped to equivalent
-ONNX operations; unsupported operations raise UserError. The batch dimension may be symbolic.
+and position embeddings. They are written as constants. All other operations are mapped to
+equivalent ONNX operations; unsupported operations raise UserError. The batch dimension may be
+symbolic.
 """
 
 import functools
@@ -60,7 +61,8 @@ SAME = {
     "sub": "Sub",
     "tanh": "Tanh",
 }
-# NOTHING: operations that return their inputs unchanged. CALLS: operations that contain a trace.
+# NOTHING contains the JAX operations that return their inputs unchanged. CALLS contains those that
+# run an inner jaxpr, such as `jit`.
 NOTHING = {"copy", "copy_p", "name", "optimization_barrier", "stop_gradient"}
 CALLS = {
     "jit",
@@ -113,12 +115,15 @@ def convert(
 
 
 class _Value(NamedTuple):
-    """A traced array: a constant, or the output of a node of the graph.
+    """A traced array: a constant, or the output of a node of the ONNX graph.
+
+    Arrays are broadcast as late as possible. An array `[8, 4]` with equal rows may be stored as
+    `[1, 4]`.
 
     Attributes:
-      held: values of the constant, or name of the node's output.
-      shape: shape of the array in JAX; the batch dimension may be symbolic.
-      narrow: shape of `held`. An axis along which all values are equal may have size 1.
+      held: the stored array of a constant, or the name of the node's output.
+      shape: shape of the broadcast array, as in JAX; the batch dimension may be symbolic.
+      narrow: shape of the stored array `held`, such as `[1, 4]`.
       dtype: the array's dtype.
     """
 
@@ -147,14 +152,14 @@ def _looks_up_rows_of_images(value: _Value, dimensions, slice_sizes: Axes) -> bo
 
 
 def _is_constant(equation, inputs: list[_Value]) -> bool:
-    """Returns True if an equation's outputs do not depend on the batch."""
+    """Returns True if a jaxpr equation depends neither on the model's input nor on its shape."""
     return all(value.known for value in inputs) and all(
         _is_static(variable.aval.shape) for variable in equation.outvars
     )
 
 
 def _computed(equation, inputs: list[_Value]) -> list[_Value]:
-    """Computes the outputs of an equation with constant inputs by JAX."""
+    """Computes a jaxpr equation with constant inputs in JAX; returns its outputs."""
     arrays = [np.broadcast_to(value.held, value.shape) for value in inputs]
     results = equation.primitive.bind(*arrays, **equation.params)
     return list(map(_constant, results if equation.primitive.multiple_results else [results]))
@@ -173,7 +178,7 @@ class _Graph:
         self.room = self.most_bytes = most_bytes
 
     def run(self, closed: ClosedJaxpr, arguments: list[_Value]) -> list[_Value]:
-        """Adds the operations of a trace; returns its outputs."""
+        """Adds the nodes for all equations of a jaxpr; returns the jaxpr's outputs."""
         jaxpr = closed.jaxpr
         values = dict(zip(jaxpr.constvars, map(_constant, closed.consts), strict=True))
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
@@ -190,7 +195,7 @@ class _Graph:
         return [read(variable) for variable in jaxpr.outvars]
 
     def equation(self, equation, inputs: list[_Value]) -> list[_Value]:
-        """Adds the nodes for an equation of a jaxpr; returns its outputs."""
+        """Adds the nodes for one equation of a jaxpr; returns the equation's outputs."""
         name, params = equation.primitive.name, equation.params
         out = equation.outvars[0].aval
         if name == "broadcast_in_dim":
@@ -202,8 +207,8 @@ class _Graph:
         if _is_constant(equation, inputs):
             return _computed(equation, inputs)
         if name == "cond" and params["branches_platforms"]:
-            # There is an equivalent branch for each kind of device; the last branch runs on any
-            # device.
+            # `lax.platform_dependent` has a branch for each kind of device. The branches are
+            # equivalent, and the last one runs on all devices.
             return self.run(params["branches"][-1], inputs[1:])
         if name in NOTHING:
             return inputs
@@ -227,7 +232,7 @@ class _Graph:
         return output
 
     def name(self, array: np.ndarray) -> str:
-        """Returns the name of a constant; adds the constant if it is new."""
+        """Returns the ONNX name of a constant array; adds the array to the graph if it is new."""
         if id(array) not in self.written:
             self.room -= array.nbytes
             if self.room < 0:
@@ -246,17 +251,17 @@ class _Graph:
         return self.name(_shared(tuple(map(int, numbers))))
 
     def held(self, value: _Value) -> str:
-        """Returns the name of a value's array `held`, which has the shape `narrow`."""
+        """Returns the ONNX name of an array before it is broadcast; it has the shape `narrow`."""
         return self.name(value.held) if value.known else value.held
 
     def whole(self, value: _Value) -> str:
-        """Returns the name of a value's array, broadcast to its full shape."""
+        """Broadcasts an array to its full shape `value.shape`; returns the ONNX name."""
         if value.narrow == value.shape:
             return self.held(value)
         if value.known and _is_static(value.shape):
             return self.name(np.ascontiguousarray(np.broadcast_to(value.held, value.shape)))
-        # Where the requested size is 1, ONNX's Expand keeps the array's size. Therefore 1 is
-        # requested for each axis that already has its full size, which may be symbolic.
+        # ONNX's Expand does not change an axis whose requested size is 1. Therefore 1 is requested
+        # for each axis that needs no expansion, such as the symbolic batch axis.
         missing = [
             1 if old == new else new for old, new in zip(value.narrow, value.shape, strict=True)
         ]
@@ -266,7 +271,11 @@ class _Graph:
         return self.add("Expand", [self.held(value), self.add("Concat", parts, axis=0)])
 
     def size(self, dimension) -> str:
-        """Returns the name of a node for a symbolic size, which is a multiple of the batch size."""
+        """Adds nodes that compute a symbolic size; returns the ONNX name of the result.
+
+        Args:
+          dimension: the symbolic size, a multiple of the batch size, such as `4*batch`.
+        """
         batch = self.add("Shape", [self.inputs], start=0, end=1)
         times = dimension // self.batch
         if not isinstance(times, int) or times * self.batch != dimension:
@@ -287,7 +296,7 @@ class _Graph:
         return _Value(name, out.shape, out.shape, out.dtype)
 
     def reshape(self, name: str, shape: Sequence) -> str:
-        """Adds a Reshape node; one dimension may be symbolic, which ONNX infers."""
+        """Adds a Reshape node; one size in `shape` may be symbolic, because ONNX infers it."""
         return self.add(
             "Reshape", [name, self.integers([d if isinstance(d, int) else -1 for d in shape])]
         )
@@ -394,7 +403,9 @@ class _Graph:
         return self.full(self.slice(value, start_indices, limit_indices, strides), out)
 
     def slice(self, value: _Value, starts, limits, strides) -> str:
-        """Adds a Slice node for the axes that are not taken completely.
+        """Adds a Slice node for `value[starts:limits:strides]`; returns the name of its output.
+
+        Axes that are not cut are omitted from the node.
 
         Args:
           value: the array.
@@ -478,7 +489,8 @@ class _Graph:
             [axis for axis in range(len(value.shape)) if axis not in (*bound, *shared)]
             for value, bound, shared in zip(inputs, contracted, batch, strict=True)
         ]
-        # If the operands have no batch axes, several free axes of the first operand stay separate.
+        # Without batch axes, the free axes of the first operand are not merged, because MatMul
+        # accepts several leading axes.
         keeps_free = not batch[0] and bool(free[0])
         first = self._operand(inputs[0], out.dtype, batch[0], free[0], contracted[0], keeps_free)
         second = self._operand(inputs[1], out.dtype, batch[1], contracted[1], free[1], False)
@@ -645,10 +657,10 @@ def _dimension(dimension) -> int | str:
 
 
 def _together(shapes: Sequence[tuple], ndim: int) -> tuple:
-    """Returns the common shape of broadcasting these shapes, as in NumPy; sizes may be symbolic.
+    """Returns the shape of arrays after broadcasting them to each other, as in NumPy.
 
     Args:
-      shapes: the shapes.
+      shapes: the shapes of the arrays; sizes may be symbolic.
       ndim: number of axes of the result. Missing first axes have size 1.
     """
     padded = [(1,) * (ndim - len(shape)) + shape for shape in shapes]

@@ -23,8 +23,8 @@ def open_checkpoint(
 
     Args:
       source: a file, a folder, `hf://owner/name`, a workdir or `WORKDIR@best`.
-      image_size: image size for which the model is loaded; it is needed for few files, see
-        `open_files`.
+      image_size: image size for which the model is loaded. Few files need it; the function
+        `open_files` describes them.
 
     Raises:
       UserError: the checkpoint does not exist or is damaged, or its model is unsupported.

@@ -1,4 +1,9 @@
-"""Position tables in other libraries' files: fixed tables, and the image size of learned tables."""
+"""Tables of position embeddings in other libraries' files.
+
+A table contains one embedding for each patch, and may contain embeddings for other tokens. This
+module recognizes the fixed sine-cosine table of masked autoencoders. For other tables, it derives
+the image size from the number of embeddings.
+"""
 
 import math
 
@@ -11,18 +16,24 @@ from vit_jax.models.resnet import resnet_stride
 
 
 def fixed_table(grid: tuple[int, int], dim: int) -> np.ndarray:
-    """Returns the fixed position table of masked autoencoders, `[1, 1 + rows * columns, dim]`.
+    """Returns the sine-cosine position embeddings of masked autoencoders.
 
-    The first row is for the class token, and zero.
+    Args:
+      grid: numbers of rows and columns of patches.
+      dim: the embedding dimension.
+
+    Returns:
+      A table `[1, 1 + rows * columns, dim]`. The first embedding is the class token's, all zeros.
     """
     return np.pad(sincos2d(grid, dim, "sincos2d_mae"), ((1, 0), (0, 0)))[None]
 
 
 def is_fixed(table: Tensor, grid: tuple[int, int] | None = None) -> bool:
-    """Returns True if a position table equals the fixed table of masked autoencoders.
+    """Returns True if a table equals the sine-cosine position embeddings of masked autoencoders.
 
     Args:
-      grid: rows and columns of patches; None: a square grid.
+      table: the table of position embeddings, `[1, embeddings, dim]`.
+      grid: numbers of rows and columns of patches; None: the grid is square.
     """
     if len(table.shape) != 3 or table.shape[-1] % 4:
         return False
@@ -40,20 +51,24 @@ def image_size_of(
     stated: tuple[int, int] | None,
     image_size: int | tuple[int, int] | None,
 ) -> tuple[int, int]:
-    """Returns the image size that a position table is for, as (height, width) in pixels.
+    """Derives the image size of a model from its number of position embeddings.
 
     Three sizes are tried in this order: the image size in the file, a square, and the image size
-    for which the model is loaded. The result is the first size that matches the number of rows.
+    for which the model is loaded. The result is the first size that has the right number of
+    patches. If the model has no position embeddings, the result is `stated`, or else `image_size`,
+    or else 224 x 224 pixels.
 
     Args:
       values: the other arguments of the `ViT`.
-      rows: number of rows of the table. None: there is no table; the result is `stated`, or else
-        `image_size`, or else 224 x 224 pixels.
+      rows: number of position embeddings; None: the model has none.
       stated: image size in the file; None: the file does not contain it.
       image_size: image size for which the model is loaded, or None.
 
+    Returns:
+      The image size as (height, width) in pixels.
+
     Raises:
-      UserError: none of the three sizes matches the number of rows.
+      UserError: none of the three sizes has the right number of patches.
     """
     image_size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if rows is None:

@@ -67,7 +67,7 @@ _PROCESSORS = {
 
 
 class Preprocessing(NamedTuple):
-    """How an image is resized and cropped to a model's input size.
+    """Settings for resizing and cropping an image to a model's input size.
 
     Unsupported values are stored as text, such as `crop_mode=border`.
 
@@ -77,7 +77,7 @@ class Preprocessing(NamedTuple):
       share: side of the crop divided by the side of the resized image; a `Fraction` if both sides
         are whole numbers.
       interpolation: interpolation of the resize.
-      half: rounding of the crop's position; see `TestCrop`.
+      half: how the crop's position is rounded if it ends in .5, such as `even`; see `TestCrop`.
       background: background colour of transparent images.
       mode: decoding mode of images, `fast` or `exact`.
     """
@@ -90,12 +90,16 @@ class Preprocessing(NamedTuple):
     mode: str = "fast"
 
     def resize(self, size: tuple[int, int]) -> float:
-        """Returns the length of the resized image's shorter side, for a crop to `size`."""
+        """Returns the shorter side of the resized image, in pixels, before the crop to `size`.
+
+        Args:
+          size: height and width of the crop in pixels.
+        """
         return float(min(size) / self.share)
 
 
-# The default for checkpoints that do not contain the preprocessing. It is that of the paper's
-# pre-training: resize to 256 pixels and crop to 224 pixels.
+# The default for checkpoints that do not contain the preprocessing. As in the pre-training of the
+# ViT paper, images are resized to 256 pixels and cropped to 224 pixels.
 DEFAULT_PREPROCESSING = Preprocessing("short_side", Fraction(7, 8), "bilinear")
 
 
@@ -205,9 +209,9 @@ def _of_convnext(config: dict) -> dict:
 
 
 def _statistics(config: dict) -> dict[str, Any]:
-    """Returns a mean and a std that have the same effect as a processor's two steps on pixels.
+    """Combines a processor's rescaling and normalization of pixels into one mean and std.
 
-    The steps are rescaling and normalization. The result applies to pixels in [0, 1].
+    The returned mean and std apply to pixels in [0, 1].
     """
     scale = 255 * config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 255.0
     if not (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0):
@@ -321,11 +325,11 @@ def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any
 def lost(
     seen: Preprocessing | None, probabilities: str, size: tuple[int, int], library: str
 ) -> list[str]:
-    """Returns a line for each property of preprocessing and probabilities that is not stored.
+    """Returns a line for each setting of preprocessing or probabilities that cannot be stored.
 
     Args:
       seen: the preprocessing; None: unknown.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: name of the function from logits to probabilities: `softmax` or `sigmoid`.
       size: height and width of the model's images in pixels.
       library: the library whose files are written.
     """

@@ -118,7 +118,8 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
         "normalization": "in the program, whose input is pixels in input_range; mean and std are "
         "of [0, 1]",
     }
-    # A `square` resize has two target sides: each side of the crop, divided by `share`.
+    # A `square` resize changes the aspect ratio. Height and width of the resized image are the
+    # crop's height and width divided by `share`.
     if seen.kind == "square":
         facts["resize_to"] = [int(side / seen.share) for side in size]
     elif seen.kind == "fit":
@@ -175,7 +176,8 @@ def write_stablehlo(
 
     StableHLO files cannot store metadata. The metadata are written to `metadata_file(file)`.
     """
-    # The size is checked first, because JAX would run for minutes before it raises an error.
+    # The size of the parameters is checked before the export. Without this check, JAX would run for
+    # minutes before it raises an error.
     if (size := sum(array.nbytes for array in jax.tree.leaves(nnx.state(model)))) > MOST_BYTES:
         raise UserError(
             f"its parameters take {size / 1e9:.1f} GB, and StableHLO is limited to "

@@ -84,8 +84,8 @@ def _patch_head(tensors: Arrays, head: Arrays) -> tuple[Arrays | None, list[str]
 def _options(heads: dict[str, Arrays]) -> dict[str, Any]:
     """Returns the objective's options for the heads.
 
-    Gains are the lengths of prototypes (`weight_g`). If all gains are 1, they are deleted from
-    `heads`.
+    The lengths of a head's prototypes (`weight_g`) are its parameter `gains`. If all lengths are 1,
+    this parameter is deleted from each of the `heads`.
 
     Raises:
       UserError: the heads differ in the width of the MLP, or only one of them has gains.
@@ -109,7 +109,9 @@ def _options(heads: dict[str, Arrays]) -> dict[str, Any]:
 def _prototype_lengths(heads: dict[str, Arrays]) -> str:
     """Returns the option `prototype_lengths`.
 
-    The value is `free` without gains, `one` if all gains are 1, and `learned` with other gains.
+    - `free`: the heads have no parameter `gains`, the lengths of the prototypes.
+    - `one`: all gains are 1.
+    - `learned`: some gains differ from 1.
 
     Raises:
       UserError: only one of the heads has gains.
@@ -133,7 +135,10 @@ def _centres(tensors: Arrays) -> Arrays:
 
 
 def _old_name(name: str) -> str:
-    """Converts new names of PyTorch's weight normalization to `weight_g` and `weight_v`."""
+    """Converts tensor names of PyTorch's new weight normalization to the old names.
+
+    For example, `parametrizations.weight.original0` becomes `weight_g`.
+    """
     name = name.replace(".parametrizations.weight.original0", ".weight_g")
     return name.replace(".parametrizations.weight.original1", ".weight_v")
 

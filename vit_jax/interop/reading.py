@@ -1,19 +1,19 @@
 """Reads files of other libraries as a `Checkpoint`.
 
 Opening a file reads the names and shapes of tensors only. `Checkpoint.read` reads the values of one
-parameter. These are the steps from a checkpoint to a model, with inputs and outputs:
+parameter. The table lists the functions from a checkpoint to a model, as `inputs -> outputs`:
 
     load.py: load_model           source, changed arguments -> model
-    1. open.py: open_checkpoint   source -> Checkpoint; downloads hf://; workdirs have a reader
+    1. open.py: open_checkpoint   source -> Checkpoint; downloads hf://, opens workdirs separately
        reading.py: open_files     file or folder -> Checkpoint
        a. read_files              path -> config.json, Tensors (name, shape, function that reads)
-       b. Library.claims          path, config, tensors -> True for the library's files; set in each
-                                  library's __init__.py; the first of LIBRARIES wins
-       c. Library.prepare         tensors, config -> both for the image model only; timm's function
-                                  returns them unchanged, and rejects unsupported names
+       b. Library.claims          path, config, tensors -> True for the library's files; the first
+                                  library in LIBRARIES that returns True is selected
+       c. Library.prepare         tensors, config -> tensors and config of the image model only;
+                                  timm's function only rejects unsupported architecture names
        d. Library.read_format     config, tensors -> the first Format whose `claims` returns True,
-                                  such as timm_vit.py; most check tensors, timm_eva.py the
-                                  architecture's name
+                                  such as timm_vit.py; most formats check the tensors' names, and
+                                  timm_eva.py checks the architecture's name
        e. Format.rename           tensors -> tensors with the names in the format's rules
        f. Format.arguments        tensors, config, image size -> arguments, assumptions
        g. Library.preprocessing   config.json, preprocessor_config.json -> mean, std, preprocessing
@@ -65,8 +65,9 @@ def open_files(path: str | Path, image_size: int | tuple[int, int] | None = None
 
     Args:
       path: the file or folder.
-      image_size: image size for which the model is loaded. It is required only if the file has a
-        position table for images that are not square, and does not contain their size.
+      image_size: image size for which the model is loaded. It is required only if the file has
+        position embeddings for images that are not square, and does not contain the size of these
+        images.
 
     Raises:
       UserError: the files cannot be read, or their model is unsupported.
@@ -209,8 +210,8 @@ def read_files(path: Path) -> tuple[dict, Tensors]:
             "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW) writes safetensors."
         )
     pickles = [name for name in os.listdir(path) if name.endswith(TORCH_SUFFIXES)]
-    # `open_tensors` raises a UserError with the command to convert a pickle. It should name the
-    # model's file, not a file of the trainer.
+    # For a pickle, `open_tensors` raises a UserError with the command to convert the file. If there
+    # are several pickles, the model's file is chosen, not a trainer's file.
     if pickles:
         open_tensors(path / min(pickles, key=lambda name: (name != TORCH_MODEL, name)))
     raise UserError(
@@ -255,6 +256,6 @@ def check_tensors(path: Path, mapped: list[Entry], tensors: Tensors) -> None:
 
 
 def _first_names(names: set[str]) -> str:
-    """Formats the first three names, and the number of further names."""
+    """Formats a set of names for an error message: the first three, and how many follow."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(sorted(names)[:3])}{more}"

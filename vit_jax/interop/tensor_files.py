@@ -189,7 +189,8 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 
             def read(name=name, kind=kind, shape=shape, part=content[begin:end]):
                 check_float(path, name, kind)
-                # This is a view of the memory-mapped file, which is read when the values are used.
+                # The array is a view of the memory-mapped file. The file is read when the values
+                # are used.
                 return np.asarray(part.view(np.dtype(kind)).reshape(shape), np.float32)
 
             tensors[name] = Tensor(shape, kind, read)
@@ -225,13 +226,14 @@ def check_float(path: Path, name: str, kind: str) -> None:
 
 @contextlib.contextmanager
 def _damaged(path: Path, part: str) -> Iterator[None]:
-    """Converts errors about damaged files, raised within the context, to UserErrors of one line."""
+    """Converts errors within the context, caused by a damaged file, to UserErrors of one line."""
     try:
         yield
     except UserError:
         raise
     except _DAMAGE as error:
-        # An error of the operating system does not mean that the file is damaged.
+        # An error of the operating system, such as a missing permission, does not mean that the
+        # file is damaged. Therefore it has its own error message.
         if isinstance(error, OSError) and error.errno:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
         detail = str(error).strip().split("\n")[0] or type(error).__name__
@@ -278,7 +280,7 @@ def aligned_empty(shape: tuple[int, ...], dtype) -> np.ndarray:
 
 
 def transpose_into(out: np.ndarray, x: np.ndarray) -> None:
-    """Computes `out[...] = x.T` in strips that fit in the CPU cache; this is five times as fast."""
+    """Computes `out[...] = x.T` in strips that fit in the CPU cache, which is five times faster."""
     for start in range(0, len(x), 16):
         out[:, start : start + 16] = x[start : start + 16].T
 

@@ -13,11 +13,12 @@ class TextFormat(NamedTuple):
     Attributes:
       title: the library's name in messages.
       options: arguments of the text tower.
-      rules: naming rules for the parameters of the text tower.
+      rules: rules that map the text tower's parameters to tensor names.
       tensors: tensors of the text tower, with the names in `rules`.
       probabilities: a key of `PROBABILITIES`: `softmax` or `sigmoid`.
       cleaning: kind of text cleaning, as in `open_tokenizer`.
-      logit_scale: name of the tensor with the logarithm of the factor of cosine similarities.
+      logit_scale: name of the tensor with the logarithm of the factor that multiplies cosine
+        similarities.
       logit_bias: name of the tensor with the bias of the logits; None: the model has no bias.
     """
 

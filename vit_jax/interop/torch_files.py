@@ -33,7 +33,8 @@ class _Names(NamedTuple):
     weights: str
 
 
-# Pickles for which a JSON file in the same folder describes the model.
+# Maps the name of a pickle to the names of two files: the JSON file in the same folder that
+# describes the model, and the safetensors file to write.
 _DESCRIBED = {
     TORCH_MODEL: _Names("config.json", "model.safetensors"),
     "open_clip_pytorch_model.bin": _Names(OPEN_CLIP, "open_clip_model.safetensors"),
@@ -85,8 +86,8 @@ floats = {{name: x.detach().clone().contiguous() for name, x in content.items() 
 save_file(floats, destination)
 """
 
-# Prefixes that wrappers add to names, such as Lightning's `model` and `net`; and names of authors
-# that differ from timm's names.
+# _PREFIXES matches the prefixes that wrappers add to tensor names, such as Lightning's `model` and
+# `net`. _RENAMED maps authors' tensor names to timm's names.
 _PREFIXES = r"^(module\.|model\.|net\.|backbone\.|encoder\.|_orig_mod\.)+"
 _RENAMED = {
     "register_tokens": "reg_token",
@@ -102,12 +103,16 @@ _LEFT_OUT = (
     r"^(mask_token|masked_embed|decoder|head\.(mlp|last_layer)|dino_head|ibot_head|\w+_loss\.)"
 )
 _LEFT_OUT += r"|^(projectors?|predictor|lm_head|cls_pt_layers|local_cls_norm)\b"
-# FCMAE's decoder has two more names; in other files these names can belong to the model.
+# FCMAE's decoder also has tensors `proj` and `pred`. They are skipped only in ConvNeXt's files,
+# because other models can have tensors with these names.
 _LEFT_OUT_OF_CONVNEXT = _LEFT_OUT + r"|^(proj|pred)\b"
 
 
 def is_torch_file(source: str) -> bool:
-    """Returns True for the path of a PyTorch file, with or without `@KEY` at the end."""
+    """Returns True for the path of a PyTorch file, such as `a.pth`, or `a.pth@KEY`.
+
+    KEY is the key of a dict of tensors in the file.
+    """
     return source.rpartition("@")[0].endswith(SUFFIXES) or source.endswith(SUFFIXES)
 
 
@@ -123,15 +128,16 @@ def refuse_module(source: str) -> None:
 
 
 def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, list[str]]:
-    """Converts a PyTorch file to a timm checkpoint; DINO's heads are written to files next to it.
+    """Converts a PyTorch file to a checkpoint that vit_jax can read, usually in timm's format.
 
-    A `pytorch_model.bin` with a `config.json` next to it belongs to another library. Its tensors
-    are written with unchanged names, and the library's JSON files are copied. float64 is rounded to
-    float32.
+    - DINO's projection heads are written to additional files of the checkpoint.
+    - If a JSON file next to the PyTorch file describes the model, such as `config.json` next to
+      `pytorch_model.bin`, the names of the tensors do not change, and the JSON files are copied.
+    - float64 is rounded to float32.
 
     Args:
-      source: path of the file. If it contains several dicts of tensors, `FILE@KEY`, where the key
-        is, for example, `teacher`.
+      source: path of the file. For a file that contains several dicts of tensors, the path is
+        followed by `@` and the dict's key, such as `FILE@teacher`.
       folder: an empty folder for the converted files.
       pixels: mean and std of the preprocessing, a key of `PIXELS`. None: the values that the
         authors use.
@@ -141,8 +147,8 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
 
     Raises:
       UserError: the file does not exist, torch 2.6 or later is not installed, the file contains
-        objects other than tensors, or it contains several dicts of tensors and no key is given. The
-        errors of `as_timm` are raised, too.
+        objects other than tensors, it contains several dicts of tensors and no key is given, or
+        `as_timm` does not support the model.
     """
     path, read = _path_and_key(source)[0], folder / READ
     loaded, notes = read_tensors(source, folder)
@@ -174,7 +180,7 @@ def read_tensors(source: str, folder: Path) -> tuple[dict[str, np.ndarray], list
 
     Args:
       source: path of the file, or `FILE@KEY` if it contains several dicts of tensors.
-      folder: the folder for the extracted file `READ`.
+      folder: an existing folder, in which the tensors are written to the new file `READ`.
 
     Raises:
       UserError: the file does not exist, torch 2.6 or later is not installed, the file contains
@@ -190,7 +196,7 @@ def read_tensors(source: str, folder: Path) -> tuple[dict[str, np.ndarray], list
 
 
 def _path_and_key(source: str) -> tuple[str, str]:
-    """Splits `FILE@KEY` into path and key; the key of `FILE` is empty."""
+    """Splits `FILE@KEY` into path and key; without `@KEY`, the key is empty."""
     path, _, key = (source, "", "") if source.endswith(SUFFIXES) else source.rpartition("@")
     return path, key
 
@@ -199,7 +205,7 @@ def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | N
     """Writes the tensors of an author's file to a timm checkpoint.
 
     Args:
-      named: pairs of a name, converted by `_short`, and a tensor.
+      named: pairs of (name, tensor); the names are converted by `_short`.
       folder: an empty folder for the checkpoint.
       pixels: mean and std of the preprocessing, a key of `PIXELS`. None: the values that the
         authors use.
@@ -231,7 +237,7 @@ def _model_tensors(
     """Separates the model's tensors from tensors that were used in pre-training only.
 
     Args:
-      named: pairs of a name and a tensor, without the heads that `read_heads` converts.
+      named: pairs of (name, tensor), without the heads that `read_heads` converts.
 
     Returns:
       The model's tensors by name, and the names of the skipped tensors.
@@ -255,7 +261,7 @@ def _model_tensors(
 
 
 def _with_register_positions(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Adds zero rows for the registers to the position table, as timm requires."""
+    """Adds zeros for the registers to the position embeddings, as timm requires."""
     if "reg_token" not in tensors or "pos_embed" not in tensors:
         return tensors
     positions, zeros = tensors["pos_embed"], np.zeros_like(tensors["reg_token"])
@@ -264,7 +270,7 @@ def _with_register_positions(tensors: dict[str, np.ndarray]) -> dict[str, np.nda
 
 
 def _write_timm(folder: Path, tensors: dict[str, np.ndarray], config: dict) -> None:
-    """Writes the two files of a timm checkpoint."""
+    """Writes the files of a timm checkpoint, `model.safetensors` and `config.json`."""
     from safetensors.numpy import save_file
 
     save_file(tensors, folder / "model.safetensors")
@@ -272,7 +278,11 @@ def _write_timm(folder: Path, tensors: dict[str, np.ndarray], config: dict) -> N
 
 
 def _preprocessing_note(preprocessing: dict) -> str:
-    """Returns a line for the user about the assumed preprocessing, a `pretrained_cfg` of timm."""
+    """Returns a line for the user about the assumed preprocessing.
+
+    Args:
+      preprocessing: the preprocessing in the form of timm's `pretrained_cfg`.
+    """
     name = next(name for name, pixels in PIXELS.items() if pixels["mean"] == preprocessing["mean"])
     if "crop_mode" in preprocessing:
         crop = "all of the image, squeezed"

@@ -82,7 +82,12 @@ def text_arrays(rules: Sequence[Rule], text_part: TextPart, title: str) -> Array
 
 
 def similarity_arrays(text_part: TextPart, shape: tuple[int, ...]) -> Arrays:
-    """Returns the tensors `logit_scale` and, if any, `logit_bias`, each with the given shape."""
+    """Returns the tensor `logit_scale` and, if the model has a bias, the tensor `logit_bias`.
+
+    Args:
+      text_part: contains the scale and the bias.
+      shape: shape of each tensor, such as `()` or `(1,)`.
+    """
     arrays = {"logit_scale": np.full(shape, text_part.logit_scale, np.float32)}
     if text_part.logit_bias is not None:
         arrays["logit_bias"] = np.full(shape, text_part.logit_bias, np.float32)
@@ -115,7 +120,8 @@ def describe_tokenizer(folder: Path, text_part: TextPart, more: dict[str, Any]) 
         config = dict(tokenizer_class="CLIPTokenizer", pad_token="<|endoftext|>")
     else:
         config = dict(tokenizer_class="SiglipTokenizer")
-    # Texts are padded to this length, and SigLIP's text tower reads the last token.
+    # Tokenizers pad texts to `model_max_length`. The padding must be correct, because SigLIP's text
+    # tower pools the last token.
     config |= dict(model_max_length=text_part.tokenizer.length)
     described.write_text(json.dumps(config | more, indent=2) + "\n")
 
@@ -123,13 +129,14 @@ def describe_tokenizer(folder: Path, text_part: TextPart, more: dict[str, Any]) 
 def without_bias(towers: Towers, title: str) -> tuple[Towers, list[str]]:
     """Removes the bias of the image tower's projection by changing the bias of the last norm.
 
-    The embeddings stay the same.
+    The embeddings stay the same, except for rounding.
 
     Returns:
-      The changed model, and a list with a note. If the bias is zero, the model itself and no note.
+      The changed model, and a list with a note about the change. If the projection's bias is
+      already zero, the result is the unchanged model and an empty list.
 
     Raises:
-      UserError: no bias of the last norm has the same effect.
+      UserError: no bias of the last norm can replace the projection's bias.
     """
     options, read = towers.options, towers.read
     if not options.num_classes or not np.any(bias := np.asarray(read("head/bias"), np.float64)):

@@ -32,7 +32,7 @@ _TEXTS = ("a cat", "red")  # The tokens of these texts are compared. No cleaning
 
 
 def library_of_towers(destination: Path) -> str:
-    """Returns the key of `FORMATS` for a file or folder to write."""
+    """Returns the default library for a path to write: big_vision for `.npz`, else Transformers."""
     return "big_vision" if destination.suffix == ".npz" else "transformers"
 
 

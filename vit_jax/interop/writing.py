@@ -69,7 +69,7 @@ def save(
       objective: parameters of a training objective to write with the model. They are written in the
         library's own format or, if it has none, in additional files. None: no such parameters.
       objective_shapes: shapes of the objective's parameters by vit_jax's path.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: name of the function from logits to probabilities: `softmax` or `sigmoid`.
 
     Raises:
       UserError: the format cannot store the model or one of its arguments, or the destination
@@ -112,7 +112,14 @@ def save(
 def content_of(
     form: Format, title: str, options: ImageOptions, read: Callable[[str], Any]
 ) -> Content:
-    """Returns the content of the files for a model without parameters of an objective."""
+    """Converts a model to the content of a library's files, without an objective's parameters.
+
+    Args:
+      form: the library's format for the model.
+      title: name of the library, for errors.
+      options: the arguments of the model.
+      read: called with the path of a parameter; returns the parameter.
+    """
     shapes, values = parameter_shapes(sketch(options)), asdict(options)
     described = form.describe(values)
     mapped = form.number(entries(form.rules(values), shapes, title), values)
@@ -138,7 +145,7 @@ def _with_objective(
 ) -> Content:
     """Adds the parameters of an objective, in the library's own format, to the files' content."""
     known = form.objective
-    # The caller has checked this by `Library.writes_objective`.
+    # The caller has checked by `Library.writes_objective` that the format contains objectives.
     assert known is not None and known.describe is not None
     mapped = [
         entry._replace(names=tuple(known.prefix + name for name in entry.names))
@@ -175,13 +182,15 @@ def compare_arguments(
     values: Values,
     remedies: Collection[str] = _FLAGS,
 ) -> None:
-    """Raises UserError if the model in the files has other arguments than the written model.
+    """Raises UserError if the files that were just written imply other arguments of the model.
+
+    Arguments without an effect are not compared.
 
     Args:
-      written: read from the files.
+      written: the checkpoint that was read back from the files.
       title: name of the library, for errors.
-      model: class of the written model.
-      values: arguments of the written model.
+      model: class of the original model.
+      values: arguments of the original model.
       remedies: arguments that the user can change by a flag of `convert`.
     """
     ignored = _without_effect(model, values)
@@ -212,7 +221,13 @@ def _without_effect(model: type[ImageModel], values: Values) -> set[str]:
 
 
 def compare_parameters(written: Checkpoint, title: str, read: Callable[[str], Any]) -> None:
-    """Raises UserError if a parameter in the files is not bit-exact with the model's parameter."""
+    """Raises UserError if a parameter in the written files differs from the original parameter.
+
+    Args:
+      written: the checkpoint that was read back from the files.
+      title: name of the library, for errors.
+      read: called with the path of a parameter; returns the original parameter.
+    """
     for path in written.shapes:
         if not np.array_equal(written.read(path), np.asarray(read(path)), equal_nan=True):
             raise UserError(f"{title} does not store {path} exactly")

@@ -1,4 +1,4 @@
-"""Charts of metrics against a factor, with the std over seeds."""
+"""Plots metrics of training runs against a varied factor, with the std over seeds."""
 
 import itertools
 import statistics
@@ -13,12 +13,14 @@ MARKS = {"ViT": "o", "BiT": "s", "hybrid": "^"}  # Markers of points that have a
 def lines(
     points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), log: bool = True, **labels
 ):
-    """Draws the mean of a metric over a factor, with the std over seeds as error bars.
+    """Plots a metric against a factor: the mean over seeds, with the std as error bars.
 
     Args:
-      points: results of runs from `Study.points`. Values of `y` are from 0 to 1.
-      x: name of a factor, or of a metric such as exaflops. For a metric, its mean over seeds is
-        drawn.
+      points: results from `Study.points`. A point is a group of runs that differ only by their
+        seed: the values of the factors, and each metric as a list with a value per seed. Values of
+        `y` are from 0 to 1.
+      x: quantity on the x-axis: the name of a factor, such as `model`, or of a metric, such as
+        `exaflops`. For a metric, the mean over seeds is drawn.
       y: name of the metric.
       by: factors; there is a line for each combination of their values.
       log: True: the x-axis is logarithmic, unless the values of `x` are text.
@@ -74,11 +76,13 @@ def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label:
 
 
 def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x: str, by: str):
-    """Adds the power law of each group, as a dashed line, to a chart that `lines` has drawn.
+    """Adds the power law of each group of points, as a dashed line, to a chart drawn by `lines`.
+
+    Points with the same value of the factor `by`, such as the same model family, are a group.
 
     Args:
       figure: the chart.
-      laws: result of `power_law.laws`, by the value of the factor `by`.
+      laws: the fitted power law of each group, from `power_law.laws`.
       points: points of the chart.
       x: the factor or metric on the x-axis.
       by: the factor that groups the points.
@@ -108,7 +112,12 @@ def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x
 
 
 def at(point: Mapping[str, Any], name: str) -> Any:
-    """Returns the value of a factor, or the mean of a metric."""
+    """Returns the value of a factor, or the mean of a metric over seeds, of a point in a chart.
+
+    Args:
+      point: a point from `Study.points`: factors, and metrics as a list with a value per seed.
+      name: name of the factor or the metric.
+    """
     value = point[name]
     return statistics.mean(value) if isinstance(value, (list, tuple)) else value
 
@@ -117,7 +126,8 @@ def panels(rows: Points, x: str, xlabel: str, figures: Mapping[str, str], by: st
     """Draws a panel with logarithmic axes for each metric.
 
     Args:
-      rows: mappings with the factors `x` and `by`, and a number for each metric.
+      rows: the points to draw. Each is a mapping with the values of the factors `x` and `by`, and
+        the value of each metric.
       x: the factor on the x-axis.
       xlabel: label of the x-axis.
       figures: labels of the panels, by the name of the metric.

@@ -71,11 +71,12 @@ def compose_all(
 
 
 def annotation(mask: np.ndarray, objects: np.ndarray, part: int) -> dict[str, Any]:
-    """Returns the COCO annotation of a cut-out's visible pixels, without ids.
+    """Returns the COCO annotation of a cut-out's visible pixels, without `id` and `image_id`.
 
     Args:
-      mask, objects: for each pixel the class and the number of the cut-out, from `compose`.
-      part: number of the cut-out.
+      mask: the class of each pixel, from `compose`.
+      objects: for each pixel, the number of the cut-out that covers it, from `compose`.
+      part: number of the cut-out to annotate.
     """
     pixels = objects == part
     rows, columns = np.nonzero(pixels)

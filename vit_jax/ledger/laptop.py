@@ -1,9 +1,12 @@
-"""Laptop scale: small models of three families on composed images of 16 pixels.
+"""Laptop scale of the experiments: small ViTs, BiTs and hybrids on generated images of 16 pixels.
 
-A step with images of 16 pixels takes a quarter of the time that it takes with 32, and objects are
-still larger than the digits in scikit-learn's data set. Each object fills its image (`centred`),
-because small ViTs need thousands of steps to learn scattered objects. Models are pre-trained on any
-number of images of `letters`, and evaluated by few-shot classification of other alphabets. The
+Each image shows an object, such as a letter, on texture and noise. A training step with images of
+16 pixels takes a quarter of the time of a step with images of 32 pixels. Objects are still larger
+than the digits in scikit-learn's data set. Each object fills its image (`centred`), because small
+ViTs need thousands of steps to learn objects at random positions (`scattered`).
+
+Models are pre-trained on Latin letters (the collection `letters`), of which any number of images
+can be generated. They are evaluated by few-shot classification of letters of other alphabets. The
 recipe is `configs/composed.py`.
 """
 
@@ -35,17 +38,18 @@ def config_name(
     size: int = 16,
     source: str = "centred",
 ) -> str:
-    """Returns the name of a config for composed images, such as `composed:model=ViT-32x4/4,...`.
+    """Returns the name of a config for generated images, such as `composed:model=ViT-32x4/4,...`.
 
     The config is `configs/composed.py` with arguments; the batch size is 128.
 
     Args:
       model: name of the model.
-      collection: collection of the objects, such as `letters`.
+      collection: the kind of objects in the images: `letters`, `digits`, or another alphabet.
       images: number of training images: the first images of the training split.
       steps: number of steps of the run.
       size: size of the images, in pixels.
-      source: `centred`, `scattered` or `coloured` objects.
+      source: kind of images. `centred`: one object fills the image. `scattered`: objects are at
+        random positions. `coloured`: one object with a colour and a rotation.
     """
     images_of = f"source={source},collection={collection},images={images},size={size}"
     return f"composed:model={model},{images_of},steps={steps}"
@@ -76,13 +80,13 @@ def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
 def fewshot(
     steps: int, *collections: str, shots: int = 10, images: int = 2000, source: str = "centred"
 ) -> Mapping[str, Any]:
-    """Returns overrides for few-shot evaluation during a run.
+    """Returns config overrides for few-shot evaluation during a run.
 
-    The metrics are `fewshot/greek/10` and so on.
+    The name of a metric contains the alphabet and the number of shots, such as `fewshot/greek/10`.
 
     Args:
       steps: interval of the evaluation in steps, a multiple of the run's `evaluate_every`.
-      *collections: collections of objects to classify; `DOWNSTREAM` by default.
+      *collections: alphabets to classify, such as `greek`; `DOWNSTREAM` by default.
       shots: training images per class.
       images: number of images from which the shots are drawn.
       source: `centred` or `scattered` objects.
@@ -94,7 +98,7 @@ def fewshot(
 
 
 def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -> int:
-    """Returns the number of steps for which a changed config needs as much compute as the original.
+    """Returns the number of steps that makes a changed config as expensive as the original config.
 
     Args:
       config: name of the original config, with its argument after a colon.
@@ -113,7 +117,10 @@ def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -
 
 
 def shorter(steps: int) -> Mapping[str, Any]:
-    """Returns overrides for short runs that compare values on `dev`, such as learning rates."""
+    """Returns config overrides for the short runs of a search, such as for a learning rate.
+
+    The runs are evaluated on 5,000 validation images (the split `dev`), at their last step.
+    """
     return {
         "data__test_split": "dev[:5000]",
         "steps": steps,
@@ -125,11 +132,11 @@ def shorter(steps: int) -> Mapping[str, Any]:
 
 
 def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) -> list[float]:
-    """Returns the mean few-shot accuracy over the collections `DOWNSTREAM`, for each seed.
+    """Returns the mean few-shot accuracy over the four alphabets of `DOWNSTREAM`, for each seed.
 
     Args:
-      point: a point from `Study.points`, with the few-shot metrics of all these collections.
-      prefix: `best ` for the best values of all evaluations, or empty.
+      point: a point from `Study.points`, with the few-shot metrics of all four alphabets.
+      prefix: `best ` for the highest value of each metric during a run; empty for the last value.
       shots: training images per class.
     """
     names = [f"{prefix}fewshot/{name}/{shots}" for name in DOWNSTREAM]

@@ -1,6 +1,7 @@
-"""Computes attention and position similarity of trained models, for figures 6, 7, 11 and 14.
+"""Computes attention and position similarity of trained models.
 
-The models are from our runs, or they are checkpoints that the user passes with a folder of images.
+These are shown in figures 6, 7, 11 and 14 of the ViT paper. The models are from our runs, or they
+are checkpoints that the user passes with a folder of images.
 """
 
 import functools
@@ -37,8 +38,9 @@ def of_models(
 ) -> Experiment:
     """Returns an experiment that inspects a ViT and a hybrid.
 
-    At laptop scale the models are from the runs of figure 7. At the paper's scale they are any
-    checkpoints of the user. The arguments are fields of `Experiment`.
+    At laptop scale the models are trained by the experiment `figure7`, and the other experiments
+    use the same runs. At the paper's scale the models are any checkpoints of the user. The
+    arguments are fields of `Experiment`.
     """
     shared = dict(read=read, table=table, draw=draw, finding=finding)
     own = {} if runs_of else dict(stages=(TRAINED,), options=FLAGS, minutes=35)
@@ -54,7 +56,7 @@ def of_models(
 
 
 def trained(study: Study, model: str, seed: int) -> tuple[str, Mapping[str, Any]]:
-    """Returns a training run on scattered digits. Masks of the objects are known for its images."""
+    """Returns a training run on images of digits at random positions, with known masks."""
     return config_name(model, "digits", 100_000, STEPS, size=32, source="scattered"), RECIPE
 
 
@@ -83,9 +85,10 @@ class Seen(NamedTuple):
 def seen_in(study: Study) -> dict[str, Seen]:
     """Returns the attention of each model on some images, by the model's name.
 
-    At laptop scale the models are from finished runs of `trained`, and the images are test images
-    of these runs. At the paper's scale the models are the checkpoints of `--checkpoint` (with their
-    file names as names), and the images are those in the folder `--images`.
+    At laptop scale the models are from the finished runs of the study's stage `trained`, and the
+    images are test images of these runs. At the paper's scale the models are the checkpoints of
+    `--checkpoint` (with their file names as names), and the images are those in the folder
+    `--images`.
 
     Raises:
       UserError: the checkpoints or the folder are missing; a model has no full attention.
@@ -177,11 +180,19 @@ def folder_images(folder: str, crop) -> np.ndarray:
 
 
 def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first test images of a run on composed images, and masks of labelled objects."""
+    """Returns the first test images of a run, and masks of the objects that the labels name.
+
+    Args:
+      workdir: workdir of a run on generated images, for which masks are known.
+      crop: the evaluation transform.
+
+    Returns:
+      The images, uint8 `[images, height, width, 3]`, and the masks, bool `[images, height, width]`.
+    """
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import saved_run
 
-    source = open_splits(saved_run(workdir).options).test
+    source = open_splits(saved_run(workdir).config).test
     images = np.stack([crop(source[index].image) for index in range(IMAGES)])
     objects = [source.objects(index) for index in range(IMAGES)]
     return images, np.stack([each.seen == each.main for each in objects])
@@ -189,7 +200,10 @@ def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def positions_of(workdir: Path) -> np.ndarray:
-    """Returns the similarity of a run's position embeddings, `[rows, columns, rows, columns]`."""
+    """Returns the similarity of each pair of position embeddings of a run's model.
+
+    The result is `[rows, columns, rows, columns]`: row and column of one patch, then of the other.
+    """
     import vit_jax
     from vit_jax.inspection.embeddings import position_similarity
 
@@ -200,10 +214,11 @@ def positions_of(workdir: Path) -> np.ndarray:
 
 
 def distances(study: Study) -> dict[str, Any]:
-    """Returns mean attention distances in pixels, by model.
+    """Returns mean attention distances in pixels.
 
-    The result for a model contains the distances of its heads, `[layers][heads]`, and the distance
-    that uniform attention would have.
+    Returns:
+      Two dicts by model: `distance` contains the mean attention distance of each head,
+      `[layers][heads]`. `even` contains the distance that uniform attention would have.
     """
     seen = seen_in(study)
     return {
@@ -213,7 +228,10 @@ def distances(study: Study) -> dict[str, Any]:
 
 
 def distance_table(figures: Figures) -> str:
-    """Returns a table of the shortest and longest attention distance in each layer, by model."""
+    """Returns a table of attention distances: a row for each model, and a column for each layer.
+
+    A cell contains the minimum and the maximum over the layer's heads, in pixels.
+    """
     layers = max((len(layers) for layers in figures["distance"].values()), default=0)
     lines = [
         [name, *(span(heads) for heads in distance), *[""] * (layers - len(distance))]
@@ -227,7 +245,7 @@ def distance_table(figures: Figures) -> str:
 
 
 def span(heads: list[float]) -> str:
-    """Formats minimum and maximum, such as `1.5 to 9.2`."""
+    """Formats the minimum and maximum of numbers, such as `1.5 to 9.2`."""
     return f"{min(heads):.1f} to {max(heads):.1f}"
 
 
@@ -238,7 +256,8 @@ def nearness(similarity: np.ndarray) -> dict[str, float]:
     other pairs.
 
     Args:
-      similarity: `[rows, columns, rows, columns]`.
+      similarity: similarity of two patches, by row and column of the first and of the second patch:
+        `[rows, columns, rows, columns]`.
     """
     rows, columns = np.indices(similarity.shape[:2]).reshape(2, -1)
     down, right = (abs(places[:, None] - places[None]) for places in (rows, columns))
@@ -253,13 +272,14 @@ def nearness(similarity: np.ndarray) -> dict[str, float]:
 
 
 def on_objects(seen: Seen) -> dict[str, list[float]] | None:
-    """Returns for each image the share of rollout on the labelled object, and the object's area.
+    """Returns how much of each image's attention rollout is on the object, and the object's area.
 
-    Both are from 0 to 1. The rollout of a patch is distributed evenly over its pixels.
+    Both are fractions from 0 to 1. The object is the one whose class is the image's label. The
+    rollout of a patch is distributed evenly over its pixels.
 
     Returns:
-      Two lists with a value for each image: `weight`, the share of rollout, and `share`, the
-      object's share of the image's area. None if masks are unknown.
+      A dict of two lists with a value for each image: `weight`, the sum of rollout on the object,
+      and `share`, the object's fraction of the image's area. None if masks are unknown.
     """
     if seen.masks is None:
         return None

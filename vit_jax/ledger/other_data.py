@@ -4,15 +4,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
-from vit_jax.config import run_options
+from vit_jax.config import value_at
 from vit_jax.data.sources import SOURCES, DataSet, data_set, open_source
 from vit_jax.errors import UserError
+from vit_jax.options.run import RunOptions
 from vit_jax.runs.splits import open_splits
 
 FORM = "NAME=KIND:PATH@TRAIN,TEST"
-SUITES = ("fewshot", "knn")  # Config sections with data sets to evaluate on.
 # Instructions for data sets that TFDS does not provide.
 TO_GET = {
     "jft": "JFT-300M was never published: any large set of labelled images may stand for it",
@@ -27,9 +25,9 @@ class OtherData(NamedTuple):
 
     Attributes:
       kind, path: values of `data.source` and `data.path`.
-      splits: names of its training and its test split; None: they have the names of the replaced
-        data set's splits.
-      label_key, num_classes: as in the config.
+      splits: names of the training and the test split; None: the same names as in the replaced data
+        set.
+      label_key, num_classes: values of `data.label_key` and `data.num_classes`.
     """
 
     kind: str
@@ -45,7 +43,7 @@ class OtherData(NamedTuple):
 
 
 def read_data(texts: Sequence[str]) -> dict[str, OtherData]:
-    """Parses values of `--data`.
+    """Parses values of `--data`; returns the user's data sets by the name of the replaced data set.
 
     Example: `jft=tfds:/data/mine@train,val,label_key=labels,num_classes=90`.
 
@@ -74,7 +72,7 @@ def read_data(texts: Sequence[str]) -> dict[str, OtherData]:
     return found
 
 
-def names_of(config: ConfigDict) -> list[str]:
+def names_of(config: RunOptions) -> list[str]:
     """Returns the names of all data sets that a config reads, such as `jft` or `vtab/dtd`."""
     read = [
         (config.data.source, config.data.path),
@@ -83,14 +81,17 @@ def names_of(config: ConfigDict) -> list[str]:
     return list(dict.fromkeys(_name(*each) for each in read))
 
 
-def _sets(config: ConfigDict) -> list[DataSet]:
+def _sets(config: RunOptions) -> list[DataSet]:
     """Returns the data sets of a config's few-shot and k-NN evaluations."""
     return [
-        data_set(text) for suite in SUITES if config[suite].every for text in config[suite].sets
+        data_set(text)
+        for suite in (config.fewshot, config.knn)
+        if suite.every
+        for text in suite.sets
     ]
 
 
-def open_all(config: ConfigDict, replaced: Sequence[str] = ()) -> None:
+def open_all(config: RunOptions, replaced: Sequence[str] = ()) -> None:
     """Opens all data sets that a run with this config reads, to check that they exist.
 
     Args:
@@ -102,7 +103,7 @@ def open_all(config: ConfigDict, replaced: Sequence[str] = ()) -> None:
     """
     name = _name(config.data.source, config.data.path)
     try:
-        open_splits(run_options(config))
+        open_splits(config)
         for each in _sets(config):
             name = _name(each.kind, each.path)
             for split in (each.train_split, each.test_split):
@@ -120,7 +121,7 @@ def _name(kind: str, path: str) -> str:
     return f"{kind}/{name}" if kind == "vtab" else name
 
 
-def replaced(config: ConfigDict, data: Mapping[str, OtherData]) -> dict[str, Any]:
+def replaced(config: RunOptions, data: Mapping[str, OtherData]) -> dict[str, Any]:
     """Returns the config values, by dotted key, that must change to use the user's data sets.
 
     Splits keep their slices: if `all` replaces `train`, `train[:99%]` becomes `all[:99%]`.
@@ -134,15 +135,16 @@ def replaced(config: ConfigDict, data: Mapping[str, OtherData]) -> dict[str, Any
         values = {"data.source": other.kind, "data.path": other.path}
         values |= {"data.label_key": other.label_key, "data.num_classes": other.num_classes}
         names = _split_names(other, config.data.train_split, config.data.test_split)
-        values |= {key: _renamed(config[key], names) for key in KEYS if config[key]}
-    for suite in SUITES:
-        sets = tuple(_suite_set(text, data) for text in config[suite].sets)
-        values |= {f"{suite}.sets": sets} if sets != tuple(config[suite].sets) else {}
+        splits = {key: value_at(config, key) for key in KEYS}
+        values |= {key: _renamed(split, names) for key, split in splits.items() if split}
+    for key in ("fewshot.sets", "knn.sets"):
+        sets = tuple(_suite_set(text, data) for text in value_at(config, key))
+        values |= {key: sets} if sets != value_at(config, key) else {}
     return values
 
 
 def _split_names(other: OtherData, train: str, test: str) -> dict[str, str]:
-    """Returns the names of a user's splits, by the names of the splits that they replace."""
+    """Returns the user's split for each split that it replaces, such as `{"train": "all"}`."""
     if not other.splits:
         return {}
     return {test.partition("[")[0]: other.splits[1]} | {train.partition("[")[0]: other.splits[0]}
@@ -155,7 +157,7 @@ def _renamed(split: str, names: Mapping[str, str]) -> str:
 
 
 def _suite_set(text: str, data: Mapping[str, OtherData]) -> str:
-    """Returns a data set of `fewshot.sets` or `knn.sets`, or the user's data set in its place."""
+    """Returns a data set of `fewshot.sets` or `knn.sets`, or the data set that replaces it."""
     described = data_set(text)
     if (other := data.get(_name(described.kind, described.path))) is None:
         return text
@@ -167,14 +169,14 @@ def _suite_set(text: str, data: Mapping[str, OtherData]) -> str:
 
 
 def check_names(data: Mapping[str, OtherData], used: Sequence[str]) -> None:
-    """Raises UserError if a name in `data` is not a data set of the runs."""
+    """Raises UserError if the flag `--data` replaces a data set that no run reads."""
     for name in data:
         if name not in used:
             raise UserError(f"--data={name}=...: no run reads {name!r}; they read {in_words(used)}")
 
 
 def in_words(names: Sequence[str]) -> str:
-    """Formats names of data sets in one line. VTAB's data sets are replaced by their number."""
+    """Formats names of data sets in one line. Tasks of VTAB-1k are only counted, not listed."""
     tasks = [name for name in names if name.startswith("vtab/")]
     rest = [name for name in names if name not in tasks]
     return ", ".join([*rest, *([f"vtab/TASK ({len(tasks)} tasks)"] if tasks else [])])

@@ -21,7 +21,7 @@ MODELS = {
     "ViT-L/32": "l32",
     "ViT-H/14": "h14",
 }
-# For rows of tables 2, 5, 6 and 7, the data sets for fine-tuning.
+# Maps rows of the paper's tables 2, 5, 6 and 7 to data sets for fine-tuning.
 TASKS = {
     "ImageNet": "imagenet2012",
     "CIFAR-10": "cifar10",
@@ -29,15 +29,16 @@ TASKS = {
     "Pets": "oxford_iiit_pet",
     "Flowers": "oxford_flowers102",
 }
-# For columns of table 5, the configs for pre-training. The table has no H/14 for ImageNet.
+# Maps columns of the paper's table 5 to pre-training configs. The table has no ViT-H/14 that is
+# pre-trained on ImageNet.
 BY_SET = {
     f"{model}, {name}": (f"vit_{short}_{suffix}",)
     for name, suffix in SETS.items()
     for model, short in MODELS.items()
     if (name, model) != ("ImageNet", "ViT-H/14")
 }
-# For columns of table 2, the configs for pre-training. Table 9 has the same ViTs. BiT-L is trained
-# with BiT's own recipe.
+# Maps columns of the paper's table 2 to pre-training configs. Table 9 has the same ViTs. BiT-L is
+# trained with BiT's own recipe.
 LARGEST = {
     name: BY_SET[name]
     for name in ("ViT-H/14, JFT-300M", "ViT-L/16, JFT-300M", "ViT-L/16, ImageNet-21k")
@@ -57,7 +58,8 @@ FIVE_SHOT = {
     "fewshot__shots": (5,),
     "fewshot__every": 25_000,
 }
-# Columns of table 6, which are the models of figure 5. A config has the name of its model.
+# Columns of table 6, which are also the models of figure 5. The config of a model has the model's
+# name.
 TABLE6 = published.table("table6")
 SCALING = {
     name: (
@@ -77,7 +79,10 @@ FIVE_SHOT_FIGURE = "fewshot/imagenet2012/5"
 
 
 def scaling(picture: str) -> Experiment:
-    """Returns an experiment for table 6; it fits power laws of the mean error over the compute."""
+    """Returns an experiment that reproduces table 6 of the paper.
+
+    The experiment also fits power laws of the models' mean error over their training compute.
+    """
     transferred = transfer(SCALING, TASKS, "table6")
 
     def read(study: Study) -> dict[str, dict[str, float]]:

@@ -11,17 +11,21 @@ RESAMPLED = 2000
 def laws(
     points: Sequence[Mapping[str, Any]], x: str, y: str, by: str
 ) -> dict[str, dict[str, float]]:
-    """Fits a power law of the error 1 - y over x to each group of points.
+    """Fits a power law of the error over training compute to each group of points.
+
+    The error is 1 - accuracy.
 
     Args:
-      points: results of runs; each has a list of values of x, and one of y.
-      x: key of the compute.
+      points: results from `Study.points`. A point contains two lists with a value per seed, under
+        the keys `x` and `y`.
+      x: key of the training compute.
       y: key of the accuracy, from 0 to 1.
       by: the factor that groups the points.
 
     Returns:
-      For each group of at least three points: `factor` and `exponent`; `low` and `high`, the 90 %
-      bootstrap interval of the exponent; and `points`, the number of points.
+      For each group of at least three points: `factor` and `exponent` of the power law; `low` and
+      `high`, the bounds of the exponent's 90 % bootstrap interval; and `points`, the number of
+      points.
     """
     groups: dict[str, list[tuple[float, float]]] = {}
     for point in points:
@@ -32,7 +36,16 @@ def laws(
 
 
 def law(compute: np.ndarray, error: np.ndarray) -> dict[str, float]:
-    """Fits a power law by least squares of logarithms, with a bootstrap interval."""
+    """Fits a power law to points by linear regression of log(error) on log(compute).
+
+    Args:
+      compute: training compute of each point, `[points]`.
+      error: error of each point, from 0 to 1, `[points]`.
+
+    Returns:
+      `factor` and `exponent` of the power law; `low` and `high`, the bounds of the exponent's 90 %
+      bootstrap interval; and `points`, the number of points.
+    """
     x, y = np.log(compute), np.log(np.maximum(error, 1e-6))
     slope, intercept = np.polyfit(x, y, 1)
     random, exponents = np.random.default_rng(0), []
@@ -46,7 +59,7 @@ def law(compute: np.ndarray, error: np.ndarray) -> dict[str, float]:
 
 
 def laws_in_words(laws: Mapping[str, Mapping[str, float]]) -> str:
-    """Formats the exponent and its interval for each group."""
+    """Formats the power law of each group as text: the exponent and its interval."""
     return "; ".join(
         f"{name}: error falls as compute to the power of -{law['exponent']:.3f} "
         f"({law['low']:.3f} to {law['high']:.3f}, {law['points']:.0f} points)"

@@ -5,10 +5,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from vit_jax.config import leaves
 from vit_jax.ledger.study import Experiment, Study, config_of, known_trials
+from vit_jax.options.run import RunOptions
 from vit_jax.planning import choices, cost
 from vit_jax.planning.compile import Slice, find_slice
 from vit_jax.planning.estimate import Estimate, estimate, make_workload
@@ -45,17 +44,20 @@ def flags_text(job: Job, *left_out: str) -> str:
     return " ".join([name, *(value[1:] for value in values if not value.startswith(others))])
 
 
-# Config values on which the MFU of a step depends. Runs with the same values share a compiled step.
+# Keys of the config values that determine the MFU of a training step. The step is compiled once for
+# all runs that have the same values of these keys.
 TELLING = ("model.name", "model.dropout", "model.dtype", "objective.name", "batch_size")
 
 
 def device_days(job: Job, chip: str, folder: Path) -> float | None:
-    """Returns the estimated device-days of a run, or None if it does not fit the slice.
+    """Returns the estimated device-days of a run; None: it does not fit into the slice's memory.
 
     A device is a core of v3 or a chip of v5e. The estimate is the run's compute divided by the peak
-    FLOP/s and by the MFU of a compiled step. Runs with the same values of `TELLING` share a
-    compiled step. So we assume that other values, such as position embeddings, pooling and widths,
-    do not change the MFU.
+    FLOP/s and by the MFU of a compiled step.
+
+    The MFU is computed once for all runs that have the same values of the config keys `TELLING`. We
+    assume that the MFU does not depend on other config values, such as position embeddings, pooling
+    and widths.
 
     Args:
       job: the run.
@@ -81,26 +83,32 @@ def device_days(job: Job, chip: str, folder: Path) -> float | None:
 
 
 def known_mfus(folder: Path) -> dict[str, float | None]:
-    """Returns the stored MFUs, by chip and step; None for steps that do not fit."""
+    """Returns the stored MFUs, by chip and training step.
+
+    The value is None for a training step that does not fit into memory.
+    """
     file = folder / KEPT
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def step_of(config: ConfigDict) -> str:
-    """Returns the values of `TELLING` as flags: `ViT-B/16 model.dropout=0.1 batch_size=4096`."""
+def step_of(config: RunOptions) -> str:
+    """Returns the config values that determine a step's MFU, as text.
+
+    Example: `ViT-B/16 model.dropout=0.1 batch_size=4096`. The keys are those of `TELLING`.
+    """
     values = dict(leaves(config))
     others = (f"{key}={values[key]}" for key in TELLING[1:] if values.get(key))
     return " ".join([values[TELLING[0]], *others])
 
 
 def first_that_fits(
-    config: ConfigDict, where: Slice, prices: dict[str, dict]
+    config: RunOptions, where: Slice, prices: dict[str, dict]
 ) -> tuple[str, Estimate]:
-    """Plans a run on a slice. If it does not fit, plans it with a config change that makes it fit.
+    """Estimates a run on a slice, if necessary with a config change that makes it fit into memory.
 
     Returns:
-      The change in words, and the plan with this change. If no change is needed, or if no change
-      makes the run fit, the words are empty and the plan is for the unchanged config.
+      The change in words, and the estimate with this change. If no change is needed, or if no
+      change makes the run fit, the words are empty and the estimate is for the unchanged config.
     """
     job = make_workload(config, None)
     plan = estimate(config, job, where, prices)

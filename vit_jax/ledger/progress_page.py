@@ -14,13 +14,13 @@ REFRESH_SECONDS = 20
 
 
 def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[str]) -> None:
-    """Writes the page. It reloads itself in the browser.
+    """Writes the page. An open browser tab reloads the page every `REFRESH_SECONDS` seconds.
 
     Args:
       path: path of the page.
       title: title of the page.
       study: the running study.
-      pictures: names of files in the page's folder.
+      pictures: names of the picture files, which are in the same folder as the page.
     """
     done, failed = len(study.finished()), len(study.failures)
     counts = f"{done} of {len(study.trials)} runs that are known so far" + (

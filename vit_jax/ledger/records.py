@@ -140,7 +140,10 @@ def read_study(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def command_of(name: str, study: Study) -> str:
-    """Returns the command that reproduces the results; paths become words (`--wheel=WHEEL`)."""
+    """Returns the command that reproduces the results of an experiment.
+
+    An absolute path is replaced by the flag's name: `--wheel=/data/x.whl` becomes `--wheel=WHEEL`.
+    """
     scale = "" if study.scale == "laptop" else f" --scale={study.scale}"
     flags = ""
     for key, value in study.options.items():
@@ -212,9 +215,11 @@ def with_verdict(
 
 
 def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Splits a record's verdict: returns the text for its key in `VERDICTS`, and the reason.
+    """Splits a record's verdict into the judgement and the reason.
 
-    The reason starts with the scale of the runs, such as "At 16 pixels, 600 steps: ".
+    Returns:
+      A text such as "agrees with the claim", from `VERDICTS`; and the reason, which starts with the
+      scale of the runs, such as "At 16 pixels, 600 steps: ".
     """
     word, _, reason = record["verdict"].partition(": ")
     return VERDICTS[word], reason
@@ -223,14 +228,14 @@ def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
 def result_of(record: Mapping[str, Any]) -> tuple[str, str]:
     """Returns the scale of a record's runs, and the first sentence of its verdict's reason.
 
-    For example, ("16 pixels, 600 steps", "captions of three of four starts ...").
+    For example, ("16 pixels, 600 steps", "BiTs lead throughout.").
     """
     scale, _, reason = verdict_of(record)[1].partition(": ")
     return scale.removeprefix("At "), re.split(r"(?<=\.)\s", reason)[0]
 
 
 def path_of(record: Mapping[str, Any], folder: Path) -> Path:
-    """Returns the file of a record: NAME.json, or NAME-paper.json."""
+    """Returns the file of a record: NAME.json (laptop scale) or NAME-paper.json (paper's scale)."""
     scale = "" if record["scale"] == "laptop" else f"-{record['scale']}"
     return folder / f"{record['experiment']}{scale}.json"
 
@@ -270,7 +275,7 @@ def keep_pictures(record: Mapping[str, Any], study: Path, folder: Path = PICTURE
 
 
 def records(folder: Path = RECORDS) -> dict[str, dict[str, Any]]:
-    """Reads all records, by file name: NAME or NAME-paper."""
+    """Reads all records, by file name without `.json`: NAME or NAME-paper."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 

@@ -57,13 +57,18 @@ def timed(model: str, size: int, turns: int) -> dict[str, float]:
     dtype = fast_dtype()
     runner = make_ours(model, IMAGES, size, dtype)
     seconds = statistics.median(take_turns([runner], turns, 1.0 if turns > 1 else 0.0)[runner.name])
-    # The difference excludes memory that does not depend on the batch size.
+    # Memory of a batch minus memory of a single image. The difference excludes memory that does not
+    # depend on the batch size, such as the parameters.
     more = (runner.memory - program_memory(compile_ours(model, 1, size, dtype))) / (IMAGES - 1)
     return {"speed": IMAGES / seconds, "memory": more / 1e6}
 
 
 def on_tpu(model: str, size: int, turns: int) -> dict[str, float]:
-    """Estimates the same values as `timed` for a TPU v3 core, with the TPU compiler."""
+    """Estimates inference on a TPU v3 core with the TPU compiler.
+
+    Returns:
+      `speed` in images/s, and `memory`, the memory for each additional image in MB.
+    """
     import jax
 
     from vit_jax.benchmarks.bench_inference import lower_ours

@@ -1,7 +1,9 @@
-"""Stages of experiments: sets of training runs that vary factors and seeds, also with tuned values.
+"""Functions that define the stages of an experiment. A stage is a set of training runs.
 
-A factor is a property that varies between runs, such as the model or the number of images. Config
-keys have two underscores in place of a dot, as in `Study.job`.
+The runs of a stage differ in their factors and seeds. A factor is a property that varies between
+runs, such as the model or the number of images. Some stages search for the best hyperparameters,
+and later stages use the hyperparameters that were found. Config keys have two underscores in place
+of a dot, as in `Study.job`.
 """
 
 import functools
@@ -12,12 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from vit_jax.config import run_options
 from vit_jax.ledger.study import Experiment, Study, Trial, config_of
 from vit_jax.ledger.tables import short
 from vit_jax.models import parse_name
+from vit_jax.options.run import RunOptions
 from vit_jax.recipes import bit_hyperrule, finetune
 from vit_jax.runs.jobs import job_of
 from vit_jax.runs.rate_search import held_out_splits
@@ -38,7 +38,8 @@ def grid(
     Args:
       name: name of the stage, and of the folder with its runs.
       factors: values of each factor, by name.
-      make: called as `make(study, **factors, seed=seed)`.
+      make: function that returns the config and overrides of a run. It is called as
+        `make(study, **factors, seed=seed)` with one value of each factor.
       seeds: random seeds of the runs.
     """
 
@@ -63,19 +64,23 @@ def at_best(
     """Returns two stages: a search for the best values, and the runs with these values.
 
     The first stage runs each combination of factors with each of the `choices`, such as four
-    learning rates, and evaluates validation images. The second stage runs each combination with
-    its best choice and with each seed. The search is skipped for combinations that have only one
+    learning rates, and evaluates validation images. The second stage runs each combination with its
+    best choice and with each seed. The search is skipped for combinations that have only one
     choice.
 
     Args:
-      name, factors, make: as in `grid`; `make` also gets a value of each choice.
+      name: name of the stage with the best values, and of the folder with its runs.
+      factors: values of each factor, by name.
+      make: function that returns the config and overrides of a run, given the study, a value of
+        each factor, a value of each choice, and the seed.
       choices: values to choose from, by config key (such as `optimizer__learning_rate`) or by
         another argument of `make`.
-      held_out: overrides for the search that set other splits, without test images.
+      held_out: config overrides for the runs of the search. They replace the test split by
+        validation images.
       seeds: random seeds of the runs; the search uses only the first one.
-      alike: function from a combination of factors to another combination. The values that were
-        chosen for the second combination are used for the first one. For example, large models can
-        use the values that were chosen for the smallest model.
+      alike: function that maps a combination of factors to the combination whose search results it
+        uses. For example, all models can use the learning rate that is best for the smallest model.
+        By default, each combination has its own search.
     """
     comparison = f"{name}-choices"
 
@@ -107,14 +112,14 @@ def at_best(
 
 
 def best(points: Sequence[Mapping[str, Any]], choices: Mapping[str, Sequence]) -> dict[str, Any]:
-    """Returns the tuned values of the point with the highest mean accuracy.
+    """Returns the hyperparameters with the highest accuracy, averaged over seeds.
 
     The result is empty if `points` is empty.
 
     Args:
-      points: results of runs, from `Study.points`.
-      choices: the values that were tried, by name of the factor. The result contains only these
-        factors.
+      points: results from `Study.points`: a point for each tried combination of hyperparameters.
+      choices: the values that were tried, by name of the hyperparameter. The result contains the
+        best value of each.
     """
     if not points:
         return {}
@@ -135,9 +140,16 @@ def trial_of(
     make: Make,
     more: Mapping[str, Any] | None = None,
 ) -> Trial | None:
-    """Returns the run for a combination of factors (`cell`).
+    """Returns the run for a combination of factors.
 
-    Returns None if `make` returns None, because there is no such run or its checkpoint is missing.
+    The result is None if `make` returns None: there is no such run, or its checkpoint is missing.
+
+    Args:
+      study: the study.
+      stage: name of the stage.
+      cell: the combination, as values by factor.
+      make: function that returns the run's config and overrides.
+      more: additional overrides of the config.
     """
     made = make(study, **cell)
     if made is None:
@@ -218,8 +230,8 @@ def fine_tuning(
 
     The first stages choose learning rates, with the values and validation images of
     `python -m vit_jax.sweep`. On ImageNet, BiTs and hybrids have an additional learning rate. BiTs
-    are also fine-tuned with BiT-HyperRule. The paper reports the better of both results; here the
-    recipe is chosen on validation images.
+    are fine-tuned with a second recipe, BiT-HyperRule. The paper reports the better result of both
+    recipes; here the recipe is chosen on validation images.
 
     Args:
       models: for each model, by name, a config in configs/ and its overrides.
@@ -265,11 +277,11 @@ def fine_tuning(
 @functools.cache
 def is_resnet(config: str) -> bool:
     """Returns True if the model of a config in configs/ is a BiT or a hybrid."""
-    return has_resnet(run_options(named_config(config)))
+    return has_resnet(named_config(config))
 
 
 @functools.cache
-def named_config(config: str) -> ConfigDict:
+def named_config(config: str) -> RunOptions:
     """Reads a config in configs/ by name, with an optional argument: `bit_i1k:model=BiT-R50x1`."""
     return config_of(job_of(Path(), config, {}))
 

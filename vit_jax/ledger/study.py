@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
 from vit_jax import published
 from vit_jax.command import read_config
+from vit_jax.config import run_options
 from vit_jax.errors import UserError
 from vit_jax.ledger.other_data import names_of, open_all, read_data, replaced
 from vit_jax.ledger.progress_page import write_progress
 from vit_jax.ledger.tables import Pairs, comparison_table, matched
 from vit_jax.options.objective import OBJECTIVE_NAMES
+from vit_jax.options.run import RunOptions
 from vit_jax.runs.jobs import Job, Outcome, job_of, outcome, run_jobs
 from vit_jax.runs.workdir import saved_run
 
@@ -58,7 +58,7 @@ class Study:
 
     Args:
       out: the folder.
-      options: values of the experiment's own flags, and of `data` (see `read_data`).
+      options: values of the experiment's own flags, and of the flag `--data` (see `read_data`).
       log: logs messages.
       scale: `laptop` or `paper`.
       places: additional folders in which runs are searched: workdirs, or folders with workdirs.
@@ -96,7 +96,7 @@ class Study:
 
         Args:
           name: name of the workdir in the study's folder.
-          config: name of a config, as in `job_of`.
+          config: name of a config in configs/, with an optional argument: `finetune:cifar10`.
           **values: overrides of the config, with two underscores for a dot: `data__path`.
         """
         found = [place / name for place in self._places if (place / name).is_dir()]
@@ -177,7 +177,13 @@ class Study:
         return list(points.values())
 
     def figure(self, trial: Trial, name: str) -> float:
-        """Returns a metric of a finished run, by its name as in `points`."""
+        """Returns a metric of a finished run.
+
+        Args:
+          trial: the run.
+          name: name of the metric, such as `accuracy` or `exaflops`. With the prefix `best `, the
+            result is the highest value of all evaluations.
+        """
         if name == "exaflops":
             return exaflops_of(trial.job.workdir)
         found = self.outcome(trial)
@@ -216,10 +222,10 @@ class Study:
 
 
 class Rehearsal(Study):
-    """A study without training, which lists the runs of later stages.
+    """A study without training, which lists the runs of all stages.
 
-    All runs count as finished with the same accuracy, so the first choice always counts as the
-    best.
+    All runs count as finished with the same accuracy. In a search, such as for a learning rate, the
+    first value that is tried therefore counts as the best.
     """
 
     def outcome(self, trial: Trial) -> Outcome:
@@ -231,7 +237,7 @@ class Rehearsal(Study):
 
 @functools.cache  # The function traces the model, and is called after each run of a study.
 def exaflops_of(workdir: Path) -> float:
-    """Returns the training compute of a run in exaFLOPs, counted as in table 6."""
+    """Returns the training compute of a run in exaFLOPs, counted as in the ViT paper's table 6."""
     from vit_jax.planning.estimate import make_workload
 
     saved = saved_run(workdir)
@@ -349,7 +355,7 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
 
 
 def check_data(trials: Sequence[Trial], study: Study) -> None:
-    """Opens each data set that unfinished runs need, to report missing data before they start.
+    """Opens each data set that unfinished runs need, so that missing data are reported at once.
 
     Raises:
       UserError: a data set cannot be opened.
@@ -369,7 +375,9 @@ def rehearsed(
 
     Args:
       experiment: the experiment at this scale.
-      out, options, scale: as in `Study`.
+      out: folder of the study.
+      options: values of the experiment's own flags, and of the flag `--data`.
+      scale: `laptop` or `paper`.
     """
     study = Rehearsal(out, options, scale=scale)
     for stage in experiment.stages:
@@ -394,8 +402,8 @@ def _read_by(flags: tuple[str, ...]) -> list[str]:
     return names_of(config_of(Job(Path(), flags)))
 
 
-def config_of(job: Job) -> ConfigDict:
-    """Returns the config of a run."""
+def config_of(job: Job) -> RunOptions:
+    """Returns the config of a run as typed options."""
     config = read_config(job.flags[0].removeprefix("--config="))
     values = {}
     for flag in job.flags[1:]:
@@ -404,11 +412,11 @@ def config_of(job: Job) -> ConfigDict:
         with contextlib.suppress(ValueError, SyntaxError):  # A word such as float32 stays a text.
             values[key] = ast.literal_eval(text)
     config.update_from_flattened_dict(values)
-    return config
+    return run_options(config)
 
 
 def claim(name: str, experiment: Experiment, study: Study) -> None:
-    """Writes `STUDY` to the folder, or checks that the folder belongs to this study.
+    """Writes the file `STUDY` into a new folder; checks that an existing folder is of this study.
 
     Raises:
       UserError: the folder belongs to another study, or has other files.
@@ -432,7 +440,7 @@ def claim(name: str, experiment: Experiment, study: Study) -> None:
 
 
 def count_seconds(study: Study, seconds: float) -> None:
-    """Adds `seconds` to the duration that is stored for a study without training runs."""
+    """Adds `seconds` to the duration in the file `STUDY`, for a study without training runs."""
     file = study.out / STUDY
     about = json.loads(file.read_text())
     file.write_text(

@@ -21,14 +21,21 @@ def markdown_table(header: Sequence[Any], lines: Iterable[Sequence[Any]]) -> str
 
 
 def spread(values: Iterable[float]) -> str:
-    """Formats mean and std (n - 1) of values from 0 to 1 in per cent; one value has no std."""
+    """Formats values from 0 to 1 as mean and std in per cent, such as `81.20 ± 0.35`.
+
+    The std is computed with n - 1 in the denominator. A single value is formatted without std.
+    """
     values = [100 * value for value in values]
     deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{deviation}" if values else ""
 
 
 def written(figure: float | None) -> str:
-    """Formats a number with at least four digits; integers have all digits, None is empty."""
+    """Formats a number with four significant digits, such as `0.1235`.
+
+    Integers and numbers above 1,000 keep all digits before the decimal point. None is formatted as
+    an empty string.
+    """
     if figure is None:
         return ""
     if figure == int(figure):
@@ -53,15 +60,16 @@ def in_words(factor: str) -> str:
 
 
 def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, float]:
-    """Returns the mean of a metric over the seeds of each point, in per cent.
+    """Returns the mean of a metric over seeds, in per cent.
 
     Args:
-      points: results of runs.
-      *factors: names of the factors that identify a point.
+      points: results from `Study.points`; a point contains the results of runs that differ only in
+        their seeds.
+      *factors: names of the factors that distinguish the points, such as `model`.
       figure: name of the metric.
 
     Returns:
-      The mean of each point by the values of its factors, such as `BiT-R14x1/8, adam`.
+      The mean for each point, by the values of the factors, such as `BiT-R14x1/8, adam`.
     """
     return {
         ", ".join(short(point[factor]) for factor in factors): 100 * statistics.mean(point[figure])
@@ -98,17 +106,22 @@ def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> 
 
 
 def written_factor(value: Any) -> str:
-    """Formats a factor's value, or, if `value` is a list, the mean of a metric."""
+    """Formats the value of a factor, such as `10,000`, or the mean of a metric over seeds.
+
+    Args:
+      value: the factor's value; or, for a metric, the list of its values for each seed.
+    """
     return written(statistics.mean(value)) if isinstance(value, list) else short(value)
 
 
 def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("accuracy",)) -> str:
-    """Returns a table with a line for each point.
+    """Returns a table of results, with a line for each point.
 
     Args:
-      points: results of runs.
-      factors: the first columns: factors, or metrics. For a metric, its mean is shown.
-      figures: metrics in the other columns. Their mean and std are shown in per cent.
+      points: results from `Study.points`; a point contains the results of runs that differ only in
+        their seeds.
+      factors: names of factors or metrics for the first columns. For a metric, its mean is shown.
+      figures: names of metrics for the other columns. Their mean and std are shown in per cent.
     """
     lines = [
         [
@@ -152,8 +165,8 @@ def comparison_table(table: published.Table, figures: Mapping[str, Mapping[str, 
 
     Args:
       table: the published table.
-      figures: our values, by row and column of the published table (a key of `Table.by_model`).
-        Columns that are not in the published table are allowed.
+      figures: our values, by row and column of the published table. A column has the same key as in
+        `Table.by_model`. Columns that are not in the published table are allowed.
     """
     printed = table.by_model(baselines=True)
     columns = dict.fromkeys([*printed, *(column for each in figures.values() for column in each)])
@@ -228,8 +241,9 @@ def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     If our value differs, it is added in bold.
 
     Args:
-      figures: for each recipe, `paper` (by name, a list of values that the paper contains) and
-        `ours` (by name, our value).
+      figures: for each recipe, a dict with two keys. `paper` maps the name of a hyperparameter to
+        the list of its values in the paper: the paper may contradict itself. `ours` maps the name
+        to our value.
     """
     names = list(next(iter(figures.values()))["paper"])
     lines = []
@@ -245,10 +259,14 @@ def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
-    """Returns pairs (published value, our value) for the numbers in `agreement`.
+    """Returns pairs (published value, our value) for each numeric hyperparameter of each recipe.
 
-    If the paper contains several values, the pair contains the value that equals ours. If none
-    equals ours, the pair contains the first value.
+    If the paper contains several values of a hyperparameter, the pair contains the published value
+    that equals ours. If no published value equals ours, the pair contains the first one.
+
+    Args:
+      figures: for each recipe, a dict with two keys. `paper` maps the name of a hyperparameter to
+        the list of its values in the paper. `ours` maps the name to our value.
     """
     return {
         recipe: {
@@ -261,7 +279,12 @@ def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
 
 
 def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Returns a text that lists our values that differ from the paper's; see `agreement`."""
+    """Returns a text that lists our hyperparameters that differ from the paper's.
+
+    Args:
+      figures: for each recipe, a dict with two keys. `paper` maps the name of a hyperparameter to
+        the list of its values in the paper. `ours` maps the name to our value.
+    """
     other = [
         f"{name} of {recipe} is {entry['ours'][name]}, not {' or '.join(map(str, values))}"
         for recipe, entry in figures.items()
@@ -273,14 +296,19 @@ def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def by_name(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns a table with a line for each name and a column for each value, with four digits."""
+    """Formats a dict of dicts as a table, with four significant digits.
+
+    Args:
+      figures: the lines of the table, by name. A line is a dict with the value of each column. All
+        lines have the same keys, which are the headings.
+    """
     names = list(next(iter(figures.values()), {}))
     lines = [[name, *(written(found[each]) for each in names)] for name, found in figures.items()]
     return markdown_table(["", *names], lines)
 
 
 def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> str:
-    """Returns a text that compares one value of a factor with the range of its other values.
+    """Returns a text that compares metrics for one value of a factor with metrics for all others.
 
     Example: `accuracy: relative has 91.2 %, the others 88.0 to 90.5 %.`
 

@@ -83,15 +83,15 @@ def few_labels(
     seeds: Sequence[int] = (0, 1, 2),
     only_teach: Sequence[str] = (),
 ) -> list[Stage]:
-    """Returns the stages `pretrained` and `finetuned`.
+    """Returns stages that compare pre-training methods: `pretrained`, then `finetuned`.
 
     A start is a way to obtain the initial parameters of fine-tuning, such as `MAE` or `random`. For
     each start the learning rate of fine-tuning is chosen on held-out images.
 
     Args:
-      starts: for each start, by name, the overrides of its pre-training run. `{}` pre-trains on the
-        labels of all images. With None, or with overrides that set 0 steps, fine-tuning starts from
-        random parameters. Overrides of the model, as in `OTHERS`, also apply to fine-tuning.
+      starts: config overrides of the pre-training run, by the name of the start. `{}` pre-trains on
+        the labels of all images. With None, or with overrides that set 0 steps, fine-tuning starts
+        from random parameters. Overrides with the prefix `model__` also apply to fine-tuning.
         `objective__teacher` is the name of another start, whose run is the teacher.
       steps: number of steps of pre-training runs, unless the overrides define it.
       tuning_steps: number of steps of fine-tuning runs.

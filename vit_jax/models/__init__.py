@@ -1,8 +1,8 @@
 """Models by their names in the papers: `ViT-B/16` is size B with patches of 16 pixels.
 
-`MODELS` lists the names. `list_models("*ViT-L/16")` returns the names that match this pattern and
-prints them with the models' sizes.
-`FAMILIES` lists the model families.
+`MODELS` is a tuple of the names, and `FAMILIES` a tuple of the model families.
+`list_models("*ViT-L/16")` returns the names that match a pattern. In a Python shell the result
+prints a line for each model, with the model's size.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ MODELS = tuple(name for family in FAMILIES for name in family.names)
 
 
 def family_of(model: ImageModel | type[ImageModel] | ImageOptions) -> Family:
-    """Returns the `Family` of a model, such as the ViTs'.
+    """Returns the `Family` that a model belongs to; all ViTs, for example, are one family.
 
     Args:
       model: a model, a model class such as `ViT`, or a model's options.
@@ -69,29 +69,25 @@ def parse_name(name: str) -> tuple[Family, dict]:
 
 def takes(name: str, argument: str) -> bool:
     """Returns True if the model with this name has an argument named `argument`."""
-    return argument in known_arguments(parse_name(name)[0].model)
-
-
-def known_arguments(model: type[ImageModel]) -> set[str]:
-    """Returns the names of all arguments of a model class, such as `ViT`."""
-    return {*options_of(model.options_type)}
+    return argument in options_of(parse_name(name)[0].model.options_type)
 
 
 def logical_axes(path: str, rank: int) -> Axes | None:
-    """Returns the logical axes of a parameter, such as `dim` and `mlp_dim`; None: unknown path.
+    """Returns the names of a parameter's axes for sharding, such as `dim` and `mlp_dim`.
 
-    All families use the same names for the same layers. The function therefore also works for
-    layers of training objectives.
+    The result is None for an unknown path. All model families use the same parameter paths for the
+    same layers. Therefore the function also works for the layers of training objectives.
 
     Args:
-      path: path of the parameter, such as `blocks/00/mlp/fc1/kernel`; only its end is compared.
+      path: path of the parameter, such as `blocks/00/mlp/fc1/kernel`. Only the end of the path is
+        compared with the known paths.
       rank: number of axes of the parameter.
     """
     return match_axes((entry for family in FAMILIES for entry in family.axes), path, rank)
 
 
 def is_undecayed(path: str) -> bool:
-    """Returns True if a family excludes the parameter with this path from weight decay."""
+    """Returns True if any model family excludes parameters with this path from weight decay."""
     return any(re.search(rf"(^|/){end}$", path) for family in FAMILIES for end in family.undecayed)
 
 
@@ -101,8 +97,8 @@ def model_options(
     """Returns the options of the named model.
 
     Args:
-      name: one of `MODELS`, or another combination of its parts: a ViT size with any patch size, a
-        hybrid with any ViT size, or a BiT with any width.
+      name: one of `MODELS`, or a similar name: a ViT size with any patch size, a hybrid with any
+        ViT size, or a BiT with any width factor.
       num_classes: width of the head; 0 for no head.
       image_size: pixels, or (height, width).
       **overrides: further options of the model; they replace the values that the name implies.
@@ -112,10 +108,6 @@ def model_options(
         invalid.
     """
     family, values = parse_name(name)
-    known = known_arguments(family.model)
-    for key in overrides:
-        if key not in known:
-            raise UserError(f"{name} has no argument {key!r} (model.{key}); {nearest(key, known)}")
     sizes = dict(num_classes=num_classes, image_size=image_size)
     return make_options(family.model.options_type, sizes | values | overrides)
 
@@ -166,14 +158,14 @@ def create_model(
 
 
 class Names(tuple[str, ...]):
-    """A tuple of model names, which prints as model cards: a line for each model."""
+    """A tuple of model names. Its `repr` is a table with one line (a model card) for each model."""
 
     def __repr__(self):
         return "\n".join(str(_card_of(name)) for name in self)
 
 
 class Listed(tuple[Weights, ...]):
-    """A tuple of published weights, which prints a line for each of them."""
+    """A tuple of published weights. Its `repr` has one line for each entry."""
 
     def __repr__(self):
         return "\n".join(map(str, self))
@@ -194,8 +186,8 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
     `[` is the name of one model, and may be any name that `create_model` accepts.
 
     Args:
-      pattern: pattern of model names. With `pretrained` it may also match the tag or the repository
-        of weights, as `*deit*` does.
+      pattern: pattern of model names. If `pretrained` is True, the pattern may also match the tag
+        or the repository of published weights. For example, `*deit*` matches DeiT's repositories.
       pretrained: return the published `Weights` of these models instead of their names.
         `load_model(name, pretrained=tag)` loads such weights.
 
@@ -219,7 +211,7 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
 
 
 def _card_of(name: str) -> ModelCard:
-    """Returns `model_card(name)`; the cards of `MODELS` are read from a table."""
+    """Returns a model's card; the values of a model in `MODELS` are read from a stored table."""
     if (figures := all_figures().get(name)) is None:
         return model_card(name)
     source = parse_name(name)[0].source(name)
@@ -229,9 +221,9 @@ def _card_of(name: str) -> ModelCard:
 def model_card(
     name: str, *, num_classes: int = 1000, image_size: int | tuple[int, int] = 224, **overrides: Any
 ) -> ModelCard:
-    """Returns a model's parameter count, cost and source, without allocating its parameters.
+    """Returns a model's sizes, multiply-adds and the publication that introduced the model.
 
-    See `model_options` for the arguments.
+    The parameters are counted without allocating them. See `model_options` for the arguments.
     """
     if takes(name, "scan"):
         # A scan traces one layer only.

@@ -37,7 +37,8 @@ LANES = 128  # Width of a TPU's vector registers. With fewer tokens, part of a r
 # Scope names in traces and profiles.
 SCORES, VALUES = "attention_scores", "attention_values"
 
-# A barrier: XLA computes the value once instead of once per use.
+# An optimization barrier: XLA computes the result of an expression once, and does not recompute it
+# for each use.
 _compute_once = jax.lax.optimization_barrier
 
 
@@ -102,7 +103,8 @@ def _has_cudnn() -> bool:
         )
 
     device = jax.devices()[0]
-    # For AMD GPUs this is a name such as gfx942.
+    # On an NVIDIA GPU `compute_capability` is a number such as 8.0, on an AMD GPU a name such as
+    # gfx942.
     major = str(getattr(device, "compute_capability", "")).partition(".")[0]
     if device.platform != "gpu" or not major.isdecimal() or int(major) < 8:
         return False
@@ -114,7 +116,7 @@ def _has_cudnn() -> bool:
 
 
 def _attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Computes attention with cuDNN; odd numbers of tokens are padded."""
+    """Computes attention with cuDNN; pads the tokens with one zero token if their number is odd."""
     if query.shape[1] % 2 == 0 == key.shape[1] % 2:
         return jax.nn.dot_product_attention(query, key, value, implementation="cudnn")
     even = [jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (query, key, value)]
@@ -126,8 +128,8 @@ def _attend_to_first(
 ) -> jax.Array:
     """Computes attention to the first `attended` keys; all later keys are masked.
 
-    JAX requires even numbers of tokens for the gradients of cuDNN's attention, so callers must pad
-    odd numbers.
+    For the backward pass both the number of queries and the number of keys must be even, because
+    JAX does not support odd numbers in the backward pass of cuDNN's attention.
     """
     fused = query.shape[1] > 1 and cudnn_takes(query.dtype, query.shape[-1])
     lengths = jnp.full(query.shape[0], attended, jnp.int32)
@@ -199,8 +201,9 @@ def _backward(kept, gradient):
         scaled = weights.astype(jnp.float32) * (products - inner) / math.sqrt(query.shape[-1])
         return scaled.astype(query.dtype)
 
-    # Each use has its own barrier; otherwise the compiler would merge the two computations into
-    # one.
+    # The gradients of the query and of the key each recompute the gradient of the scores. Each
+    # computation reads its inputs through a separate barrier; otherwise XLA would merge the two
+    # computations into one.
     for_key, value_for_key = _compute_once((gradient, value))
     for_query, value_for_query, key = _compute_once((gradient, value, key))
     with jax.named_scope(SCORES):

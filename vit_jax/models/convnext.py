@@ -26,8 +26,8 @@ from vit_jax.models.layers import GELUS, dense_dot, named, rising, run_blocks
 from vit_jax.models.resnet import HEAD_AXES, classifier
 from vit_jax.options.model import ConvNeXtOptions
 
-# Number of blocks and channels of each stage, by the authors' name of the size. The sizes Atto to
-# Nano were introduced with V2. Small exists in V1 only.
+# Number of blocks and channels of each stage, by the name of the model size in the papers. The
+# sizes Atto to Nano were introduced with V2. Small exists in V1 only.
 SIZES = {
     "Atto": dict(blocks=(2, 2, 6, 2), widths=(40, 80, 160, 320)),
     "Femto": dict(blocks=(2, 2, 6, 2), widths=(48, 96, 192, 384)),
@@ -52,7 +52,7 @@ RATIO = 4  # Width of the MLP's hidden layer, relative to the block's width.
 
 
 class Common(NamedTuple):
-    """Settings that all layers of a model share."""
+    """The dtype, norm and activation settings, which are equal in all layers of a ConvNeXt."""
 
     grn: bool
     gelu: str
@@ -79,7 +79,10 @@ class Common(NamedTuple):
         )
 
     def conv(self, inputs: int, outputs: int, side: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:
-        """Returns a convolution, without padding if the stride equals the kernel's side."""
+        """Returns a convolution with zero padding of half the kernel's side, rounded down.
+
+        If the stride equals the kernel's side, there is no padding.
+        """
         pad = 0 if stride == side else side // 2
         return nnx.Conv(
             inputs,
@@ -93,7 +96,8 @@ class Common(NamedTuple):
         )
 
 
-# Like the authors' initializer, whose truncation at -2 and 2 has no effect at this std.
+# The authors' initializer also truncates the normal distribution at -2 and 2. At a std of 0.02 this
+# truncation has no effect.
 _small = initializers.normal(0.02)
 
 
@@ -173,8 +177,9 @@ class ConvNeXtBlock(nnx.Module):
         """Maps `[batch, height, width, channels]` to the same shape.
 
         Args:
-          kept: `x` contains only these patches of each image, and the convolution reads zeros in
-            place of the missing patches. None: `x` contains whole images.
+          kept: the positions of the unmasked patches in each image. `x` then contains only these
+            patches, and the convolution reads zeros in place of the masked patches. None: `x`
+            contains whole images.
         """
         around = self.depthwise(x) if kept is None else kept.gather(self.depthwise(kept.scatter(x)))
         branch = self.fc1(self.norm(around))
@@ -191,11 +196,11 @@ class ConvNeXt(ImageModel):
     """A ConvNeXt, V1 or V2, for images of any size.
 
     The stem divides the image's height and width by 4, and each later stage divides them by 2.
-    Pixels that remain at the right and at the bottom are ignored, as in the authors' code.
-    `ConvNeXtOptions` describes the arguments.
+    If a side is not divisible, the remaining pixels at the right or bottom are ignored, as in the
+    authors' code. `ConvNeXtOptions` describes the arguments.
 
     Raises:
-      UserError: the numbers of blocks and widths differ, or the images are too small.
+      UserError: `blocks` and `widths` have different lengths, or the images are too small.
     """
 
     options: ConvNeXtOptions
@@ -215,8 +220,8 @@ class ConvNeXt(ImageModel):
         )
         self.stem = nnx.Dict(_stem(options.stem, options.channels, widths[0], common, rngs))
         self.stem_norm = common.norm(widths[0], rngs)
-        # The keys are zero-padded strings (stage and block), so that a checkpoint's paths sort in
-        # order.
+        # The keys, the numbers of stage and block, are zero-padded strings. Therefore the sorted
+        # paths of a checkpoint are in the order of the blocks.
         self.stages = nnx.Dict()
         for stage, (count, width) in enumerate(zip(options.blocks, widths, strict=True)):
             before = widths[stage - 1]
@@ -267,12 +272,13 @@ class ConvNeXt(ImageModel):
     def _stages(
         self, images: jax.Array, rngs: nnx.Rngs | None, keep: jax.Array | None = None
     ) -> list[jax.Array]:
-        """Returns the features of each stage, the finest first.
+        """Returns the features of each stage, `[batch, rows, columns, channels]`, the finest first.
 
         Args:
-          keep: raster indices of each image's kept patches, int32 `[batch, kept]`. Only the
-            features of these patches are returned, stacked vertically (see `KeptPatches`). None:
-            all patches.
+          keep: raster indices of the patches of each image that are not masked, int32 `[batch,
+            kept]`. The features then contain only these patches, stacked vertically: `[batch, kept
+            * side, side, channels]`. A patch covers `side` rows and `side` columns of the stage's
+            feature map. None: all patches.
         """
         options = self.options
         _check_size(jnp.shape(images)[1:3], len(options.blocks))
@@ -327,7 +333,7 @@ def _divisible(channels: int) -> int:
 
 
 def _check_together(options: ConvNeXtOptions) -> None:
-    """Raises UserError if arguments contradict one another."""
+    """Raises UserError if `blocks` and `widths` differ in length, or the images are too small."""
     blocks, widths = len(options.blocks), len(options.widths)
     if blocks != widths:
         raise UserError(
@@ -379,7 +385,7 @@ def _smallest(values: dict) -> dict:
 def _layers(model: ConvNeXt) -> Callable[[str], float]:
     """Returns a function from a parameter's path to its layer number, for layer-wise decay.
 
-    The number of blocks in the third stage selects one of two rules, in V1 and in V2:
+    There are two rules. In V1 and in V2, the number of blocks in the third stage selects the rule:
 
     - 27 or more blocks (Small and larger): three consecutive blocks of the third stage form one
       layer, and each of the other stages is one layer. With 27 blocks there are twelve layers, as

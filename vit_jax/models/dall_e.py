@@ -32,7 +32,8 @@ class CodeBlock(nnx.Module):
     Args:
       inputs, outputs: numbers of channels; the block's hidden width is a quarter of `outputs`.
       sides: sizes of the four kernels.
-      gain: factor of the branch's output.
+      gain: factor that multiplies the output of the convolutions before the skip connection is
+        added.
       dtype: dtype of the computation.
       rngs: random keys for the initialization.
     """
@@ -66,11 +67,13 @@ class CodeBlock(nnx.Module):
 class DVAE(CodeModel):
     """The encoder of DALL-E's discrete autoencoder; its stride must divide the size of the images.
 
-    `code_scores` applies the linear head at each position of the last stage. A plain call applies
-    it to the mean over all positions. `DVAEOptions` describes the arguments.
+    `code_scores` applies the linear head to the features of each position in the last stage.
+    Calling the model applies the head to the mean of these features over all positions.
+    `DVAEOptions` describes the arguments.
 
     Raises:
-      UserError: the numbers of blocks and widths differ, or the stride does not divide the size.
+      UserError: `blocks` and `widths` have different lengths, or the stride does not divide the
+        image size.
     """
 
     options: DVAEOptions
@@ -89,8 +92,8 @@ class DVAE(CodeModel):
         values: dict[str, Any] = dict(dtype=jnp.dtype(options.dtype), rngs=rngs)
         self.stem = convolution(options.channels, widths[0], STEM, **values)
         gain = 1 / sum(blocks) ** 2
-        # The keys are zero-padded strings (stage and block), so that a checkpoint's paths sort in
-        # order.
+        # The keys, the numbers of stage and block, are zero-padded strings. Therefore the sorted
+        # paths of a checkpoint are in the order of the blocks.
         self.stages, before = nnx.Dict(), widths[0]
         for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
             parts = {}
@@ -144,7 +147,7 @@ def convolution(inputs: int, outputs: int, side: int, *, dtype: Any, rngs: nnx.R
 
 
 def check_divides(size: tuple[int, ...], stride: int) -> None:
-    """Raises UserError if the stride does not divide the height and the width."""
+    """Raises UserError if the encoder's stride does not divide an image's height and width."""
     if len(size) == 2 and (size[0] % stride or size[1] % stride):
         raise UserError(
             f"images of {size[0]}x{size[1]} pixels do not divide into places of "
@@ -152,7 +155,7 @@ def check_divides(size: tuple[int, ...], stride: int) -> None:
         )
 
 
-# Number of blocks and widths of OpenAI's model.
+# Number of blocks in each stage, and number of channels of each stage, in OpenAI's model.
 _SIZE = {name: options_of(DVAEOptions)[name].default for name in ("blocks", "widths")}
 
 

@@ -2,7 +2,7 @@
 
 On a CPU the convolution is computed as a sum of shifted elementwise products, which XLA compiles to
 one loop over the channels. On other devices it is XLA's convolution. A traced program contains both
-variants, and the compiler selects the variant for its device. FLOPs are counted for XLA's
+variants, and the compiler selects the variant for its device. Model cards count the FLOPs of XLA's
 convolution. docs/measurements.md compares the speed of the variants.
 """
 
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 # Maximum number of image columns in one iteration of the loop that computes the kernel's gradient.
 # This number of columns fits into a core's cache.
 COLUMNS = 28
-# Minimum number of products in one sum. In sums of fewer products XLA would copy each slice.
+# Minimum number of products that one loop iteration adds up. With fewer products XLA would copy
+# each slice.
 LEAST = 16
 
 
@@ -75,9 +76,10 @@ def _shifted(x: jax.Array, kernel: jax.Array) -> jax.Array:
 def _of_kernel(x: jax.Array, gradient: jax.Array, sides: tuple[int, int]) -> jax.Array:
     """Returns the kernel's gradient, float32 `[rows, columns, 1, channels]`.
 
-    The gradient is a sum of shifted images times `gradient` over images, rows and columns. A loop
-    sums over a few images and columns in each iteration; the rows are summed at the end. XLA would
-    compute a single sum over all three axes slowly, channel by channel.
+    The gradient at kernel position (i, j) is the sum of `x`, shifted by (i, j), times `gradient`
+    over all images, rows and columns. XLA would compute this sum slowly, channel by channel.
+    Therefore a loop adds a few images and columns in each iteration, and the rows are added after
+    the loop.
     """
     batch, height, width, channels = x.shape
     rows, columns = sides
@@ -106,10 +108,13 @@ def _of_kernel(x: jax.Array, gradient: jax.Array, sides: tuple[int, int]) -> jax
 
 
 def _pad(x: jax.Array, rows: int, columns: int, more: tuple[int, int] = (0, 0)) -> jax.Array:
-    """Returns the images as float32 with zero padding.
+    """Returns `x`, `[batch, height, width, channels]`, as float32 with zero padding.
 
     Args:
-      more: number of zeros after the last image, and after the last column.
+      rows: number of zero rows at the top, and also at the bottom.
+      columns: number of zero columns at the left, and also at the right.
+      more: a pair: the number of zero images to append to the batch, and the number of zero columns
+        at the right in addition to `columns`.
     """
     return jnp.pad(
         x.astype(jnp.float32), ((0, more[0]), (rows, rows), (columns, columns + more[1]), (0, 0))

@@ -1,6 +1,7 @@
 """Dropout and stochastic depth; the masks are the same on any device and mesh.
 
-`add_for_subset` is stochastic depth that does not compute a branch for the images that skip it.
+`add_for_subset` is a faster stochastic depth: it computes a residual branch only for the images
+whose branch is not dropped.
 """
 
 import math
@@ -35,8 +36,8 @@ def drop(
     dropped = jnp.round(rate * 2**16).astype(jnp.uint32)
     drawn = draw16(rngs.dropout(), shape, first=part() * shape[0])
     kept = jnp.concatenate([numbers >= dropped for numbers in drawn], axis=-2)
-    # Without the barrier XLA redraws the mask for each use, which costs more than the layer's
-    # products.
+    # Without this optimization barrier XLA recomputes the random numbers wherever the mask is used.
+    # The recomputation takes more time than the layer's matrix products.
     kept = jax.lax.optimization_barrier(kept[..., : shape[-2], :])
     return jnp.where(kept, (x / jnp.float32(1 - rate)).astype(x.dtype), 0)
 
@@ -44,13 +45,17 @@ def drop(
 def draw16(key: jax.Array, shape: tuple[int, ...], first: jax.Array | int = 0) -> list[jax.Array]:
     """Draws uniform integers below 2^16, uint32, as four arrays: quarters of `shape`.
 
-    The numbers are the same on any mesh. JAX's generator (threefry) computes blocks of 64 random
-    bits, and `jax.random.bits` uses only 32 bits of each block. This function splits each block
-    into four numbers. Each number goes to one quarter of the second-to-last axis; the length of a
-    quarter is rounded up. The second-to-last axis is the tokens' axis, which is never sharded.
+    JAX's generator (threefry) computes blocks of 64 random bits, and `jax.random.bits` uses only 32
+    bits of each block. This function splits each block into four numbers of 16 bits. The first
+    array contains the first number of every block, the second array the second number, and so on.
+    The arrays must be concatenated along the second-to-last axis, which is the axis of the tokens.
+    If the length of this axis is not divisible by 4, the concatenation is longer than `shape`.
+
+    The numbers are the same on any mesh, because the axis of the tokens is never sharded.
 
     Args:
-      first: index in a larger array, along the first axis, at which the drawn array starts.
+      shape: shape of the numbers on this device.
+      first: if axis 0 is sharded, the index in the whole array of the first element on this device.
     """
     *outer, rows, last = shape
     blocks = (*outer, -(-rows // 4), last)
@@ -79,9 +84,10 @@ def add_for_subset(
     Args:
       x: `[batch, ..., tokens, dim]`.
       branch: a function that treats each image independently.
-      rate: share of images without the branch, from 0 to below 1. In each group of images (see
-        `subset_sizes`) it is rounded to a whole number of images.
-      read: number of leading tokens that the branch and this function return; None: all.
+      rate: share of images that skip the branch, from 0 to below 1. The share is rounded to a whole
+        number of images in each group of images (see `subset_sizes`).
+      read: number of leading tokens that the branch returns. This function then returns only these
+        tokens. None: all tokens.
     """
     groups, size, kept = subset_sizes(x.shape[0], rate)
     rest = x[..., :read, :]
@@ -93,7 +99,8 @@ def add_for_subset(
     def of_groups(x):
         return x.reshape(groups, -1, *x.shape[1:])
 
-    # Each group is indexed separately: a device that holds whole groups needs no communication.
+    # Each group of images is indexed separately. Therefore devices need no communication if each
+    # group is stored on one device.
     chosen = jax.vmap(lambda x, rows: x.at[rows].get(**indexed))(of_groups(x), drawn)
     changes = branch(chosen.reshape(-1, *x.shape[1:]))
     changes = (changes * jnp.float32(size / kept)).astype(x.dtype)
@@ -102,10 +109,10 @@ def add_for_subset(
 
 
 def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
-    """Draws the images of each group for which the branch is computed, int32 `[groups, kept]`.
+    """Draws the images whose branch is computed; returns their indices, int32 `[groups, kept]`.
 
-    The result contains distinct indices of images within their group (see `subset_sizes`). The
-    indices are the same on any mesh.
+    In each group of images, `kept` distinct images are drawn (see `subset_sizes`). Row i contains
+    the indices of the drawn images within group i. The indices are the same on any mesh.
     """
     groups, size, kept = subset_sizes(images, rate)
     numbers = part() * groups + jnp.arange(groups)
@@ -116,9 +123,10 @@ def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
 def subset_sizes(images: int, rate: float) -> tuple[int, int, int]:
     """Returns the number of groups, the images in a group, and the kept images in a group.
 
-    A batch is divided into groups of consecutive images, and from each group the same number of
-    images is kept, at least one. The size of a group is 32, 16 or 8: the largest of these numbers
-    that divides the number of images. If none of them divides it, all images form one group.
+    A batch is divided into groups of consecutive images. The size of a group is 32, 16 or 8: the
+    largest of these numbers that divides the number of images. If none of the three numbers is a
+    divisor, all images form one group. The same number of images, at least one, is kept in each
+    group.
     """
     size = math.gcd(images, 32)
     size = size if size >= 8 else images

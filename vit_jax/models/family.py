@@ -42,19 +42,21 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Resize:
-    """A rule that resizes a parameter whose shape depends on a size, such as a position table.
+    """A rule that resizes a parameter whose shape depends on a setting of the model.
 
-    A position table, for example, depends on the grid of patches. The rule is applied if this size
-    differs between the checkpoint's model and the adapted model.
+    For example, the shape of a table of position embeddings depends on the grid of patches. The
+    rule is applied if the setting differs between the checkpoint's model and the adapted model.
 
     Attributes:
       path: regular expression that matches the whole path of the parameter.
-      size: called with a model and the shape of the parameter; returns the size, such as the grid.
+      size: called with a model and the shape of the parameter; returns the model's value of the
+        setting, such as the grid.
       resize: called with the checkpoint's values and a `Change`; returns float32 values of the
         shape `Change.shape`. Raises UserError if the values cannot be resized.
-      note: called with the two sizes; returns a log message, or an empty string for no message.
+      note: called with the setting of the checkpoint's model and of the adapted model; returns a
+        log message, or an empty string for no message.
       has_tokens: the parameter also has rows for prefix tokens, such as the class token. The rule
-        is also applied if the two models differ only in these tokens.
+        is then also applied if the models have different prefix tokens, but the same setting.
     """
 
     path: str
@@ -71,14 +73,15 @@ class Adaptation:
     Attributes:
       resizes: rules that resize parameters; the first rule that matches a path is used.
       heads: prefixes of the paths of the classification heads.
-      new_norms: path prefixes of norms. A norm that the checkpoint lacks starts as the identity.
-      copied: maps a regular expression to the path of a parameter. If the checkpoint has this
-        parameter, it is copied to all paths that match the expression.
-      computed: called with the checkpoint's model; returns arrays that this model computes, by
-        path. If the adapted model has a parameter with this path, the array initializes it. For
-        example, fixed position embeddings initialize learned position embeddings.
+      new_norms: path prefixes of norms. A norm that the checkpoint lacks is initialized as the
+        identity: scale 1, bias 0.
+      copied: maps a regular expression to the path of a parameter in the checkpoint. All parameters
+        of the adapted model whose path matches the expression are initialized from this parameter.
+      computed: called with the checkpoint's model; returns computed arrays, by the path of the
+        parameter that they initialize in the adapted model. For example, fixed position embeddings
+        initialize learned position embeddings.
       implied: called with the checkpoint's arguments and the changed arguments; returns further
-        arguments that must change as a consequence.
+        arguments that must change together with the changed arguments.
     """
 
     resizes: tuple[Resize, ...] = ()
@@ -89,11 +92,11 @@ class Adaptation:
     implied: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda known, changes: {}
 
     def resize_of(self, path: str) -> Resize | None:
-        """Returns the rule for the parameter with this path; None: no rule resizes it."""
+        """Returns the rule that resizes the parameter with this path; None: no rule matches."""
         return next((rule for rule in self.resizes if re.fullmatch(rule.path, path)), None)
 
     def source_of(self, path: str, stored: Iterable[str]) -> str:
-        """Returns the path, in the checkpoint, of the values that initialize a parameter.
+        """Returns the path of the checkpoint's parameter that initializes the parameter `path`.
 
         Args:
           path: path of the parameter in the adapted model.
@@ -121,22 +124,22 @@ class Family:
       smallest: called with the arguments of a model; returns changes of these arguments (including
         `image_size`) that make the model small but still run all of its code. Used by `:smoke` and
         by tests.
-      axes: pairs of a regular expression for the end of a parameter's path and of the parameter's
-        logical axes. A kernel's axes are, for example, "dim -> part heads head_dim", with the
-        inputs before the arrow; its bias has the axes "part heads head_dim". Two entries may have
-        the same path if their numbers of axes differ.
+      axes: pairs (expression, axes). The regular expression matches the end of a parameter's path,
+        and `axes` lists the parameter's logical axes. For example, "dim -> part heads head_dim" are
+        the axes of a kernel, with the inputs before the arrow, and "part heads head_dim" are the
+        axes of its bias. Two entries may have the same expression if their numbers of axes differ.
       layer: called with a model; returns a function from a parameter's path to the number of its
         encoder layer: -1 before the encoder, infinity after it. None: the family has no such
         function.
-      embedding: path prefixes of the patch embedding and its norm. The config has a factor for the
+      embedding: path prefixes of the patch embedding and its norm. A config option multiplies the
         learning rate of these parameters. Empty: the family has no patch embedding.
       undecayed: regular expressions for the ends of paths of parameters without weight decay, in
         addition to biases and scales.
       any_size: the shapes of a model's parameters do not depend on the size of its images.
       fixed_size: `vit-jax finetune` keeps the checkpoint's image size, because another image size
         could change arguments of the model, such as Swin's windows.
-      loose: names of arguments that may differ between a run and the checkpoint that initializes
-        it, even if the model name implies them.
+      loose: names of arguments that may differ between a trained model and the checkpoint that
+        initializes it, even if the model name implies their values.
       adaptation: rules that adapt a checkpoint's parameters to other arguments.
     """
 

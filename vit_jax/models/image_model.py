@@ -1,7 +1,8 @@
-"""Base classes of all models: `ImageModel`, and `TokenModel` and `CodeModel` for special kinds.
+"""Base classes of all models: `ImageModel`, and its subclasses `TokenModel` and `CodeModel`.
 
-Code outside `models/` and `interop/` does not depend on model classes such as `ViT`. It calls the
-methods of the base classes, or tests whether the model is a `TokenModel` or a `CodeModel`.
+A `TokenModel` is a Transformer, and a `CodeModel` an image tokenizer. Code outside `models/` and
+`interop/` does not depend on model classes such as `ViT`. It calls the methods of the base classes,
+or tests whether the model is a `TokenModel` or a `CodeModel`.
 """
 
 import copy
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 # image, which is a batch of one image.
 ImagesLike: TypeAlias = "jax.Array | npt.NDArray[Any] | Image | Sequence[Any]"
 
-# Pixels may exceed the range [-1, 1] by this rounding error.
+# Pixels may be outside of the range [-1, 1] by this amount, because of rounding errors.
 ROUNDING = 1e-3
 
 
@@ -70,13 +71,21 @@ class About:
         self.name = name
 
     def for_classes(self, names: tuple[str, ...], probabilities: str) -> "About":
-        """Returns a copy with other class names and another key of `PROBABILITIES`."""
+        """Returns a copy of this metadata with other class names.
+
+        Args:
+          names: names of all classes.
+          probabilities: a key of `PROBABILITIES`: `softmax` or `sigmoid`.
+        """
         other = copy.copy(self)
         other.class_names, other.probabilities = names, probabilities
         return other
 
     def lines(self, model: "ImageModel") -> dict[str, str]:
-        """Returns more lines of the model card, such as `{"from": "fresh parameters, ..."}`."""
+        """Returns lines to append to a model card: labels, mapped to texts.
+
+        An example is `{"from": "fresh parameters, not trained"}`.
+        """
         return {"from": "fresh parameters, not trained"}
 
     def predict(
@@ -118,7 +127,7 @@ def _stacked(images: list[np.ndarray]) -> np.ndarray:
 
 
 def _pixels(image: Any, channels: int) -> np.ndarray:
-    """Returns the pixels of nested lists or of a PIL image.
+    """Returns the pixels of a PIL image, or of an image as nested lists, as an array.
 
     The pixels of a PIL image are uint8 `[height, width, channels]`.
     """
@@ -166,7 +175,7 @@ class ImageModel(nnx.Module):
     linear `head`. Without classes the head is None.
 
     Attributes:
-      options: the model's arguments, an instance of `options_type`, where they are documented.
+      options: the model's arguments, an instance of `options_type`. That class documents them.
       any_size: the model accepts images of any size, not only of `image_size`.
     """
 
@@ -197,12 +206,12 @@ class ImageModel(nnx.Module):
 
     @property
     def mean(self) -> Statistic:
-        """Mean of pixels in [0, 1] for normalization, one value or one per channel."""
+        """Mean for normalization, for pixel values in [0, 1]; one value or one per channel."""
         return self.options.mean
 
     @property
     def std(self) -> Statistic:
-        """Std of pixels in [0, 1] for normalization, one value or one per channel."""
+        """Std for normalization, for pixel values in [0, 1]; one value or one per channel."""
         return self.options.std
 
     @property
@@ -231,10 +240,10 @@ class ImageModel(nnx.Module):
           images: uint8 or floats in [-1, 1], as an array or as nested lists; or PIL images of the
             model's size.
           rngs: random keys with a `dropout` stream for a training call; None: evaluation.
-          capture: names of intermediate results, from the class's `captures`. With names, the call
-            returns the logits and a dictionary of a list for each name. The list `features`
-            contains `[batch, rows, columns, channels]` before the first block, after each block and
-            after each change of resolution.
+          capture: names of intermediate results, from the class's `captures`. If there are names,
+            the call returns a pair: the logits, and a dictionary from each name to a list of
+            arrays. The list `features` contains an array `[batch, rows, columns, channels]` from
+            before the first block, from after each block, and from after each change of resolution.
 
         Raises:
           UserError: the images have another shape or type, or a name cannot be captured.
@@ -266,7 +275,7 @@ class ImageModel(nnx.Module):
 
     @property
     def mask_patch_size(self) -> int | None:
-        """Side in pixels of the patches that `features_of` can leave out; None: unsupported.
+        """Side, in pixels, of the patches that `features_of` can mask; None: unsupported.
 
         A patch of this size corresponds to one position of the last stage.
         """
@@ -275,14 +284,15 @@ class ImageModel(nnx.Module):
     def features_of(
         self, images: jax.Array, keep: jax.Array, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """Returns the last stage's features of the kept patches, `[batch, kept, channels]`.
+        """Returns the last stage's features of unmasked patches only, `[batch, kept, channels]`.
 
-        The features are not normalized. They do not depend on the patches that are left out: layers
-        read zeros in place of these patches, and image statistics are computed over the kept
-        patches only. Height and width of the images must be multiples of `mask_patch_size`.
+        The features do not depend on the masked patches: layers read zeros in place of these
+        patches, and statistics of an image are computed over its unmasked patches. The features are
+        not normalized. The height and width of the images must be multiples of `mask_patch_size`.
 
         Args:
-          keep: int32 `[batch, kept]`, distinct raster indices of each image's patches.
+          keep: distinct raster indices of the unmasked patches of each image, int32 `[batch,
+            kept]`.
         """
         raise NotImplementedError
 
@@ -296,7 +306,9 @@ class ImageModel(nnx.Module):
         return (x if self.head is None else self.head(x),)
 
     def capturing(self, names: Sequence[str]) -> AbstractContextManager[dict[str, list[jax.Array]]]:
-        """Collects intermediate results with these names while the context is open.
+        """Returns a context manager that collects intermediate results of calls within the context.
+
+        Entering the context returns a dictionary, which maps each of `names` to a list of arrays.
 
         Raises:
           UserError: a name cannot be captured.
@@ -412,7 +424,8 @@ class TokenModel(ImageModel):
 
     The forward pass has five steps: `patches`, `assemble`, `encode`, the layer norm `norm` (which
     may be None) and a head. A training objective may change the tokens between these steps.
-    `__call__` has the additional argument `whole`: True computes all tokens of the last layer.
+    By default the last layer computes only the tokens that the head reads. With `whole=True`,
+    `__call__` computes all tokens of the last layer.
 
     Attributes:
       prefix_tokens: names of the tokens before the patches, such as `cls`. The tokens' parameters
@@ -479,11 +492,13 @@ class TokenModel(ImageModel):
     def assemble(
         self, patches: jax.Array, rngs: nnx.Rngs | None = None, keep: jax.Array | None = None
     ) -> jax.Array:
-        """Returns all tokens with their positions, `[batch, tokens, dim]`, from patch embeddings.
+        """Adds position embeddings, if any, and prefix tokens; returns `[batch, tokens, dim]`.
 
         Args:
-          keep: int32 `[batch, kept]`: use only these patches of each image, in this order. Only
-            models with `keeps_any` support this. None: all patches.
+          patches: patch embeddings, `[batch, patches, dim]`.
+          keep: raster indices of the patches to return, int32 `[batch, kept]`. The patches are
+            returned in the order of these indices. Only models with `keeps_any` support this
+            argument. None: all patches.
         """
         raise NotImplementedError
 
@@ -494,13 +509,16 @@ class TokenModel(ImageModel):
         read: int | None = None,
         after: int | None = None,
     ) -> Any:
-        """Applies all layers, `[batch, tokens, dim]` to the same shape, before the final norm.
+        """Applies all layers to tokens `[batch, tokens, dim]`; the final norm is not applied.
+
+        The result has the same shape.
 
         Args:
           read: number of leading tokens to return; the last layer computes only these tokens. None:
             all tokens.
-          after: number of layers, smaller than the depth. With this argument the method returns a
-            pair: the tokens after all layers, and all tokens after `after` layers.
+          after: number of layers, from 0 to depth - 1. The method then returns a pair: the tokens
+            after all layers, and all tokens after the first `after` layers. None: only the tokens
+            after all layers.
         """
         raise NotImplementedError
 
@@ -517,8 +535,8 @@ class TokenModel(ImageModel):
         Only models with `takes_queries` support this.
 
         Args:
-          queries: additional tokens, without positions, `[batch, queries, dim]`.
-          layers: number of last layers to which the queries are appended.
+          queries: additional tokens, which have no position embeddings, `[batch, queries, dim]`.
+          layers: number of layers, at the end of the encoder, that also process the queries.
           mask: called as `mask(number, x)` before each layer with queries. `number` counts these
             layers from 0, and `x` is the layer's input. Returns bool `[batch, queries, tokens +
             queries]`, True for each token that a query attends to; or None: all tokens.
@@ -566,12 +584,12 @@ class CodeModel(ImageModel):
 
     @property
     def code_grid(self) -> tuple[int, int]:
-        """Rows and columns of codes for an image of the model's size."""
+        """Number of rows and number of columns of codes, for an image of the model's size."""
         height, width = self.image_size
         return height // self.code_stride, width // self.code_stride
 
     def code_scores(self, images: jax.Array) -> jax.Array:
-        """Returns the code logits of each position, float32 `[batch, rows, columns, codes]`.
+        """Returns the code logits of each code position, float32 `[batch, rows, columns, codes]`.
 
         Raises:
           UserError: the images have another shape or type.
@@ -579,7 +597,10 @@ class CodeModel(ImageModel):
         raise NotImplementedError
 
     def codes(self, images: jax.Array) -> jax.Array:
-        """Returns each position's most likely code, row by row, int32 `[batch, rows * columns]`."""
+        """Returns the most likely code of each position of the code grid, row by row.
+
+        The result is int32 `[batch, rows * columns]`.
+        """
         scores = self.code_scores(images)
         return scores.argmax(-1).astype(jnp.int32).reshape(len(scores), -1)
 

@@ -154,10 +154,11 @@ def class_embeddings(
 def checked_names(
     names: Sequence[str], tokenizer: Tokenizer, probabilities: str, templates: Sequence[str]
 ) -> tuple[str, ...]:
-    """Returns the class names without surrounding spaces, after checking them.
+    """Strips spaces from the class names, checks the names and returns them.
 
-    The tokens of two names are compared in the template with the fewest characters before the name,
-    because the text tower reads only the first tokens of a text.
+    Two names must have different tokens. Because a text tower reads only a limited number of
+    tokens, the names are compared within the template that has the fewest characters before the
+    name.
 
     Raises:
       UserError: there is no name; a name is empty or has no tokens; two names have the same tokens;
@@ -223,7 +224,11 @@ class ZeroShotClassifier(ImageModel):
     def features(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> Any:
-        """Returns the embeddings of unit norm, `[batch, dim]`, or the tower's dense features."""
+        """Returns image embeddings of unit norm, `[batch, dim]`.
+
+        Args:
+          dense: return the dense features of the image tower instead.
+        """
         if dense:
             return self.image.features(images, rngs, dense=True)
         return unit(self.image(images, rngs).astype(jnp.float32))

@@ -1,8 +1,8 @@
-"""Initializers that draw with NumPy on the CPU; compiling JAX's random functions takes seconds.
+"""Initializers that draw with NumPy on the CPU, because compiling JAX's would take seconds.
 
 The values depend only on the key and the shape, not on the devices or the mesh. Each initializer
-has Flax's signature: a key, a shape and a dtype. If JAX traces an initializer, the trace contains a
-callback, and no values are drawn.
+has Flax's signature: a key, a shape and a dtype. While JAX traces an initializer, no values are
+drawn; the traced program contains a callback that draws them.
 """
 
 import math
@@ -33,8 +33,8 @@ def xavier(parts: int = 1, dense: bool = False) -> Initializer:
 
     Args:
       parts: number of kernels of equal size that are concatenated along the outputs.
-      dense: treat a convolution as a dense layer over its patch: its fan-out is the number of
-        output channels.
+      dense: treat the kernel of a patch embedding as a dense layer over the pixels of a patch. The
+        fan-out is then the number of output channels, not multiplied by the kernel's area.
     """
 
     def draw(generator, out):
@@ -107,7 +107,9 @@ def uniform(limit: float) -> Initializer:
 
 
 def torch_convolution(share: float = 1.0) -> Initializer:
-    """Returns PyTorch's initializer of dense layers: uniform with variance 1 / (3 * inputs).
+    """Returns PyTorch's initializer of dense layers and convolutions.
+
+    The values are uniform with variance 1 / (3 * fan-in).
 
     Args:
       share: factor that multiplies the std.
@@ -130,7 +132,12 @@ def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _initializer(draw: Callable[[np.random.Generator, np.ndarray], None]) -> Initializer:
-    """Returns an initializer from a function that fills a float32 array."""
+    """Returns an initializer whose values are drawn by the function `draw`.
+
+    Args:
+      draw: called with a NumPy generator and a float32 array, which the function overwrites with
+        random values.
+    """
 
     def initializer(key, shape, dtype=np.float32):
         def on_host(words):
@@ -167,8 +174,8 @@ class Scheme(NamedTuple):
     # Returns the initializers that depend on the layer; see `of_layer` for the arguments.
     own: Callable[[int, int, bool], dict[str, Initializer]] = lambda layer, depth, sub_norm: {}
 
-    # Class token, mask token and other tokens. None: a token with a learned position embedding
-    # starts at zero, and other tokens are normal.
+    # Initializer of the class token, the mask token and other tokens. None: tokens with a learned
+    # position embedding start at zero, and other tokens are drawn from a normal distribution.
     token: Initializer | None = None
     positions: Initializer = normal(0.02)  # Learned positions.
 
@@ -184,23 +191,36 @@ class Scheme(NamedTuple):
 
 
 def _of_beit(std: float) -> "Scheme":
-    """Returns BEiT's initializers: truncated normals; the std in `Scheme.out` falls by layer."""
+    """Returns BEiT's initializers: normal distributions with std `std`, truncated at one std.
+
+    The std of the last layer of attention and MLP (`Scheme.out`) is smaller in later encoder
+    layers.
+    """
     drawn, zeros = cut_normal(std), jax.nn.initializers.zeros
 
     def own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-        """Returns `Scheme.out` with the std divided by sqrt(2 (layer + 1))."""
+        """Returns the initializer of the last layer of attention and MLP (`Scheme.out`).
+
+        Its std is divided by sqrt(2 (layer + 1)). `layer` is counted from 0.
+        """
         return {"out": cut_normal(std / math.sqrt(2 * (layer + 1)))}
 
     return Scheme(drawn, lambda inputs: zeros, drawn, zeros, *[drawn] * 3, own, drawn, drawn)
 
 
 def _vqkds_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """Returns a normal initializer for `Scheme.out`, with std 0.02 / sqrt(2 (layer + 1))."""
+    """Returns VQ-KD's initializer of the last layer of attention and MLP (`Scheme.out`).
+
+    The distribution is normal with std 0.02 / sqrt(2 (layer + 1)). `layer` is counted from 0.
+    """
     return {"out": normal(0.02 / math.sqrt(2 * (layer + 1)))}
 
 
 def _plain_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """Returns PyTorch's initializer for `Scheme.out`, divided by sqrt(2 (layer + 1))."""
+    """Returns BEiT v2's initializer of the last layer of attention and MLP (`Scheme.out`).
+
+    PyTorch's default values are divided by sqrt(2 (layer + 1)). `layer` is counted from 0.
+    """
     return {"out": torch_convolution(1 / math.sqrt(2 * (layer + 1)))}
 
 
@@ -221,10 +241,11 @@ def aggregation(dim: int) -> "Scheme":
 
 
 def _eva02s_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """Returns EVA-02's initializers that differ from `SCHEMES["eva02"]`; {} without `sub_norm`.
+    """Returns the initializers of an EVA-02 layer that differ from `SCHEMES["eva02"]`.
 
     With `sub_norm`, the kernels of values, of the attention's output and of the MLP are multiplied
-    by sqrt(log(2 depth)). The kernels of queries and keys are not.
+    by sqrt(log(2 depth)). The kernels of queries and keys are not. Without `sub_norm` the
+    dictionary is empty.
     """
     if not sub_norm:
         return {}
@@ -235,8 +256,8 @@ def _eva02s_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer
     return {"qkv": qkv, "dense": one, "gated": gated, "out": one}
 
 
-# The initializers of DeiT, DINO and Swin in PyTorch. Their normal distributions are truncated at -2
-# and 2, which has no effect at this std. The patch embedding is initialized like PyTorch's
+# The initializers of DeiT, DINO and Swin in PyTorch. Their normal distributions with std 0.02 are
+# truncated at -2 and 2, which has no effect. The patch embedding is initialized like PyTorch's
 # convolutions.
 _DEIT = Scheme(
     torch_convolution(),
@@ -261,8 +282,9 @@ SCHEMES = {
         jax.nn.initializers.zeros,
     ),
     "deit": _DEIT,
-    # In DeiT III the class token has no position embedding. Here the token starts at zero and has a
-    # position embedding, which starts with the values of DeiT III's token.
+    # In the authors' code, DeiT III's class token has no position embedding. In this code the class
+    # token has a position embedding. Therefore the class token is initialized with zeros, and its
+    # position embedding is initialized like the class token in the authors' code.
     "deit3": _DEIT._replace(token=None),
     "dinov2": _DEIT._replace(token=normal(1e-6)),
     # BEiT's and EVA-g's schemes in PyTorch.

@@ -1,4 +1,4 @@
-"""Gathers square patches of each image into a smaller image, and scatters them back."""
+"""Gathers square patches of each image into a smaller image, and scatters the patches back."""
 
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ class KeptPatches(NamedTuple):
 
     The kept patches are stacked vertically to a tall image, `[batch, kept * side, side, channels]`.
     A layer whose receptive field lies within one patch computes the same values from the tall image
-    as from the whole image. Feature maps of a lower resolution can be gathered, too, if a patch
-    covers whole positions of the map. `side` is the side of a patch, in pixels or in positions of
-    the map.
+    as from the whole image. The methods also work for feature maps of a lower resolution, if the
+    side of a patch is a multiple of the map's stride. `side` is the side of a patch, in pixels for
+    an image and in positions for a feature map.
 
     Attributes:
       positions: int32 `[batch, kept]`, distinct raster indices of the patches.
@@ -24,7 +24,10 @@ class KeptPatches(NamedTuple):
     grid: tuple[int, int]
 
     def gather(self, x: jax.Array) -> jax.Array:
-        """Stacks the kept patches of whole images `[batch, height, width, channels]`."""
+        """Stacks the kept patches of whole images, `[batch, height, width, channels]`, vertically.
+
+        The result is `[batch, kept * side, side, channels]`.
+        """
         rows, columns = self.grid
         batch, height, _, channels = x.shape
         side = height // rows

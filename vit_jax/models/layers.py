@@ -26,16 +26,19 @@ _part: ContextVar[jax.Array | int] = ContextVar("part", default=0)
 
 
 def named(name: str, x: jax.Array) -> jax.Array:
-    """Returns `x`, marked with a name that selects the sharding of `x`.
+    """Returns the activation `x`, constrained to the sharding for activations of this name.
 
-    A `capturing` context that lists the name records `x`.
+    If a `capturing` context that collects this name is open, `x` is also added to its list.
     """
     capture(name, lambda: x)
     return _place.get()(name, x)
 
 
 def capture(name: str, compute: Callable[[], jax.Array]) -> None:
-    """Records the result of `compute` if an open `capturing` context lists this name."""
+    """Records the result of `compute()` if an open `capturing` context collects `name`.
+
+    Otherwise `compute` is not called.
+    """
     captured = _captured.get()
     if captured and name in captured:
         captured[name].append(compute())
@@ -48,7 +51,11 @@ def captures() -> bool:
 
 @contextlib.contextmanager
 def capturing(names: Sequence[str]) -> Iterator[dict[str, list[jax.Array]]]:
-    """Collects the activations with these names, in call order, while the context is open."""
+    """Context manager that collects named activations; yields a list for each name, in call order.
+
+    Args:
+      names: names of the activations to collect.
+    """
     captured = {name: [] for name in names}
     token = _captured.set(captured)
     try:
@@ -65,9 +72,9 @@ def platform() -> str:
 def _exact_gelu(x: jax.Array) -> jax.Array:
     """Computes x times the normal distribution's CDF at x, in float32 or wider, as PyTorch does.
 
-    The function `erfc` would be more precise far below zero. On a CPU it takes twice the memory and
-    more time. On a TPU, a ConvNeXt block in bfloat16 with `erfc` takes a quarter more cycles by the
-    compiler's estimate.
+    The CDF is not computed by the function `erfc`, which would be more precise far below zero. On a
+    CPU, `erfc` takes twice the memory and more time. On a TPU, a ConvNeXt block in bfloat16 with
+    `erfc` takes a quarter more cycles by the compiler's estimate.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
@@ -119,13 +126,13 @@ def part() -> jax.Array | int:
 def placing(
     place: Callable[[str, jax.Array], jax.Array], platform: str, part: jax.Array | int = 0
 ) -> Iterator[None]:
-    """Sets the platform and the sharding of named activations for models traced in the context.
+    """Context manager that sets the platform and the sharding of models that are traced within it.
 
     Args:
-      place: called as `place(name, x)` for every activation of `named`; returns `x` with a sharding
-        constraint.
+      place: called as `place(name, x)` for every activation that the model passes to `named`;
+        returns `x` with a sharding constraint.
       platform: `cpu`, `gpu` or `tpu`.
-      part: index of the batch shard; all shards have the same size.
+      part: index of the batch shard that is traced; all shards have the same size.
     """
     tokens = _place.set(place), _platform.set(platform), _part.set(part)
     try:
@@ -156,14 +163,17 @@ def run_blocks(
     remat: str,
     **given: Any,
 ) -> jax.Array:
-    """Applies the blocks of a stage, `[batch, height, width, channels]` to the same shape.
+    """Applies the blocks of a stage in turn to `x`, `[batch, height, width, channels]`.
+
+    The result has the same shape.
 
     Args:
       blocks: the blocks, called as `block(x, rngs, stochastic_depth, **given)`.
-      first: index of the first block among all blocks of the model.
+      first: index of the first of these blocks among all blocks of the model.
       rate: returns the stochastic depth rate for a block's index.
       key: random key, in training. A block's key is `jax.random.fold_in(key, index of the block)`.
-      remat: a key of `REMAT`.
+      remat: rematerialization policy, a key of `REMAT`.
+      **given: further arguments of all blocks.
     """
 
     def call(block, x, number):
@@ -182,13 +192,15 @@ def run_layers(
     remat: str,
     scan: bool = False,
 ) -> jax.Array:
-    """Applies `x = call(layer, x, inputs of the layer)` for each layer in turn.
+    """Runs a stack of layers: replaces `x` by `call(layer, x, inputs[i])` for each layer i in turn.
 
     Within a `capturing` context `remat` and `scan` are ignored, because JAX's transformations would
     not return the captured results.
 
     Args:
-      remat: a key of `REMAT`.
+      call: applies a layer to `x`.
+      inputs: further inputs of each layer, such as its stochastic depth rate.
+      remat: rematerialization policy, a key of `REMAT`.
       scan: stack the parameters of the layers and run the layers with `lax.scan`, which compiles
         only one layer.
     """

@@ -19,7 +19,7 @@ Kind = TypeVar("Kind", bound=nnx.Module)
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The name, sizes and cost of a model, which print as one line."""
+    """The name, sizes and cost of a model; printed as one line."""
 
     name: str
     parameters: int
@@ -39,7 +39,7 @@ class ModelCard:
 
 
 class _OneKey:
-    """A fast substitute for `nnx.Rngs`: all keys are equal. It serves to compute shapes only."""
+    """A fast substitute for `nnx.Rngs` with equal keys, for code that only computes shapes."""
 
     def __init__(self):
         self._key = jax.random.key(0)
@@ -56,14 +56,14 @@ def abstract(build: Callable[..., Kind]) -> Kind:
 
 
 def count_parameters(model: nnx.Module) -> int:
-    """Returns the number of parameters; `model` may be abstract."""
+    """Returns the number of parameters; `model` may contain shapes in place of arrays."""
     return sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 def parameter_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the parameters by path; `model` may be abstract.
+    """Returns the shape of each parameter, by its path, such as `blocks/00/norm1/scale`.
 
-    A path is, for example, `blocks/00/norm1/scale`.
+    `model` may contain shapes in place of arrays.
     """
     flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
     return {"/".join(map(str, path)): leaf.shape for path, leaf in flat}
@@ -74,7 +74,7 @@ def count_multiply_adds(model: nnx.Module) -> int:
 
     As in the papers' "GFLOPs", a multiply-add counts as one operation, and products with padding do
     not count. All tokens of the last layer count, although a model may skip the tokens that no head
-    reads. `model` may be abstract.
+    reads. `model` may contain shapes in place of arrays.
     """
     graphdef, params = nnx.split(model)
     images = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.float32)
@@ -153,10 +153,11 @@ def count_taps(
 ) -> int:
     """Returns the number of products along one axis of a convolution that do not read padding.
 
-    There is one product for each output o and kernel element k. It reads the position
-    `p = o * stride + k * kernel_dilation - padding`. The position p holds an input if p lies within
-    the image and is a multiple of `dilation`. For a fixed k, this is true for every `period`-th o
-    of a range.
+    There is one product for each output o and kernel element k. The input is dilated: there are
+    `dilation - 1` zeros between two input values. In the dilated input, the product reads position
+    `p = o * stride + k * kernel_dilation - padding`. This position contains an input value if p
+    lies within the dilated input and is a multiple of `dilation`; otherwise it contains a zero. For
+    a fixed k, every `period`-th output o reads an input value.
     """
     start = np.arange(kernel) * kernel_dilation - padding
     common = math.gcd(stride, dilation)

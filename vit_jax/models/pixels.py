@@ -35,8 +35,8 @@ def in_channels(images: jax.Array, channels: int) -> jax.Array:
     """Converts RGB images, uint8 `[..., 3]`, to grey, `[..., 1]`, for a model with one channel.
 
     For models with other numbers of channels the images are returned unchanged. Grey is the ITU-R
-    601-2 luma in Pillow's fixed-point arithmetic. If the three channels of an image are equal, its
-    values do not change.
+    601-2 luma in Pillow's fixed-point arithmetic. If the three channels of an image are equal, the
+    grey image has the values of one channel.
     """
     if channels != 1 or images.shape[-1] != 3:
         return images

@@ -12,10 +12,9 @@ from flax import nnx
 from vit_jax.models import initializers
 
 FIXED = ("sincos2d", "sincos2d_mae")
-# A position table is resized by one of the interpolations `POSITION_RESIZES`. One is linear with
-# aligned corners (the paper's code). The other three are those of images in PyTorch: bicubic
-# (Transformers), bicubic with a scale of (new side + 0.1) / old side (DINO, DINOv2), and bicubic
-# with antialiasing (timm).
+# A position table is resized by one of the interpolations `POSITION_RESIZES`. The linear one aligns
+# the corners, as in the paper's code. The three bicubic ones equal PyTorch's: plain (Transformers),
+# with a scale of (new side + 0.1) / old side (DINO, DINOv2), and with antialiasing (timm).
 
 
 class PositionEmbedding(nnx.Module):
@@ -27,7 +26,7 @@ class PositionEmbedding(nnx.Module):
       grid: rows and columns of patches.
       prefix: number of tokens before the patches. With `1d` and `2d` these tokens have learned
         vectors; in fixed embeddings their vectors are zeros.
-      resize: one of `POSITION_RESIZES` (options/model.py).
+      resize: interpolation of learned embeddings, one of `POSITION_RESIZES` (options/model.py).
       drawn: initializer of learned embeddings; None: a normal distribution with std 0.02.
     """
 
@@ -99,9 +98,9 @@ def interpolation(old: int, new: int, kind: str = "linear") -> np.ndarray:
 
     Args:
       old, new: length of the axis before and after resizing.
-      kind: one of `POSITION_RESIZES`. `linear` aligns the centres of the outermost patches. The
-        bicubic kinds align the outer edges of these patches, and use Keys's cubic kernel with the
-        parameter -0.75, or -0.5 with antialiasing.
+      kind: kind of interpolation, one of `POSITION_RESIZES`. `linear` aligns the centres of the
+        outermost patches. The bicubic kinds align the outer edges of these patches, and use Keys's
+        cubic kernel with the parameter -0.75, or -0.5 with antialiasing.
     """
     if kind == "linear":
         places = np.arange(new) * ((old - 1) / max(1, new - 1))
@@ -161,11 +160,14 @@ class RelativeLayout(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows of the table."""
+        """Number of rows of the relative position table."""
         return 2 * math.prod(self.grid) - 1 + (3 if self.prefix + self.registers else 0)
 
     def offsets(self) -> np.ndarray:
-        """Returns the index of the table's row for each query and key, `[tokens, tokens]`."""
+        """Returns the index of the position table's row for each query and key.
+
+        The result has the shape `[tokens, tokens]`.
+        """
         patches = math.prod(self.grid)
         number = np.arange(patches)
         last = 2 * patches - 1
@@ -179,10 +181,11 @@ class RelativeLayout(NamedTuple):
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
         """Returns the table for another grid, resized bicubically like Swin's bias tables.
 
-        Two different offsets can have the same difference of patch numbers. On a grid with C
-        columns, for example, the offsets (0 rows, C - 1 columns) and (1 row, -1 column) both have
-        the difference C - 1. Therefore a row of the new table is the mean over all pairs of patches
-        with the row's difference.
+        A row of the old table belongs to a difference of patch numbers. For the resizing, the row
+        is copied to all offsets (rows, columns) with this difference. On a grid with C columns, for
+        example, the offsets (0, C - 1) and (1, -1) both have the difference C - 1. After the
+        resizing, a row of the new table is the mean over all pairs of patches with the row's
+        difference.
         """
         old, new = math.prod(self.grid), math.prod(grid)
         among = table[difference(self.grid) + old - 1]  # [row offset, column offset, head_dim]
@@ -199,7 +202,12 @@ class RelativeLayout(NamedTuple):
 
 
 def difference(grid: tuple[int, int]) -> np.ndarray:
-    """Returns the difference of raster indices for each offset, `[2 rows - 1, 2 columns - 1]`."""
+    """Returns the difference of raster indices for each offset between two patches of a grid.
+
+    For an offset of r rows and c columns the difference is `r * columns + c`. The result has the
+    shape `[2 rows - 1, 2 columns - 1]`. Along its first axis r rises from -(rows - 1) to rows - 1,
+    and along its second axis c rises from -(columns - 1) to columns - 1.
+    """
     rows, columns = grid
     return np.arange(1 - rows, rows)[:, None] * columns + np.arange(1 - columns, columns)
 
@@ -215,10 +223,14 @@ def spread_offsets(table: jax.Array) -> jax.Array:
     """
 
     def spread(x):
-        """Expands values by offset, `[2 side - 1, ...]`, to all pairs `[query, key, ...]`."""
+        """Expands a table of offsets along one axis to all pairs of a query and a key.
+
+        The table `x` has the shape `[2 side - 1, ...]`, the result `[side, side, ...]`. Element
+        [query, key] of the result is `x[query - key + side - 1]`.
+        """
         side = (len(x) + 1) // 2
-        # A row of 2 * side numbers is repeated. Reshaping the copies to rows of 2 * side - 1
-        # numbers shifts row i by i positions.
+        # The table, reversed and padded to 2 * side entries, is repeated `side` times. Reshaping
+        # the copies to rows of 2 * side - 1 entries shifts row i by i positions.
         row = jnp.concatenate([x[::-1], jnp.zeros_like(x[:1])])
         rows = jnp.broadcast_to(row, (side, *row.shape)).reshape(-1, *x.shape[1:])
         return rows[: side * len(x)].reshape(side, *x.shape)[:, side - 1 :]
@@ -245,7 +257,7 @@ class BiasLayout(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows of the table."""
+        """Number of rows of the bias table."""
         return math.prod(2 * side - 1 for side in self.grid) + (
             3 if self.prefix + self.registers else 0
         )
@@ -289,12 +301,13 @@ def spline(old: int, new: int) -> np.ndarray:
         return np.eye(old, dtype=np.float32)
     if old == 1:
         return np.ones((new, 1), np.float32)
-    # Imported here: it is slow to import and rarely needed.
+    # SciPy is imported here, because its import is slow and rarely needed.
     from scipy.interpolate import InterpolatedUnivariateSpline
 
     places, offsets = spline_places(old, new), np.arange(new) - new // 2
-    # A spline is a linear function of the values that it interpolates. Therefore splines through
-    # unit vectors give the weights. Beyond the ends of the table a spline is constant.
+    # A spline is linear in the values that it interpolates. Therefore the weights of value i are
+    # the spline through a 1 at i and zeros elsewhere. Beyond the ends of the table a spline is
+    # constant.
     units = np.eye(old)
     values = [
         InterpolatedUnivariateSpline(places, unit, k=min(3, old - 1), ext=3)(offsets)
@@ -304,7 +317,11 @@ def spline(old: int, new: int) -> np.ndarray:
 
 
 def spline_places(old: int, new: int) -> np.ndarray:
-    """Returns the positions of the old offsets on the new axis, `[old]`: a geometric series."""
+    """Returns the position of each offset of an old bias table on the new table's axis, `[old]`.
+
+    Offset 0, in the middle, has the position 0. The distances between neighbouring positions form a
+    geometric series and grow from the middle outwards.
+    """
     low, high = 1.01, 1.5
     while high - low > 1e-6:
         ratio = (low + high) / 2
@@ -357,7 +374,7 @@ def rotation_angles(
     """Returns the angles of 2-D rotary positions, `[tokens, 1, head_dim]`; 0 for non-patch tokens.
 
     Args:
-      kind: a key of `ROPES`.
+      kind: kind of rotary position embedding, a key of `ROPES`.
       grid: rows and columns of patches.
       unit: rows and columns of the pre-training grid, for kinds that are `stretched`.
       tokens: names of the tokens before the patches.
@@ -395,8 +412,9 @@ def places_of(grid: tuple[int, int], prefix: int, registers: int) -> np.ndarray:
 def mixed_frequencies(heads: int, head_dim: int, rngs: nnx.Rngs) -> jax.Array:
     """Returns initial values of learned frequencies, `[2, heads, head_dim / 2]`.
 
-    The first axis is (columns, rows): a frequency is a 2-D vector. For each magnitude there are two
-    orthogonal vectors, rotated by a random angle for each head (Heo et al., 2024).
+    A frequency is a 2-D vector of a factor for the column and a factor for the row; these two
+    factors are along the first axis. Each head has two orthogonal vectors of each magnitude. Both
+    vectors are rotated by a random angle, one angle for each head (Heo et al., 2024).
     """
     magnitudes = 10.0 ** (-np.arange(0, head_dim, 4) / head_dim)
     turns = initializers.uniform(np.pi)(rngs.params(), (heads, 1))

@@ -23,7 +23,8 @@ def resize_positions(
     Args:
       table: `[1, prefix + old rows * columns, dim]`.
       old, new: rows and columns of patches.
-      kind: one of `POSITION_RESIZES`; `linear` aligns the corners of the two grids.
+      kind: kind of interpolation, one of `POSITION_RESIZES`. `linear` aligns the corners of the two
+        grids.
 
     Returns:
       `[1, prefix + new rows * columns, dim]`.
@@ -43,7 +44,7 @@ def resize_axis(table: np.ndarray, length: int, kind: str = "linear") -> np.ndar
     """Interpolates the rows of a table, `[old length, dim]` to `[length, dim]`.
 
     Args:
-      kind: one of `POSITION_RESIZES`.
+      kind: kind of interpolation, one of `POSITION_RESIZES`.
     """
     if kind == "linear":
         return _zoom(np.asarray(table), (length / len(table), 1))

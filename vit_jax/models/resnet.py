@@ -27,7 +27,10 @@ from vit_jax.options.model import BiTOptions, HeadOptions
 
 
 class Rules(NamedTuple):
-    """Settings in which BiT's code and the hybrids' code differ, besides the order of layers."""
+    """Settings in which BiT's code and the hybrids' code differ.
+
+    The order of the layers differs, too, but is not a setting.
+    """
 
     same_padding: bool  # "SAME" padding. False: both sides are padded by (kernel size - 1) // 2.
     norm_epsilon: float
@@ -36,9 +39,10 @@ class Rules(NamedTuple):
     std_epsilon: float
 
 
-# The first part of a key is True for BiT's units and False for the hybrids' units. The second part
-# is the library of the epsilons: timm and Transformers use other epsilons than Google, which
-# changes the fifth digit of the outputs.
+# The settings, by a pair. The pair's first element is True for BiT's residual units and False for
+# the hybrids' residual units. The second element names the library whose epsilons are used. With
+# the epsilons of timm and Transformers ("timm"), the outputs differ from those of Google's code in
+# the fifth digit.
 RULES = {
     (True, "google"): Rules(False, 1e-5, 1e-10, 0.0),
     (True, "timm"): Rules(False, 1e-5, 1e-8, 0.0),
@@ -95,8 +99,8 @@ def _convolve_small_maps(x: jax.Array, kernel: jax.Array) -> jax.Array:
     On CPUs, XLA's convolution of such maps takes 8 to 20 times as long as the matrix product, and
     with gradients 3 to 7 times as long (docs/measurements.md).
     """
-    # For each pair of an input and an output position: the index (0 to 2) of the kernel element
-    # that connects them, in rows and in columns.
+    # For each pair of an input row and an output row: the kernel row (0 to 2) that connects the two
+    # rows. The same for columns.
     rows, columns = (
         np.subtract.outer(np.arange(size), np.arange(size)) + 1 for size in x.shape[1:3]
     )
@@ -108,9 +112,9 @@ class AxialAttention(nnx.Module):
     """Attention within columns, then within rows, in place of a 3x3 convolution (appendix D.6).
 
     As in Axial-DeepLab (Wang et al., 2020), there are 8 heads, queries and keys have half the width
-    of values, and queries, keys and values have learned relative positions. Unlike Axial-DeepLab,
-    there are no batch norms. Group norms after the projection and at the end replace them, and the
-    logits are scaled by 1 / sqrt(width) instead.
+    of values, and queries, keys and values have learned relative positions. Axial-DeepLab has batch
+    norms after the projection, on the logits and at the end. Here, group norms replace the first
+    and the last batch norm. The logits have no norm and are scaled by 1 / sqrt(width of a query).
 
     Args:
       span: height and width of the input.
@@ -144,7 +148,8 @@ class _AxisAttention(nnx.Module):
         self.norm = group_norm(2 * width, rules, dtype, rngs)
         self.out_norm = group_norm(width, rules, dtype, rngs)
         head = width // heads
-        # A vector for each offset from -(length - 1) to length - 1, for queries, keys and values.
+        # Each row belongs to an offset from -(length - 1) to length - 1. It contains the embeddings
+        # of the offset for queries, keys and values, one after another.
         self.relative_embedding = nnx.Param(
             initializers.normal(head**-0.5)(rngs.params(), (2 * length - 1, 2 * head))
         )
@@ -176,7 +181,7 @@ class _AxisAttention(nnx.Module):
         return self.out_norm(x.reshape(batch, lines, length, width))
 
     def resize(self, length: int) -> None:
-        """Bicubically resizes the table of relative positions for lines of another length."""
+        """Bicubically resizes the relative position table for rows or columns of another length."""
         weights = interpolation(2 * self.length - 1, 2 * length - 1, "bicubic")
         self.relative_embedding, self.length = (
             nnx.Param(weights @ self.relative_embedding[...]),
@@ -251,14 +256,15 @@ class ResNet(nnx.Module):
         stride 2. `small`: a 3x3 convolution with stride 1, for images of about 32 pixels.
       channels: number of channels of the images.
       preactivation: True for BiT's units, False for the hybrids' units.
-      epsilons: library of the epsilons, `google` or `timm`.
+      epsilons: library whose epsilons the norms and the weight standardization use, `google` or
+        `timm`.
       axial_span: height and width of the images. If it is given, axial attention replaces the 3x3
         convolutions.
       remat: rematerialization policy of the units, as in `ViTOptions`.
 
     Raises:
-      UserError: the groups of the group norms do not divide the number of channels, or the heads of
-        axial attention do not.
+      UserError: the number of channels is not divisible by the number of groups of a group norm, or
+        not divisible by twice the number of heads of axial attention.
     """
 
     def __init__(
@@ -417,7 +423,7 @@ class BiT(ImageModel):
 
 
 def _check_size(size: tuple[int, int], stride: int) -> None:
-    """Raises UserError if the stride does not divide the height and width of the images."""
+    """Raises UserError if the stride of the ResNet does not divide an image's height and width."""
     if size[0] % stride or size[1] % stride:
         raise UserError(
             f"axial attention needs an image of multiples of {stride} pixels, not "
@@ -461,15 +467,15 @@ def parse_width(text: str) -> float:
 
 
 def spell_width(width: float) -> str:
-    """Inverts `parse_width`: returns the width factor as a name contains it, such as "1/4"."""
+    """Inverts `parse_width`: returns the text of a width factor in a model name, such as "1/4"."""
     return str(Fraction(width))
 
 
 def group_norm(channels, rules, dtype, rngs, scale=1.0):
-    """Returns a group norm with 32 groups, or fewer groups of two channels each.
+    """Returns a group norm with 32 groups; below 64 channels, with groups of two channels each.
 
-    BiT uses 32 groups at every width. Here, fewer than 64 channels are split into groups of two
-    channels. Groups in R50x1's first stage have this size, too. Statistics are in float32.
+    BiT has 32 groups at every width. Its smallest groups, in the first stage of R50x1, have two
+    channels, too. Statistics are computed in float32.
 
     Raises:
       UserError: the groups do not divide the channels.

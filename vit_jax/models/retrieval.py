@@ -48,8 +48,9 @@ def distinct(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def ranks(queries: np.ndarray, keys: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """Returns the rank of each query's best correct key: the number of wrong keys before it.
 
-    A wrong key is before the best correct key if it is at least as similar to the query, or if its
-    similarity is NaN. Therefore a model with constant embeddings retrieves nothing.
+    A wrong key is before the best correct key if the wrong key is at least as similar to the query
+    as the best correct key, or if the wrong key's similarity is NaN. Therefore a model with
+    constant embeddings retrieves nothing.
 
     Args:
       queries, keys: embeddings of unit norm, float32 `[count, dim]`.

@@ -37,7 +37,7 @@ from vit_jax.models.resnet import HEAD_AXES, classifier
 from vit_jax.models.transformer import Mlp, Stack, make_norm
 from vit_jax.options.model import SwinOptions
 
-# The sizes in tables 6 and 7 of the paper and in the authors' configs.
+# The model sizes in tables 6 and 7 of the Swin paper and in the authors' configs.
 SIZES = {
     "T": dict(dim=96, blocks=(2, 2, 6, 2), stage_heads=(3, 6, 12, 24)),
     "S": dict(dim=96, blocks=(2, 2, 18, 2), stage_heads=(3, 6, 12, 24)),
@@ -55,7 +55,8 @@ SEARCHED = {
 PATCH, WINDOW = 4, 7  # Default patch size in pixels, and default side of a window in positions.
 RATIO = 4  # Width of the MLP's hidden layer, relative to the block's width.
 EPSILON = 1e-5  # Epsilon of the layer norms.
-# Added to the score of two positions that are in one window only because of the cyclic shift.
+# Number that is added to an attention score if only the cyclic shift brought the query's and the
+# key's positions into one window.
 MASKED = -100.0
 # Initial and maximum value of the logarithm of the factor that multiplies V2's cosines.
 FIRST_SCALE, MOST_SCALE = math.log(10), math.log(100)
@@ -83,7 +84,7 @@ class QueryKeyValue(nnx.Module):
         kernel, bias = self.kernel[...].astype(self.dtype), self.bias[...].astype(self.dtype)
         if not self.key_bias:
             bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
-        # On a TPU, three separate products lead to better memory layouts.
+        # On a TPU, separate products for queries, keys and values lead to better memory layouts.
         if platform() == "tpu":
             return tuple(jnp.einsum("...c,chd->...hd", x, kernel[:, i]) + bias[i] for i in range(3))
         fused = dense_dot(x, kernel, (((x.ndim - 1,), (0,)), ((), ()))) + bias
@@ -151,10 +152,11 @@ def shifted_regions(
 
 
 class WindowAttention(nnx.Module):
-    """Multi-head self-attention within each window, with a learned bias for each offset.
+    """Multi-head self-attention within each window, with learned relative position biases.
 
-    V1 computes softmax(q k / sqrt(head_dim) + bias) v. V2 replaces q k / sqrt(head_dim) by the
-    cosine of q and k, times a learned factor of each head, at most 100.
+    A bias belongs to an offset, which is the query's position minus the key's position. V1 computes
+    softmax(q k / sqrt(head_dim) + bias) v. V2 replaces q k / sqrt(head_dim) by the cosine of q and
+    k, times a learned factor of each head, at most 100.
 
     Args:
       window: height and width of the windows.
@@ -215,8 +217,9 @@ class WindowAttention(nnx.Module):
     def _cut(self, x: jax.Array) -> jax.Array:
         """Cuts `[batch, height, width, dim]` into windows, `[batch, windows, tokens, dim]`.
 
-        The windows are cut before the projection. If queries, keys and values are cut after it,
-        attention takes 2.4 times as many cycles by the TPU compiler's estimate.
+        The windows are cut before the projection to queries, keys and values. If the windows are
+        cut after the projection, attention takes 2.4 times as many cycles by the TPU compiler's
+        estimate.
         """
         batch, height, width, dim = x.shape
         rows, columns = self.window
@@ -252,12 +255,14 @@ class WindowAttention(nnx.Module):
         scores = jnp.einsum("bwqhd,bwkhd->bwhqk", query, key, preferred_element_type=jnp.float32)
         scores = scores * factor + spread_offsets(table)
         if regions is not None:
-            # Without the barrier the compiler would store the mask of all windows as a constant.
+            # Without this optimization barrier XLA would compute the mask of all windows at compile
+            # time and store it as a constant.
             regions = jax.lax.optimization_barrier(jnp.asarray(regions))
             scores += jnp.where(regions[:, None, :, None] == regions[:, None, None, :], 0, MASKED)
         weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
         share = 1 / weights.sum(-1, keepdims=True)
-        # Dividing after the product takes fewer operations: outputs are smaller than scores.
+        # The softmax's division comes after the product with the values, because the outputs are
+        # smaller than the scores. The division then takes fewer operations.
         narrow = weights.astype(value.dtype)
         out = (
             jnp.einsum("bwhqk,bwkhd->bwhqd", narrow, value, preferred_element_type=jnp.float32)
@@ -475,7 +480,7 @@ class Swin(ImageModel):
         return stages if dense else self.norm(stages[-1]).mean(axis=(1, 2))
 
     def _stages(self, images: jax.Array, rngs: nnx.Rngs | None) -> list[jax.Array]:
-        """Returns the features of each stage, the finest first."""
+        """Returns the features of each stage, `[batch, rows, columns, dim]`, the finest first."""
         x = self.patch_norm(self.patch_embedding(self.normalize(images)))
         if self.position_embedding is not None:
             x = x + self.position_embedding().reshape(1, *x.shape[1:]).astype(x.dtype)
@@ -604,7 +609,11 @@ def _parse(name: str) -> dict | None:
 
 
 def _first_version(size: dict, window: int = WINDOW, *later: int) -> dict | None:
-    """Returns the arguments of a Swin V1; None for a name with two windows, which only V2 has."""
+    """Returns the arguments of a Swin V1.
+
+    The result is None if the model name contains two window sizes, because only names of V2 models
+    contain two.
+    """
     return None if later else size | dict(window=window, version=1)
 
 
@@ -616,7 +625,8 @@ def _second_version(size: dict, *windows: int) -> dict | None:
       *windows: side of the window; or two numbers, the sides in pre-training and in fine-tuning.
     """
     if len(windows) == 2 and windows[0] % 2 == 0:
-        # In pre-training the map of the last stage had half the side of a window.
+        # In the last stage the pre-training windows had half the side, because the feature map of
+        # this stage was only half as large as a window.
         pretrained = (windows[0],) * 3 + (windows[0] // 2,)
         return size | dict(window=windows[1], version=2, pretrained_windows=pretrained)
     return size | dict(window=windows[0], version=2) if len(windows) == 1 else None
@@ -634,7 +644,10 @@ def _spell(values: dict) -> str:
 
 
 def _spell_size(size: dict) -> str:
-    """Returns the letter of an official size, such as T, or the numbers of another size."""
+    """Returns the letter of an official size, such as `T`, or the numbers of another size.
+
+    An example of such numbers is `96x2-2-6-2 (3-6-12-24 heads)`: dim, blocks and heads.
+    """
     for name, known in SIZES.items():
         if known == size:
             return name

@@ -72,7 +72,8 @@ class TextTower(nnx.Module):
             return jax.lax.index_in_dim(x, -1, axis=1, keepdims=False)
         ends = tokens if self.options.pooling == "highest" else tokens == self.options.end
         place = ends.astype(jnp.int32).argmax(axis=1)
-        # A sum over one-hot weights, because ONNX has no batched lookup at computed indices.
+        # The token at position `place` is read by a sum with one-hot weights, because ONNX has no
+        # batched lookup at computed indices.
         read = jnp.arange(tokens.shape[1]) == place[:, None]
         return jnp.where(read[:, :, None], x, 0).sum(axis=1)
 

@@ -2,7 +2,8 @@
 
 CLIP and SigLIP 2 have a `tokenizer.json`, which Hugging Face's `tokenizers` reads. CLIP also has
 `vocab.json` and `merges.txt`. SigLIP has a `spiece.model`, which SentencePiece reads. Transformers,
-big_vision and open_clip use the same files, but they clean texts in different ways before.
+big_vision and open_clip use the same files, but they clean the texts in different ways before the
+texts are split into tokens.
 """
 
 import hashlib
@@ -197,7 +198,10 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _of_bytes(length: int) -> Tokenizer:
-    """Returns the tokenizer of UTF-8 bytes: id 0 is padding, 1 the end token, b + 2 the byte b."""
+    """Returns the tokenizer of UTF-8 bytes.
+
+    Id 0 is padding, id 1 is the end token, and id b + 2 is the byte b.
+    """
 
     def encode(texts: list[str]) -> list[tuple[list[int], bool]]:
         found = [[byte + 2 for byte in text.encode(errors="replace")] for text in texts]
@@ -246,7 +250,9 @@ def _from_json(tokenizers: Any, folder: Path) -> Any:
 
 
 def _opened(file: Path, make: Callable[[Any, Path], Any]) -> Any:
-    """Returns `make(tokenizers, folder of the file)`, a tokenizer of Hugging Face's `tokenizers`.
+    """Returns `make(tokenizers, file.parent)`, where `tokenizers` is Hugging Face's library.
+
+    The result is a tokenizer of this library.
 
     Raises:
       UserError: the file is damaged, or the library is not installed.
@@ -281,7 +287,7 @@ def _with_tokenizers(
 
 
 def _clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
-    """Returns CLIP's byte-pair tokenizer from its vocabulary and merges."""
+    """Returns a CLIP model's byte-pair tokenizer from the tokenizer's vocabulary and merges."""
     normalizers = tokenizers.normalizers
     spaces = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
     model = tokenizers.models.BPE.from_file(
@@ -377,7 +383,8 @@ def _open_clip_cleaning(text: dict[str, Any], default: str) -> Clean:
     return clean
 
 
-# open_clip's cleaning functions. Wrong encodings, HTML entities and spaces have been fixed before.
+# open_clip's cleaning functions. Their inputs are texts whose wrong encodings, HTML entities and
+# repeated spaces have already been corrected.
 _OPEN_CLIP_CLEANINGS: dict[str, Clean] = {
     "lower": str.lower,
     "whitespace": str,

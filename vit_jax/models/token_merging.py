@@ -18,14 +18,15 @@ def encode_merged(
     """Applies encoder layers; each layer merges some of its patches into others.
 
     Args:
-      blocks: the layers; positions must be added before the first one.
+      blocks: the layers. Position embeddings must be added to `x` before the first layer, not in
+        later layers.
       x: tokens `[batch, tokens, dim]`.
-      patches: positions of the patches among the tokens. Other tokens are not merged.
+      patches: slice of the token axis that contains the patches. Other tokens are not merged.
       count: number of patches that each layer merges, at most half of the layer's patches.
       read: number of leading tokens to return; None: all.
 
     Returns:
-      The last layer's tokens, and the positions of the remaining patches among them.
+      The last layer's tokens, and the slice of the token axis that contains the remaining patches.
     """
     sizes = None  # Number of original patches in each token, float32 `[batch, tokens, 1]`.
     for number, block in enumerate(blocks):
@@ -45,7 +46,13 @@ def encode_merged(
 
 
 def _mean(merge: Callable, before: jax.Array, after: jax.Array) -> Callable:
-    """Returns a function that averages merged tokens, weighted by their sizes before merging."""
+    """Returns a function that merges the values of tokens by a weighted mean.
+
+    Args:
+      merge: function that sums the values of merged tokens.
+      before: weight of each token before this merging: the number of original tokens in it.
+      after: number of original tokens in each token after this merging.
+    """
     return lambda x: (merge(x.astype(jnp.float32) * before) / after).astype(x.dtype)
 
 

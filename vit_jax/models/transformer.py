@@ -162,8 +162,9 @@ class Attention(nnx.Module):
             query = rotate(query, *(table[:read] for table in rotation), halves=halves)
             key = rotate(key, *rotation, halves=halves)
         bias = self._scores_bias(query, read, offsets, layout, bias, sizes)
-        # Axes between the batch and the tokens are the lines of a grid, such as its rows. Attention
-        # is computed within each line.
+        # In axial attention there is an axis of lines (rows or columns of the grid) between the
+        # batch and the tokens. It is merged into the batch axis, so attention is computed within
+        # each line.
         lines = [part.reshape(-1, *part.shape[-3:]) for part in (query, key, value)]
         drops = dict(dropout=self.dropout, rngs=rngs)
         if mask is None:
@@ -192,9 +193,10 @@ class Attention(nnx.Module):
         bias: jax.Array | None,
         sizes: jax.Array | None,
     ) -> jax.Array | None:
-        """Returns the term that is added to the scores; None if there is none.
+        """Returns the term that is added to the attention scores; None if nothing is added.
 
-        Arguments are as in `__call__`. The term is `[batch or 1, heads or 1, queries, tokens]`.
+        The term has the shape `[batch or 1, heads or 1, queries, tokens]`. `__call__` describes the
+        arguments.
         """
         if sizes is not None:
             return jnp.log(sizes)[:, None, None, :, 0]
@@ -230,7 +232,7 @@ class Attention(nnx.Module):
         if read is None and platform() != "tpu":
             fused = jnp.einsum("...c,cshd->...shd", x, kernel)
             return tuple(jnp.moveaxis(fused if bias is None else fused + bias, -3, 0))
-        # On a TPU, three separate products lead to better memory layouts.
+        # On a TPU, separate products for queries, keys and values lead to better memory layouts.
         parts = (
             jnp.einsum("...c,chd->...hd", tokens, kernel[:, part])
             for part, tokens in enumerate((x if read is None else x[..., :read, :], x, x))
@@ -246,7 +248,16 @@ class Attention(nnx.Module):
 
 
 def _flat_product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Computes `x` times `kernel`, plus `bias`, as one matrix product: `[..., heads, head_dim]`."""
+    """Computes `x @ kernel + bias` by one product of 2-D matrices.
+
+    Args:
+      x: `[..., dim]`.
+      kernel: `[dim, heads, head_dim]`.
+      bias: `[heads, head_dim]`, or None.
+
+    Returns:
+      `[..., heads, head_dim]`.
+    """
     product = x @ kernel.reshape(kernel.shape[0], -1)
     product = product if bias is None else product + bias.reshape(-1)
     return product.reshape(*product.shape[:-1], *kernel.shape[1:])
@@ -281,7 +292,7 @@ class Mlp(nnx.Module):
         return self.fc2(x if self.norm is None else named("hidden", self.norm(x)))
 
     def _first(self, x: jax.Array) -> jax.Array:
-        """Applies the first layer and the activation; returns `[..., mlp_dim]`."""
+        """Applies the first dense layer and the activation or gate; returns `[..., mlp_dim]`."""
         if self.kind == "swiglu":
             x = self.fc1(x)
             return nnx.silu(x[..., 0, :]) * x[..., 1, :]
@@ -327,19 +338,21 @@ class EncoderBlock(nnx.Module):
         between: Callable[[jax.Array], jax.Array] | None = None,
         **positions,
     ) -> jax.Array:
-        """Maps `[batch, ..., tokens, dim]` to the same shape; see `Attention` for `positions`.
+        """Maps `[batch, ..., tokens, dim]` to the same shape.
 
         Args:
           stochastic_depth: stochastic depth rate that replaces the block's own rate, for a scan
             over blocks. It is ignored with `depth_by="subset"`, because the size of the subset must
             be static.
           read: number of leading tokens to return; None: all.
-          between: function of the tokens between attention and MLP, such as token merging.
+          between: function that is applied to the tokens after attention and before the MLP, such
+            as token merging.
+          **positions: further arguments of the call of `Attention`, such as `rotation`.
         """
         skipped = self.stochastic_depth if stochastic_depth is None else stochastic_depth
 
         def add(x, layer, norm, scale, read=None):
-            """Adds the output of attention or MLP, with norm and scale, to the tokens."""
+            """Adds the output of attention or MLP, with norm and LayerScale, to the tokens."""
 
             def branch(x):
                 changes = layer(norm(x)) if self.norm_at == "before" else norm(layer(x))
@@ -359,7 +372,7 @@ class EncoderBlock(nnx.Module):
 
 
 class AxialBlock(nnx.Module):
-    """Attention and MLP within each row of the grid, then within each column (appendix D.6)."""
+    """Two encoder layers: one within each row of patches, one within each column (appendix D.6)."""
 
     def __init__(
         self, grid: tuple[int, int], stack: Stack, stochastic_depth: float = 0.0, *, rngs: nnx.Rngs
@@ -381,8 +394,8 @@ class WindowBlock(EncoderBlock):
     """An encoder layer within each square window of the grid (ViTDet; Li et al., 2203.16527).
 
     The layer has the same parameters as an `EncoderBlock`. The grid is padded with zeros to whole
-    windows.
-    The padding is not masked: other tokens attend to it. (detectron2 pads after the first norm.)
+    windows. Patches attend to the padding, because it is not masked. (detectron2 pads after the
+    first norm.)
     """
 
     def __init__(
@@ -405,7 +418,7 @@ class WindowBlock(EncoderBlock):
         read: int | None = None,
         rotation: Rotation | None = None,
     ) -> jax.Array:
-        """Maps `[batch, rows * columns, dim]` to the same shape; see `EncoderBlock`."""
+        """Maps `[batch, rows * columns, dim]` to the same shape; arguments as in `EncoderBlock`."""
         if rotation is not None:
             rotation = tuple(self._windows(jnp.asarray(table)[None])[0] for table in rotation)
         x = super().__call__(
@@ -434,7 +447,10 @@ class WindowBlock(EncoderBlock):
 
 
 class AttentionPooling(nnx.Module):
-    """Attention pooling: a learned query attends to all tokens; then an MLP (Zhai et al., 2022)."""
+    """Attention pooling (Zhai et al., 2022): a learned query attends to all tokens.
+
+    An MLP with a residual connection follows.
+    """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
         dim, heads, head_dim, dtype = stack.dim, stack.heads, stack.head_dim, stack.dtype

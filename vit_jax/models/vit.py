@@ -53,7 +53,6 @@ from vit_jax.models.transformer import (
 )
 from vit_jax.models.vit_adaptation import ADAPTATION
 from vit_jax.options.model import ViTOptions
-from vit_jax.options.option import options_of
 
 
 class ViT(TokenModel):
@@ -80,11 +79,12 @@ class ViT(TokenModel):
         self.tokens = self.prefix + math.prod(self.grid) + options.registers
 
         offsets, biases = (self.layout.rows if kind == x else 0 for x in ("relative", "bias"))
-        # One bias table for all layers, or one in each layer.
+        # All layers share one table of attention biases, or each layer has its own table.
         shared = biases > 0 and options.position_at == "shared"
         self.bias_table = nnx.Param(jnp.zeros((biases, options.heads))) if shared else None
         self.stack = _stack(options, offsets, 0 if shared else biases)
-        # The order must not change: it determines the random key of each layer.
+        # The order of these calls must not change, because it determines the random keys of the
+        # parameters.
         self._make_embedding(rngs)
         self._make_tokens(rngs)
         self._make_layers(rngs)
@@ -119,11 +119,11 @@ class ViT(TokenModel):
         """Creates the learned tokens, and the position embeddings that are added to tokens."""
         options, scheme, small = self.options, self.stack.scheme, initializers.normal(0.02)
         # If the scheme has no initializer for tokens, a token with a learned position embedding
-        # starts at zero: its position embedding is random.
+        # starts at zero, because its position embedding is already random.
         learned = options.position in ("1d", "2d")
         for token in self.prefix_tokens:
-            # Without positions a token must not start at zero, where the gradient of a layer norm
-            # is very large: 1 / sqrt(epsilon) = 1,000.
+            # A token without a position embedding must not start at zero, where the gradient of a
+            # layer norm is very large: 1 / sqrt(epsilon) = 1,000.
             shape, drawn = (1, 1, self.dim), scheme.token or (None if learned else small)
             first = drawn(rngs.params(), shape) if drawn else jnp.zeros(shape)
             setattr(self, token, nnx.Param(first))
@@ -164,7 +164,8 @@ class ViT(TokenModel):
                 return WindowBlock(self.grid, options.window, layer_stack, rate, rngs=rngs)
             return EncoderBlock(layer_stack, rate, rngs=rngs)
 
-        # The keys are zero-padded strings. Therefore the paths in a checkpoint sort by layer.
+        # The keys, the numbers of the layers, are zero-padded strings. Therefore the sorted paths
+        # of a checkpoint are in the order of the layers.
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
 
     def _attends_globally(self, layer: int) -> bool:
@@ -233,13 +234,15 @@ class ViT(TokenModel):
           images: uint8, or floats in [-1, 1].
           rngs: random keys with a `dropout` stream for a training call; None: evaluation.
           whole: compute all tokens of the last layer, including those that the head does not read.
-          capture: names of intermediate results, from `captures`. With names, the call returns the
-            logits and a dictionary of a list for each name. The list `tokens` contains `[batch,
-            tokens, dim]` before the first layer and after each layer. The list `attention` contains
-            the attention weights of each layer, float32 `[batch, heads, tokens, tokens]`. For axial
-            attention the weights are `[batch * lines, heads, line, line]`: first the weights within
-            rows, then the weights within columns. In training with `depth_by="subset"`, a layer's
-            weights contain only the images for which the layer is computed.
+          capture: names of intermediate results, from `captures`. If there are names, the call
+            returns a pair: the logits, and a dictionary from each name to a list of arrays. The
+            list `tokens` contains the tokens `[batch, tokens, dim]` before the first layer and
+            after each layer. The list `attention` contains the attention weights of each layer,
+            float32 `[batch, heads, tokens, tokens]`. A layer with axial attention adds two arrays
+            instead. The first contains the weights within each row of patches, `[batch * rows,
+            heads, columns, columns]`; the second contains the weights within each column, `[batch *
+            columns, heads, rows, rows]`. In training with `depth_by="subset"`, a layer's weights
+            contain only the images for which the layer is computed.
 
         Raises:
           UserError: the images have another shape or type, or a name cannot be captured.
@@ -288,7 +291,7 @@ class ViT(TokenModel):
         Gradients flow to the original positions.
 
         Raises:
-          UserError: the patches do not divide the size.
+          UserError: the patch size does not divide the image size.
         """
         size = height_and_width(image_size)
         if size == self.image_size:
@@ -317,7 +320,10 @@ class ViT(TokenModel):
 
     @property
     def layout(self) -> RelativeLayout | BiasLayout:
-        """Layout of the tables of relative positions; only for `position` `relative` or `bias`."""
+        """Layout of the position table or bias table of a model with relative positions.
+
+        It must only be used if `options.position` is `relative` or `bias`.
+        """
         kind = BiasLayout if self.options.position == "bias" else RelativeLayout
         return kind(self.grid, self.prefix, self.options.registers)
 
@@ -358,12 +364,14 @@ class ViT(TokenModel):
     def assemble(
         self, patches: jax.Array, rngs: nnx.Rngs | None = None, keep: jax.Array | None = None
     ) -> jax.Array:
-        """Returns all tokens with their positions, `[batch, tokens, dim]`, from patch embeddings.
+        """Adds position embeddings, if any, and the other tokens; returns `[batch, tokens, dim]`.
 
         Args:
-          keep: int32 `[batch, kept]`: use only these patches of each image, in this order. This
-            requires that positions are used only before the first layer: `position_at="stem"`,
-            without `rope` and without relative positions. None: all patches.
+          patches: patch embeddings, `[batch, patches, dim]`.
+          keep: raster indices of the patches to return, int32 `[batch, kept]`. The patches are
+            returned in the order of these indices. The argument requires `position_at="stem"` and
+            a model without `rope` and without relative positions, because the encoder's layers
+            would apply these positions to the wrong patches. None: all patches.
         """
 
         def repeated(token):
@@ -448,9 +456,10 @@ class ViT(TokenModel):
         return x if after is None else (x, early_tokens[:, :tokens])
 
     def _encode_merged(self, x: jax.Array, read: int | None) -> jax.Array:
-        """Returns the last layer's tokens; each layer has merged `merge_tokens` patches.
+        """Applies all layers; each layer merges `merge_tokens` patches into other patches.
 
-        Registers, which are the last tokens, are returned only if they are pooled.
+        Returns the tokens after the last layer. The registers, which are the last tokens, are
+        returned only if the head pools them.
         """
         count, blocks = self.options.merge_tokens, [*self.blocks.values()]
         x, patches = encode_merged(blocks, x, self.patch_tokens, count, read)
@@ -493,14 +502,15 @@ class ViT(TokenModel):
     def _calls(
         self, positions: dict[str, Any], rngs: nnx.Rngs | None
     ) -> tuple[Callable[..., jax.Array], list[dict[str, Any]]]:
-        """Returns a function that applies a layer, and a dictionary of inputs for each layer.
+        """Returns a function that applies a layer, and a list of each layer's inputs.
 
-        The inputs are the layer's random key, its stochastic depth rate and its position
-        embeddings.
+        The inputs are a dictionary with the layer's random key, its stochastic depth rate and its
+        position embeddings.
 
         Args:
-          positions: keyword arguments that all layers share, from `layer_positions`. The returned
-            function reads `positions` in each call, so `encode` may add entries before it calls.
+          positions: keyword arguments that all layers share, from `layer_positions`. The function
+            reads this dictionary each time it is called. Therefore later changes of the dictionary
+            take effect.
         """
         options = self.options
         key = None if rngs is None else rngs.dropout()
@@ -530,9 +540,10 @@ class ViT(TokenModel):
     def _tokens_to_even(
         self, x: jax.Array, positions: dict[str, Any], rngs: nnx.Rngs | None
     ) -> int:
-        """Returns 1 if cuDNN is used and the number of tokens is odd, so a token must be added.
+        """Returns the number of padding tokens, 0 or 1, that make the number of tokens even.
 
-        Without this padding, each layer would have to copy its queries, keys and values to pad
+        The number is 1 only if the number of tokens is odd and attention is computed by cuDNN.
+        Without the padding token, each layer would have to copy its queries, keys and values to pad
         them.
         """
         plain = self.attends_fully and not positions.keys() & {"offsets", "bias", "layout"}
@@ -646,15 +657,29 @@ def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
       offsets: number of rows of each layer's relative position table; 0: no table.
       biases: number of rows of each layer's table of attention biases; 0: no table.
     """
-    names = {field.name for field in dataclasses.fields(Stack)} & options_of(ViTOptions).keys()
-    values = {name: getattr(options, name) for name in names} | dict(
+    return Stack(
+        dim=options.dim,
+        heads=options.heads,
+        mlp_dim=options.mlp_dim,
+        mlp=options.mlp,
+        gelu=options.gelu,
+        dropout=options.dropout,
+        attention_dropout=options.attention_dropout,
+        depth_by=options.depth_by,
+        layer_scale=options.layer_scale,
+        qk_norm=options.qk_norm,
+        qkv_bias=options.qkv_bias,
+        bias=options.bias,
+        norm=options.norm,
+        norm_at=options.norm_at,
+        sub_norm=options.sub_norm,
+        rope=options.rope,
         offsets=offsets,
         biases=biases,
         epsilon=options.norm_epsilon,
         scheme=initializers.SCHEMES[options.initialization],
         dtype=jnp.dtype(options.dtype),
     )
-    return Stack(**values)
 
 
 def _check_together(options: ViTOptions, stride: int) -> None:
@@ -676,7 +701,8 @@ def _check_together(options: ViTOptions, stride: int) -> None:
                 raise UserError(message)
 
 
-# For each contradiction between options: whether it occurs, and its error message.
+# Possible contradictions between options. Each pair contains True if the contradiction occurs, and
+# the error message.
 Contradictions = Iterable[tuple[bool, str]]
 
 

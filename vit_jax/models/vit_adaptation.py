@@ -34,7 +34,8 @@ def _computed(model) -> dict[str, np.ndarray]:
 def _implied(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns `distillation="token"` if the changes remove the two heads of a distilled model.
 
-    Then the adapted model still has the checkpoint's distillation token.
+    The heads are removed by `num_classes=0`. With `distillation="token"` the adapted model keeps
+    the checkpoint's distillation token.
     """
     if not changes.get("num_classes", known["num_classes"]) and known["distillation"] == "heads":
         return {"distillation": "token"}
@@ -48,9 +49,11 @@ ADAPTATION = Adaptation(
         Resize("(.*/)?(bias_table|relative_embedding)", grid_of, _resize_offsets),
     ),
     heads=("head/", "distillation_head/"),
-    # Fine-tuning of MAE and BEiT adds a norm of the averaged patches.
+    # MAE's and BEiT's fine-tuned models have a norm of the averaged patches, which the pre-trained
+    # models lack.
     new_norms=("fc_norm/",),
-    # BEiT copies the shared table to each layer for fine-tuning.
+    # A pre-trained BEiT has one table of attention biases for all layers. A fine-tuned BEiT has one
+    # table in each layer. Each of these tables is initialized with the pre-trained table.
     copied={".*/attention/bias_table": "bias_table"},
     computed=_computed,
     implied=_implied,

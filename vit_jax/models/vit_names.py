@@ -1,7 +1,7 @@
-"""Names of ViTs, hybrids and later plain ViTs, such as DINOv2's.
+"""Names of ViTs, of hybrids, and of plain ViTs from later publications, such as DINOv2.
 
 `ViT-B/16` is size B with patches of 16 pixels. Any size can be combined with any patch size.
-`FOLLOWERS` lists the later models by their authors' names.
+`FOLLOWERS` lists the ViTs from later publications by their authors' names.
 """
 
 import re
@@ -56,8 +56,8 @@ class Follower(NamedTuple):
       family: the first part of the models' names, such as `DINOv2`.
       source: the publication.
       fixed: arguments that all these models share.
-      models: the size, patch size and further arguments of each model, by the second part of its
-        name, such as `B/14`.
+      models: the size, patch size and further arguments of each model, by the second part of the
+        model's name, such as `B/14`.
     """
 
     family: str
@@ -67,10 +67,10 @@ class Follower(NamedTuple):
 
 
 def _sized(*names: str, **others) -> dict[str, dict]:
-    """Returns the arguments of models such as `B/16`, by name.
+    """Returns the arguments of models such as `B/16`, as a dictionary by model name.
 
     Args:
-      *names: a size of `SIZES` and a patch size for each model.
+      *names: names of models: a size of `SIZES` and a patch size, separated by a slash.
       **others: further arguments that all these models have.
     """
     sizes = ((name, *name.split("/")) for name in names)
@@ -84,7 +84,8 @@ def _gated(patch: int, dim: int, depth: int, mlp_dim: int, heads: int, **others)
 
 
 _DINOV2 = _sized("S/14", "B/14", "L/14") | {"g/14": _gated(14, 1536, 40, 4096, 24)}
-# The head of fine-tuned classifiers reads the averaged patches.
+# In the fine-tuned classifiers of BEiT, BEiT v2, EVA and EVA-02, the head reads the normalized mean
+# of the patches.
 _AVERAGED = dict(pooling="gap", cls_token=True, fc_norm=True)
 _BEIT = dict(position="bias", qkv_bias="qv", gelu="erf") | _AVERAGED
 _BEITS = _sized("B/16", layer_scale=0.1) | _sized("L/16", layer_scale=1e-5)
@@ -232,12 +233,15 @@ _SIZE = ("dim", "depth", "mlp_dim", "heads")
 
 
 def _trunk(values: dict) -> dict:
-    """Returns the arguments that distinguish a model from others of its size and patch size."""
+    """Returns the arguments in which models with equal sizes and patch sizes can differ.
+
+    An example is `registers`.
+    """
     arguments = {name: values.get(name, papers) for name, papers in _TELLING.items()}
     if arguments["rope"] == "dinov3":
         del arguments["qkv_bias"]  # DINOv3's biases are all zero, and timm omits them.
-    # CLIP and OpenCLIP differ only in the kind of GELU. Therefore "quick" GELU is compared; the
-    # exact GELU and its tanh approximation count as equal.
+    # CLIP and OpenCLIP differ only in the kind of GELU. Therefore CLIP's "quick" GELU counts as
+    # different from other kinds. The exact GELU and its tanh approximation count as equal.
     return arguments | dict(
         scaled=values.get("layer_scale") is not None, quick=values.get("gelu") == "quick"
     )
@@ -247,11 +251,12 @@ _PAPERS_TRUNK = _trunk({})
 
 
 def _following(values: dict) -> str | None:
-    """Returns the name of the model in `FOLLOWERS` with these arguments, or None."""
+    """Returns the name of the model in `FOLLOWERS` that has the arguments `values`, or None."""
     trunk = _trunk(values)
     size = {name: values[name] for name in (*_SIZE, "patch_size")}
     for name, (args, _) in _FOLLOWING.items():
-        # SigLIP's models differ from the ViT paper's only in pooling, so pooling is compared here.
+        # Pooling is compared only for models that otherwise have the ViT paper's arguments. For
+        # example, SigLIP's image towers differ from the paper's models only in pooling.
         pooled = trunk != _PAPERS_TRUNK or values.get("pooling", "cls") == args.get("pooling")
         if size.items() <= args.items() and trunk == _trunk(args) and pooled:
             return name
@@ -259,7 +264,7 @@ def _following(values: dict) -> str | None:
 
 
 def parse(name: str) -> dict | None:
-    """Returns the arguments that a ViT's name implies; None: the name of another family."""
+    """Returns the arguments that a ViT's name implies, or None if `name` is not a ViT's name."""
     if name in _FOLLOWING:
         return dict(_FOLLOWING[name][0])
     match = re.fullmatch(rf"(Axial-)?(?:(R\d*)(?:x({WIDTH}))?\+)?ViT-(\w+)/(\d+)", name)
@@ -274,7 +279,7 @@ def parse(name: str) -> dict | None:
 
 
 def _parse_trunk(resnet: str | None, width: str | None, patch: int) -> dict | None:
-    """Returns the arguments of a hybrid's ResNet and of the patches; None: unknown hybrid."""
+    """Returns the arguments of the ResNet, if any, and the patch size; None: unknown hybrid."""
     if resnet is None:
         return dict(resnet_blocks=None, patch_size=patch)
     hybrid = HYBRIDS.get((resnet, patch))

@@ -45,7 +45,7 @@ LEVELS = {
 
 
 def _no_slice(config: Any) -> str:
-    slices = any("[" in (config.data[key] or "") for key in SPLIT_KEYS)
+    slices = any("[" in (getattr(config.data, key) or "") for key in SPLIT_KEYS)
     return unless(slices, "a split that is a slice, such as data.train_split='train[:90%]'")
 
 

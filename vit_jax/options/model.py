@@ -488,7 +488,9 @@ def make_options(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     known, model = options_of(kind), kind.__name__.removesuffix("Options")
     for name in values:
         if name not in known:
-            raise UserError(f"a {model} has no argument {name!r}; {nearest(name, known)}")
+            raise UserError(
+                f"a {model} has no argument {name!r} (model.{name}); {nearest(name, known)}"
+            )
     for field in dataclasses.fields(kind):
         if field.default is dataclasses.MISSING and field.name not in values:
             raise UserError(f"a {model} needs the argument {field.name!r}")

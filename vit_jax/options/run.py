@@ -186,8 +186,8 @@ class CheckpointOptions:
     keep_best: int = option(
         0,
         whole(0),
-        "Also keeps this number of best checkpoints, by accuracy, then loss, on data.dev_split "
-        "or else the test split.",
+        "Also keeps this number of best checkpoints: by k-NN's accuracy, without it by accuracy "
+        "and then loss, without both by loss; on data.dev_split, without it on the test split.",
         operational=True,
     )
     final: str = option(

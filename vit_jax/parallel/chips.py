@@ -34,7 +34,9 @@ class Chip:
     topologies: tuple[str, ...] = ()  # Available TPU slices: chips along each axis, such as `4x4`.
     # Scoped VMEM of one operation in KiB; None: XLA's default.
     scoped_vmem_kib: int | None = None
-    # `kind` must match exactly: a longer name is another GPU, such as an RTX 4090 Laptop.
+    # True: a device is of this kind only if `kind` equals `device_kind`. False: `kind` may also be
+    # a prefix of `device_kind`. True is needed for GPUs such as RTX 4090, whose name is a prefix of
+    # another GPU's name, RTX 4090 Laptop.
     whole_kind: bool = False
 
 
@@ -89,8 +91,9 @@ CHIPS = (
     Chip("h200", "NVIDIA H200", 989e12, 141e9, 4800e9, 450e9),
     # GeForce: tables in NVIDIA's architecture papers (GA102, Ada, RTX Blackwell), for bfloat16 with
     # float32 accumulation. With float16 accumulation the speed would be twice as high. All other
-    # GPUs: data sheets. Some data sheets give the peak for sparse matrices, such as 242 TFLOP/s for
-    # the L4. It is twice the dense peak, which is used here. The values of A10G are from Amazon.
+    # GPUs: data sheets, for dense matrices. Some data sheets only contain the peak for sparse
+    # matrices, such as 242 TFLOP/s for the L4, which is twice the dense peak. The values of A10G
+    # are from Amazon.
     Chip("rtx3090", "NVIDIA GeForce RTX 3090", 71e12, 24e9, 936e9, 32e9, whole_kind=True),
     Chip("rtx4090", "NVIDIA GeForce RTX 4090", 165.2e12, 24e9, 1008e9, 32e9, whole_kind=True),
     Chip("rtx5090", "NVIDIA GeForce RTX 5090", 209.5e12, 32e9, 1792e9, 64e9, whole_kind=True),
@@ -130,7 +133,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def memory_of(device: jax.Device) -> tuple[float | None, float]:
-    """Returns the total memory of a device and its free memory, in bytes.
+    """Returns a pair for a device: its total memory and its free memory, in bytes.
 
     The total is None if it is unknown. For CPU devices, the memory of the machine, or this
     process's memory limit, is divided equally among the devices.
@@ -148,7 +151,7 @@ def compiler_options(device_kind: str) -> dict[str, str]:
 
     With more scoped VMEM, the TPU compiler uses larger tiles for matrix products and operations
     that are fused with them. Steps are then faster (docs/measurements.md). If the environment
-    variable LIBTPU_INIT_ARGS already sets this limit, no option is returned.
+    variable LIBTPU_INIT_ARGS already sets the limit of scoped VMEM, no option is returned.
     """
     chip, option = _chip_of(device_kind), "xla_tpu_scoped_vmem_limit_kib"
     if not (chip and chip.scoped_vmem_kib) or option in os.environ.get("LIBTPU_INIT_ARGS", ""):

@@ -94,8 +94,9 @@ def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
             "give --coordinator=HOST:PORT --processes=N --process=I"
         )
     address, processes, process, local_devices = detected
-    # On SLURM, JAX assigns one GPU to each task. The user can choose other devices by
-    # JAX_LOCAL_DEVICE_IDS. `jax.distributed.initialize` reads this variable if it gets None.
+    # On SLURM, JAX assigns one GPU to each task. A user can choose other devices with the
+    # environment variable JAX_LOCAL_DEVICE_IDS. `jax.distributed.initialize` reads this variable
+    # only if its argument `local_device_ids` is None.
     return (
         address,
         processes,
@@ -110,11 +111,14 @@ def _free_port() -> int:
 
 
 def _hold_aborts() -> None:
-    """Delays aborts (SIGABRT) by 6 s. Meanwhile, the thread of `peers` can report a dead leader.
+    """Makes abort signals (SIGABRT) take effect 6 s later, so that a dead leader can be reported.
 
-    When JAX's client loses the connection to process 0, JAX aborts with a stack trace that does not
-    name the dead process. The signal handler is the C function `sleep`. Its argument is the signal
-    number of SIGABRT, 6, so it sleeps for 6 s.
+    When JAX's client loses the connection to process 0 (the leader), JAX aborts with a stack trace
+    that does not name the dead process. During the 6 s, the receiving thread of `peers.py` can
+    print an error that names this process.
+
+    The signal handler is the C function `sleep`. A signal handler is called with the number of the
+    signal, which is 6 for SIGABRT. Therefore `sleep` waits for 6 s.
     """
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]

@@ -20,9 +20,10 @@ BATCH = ("data", "fsdp")  # The axes over which a batch is split.
 
 
 def mesh_shape(options: MeshOptions, devices: int) -> tuple[int, ...]:
-    """Returns the sizes of the axes `data`, `fsdp` and `tensor`.
+    """Returns the sizes of the mesh axes `data`, `fsdp` and `tensor`.
 
-    If the option of an axis is None, the axis gets the remaining devices.
+    One of the three options may be None: the size of this axis is then computed from the number of
+    devices.
 
     Raises:
       UserError: the product of the sizes is not the number of devices.
@@ -112,15 +113,18 @@ def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, micro_batches: int =
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Returns the indices of those rows of a global batch that this process reads, int `[rows]`."""
+    """Returns the indices, in a global batch, of the examples that this process reads.
+
+    The result is int `[examples]`.
+    """
     places = split_batch(mesh).addressable_devices_indices_map((batch_size,)).values()
     return np.unique(np.concatenate([np.arange(batch_size)[place] for place in places]))
 
 
 def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Copies this process's rows of a batch to the devices, and returns the global arrays.
+    """Copies this process's examples of a batch to its devices, and returns the global arrays.
 
-    Each process passes only the rows that `local_rows` returns in this process.
+    Each process passes only the examples whose indices `local_rows` returns in this process.
     """
     sharding = split_batch(mesh)
     return {
@@ -143,14 +147,15 @@ def everywhere(array: np.ndarray, mesh: Mesh) -> jax.Array:
 def over_devices(
     array: np.ndarray, mesh: Mesh, rows: int | None = None, fill: float = 0
 ) -> jax.Array:
-    """Pads an array's first axis and splits it over the devices, like a batch.
+    """Pads an array's first axis and splits it over the mesh axes `data` and `fsdp`.
 
-    Every process passes all rows.
+    Every process passes the whole array.
 
     Args:
       array: the array.
       mesh: mesh of devices.
-      rows: number of rows after padding. None: the next number that can be split evenly.
+      rows: length of the first axis after padding. None: the smallest length that can be split
+        evenly.
       fill: value of the padding.
     """
     padded = np.full((rows or whole_batch(mesh, len(array)), *array.shape[1:]), fill, array.dtype)

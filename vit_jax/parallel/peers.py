@@ -24,8 +24,9 @@ from vit_jax.errors import UserError, mistake
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 20.0  # Heartbeat timeout. If a process dies, all others end within 30 s.
-# Seconds between the first reported failure and the leader's decision on its cause. The cause of a
-# failure may be reported after its effects.
+# Seconds that the leader waits after the first reported failure before it decides which failure is
+# the cause. The failure of one process can lead to failures of other processes, and may be reported
+# after them.
 GRACE_SECONDS = 2.0
 BARRIER_SECONDS = 600.0
 END_SECONDS = 3600.0  # Maximum wait at the end, for the last process to write its files.
@@ -154,7 +155,7 @@ class Connected(Peers):
     def _fail(self, news):
         self._traceback = news.pop("traceback", "")
         self._tell(news)
-        # Normally the leader ends this process during this sleep.
+        # The leader normally ends this process during the sleep.
         time.sleep(self._silence + 2 * GRACE_SECONDS)
         print(f"{self._traceback}error: {' '.join(news.values())}", file=sys.stderr, flush=True)
         leave(1)
@@ -182,7 +183,7 @@ class Connected(Peers):
         raise NotImplementedError
 
     def _watch(self) -> None:
-        """Receives messages in the thread until the run ends."""
+        """Receives messages until the run ends; called in the receiving thread."""
         raise NotImplementedError
 
 
@@ -197,7 +198,8 @@ class Leader(Connected):
         self._followers: dict[int, Connection] = {}
         self._refused: list[Connection] = []
         self._arrivals: dict[str, Arrivals] = {}
-        # Messages about failures, by the index of the process: UserErrors, deaths, other errors.
+        # Reported failures, by the index of the process: UserErrors, dead processes, and other
+        # errors.
         self._mistakes: dict[int, str] = {}
         self._deaths: dict[int, str] = {}
         self._faults: dict[int, str] = {}
@@ -218,8 +220,9 @@ class Leader(Connected):
     def _watch(self):
         beaten = 0.0
         while not self._ended:
-            # The time is read before `select`. If this process was stopped for a while, messages
-            # that arrived in the meantime are received before their timeout is checked.
+            # The time is read before `select` waits. If this process was suspended during `select`,
+            # this iteration still uses the old time, and first receives the messages that arrived
+            # in the meantime. Only the next iteration compares the new time with the timeout.
             now = time.monotonic()
             ready = self._selector.select(BEAT_SECONDS / 4)
             with self._changed:
@@ -314,8 +317,9 @@ class Leader(Connected):
     def _end(self):
         """Prints the cause of the failure, ends the other processes and exits.
 
-        The cause is a UserError if one was reported, else a dead process, else another error. A
-        UserError can cause the death of processes, and a dead process can cause other errors.
+        Several failures may have been reported, because one failure can lead to others. A UserError
+        is taken as the cause if one was reported. Otherwise the death of a process is the cause.
+        Another error is the cause only if there is no UserError and no process has died.
         """
         news = self._mistakes or self._deaths or self._faults
         culprit, code = min(news), 2 if self._mistakes else 1
@@ -333,8 +337,8 @@ class Leader(Connected):
         print(
             f"{self._traceback if culprit == 0 else ''}error: {line}", file=sys.stderr, flush=True
         )
-        # When this process ends, messages that other processes have not read are lost. It therefore
-        # waits until they have closed their connections.
+        # When this process ends, messages that other processes have not read are lost. Therefore
+        # this process waits until the other processes have closed their connections.
         until = time.monotonic() + GRACE_SECONDS
         while self._selector.get_map() and time.monotonic() < until:
             for key, _ in self._selector.select(BEAT_SECONDS / 4):
@@ -385,8 +389,8 @@ class Follower(Connected):
     def _orphaned(self, how: str):
         """Ends this process after the loss of the leader.
 
-        Process 1 prints the error. The first process on another host than the leader's also prints
-        it, because process 1 may die together with the leader's host.
+        Process 1 prints the error. If process 1 runs on the leader's host, it may die together with
+        this host. Therefore the first process on another host prints the error, too.
         """
         if self._ended:
             return
@@ -401,7 +405,7 @@ class Follower(Connected):
 
 @dataclasses.dataclass
 class Arrivals:
-    """State of a barrier: its deadline, the processes that have arrived, and the leader's value."""
+    """State of a barrier: deadline, processes that have arrived, and the leader's shared value."""
 
     deadline: float
     here: set[int] = dataclasses.field(default_factory=set)
@@ -550,7 +554,8 @@ def _connect(host: str, port: int, seconds: float) -> socket.socket:
     while True:
         try:
             stream = socket.create_connection((host, port), timeout=min(seconds, 5))
-            # A client that connects to a free port of its own host may connect to itself.
+            # If no process listens on a port of this host, TCP can connect the client's socket to
+            # itself. Both ends of the connection then have the same address.
             if stream.getsockname() != stream.getpeername():
                 return stream
             stream.close()

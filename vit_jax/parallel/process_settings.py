@@ -29,7 +29,8 @@ def keep_freed_memory() -> None:
     if mallopt is None:
         return
     if (jax.config.jax_platforms or ("" if has_accelerator() else "cpu")) == "cpu":
-        # A thread keeps its first heap. JAX's threads must therefore start after this call.
+        # A thread keeps the first heap that glibc assigns to it. Therefore JAX's threads must start
+        # after this call.
         mallopt(M_ARENA_MAX, 1)
     if jax.default_backend() == "cpu":
         mallopt(M_MMAP_THRESHOLD, 2**30)

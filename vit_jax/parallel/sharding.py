@@ -1,9 +1,10 @@
 """Shardings of a model's arrays on the mesh: parameters, optimizer state, activations.
 
 The model's family names the axes of its parameters (`models/family.py`). If the mesh axis `tensor`
-is larger than 1, it splits heads and hidden units, as in Megatron-LM (Shoeybi et al., 2019), or
-output channels. The mesh axis `fsdp` does not depend on the names of axes. It splits the largest
-axis of each array that is not small, preferably an axis that `tensor` does not split.
+is larger than 1, it splits the heads of attention layers and the hidden units of MLPs, as in
+Megatron-LM (Shoeybi et al., 2019), and the output channels of convolutions. The mesh axis `fsdp`
+does not depend on the names of axes. It splits the largest axis of each array that is not small,
+preferably an axis that `tensor` does not split.
 """
 
 import math
@@ -29,8 +30,8 @@ ACTIVATIONS = {
     "hidden_features": {0: BATCH, -1: "tensor"},  # batch height width hidden
 }
 
-# Arrays with fewer elements are replicated, because gathering them would take longer than reading
-# them.
+# Smaller arrays are replicated: gathering the shards of such an array would take longer than
+# reading the whole array from memory.
 SMALL = 2**14
 LARGE = 2**20  # Arrays with at least this number of elements must have an axis that can be split.
 
@@ -60,7 +61,7 @@ def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSh
 
 
 def _tensor_axes(tensor: int, path: str, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
-    """Returns mesh axes for each axis of a parameter: `("tensor",)` if `tensor` splits it, else ().
+    """Returns the mesh axes that split each axis of a parameter: `("tensor",)` or ().
 
     Raises:
       UserError: `tensor` splits an axis whose size is not divisible by `tensor`.
@@ -106,11 +107,11 @@ def optimizer_shardings(mesh: Mesh, params: dict, optimizer_state) -> dict:
 
 
 def place_activation(mesh: Mesh, name: str, x: jax.Array) -> jax.Array:
-    """Constrains the sharding of an activation.
+    """Returns the activation `x`, constrained to the sharding that `ACTIVATIONS` contains for it.
 
     Args:
       mesh: mesh of devices.
-      name: name of the activation in `ACTIVATIONS`.
+      name: name of the activation, a key of `ACTIVATIONS`.
       x: the activation.
     """
     axes = [None] * x.ndim

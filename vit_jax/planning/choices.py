@@ -3,22 +3,22 @@
 import time
 from collections.abc import Callable
 
-from ml_collections import ConfigDict
-
+from vit_jax.config import with_values
 from vit_jax.errors import UserError
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB
 from vit_jax.planning.compile import Slice
 from vit_jax.planning.cost import Workload
 from vit_jax.planning.estimate import Estimate, estimate
 from vit_jax.progress import duration
-from vit_jax.runs.memory_check import LEFT, Changes, changed, in_words, likely_changes
+from vit_jax.runs.memory_check import LEFT, Changes, in_words, likely_changes
 
 # Function that estimates a config's run on some devices.
-Planner = Callable[[ConfigDict, Workload, Slice, dict[str, dict]], Estimate]
+Planner = Callable[[RunOptions, Workload, Slice, dict[str, dict]], Estimate]
 
 
 def nearest_fit(
-    config: ConfigDict,
+    config: RunOptions,
     job: Workload,
     where: Slice,
     prices: dict[str, dict],
@@ -52,7 +52,7 @@ def nearest_fit(
             break
         log(f"trying {in_words(changes)}")
         try:
-            plan = planner(changed(config, changes), job, where, prices)
+            plan = planner(with_values(config, changes), job, where, prices)
         except UserError:
             continue  # For example, the mesh does not divide the batch size.
         attempts -= 1
@@ -62,7 +62,7 @@ def nearest_fit(
 
 
 def sweep(
-    config: ConfigDict,
+    config: RunOptions,
     job: Workload,
     where: Slice,
     prices: dict[str, dict],
@@ -91,7 +91,7 @@ def sweep(
             then = f", {duration(left)} left"
         log(f"{done + 1} of {len(candidates)}{then}: {in_words(changes)}")
         try:
-            plans.append(planner(changed(config, changes), job, where, prices))
+            plans.append(planner(with_values(config, changes), job, where, prices))
         except UserError as error:
             log(f"  skipped: {error}")
     return sorted(plans, key=lambda plan: (not plan.fits, plan.step_seconds or plan.memory.total))

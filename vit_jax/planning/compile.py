@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import jax
-from ml_collections import ConfigDict
 
-from vit_jax.config import run_options
 from vit_jax.errors import UserError
 from vit_jax.libtpu import ENVIRONMENT
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB, Chip, compiler_options, find_chip
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning.hlo import Operation, read_operations
@@ -103,7 +102,7 @@ def topology_devices(where: Slice) -> list[jax.Device]:
     os.environ["XLA_FLAGS"] = " ".join(flag for flag in given if not flag.startswith("--xla_cpu_"))
     from jax.experimental import topologies
 
-    # On these chips, two cores work as one device.
+    # On v4 and v5p, two cores work as one device (megacore).
     options = {"chip_config_name": "megacore"} if where.chip.name in ("v4", "v5p") else {}
     if where.topology in ("1x1", "2x4"):
         options["chips_per_host_bounds"] = [*map(int, where.topology.split("x")), 1]
@@ -111,16 +110,16 @@ def topology_devices(where: Slice) -> list[jax.Device]:
     return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
 
 
-def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int) -> Compiled:
+def compile_step(config: RunOptions, where: Slice, num_classes: int, steps: int) -> Compiled:
     """Compiles a config's training step, or returns the result of an earlier call from the cache.
 
     Raises:
       UserError: the config is incompatible with the devices.
     """
-    options, mesh = run_options(config), make_mesh(config.mesh, topology_devices(where))
-    frozen = frozen_shapes(options)
-    program = make_program(options, num_classes=num_classes, steps=steps, mesh=mesh, frozen=frozen)
-    batch = abstract_batch(options, mesh)
+    mesh = make_mesh(config.mesh, topology_devices(where))
+    frozen = frozen_shapes(config)
+    program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh, frozen=frozen)
+    batch = abstract_batch(config, mesh)
     lowered = program.train_step.lower(program.state, program.metrics, batch)
     flags = compiler_options(where.chip.kind)
     return compile_lowered(

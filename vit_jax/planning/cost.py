@@ -4,14 +4,12 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
-from vit_jax.config import run_options
 from vit_jax.data.sources import SOURCES, open_source
 from vit_jax.data.sources.slices import split_range
 from vit_jax.errors import UserError
 from vit_jax.models.model_card import training_flops
 from vit_jax.options.data import DataOptions
+from vit_jax.options.run import RunOptions
 from vit_jax.planning.compile import Slice
 from vit_jax.training.objectives import objective_of
 
@@ -58,7 +56,7 @@ class Cost:
     price: str
 
 
-def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
+def data_set_size(config: RunOptions, images: int | None) -> tuple[int, int]:
     """Returns the number of training images and the number of classes.
 
     If one of the numbers is unknown, the data set at `data.path` is opened. For an objective
@@ -71,8 +69,7 @@ def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
     Raises:
       UserError: one of the two numbers is unknown, and the user has not set it by a flag.
     """
-    options = run_options(config)
-    values, objective = options.data, objective_of(options.objective.name)
+    values, objective = config.data, objective_of(config.objective.name)
     name = values.path.split(":")[0] or values.source
     whole, classes = _known_size(values)
     if (whole is None or classes is None) and _can_be_opened(values):
@@ -86,7 +83,7 @@ def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
         images, classes = images or len(train), len(train.class_names)
     if images is None and whole is None:
         raise UserError(f"how many training images {name!r} has is not known; give --images=N")
-    classes = (values.num_classes or classes) if objective.labels else objective.outputs(options)
+    classes = (values.num_classes or classes) if objective.labels else objective.outputs(config)
     if classes is None:
         raise UserError(
             f"how many classes {name!r} has is not known; give --config.data.num_classes=N"

@@ -4,11 +4,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from vit_jax.config import leaves, run_options
+from vit_jax.config import value_at
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, model_factory
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB
 from vit_jax.planning.compile import Compiled, Memory, Slice, compile_step
 from vit_jax.planning.cost import Cost, Workload, cost, data_set_size
@@ -74,7 +73,7 @@ CHOICES = (
 )
 
 
-def make_workload(config: ConfigDict, images: int | None) -> Workload:
+def make_workload(config: RunOptions, images: int | None) -> Workload:
     """Returns the amount of work of a config's run. No memory is allocated for the model.
 
     Raises:
@@ -87,29 +86,27 @@ def make_workload(config: ConfigDict, images: int | None) -> Workload:
             "--config.finetune.checkpoint=None"
         )
     images, num_classes = data_set_size(config, images)
-    options = run_options(config)
-    model = abstract(model_factory(num_classes=num_classes, **model_arguments(options)))
-    objective = abstract_objective(options, model, frozen=frozen_shapes(options))
+    model = abstract(model_factory(num_classes=num_classes, **model_arguments(config)))
+    objective = abstract_objective(config, model, frozen=frozen_shapes(config))
     return Workload(
         images=images,
         num_classes=num_classes,
-        steps=step_count(options, images),
+        steps=step_count(config, images),
         batch_size=config.batch_size,
         parameters=count_parameters(model),
-        multiply_adds=objective.multiply_adds(model, shapes_of_batch(options, 1)),
+        multiply_adds=objective.multiply_adds(model, shapes_of_batch(config, 1)),
     )
 
 
-def choices(config: ConfigDict) -> dict[str, Any]:
-    """Returns the config's values of the keys `CHOICES`, such as `mesh.fsdp`.
+def choices(config: RunOptions) -> dict[str, Any]:
+    """Returns the config values that a search for a faster or smaller step may change.
 
-    A sweep and `nearest_fit` change these values.
+    The keys are `CHOICES`: batch size, micro-batches, mesh, rematerialization and scan.
     """
-    values = dict(leaves(config))
-    return {key: values[key] for key in CHOICES}
+    return {key: value_at(config, key) for key in CHOICES}
 
 
-def estimate(config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict]) -> Estimate:
+def estimate(config: RunOptions, job: Workload, where: Slice, prices: dict[str, dict]) -> Estimate:
     """Estimates a run on a slice of TPUs with the TPU compiler.
 
     Raises:
@@ -242,7 +239,7 @@ def _time_rows(plan: Estimate, slower: float) -> list[str]:
 
     Args:
       plan: the estimate.
-      slower: the slowest step time, divided by the fastest step time.
+      slower: upper bound of the step time, divided by the lower bound; 1: no bounds are known.
     """
     rate = plan.job.batch_size / plan.step_seconds
     of_all = _range(rate, ",.0f", 1 / slower)
@@ -266,7 +263,7 @@ def _run_rows(plan: Estimate, slower: float) -> list[str]:
 
     Args:
       plan: the estimate.
-      slower: the slowest step time, divided by the fastest step time.
+      slower: upper bound of the step time, divided by the lower bound; 1: no bounds are known.
     """
     job, run = plan.job, plan.cost
     core_days, chip_days = (_range(days, ",.1f", slower) for days in (run.core_days, run.chip_days))

@@ -49,11 +49,12 @@ def total(operations: Iterable[Operation], value: str) -> int:
 
 
 def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
-    """Sums a value over a step's operations, for each `part` or `kind`; the largest sum is first.
+    """Sums a value over groups of a step's operations; the largest sum is first.
 
     Args:
       operations: operations of the step.
-      key: `part` or `kind`.
+      key: attribute that groups the operations: `part` (component of vit_jax, such as `Mlp`) or
+        `kind` (HLO opcode, such as `fusion`).
       value: `cycles`, `flops` or `sent`.
     """
     sums = Counter()
@@ -105,7 +106,9 @@ def _identity(kind: str, collective: _Instruction, operation: _Instruction) -> s
     """Returns a text that identifies a collective within a module.
 
     A collective that overlaps with several fusions occurs in each of these fusions, with the same
-    channel. But different permutes of one `shard_map` also have the same channel.
+    channel. It is identified by this channel, so that it is counted once. Different permutes of one
+    `shard_map` also have the same channel. A permute outside of fusions is therefore identified by
+    its name.
 
     Args:
       kind: kind of the collective.
@@ -223,7 +226,10 @@ class _Module:
         return max(taken, given)
 
     def flops(self, instruction: _Instruction) -> int:
-        """Returns the FLOPs of an operation's matrix products, without padding."""
+        """Returns the FLOPs of an operation's matrix products and convolutions.
+
+        In convolutions, products of padding zeros are not counted.
+        """
         if instruction.opcode == "fusion":
             return sum(
                 self.flops(inner)
@@ -281,7 +287,7 @@ def _first_index(instructions: list[_Instruction]) -> int | None:
 def _convolution_flops(
     left: Sequence[int], right: Sequence[int], out: Sequence[int], attributes: str
 ) -> int:
-    """Returns the FLOPs of a convolution, without padding.
+    """Returns the FLOPs of a convolution, without products of padding zeros.
 
     Args:
       left: shape of the images.
@@ -351,7 +357,7 @@ def _dimensions(shape: str) -> list[int]:
 def _bytes(shape: str) -> int:
     """Returns the bytes of an array, or of all arrays in a tuple, given the shape's text.
 
-    Padding is not included.
+    Padding of the memory layout is not included.
     """
     arrays = re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", shape)
     return sum(

@@ -8,7 +8,6 @@ The results of matrix products stay in memory as long as they are used. All othe
 assumed to be recomputed.
 """
 
-import copy
 import os
 import time
 
@@ -16,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import AbstractMesh
-from ml_collections import ConfigDict
 
-from vit_jax.config import run_options
+from vit_jax.config import with_values
 from vit_jax.models.model_card import multiply_adds
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import Chip, find_chip
 from vit_jax.parallel.mesh import AXES, batch_parts, check_batch, make_mesh, mesh_shape
 from vit_jax.planning.compile import Memory, Slice
@@ -45,22 +44,20 @@ def find_machine(name: str, devices: int | None) -> Slice:
 
 
 def estimate_best(
-    config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict]
+    config: RunOptions, job: Workload, where: Slice, prices: dict[str, dict]
 ) -> Estimate:
     """Returns a roofline estimate. Its `step_seconds` is a lower bound of the real step time."""
     whole = AbstractMesh(mesh_shape(config.mesh, where.devices), AXES)
     check_batch(whole, config.batch_size, config.micro_batches)
     parts, tensor = batch_parts(whole), whole.shape["tensor"]
-    local = copy.deepcopy(config)
-    local.batch_size = config.batch_size // parts
-    local.mesh.data, local.mesh.fsdp, local.mesh.tensor = 1, 1, 1
+    one_device = {"mesh.data": 1, "mesh.fsdp": 1, "mesh.tensor": 1}
+    local = with_values(config, one_device | {"batch_size": config.batch_size // parts})
     mesh = make_mesh(local.mesh, jax.devices("cpu")[:1])
-    options = run_options(local)
-    frozen = frozen_shapes(options)
+    frozen = frozen_shapes(local)
     program = make_program(
-        options, num_classes=job.num_classes, steps=job.steps, mesh=mesh, frozen=frozen
+        local, num_classes=job.num_classes, steps=job.steps, mesh=mesh, frozen=frozen
     )
-    batch = abstract_batch(options, mesh)
+    batch = abstract_batch(local, mesh)
     jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr
 
     chip = where.chip

@@ -1,4 +1,4 @@
-"""Reads captions for `vit_jax.prepare`, and stores them in its index."""
+"""Captions in `vit_jax.prepare`: reads and checks them, and encodes them for the index."""
 
 import json
 from collections.abc import Sequence

@@ -20,11 +20,12 @@ from vit_jax.preparation.index import Run, each_file, part_file, save
 from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 from vit_jax.preparation.similarity_index import SAMPLE, SimilarityIndex, lists_for
 
-# Row for an image of the pool: its index, the most similar image among the earlier images that are
-# kept, the cosine similarity of both, and True if the image is kept.
+# Result of comparing an uncurated image with the earlier images that are kept. `nearest` is the
+# index of the most similar of these. `similarity` is the cosine similarity of `image` and
+# `nearest`. `kept` is False if the image is removed as a near-duplicate.
 COMPARED = np.dtype([("image", "u4"), ("nearest", "u4"), ("similarity", "f4"), ("kept", "?")])
-# Row for a curated image and one of its neighbours: both indices, and the cosine similarity. The
-# rows of a curated image are in descending order of similarity.
+# A curated image and one of its neighbours: the indices of both images, and their cosine
+# similarity. The neighbours of a curated image are in descending order of similarity.
 NEIGHBOUR = np.dtype([("curated", "u4"), ("image", "u4"), ("similarity", "f4")])
 
 
@@ -71,21 +72,28 @@ class Pool:
         self._images: list[np.ndarray] = []  # Indices of the indexed images, an array per part.
 
     def compare(self) -> np.ndarray:
-        """Compares each image with the earlier images that are kept; returns rows of `COMPARED`."""
+        """Compares each image with the earlier images that are kept; removes near-duplicates.
+
+        Returns:
+          Array of dtype `COMPARED`, with an element for each image that is not excluded.
+        """
         results = each_file(
             self._compare, self._files, DUPLICATES, self._work / "chunks", self._run
         )
         return np.concatenate([np.load(file) for file in results])
 
     def neighbours(self, files: list[Path], count: int, name: str) -> np.ndarray:
-        """Finds the nearest neighbours of curated images in the pool; returns rows of `NEIGHBOUR`.
+        """Finds the nearest neighbours of curated images in the pool.
 
         `compare` must be called first.
 
         Args:
           files: files with the embeddings of curated images.
-          count: number of neighbours of each image.
+          count: number of neighbours of each curated image.
           name: name of the task, for messages.
+
+        Returns:
+          Array of dtype `NEIGHBOUR`, with an element for each neighbour of each curated image.
 
         Raises:
           UserError: the pool has fewer than `count` images.
@@ -136,9 +144,13 @@ class Pool:
         save(result, found)
 
     def _kept_of(self, parts: int) -> tuple[SimilarityIndex, np.ndarray]:
-        """Returns a similarity index of the kept images of the first `parts` parts.
+        """Returns a similarity index of the kept images in the first embedding files.
 
-        Also returns the indices of these images.
+        Args:
+          parts: number of files whose images are included.
+
+        Returns:
+          The similarity index, and the image index of each vector in it.
         """
         index = self._index = self._index or self._new_index()
         for number in range(len(self._images), parts):
@@ -169,8 +181,10 @@ class Curated(NamedTuple):
     """Images of an uncurated set, selected by similarity to curated images.
 
     Attributes:
-      compared: rows of `COMPARED`, one for each image of the uncurated set that is not excluded.
-      neighbours: rows of `NEIGHBOUR`. Their field `curated` contains indices of `source`.
+      compared: array of dtype `COMPARED`, with an element for each image of the uncurated set that
+        is not excluded.
+      neighbours: array of dtype `NEIGHBOUR`, with an element for each neighbour of each curated
+        image. The field `curated` is the index of the curated image in `source`.
       source: the images of all curated sets together.
     """
 
@@ -188,7 +202,7 @@ def curate(sets: tuple[str, ...], pool: Pool, embeddings: Embeddings, count: int
     """Retrieves the nearest images of the pool for each image of the curated sets.
 
     Args:
-      sets: curated sets, as in `open_curated`.
+      sets: the curated sets; each is a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`.
       pool: the uncurated images.
       embeddings: the model that computes embeddings of the curated images.
       count: number of neighbours of each curated image.

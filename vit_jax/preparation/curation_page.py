@@ -15,8 +15,8 @@ from vit_jax.preparation.duplicates import Thumbnail, thumbnail
 from vit_jax.spreadsheet import write_csv
 
 SHOWN = 24  # Number of curated images on the page that are shown with their neighbours.
-# The page shows this number of curated images with the least similar neighbours. It also shows this
-# number of image pairs that are removed, and of image pairs that are kept.
+# The page shows at most this number of curated images with the least similar neighbours, of pairs
+# of which one image is removed, and of pairs of which both images are kept.
 FEWER = 12
 SIDE = 200  # Longer side of an image, in pixels.
 

@@ -1,6 +1,6 @@
 """Removes near-duplicates of test images from the training split (paper, section 4.1).
 
-The near-duplicates are removed before the order of the split is drawn. Each training and test image
+Near-duplicates are removed before the training images are shuffled. Each training and test image
 is decoded once to compute its fingerprint or embedding. Results are saved in chunks, so an
 interrupted run can be resumed.
 """
@@ -28,8 +28,9 @@ from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 
 SHOWN = 200  # Maximum number of pairs in the report that are shown with images.
 PRINT = np.dtype([("image", "u4"), ("fingerprint", "u8")])
-# Row for a near-duplicate: position of the training example in the index, number of the test set,
-# index of the image in the test set, and distance in bits or cosine similarity.
+# A training example and the test image that it resembles: position of the training example in
+# `Index.entries`, number of the test set, index of the image in this test set, and the distance in
+# bits or the cosine similarity of both.
 PAIR = np.dtype([("position", "u4"), ("test", "u4"), ("image", "u4"), ("value", "f4")])
 
 
@@ -44,7 +45,7 @@ class Embedded(NamedTuple):
 def near_duplicates(
     train: Indexed, tests: tuple[str, ...], work: Path, run: Run, embedded: Embedded | None = None
 ) -> np.ndarray:
-    """Finds training examples that are near-duplicates of test images; returns rows of `PAIR`.
+    """Finds training examples that are near-duplicates of test images.
 
     Args:
       train: the training examples.
@@ -52,6 +53,9 @@ def near_duplicates(
       work: folder for intermediate results.
       run: function that runs tasks.
       embedded: embeddings to compare; None: fingerprints are compared.
+
+    Returns:
+      Array of dtype `PAIR`, with an element for each near-duplicate.
 
     Raises:
       UserError: a test set does not exist.
@@ -93,7 +97,11 @@ def report(
 
 
 def _alike(train: Indexed, tests: list["TestImages"], work: Path, run: Run, _) -> np.ndarray:
-    """Finds near-duplicates by fingerprints; returns rows of `PAIR`."""
+    """Finds training examples whose fingerprint is similar to that of a test image.
+
+    Returns:
+      Array of dtype `PAIR`, with an element for each near-duplicate.
+    """
     folder = work / "chunks"
     (candidates,) = _loaded(
         [in_chunks(_print_train, (work,), len(train), "fingerprinting train", folder, run)]
@@ -146,7 +154,11 @@ def _save_prints(images: Source, start: int, stop: int, result: Path) -> None:
 def _similar(
     train: Indexed, tests: list["TestImages"], work: Path, run: Run, embedded: Embedded
 ) -> np.ndarray:
-    """Finds near-duplicates by embeddings; returns rows of `PAIR`."""
+    """Finds training examples whose embedding is similar to that of a test image.
+
+    Returns:
+      Array of dtype `PAIR`, with an element for each near-duplicate.
+    """
     files, embeddings, similarity = embedded
     parts = []
     for i, test in enumerate(tests):

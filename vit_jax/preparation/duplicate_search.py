@@ -31,7 +31,8 @@ _SIDE = 16  # Side of a thumbnail, in pixels.
 # cropped copies.
 _BORDERS = (0, 1, 2)
 _TYPICAL = 100  # With at least this number of images, the mean image is subtracted.
-# Pairs with at least this correlation are copies, even if all images are similar (fixed camera).
+# Pairs with at least this correlation are copies. For this correlation, the mean image is not
+# subtracted. So copies are found even among similar images, such as images of a fixed camera.
 _SAME = 0.999
 _PART = 256  # Number of images between two checks of the time limit.
 _MOST_PAIRS = 2_000_000  # Maximum number of pairs with similar fingerprints: the nearest pairs.
@@ -44,7 +45,8 @@ class Looks(NamedTuple):
       indices: indices of the images in the source, int64 `[images]`.
       fingerprints: perceptual hashes, uint64 `[images]`.
       contents: hash of each image's encoded bytes, `[images]`.
-      pictures: thumbnails for each of `_BORDERS`, uint8 `[images, borders, side, side, 3]`.
+      pictures: thumbnails, uint8 `[images, borders, side, side, 3]`. An image has a thumbnail for
+        each width in `_BORDERS`: this border is cut off before the image is reduced.
     """
 
     indices: np.ndarray
@@ -111,25 +113,31 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
     """Finds near-duplicates among images, including mirrored copies.
 
     Candidates are pairs with similar fingerprints (perceptual hashes). The similarity of two images
-    is the correlation of their colours at 16 x 16 pixels. It is computed for the whole images, and
-    for crops of one of them by 1.6 % or 3 % on each side; the maximum is used. With 100 images or
-    more, the mean image is subtracted first.
+    is the correlation of their colours at 16 x 16 pixels. To find cropped copies, one image of the
+    pair is also compared after 1.6 % or 3 % are cut off each side. The maximum of these
+    correlations is used.
+
+    With 100 images or more, the mean of all images is subtracted from both images of a pair before
+    the correlation is computed. So images that share a background, as from a fixed camera, are not
+    similar for this reason alone. If the correlation without this subtraction is 0.999 or more, the
+    larger of the two correlations is used.
 
     The search was tested with 31 photographs and nine edits of each photograph (JPEG, size,
     brightness, contrast, crops of 1 % and 2 % per side). 0.7 % of the edits have a similarity below
-    0.98, and no two different photographs are found as a pair. Among 1,797 digits of 8 x 8 pixels,
-    3,326 pairs are candidates, and 1 of them is found as a pair.
+    0.98, and no two different photographs are found as a pair. With 1,797 digits of 8 x 8 pixels,
+    there are 3,326 candidates, and 1 candidate has a similarity of 0.98 or more.
 
-    Identical files have the similarity 1. Of several identical files, each is paired with the
-    first.
+    Identical files have the similarity 1. If more than two files are identical, each of them is
+    only paired with the first file.
 
     Args:
       looks: result of `look`.
       similarity: minimum similarity of a pair.
 
     Returns:
-      Rows of `PAIR` in descending order of similarity. `first` and `second` are positions in
-      `looks`.
+      Array of dtype `PAIR` with shape `[pairs]`, in descending order of similarity. `first` and
+      `second` index the first axis of the arrays in `looks`: `looks.indices[first]` is the index of
+      the first image in the source.
     """
     _, first, again = np.unique(looks.contents, return_index=True, return_inverse=True)
     originals = np.sort(first)
@@ -156,19 +164,24 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
         found.append(near[near["similarity"] >= similarity])
     pairs = np.concatenate(found)
     pairs = pairs[np.argsort(-pairs["similarity"], kind="stable")]
-    # Pairs of symmetric images are found twice: unchanged, and mirrored.
+    # A pair of symmetric images is found twice: as copies, and as mirrored copies.
     _, once = np.unique(pairs[["first", "second"]], return_index=True)
     return pairs[np.sort(once)]
 
 
 def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns at most `_MOST_PAIRS` pairs of similar fingerprints.
+    """Returns at most `_MOST_PAIRS` pairs of similar fingerprints, the most similar pairs.
+
+    Args:
+      prints: fingerprints of images.
+      references: the same fingerprints, or the fingerprints of the mirror images.
 
     Returns:
-      For each pair the smaller index and the larger index.
+      Two arrays, each int64 `[pairs]`: the smaller index and the larger index of each pair.
     """
     size, distance = max(len(prints), 1), DISTANCE
-    # A row contains the distance in bits, and a number that encodes both indices.
+    # Each pair is stored as two numbers: the distance in bits, and `first * size + second`, where
+    # `first` and `second` are the indices of the two fingerprints.
     parts, waiting = [np.empty((0, 2), np.int64)], 0
     for rows, columns, bits in near_pairs(prints, references, distance):
         new = (rows < columns) & (bits <= distance)
@@ -189,7 +202,8 @@ def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.nd
 def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
     """Converts images `[..., side, side, 3]` to unit vectors.
 
-    The mean image (`typical`), and the mean colour of each image, are subtracted first.
+    The mean value of each image and the mean image of the data set (`typical`) are subtracted
+    first.
     """
     vectors = pictures.reshape(*pictures.shape[:-3], -1).astype(np.float32)
     vectors = vectors - vectors.mean(axis=-1, keepdims=True)
@@ -222,7 +236,7 @@ def groups(pairs: np.ndarray, images: int) -> list[np.ndarray]:
     """Returns groups of images that are connected by pairs, the largest group first.
 
     Args:
-      pairs: rows of `PAIR`.
+      pairs: array of dtype `PAIR`.
       images: number of images.
     """
     graph = coo_array(
@@ -266,8 +280,8 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
     _, first, again = np.unique(both.contents, return_index=True, return_inverse=True)
     content, count = first[again], len(other_looks.indices)
     in_training = {content[place]: place for place in range(len(content) - 1, count - 1, -1)}
-    # For each hash of an image's content, the similarity and the position of the most similar
-    # training image.
+    # For each image, identified by the hash of its content: the most similar training image's
+    # similarity and its index in the arrays of `both`.
     best: dict[int, tuple[float, int]] = {}
     near = [(content[a], content[b], similarity) for a, b, similarity in find_pairs(both).tolist()]
     for a, b, similarity in [
@@ -286,9 +300,9 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
 
 
 def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> str:
-    """Returns a one-line warning about test images with near-duplicates among training images.
+    """Returns a one-line warning about images with near-duplicates in the training split.
 
-    The result is "" if there are none. The test images may be the images of any other split.
+    The result is "" if there are no near-duplicates.
 
     Args:
       train: the training images.

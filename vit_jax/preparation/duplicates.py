@@ -73,9 +73,9 @@ def fingerprint_of(image: bytes | np.ndarray) -> np.uint64:
 
 
 def small_pixels(image: bytes | np.ndarray) -> np.ndarray:
-    """Decodes an image to uint8 RGB at a reduced size, with at least 64 pixels per side.
+    """Decodes an image to uint8 RGB; a side of 128 pixels or more is reduced to 64 or more.
 
-    The fingerprint needs 32 pixels per side, so a larger size would have no benefit.
+    `fingerprint` reduces the image to 32 pixels per side, so more pixels would have no benefit.
 
     Raises:
       Unreadable: the bytes are not an image.
@@ -111,7 +111,8 @@ def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANC
       distance: maximum number of different bits.
     """
     first = np.sort(np.unique(references, return_index=True)[1])
-    # The nearest reference so far, encoded as (distance << 32) | position in `first`.
+    # For each candidate: the nearest reference so far, encoded as (distance << 32) | its index in
+    # `first`.
     none = (distance + 1) << 32
     best = np.full(len(candidates), none)
     for rows, columns, bits in near_pairs(candidates, references[first], distance):
@@ -131,14 +132,16 @@ def near_pairs(
     be yielded up to four times. `NO_FINGERPRINT` has no pairs.
 
     The search uses the four 16-bit parts of a fingerprint. If two fingerprints differ in n bits, at
-    least one of their parts differs in at most n / 4 bits. Only fingerprints with such a part are
-    compared (Norouzi et al., Fast Exact Search in Hamming Space with Multi-Index Hashing, 2014).
+    least one of their parts differs in at most n / 4 bits. Only pairs of fingerprints with such a
+    part are compared (Norouzi et al., Fast Exact Search in Hamming Space with Multi-Index Hashing,
+    2014).
     """
     named = np.flatnonzero(references != NO_FINGERPRINT)
     known = references[named]
     hashed = np.flatnonzero(candidates != NO_FINGERPRINT)
     for part in range(4):
-        # The sum of (radius + 1) over the four parts is distance + 1.
+        # If fingerprints differ in at most `distance` bits, at least one of their four parts
+        # differs in at most `radius` bits: the sum of (radius + 1) over the parts is distance + 1.
         radius = (distance + 1 + part) // 4 - 1
         if radius < 0:
             continue
@@ -166,7 +169,9 @@ def _buckets(fingerprints: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarra
     """Sorts fingerprints by one of their four 16-bit parts.
 
     Returns:
-      The sorted indices, and for each value of the part the position of its first index.
+      Two arrays, `order` and `starts`. `order` contains the indices of the fingerprints, sorted by
+      the part. `order[starts[value] : starts[value + 1]]` are the fingerprints whose part has this
+      value.
     """
     values = (fingerprints >> np.uint64(16 * part)).astype(np.uint16)
     starts = np.concatenate([[0], np.bincount(values, minlength=1 << 16).cumsum()])
@@ -231,10 +236,11 @@ class Removed(NamedTuple):
 def write_report(
     folder: Path, rows: Sequence[Removed], *, measure: str, examples: int, references: int
 ) -> Path:
-    """Writes `removed.csv` with all rows, and the page `removed.html` with rows that have images.
+    """Writes a report of the removed examples: the table `removed.csv`, and a page with images.
 
-    Both files start with the nearest pairs. The page needs no other files. It also shows the number
-    of removed images for each distance or similarity.
+    The table lists all removed examples. The page `removed.html` shows those whose `images` are not
+    None, and the number of removed examples for each distance or similarity. Table and page start
+    with the most similar pairs. The page contains its images, and needs no other files.
 
     Args:
       folder: an existing folder.
@@ -270,7 +276,7 @@ def write_report(
 
 
 class Thumbnail(NamedTuple):
-    """The data URL of an image, and how it is drawn.
+    """The data URL of an image, and True if the image is small.
 
     Small images are drawn with sharp pixels, and large images are smoothed.
     """
@@ -280,7 +286,11 @@ class Thumbnail(NamedTuple):
 
 
 def _pair(row: Removed) -> list[tuple[str, str, Thumbnail | None]]:
-    """Returns (kind, name, thumbnail) for a removed training image and for its reference."""
+    """Returns the two images of a pair for the report, each with its kind and its name.
+
+    Returns:
+      `("training", name, thumbnail)` and `("reference", name, thumbnail)`.
+    """
     example, reference = map(thumbnail, row.images)
     return [("training", row.example, example), ("reference", row.reference, reference)]
 

@@ -79,9 +79,10 @@ def find_duplicates(
     """Finds the near-duplicates among all images in folders.
 
     Args:
-      folders: a single folder, in which names of inner folders such as `train` define splits; or
-        several folders, which are splits. A CSV that lists files may take the place of a folder.
-        Its column `split`, or file names such as train.csv, define splits.
+      folders: one or several folders of images. Inner folders with names such as `train` are
+        splits. If there are several folders, images in different folders are in different splits.
+        CSVs that list images are supported, too. Their splits are defined by the column `split`, or
+        by file names such as train.csv.
       similarity: minimum similarity of near-duplicates, as in `find_pairs`.
       log: callback for messages about progress and skipped files.
 
@@ -126,25 +127,30 @@ def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
 
 
 def _below(folder: str, place: Place) -> Place:
-    """Renames the split of an image to `FOLDER/SPLIT`; returns the new split and the class.
+    """Prefixes the split of an image with the name of its folder: `FOLDER/SPLIT`.
 
-    This distinguishes the splits of several folders.
+    With several folders, splits with the same name in different folders are thus distinguished.
 
     Args:
       folder: name of the folder; empty: the split keeps its name.
-      place: the current split and the class of the image.
+      place: the split and the class of the image.
+
+    Returns:
+      The new split and the class.
     """
     split, label = place
     return Place("/".join(part for part in (folder, split) if part), label)
 
 
 def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Returns the most similar other image of each image, and the similarity of the two images.
-
-    The result is a dict by the index of the image.
+    """Finds the most similar other image of each image.
 
     Args:
       pairs: pairs from `find_pairs`, in descending order of similarity.
+
+    Returns:
+      A dictionary from the index of an image to the index of its most similar image, and the
+      similarity of both. The indices are those of the arrays in `Looks`.
     """
     nearest = {}
     for first, second, value in pairs.tolist():
@@ -165,14 +171,16 @@ def _check(path: str) -> None:
 
 
 def _prepared(path: str) -> str:
-    """Returns a phrase that names the images to search in place of a prepared TFDS data set.
+    """Returns "" if a path is not a prepared TFDS data set; otherwise, a hint for an error message.
 
-    If the path is not a prepared data set, the result is "".
+    Near-duplicates cannot be searched in a prepared data set. The hint describes the images from
+    which it was prepared.
     """
     images = "a folder or a CSV of image files, such as it was prepared from"
     if path.startswith("tfds:") and not os.path.exists(path):
         return images
-    # The path may be the folder of a version, of a data set, or the folder `--out` of `prepare`.
+    # The path may be the folder of a data set's version, the folder of a data set, or the folder
+    # `--out` of `prepare`.
     levels = "", "*", os.path.join("*", "*")
     infos = (
         info
@@ -226,7 +234,7 @@ def place_of(path: str, folder: str) -> Place:
 def _kind(places: Sequence[Place]) -> str:
     """Returns the kind of a group of near-duplicates, given the splits and classes of its images.
 
-    If several kinds apply, it is the most serious kind.
+    If several kinds apply, the result is the most serious kind.
     """
     splits, classes, within = KINDS
     if len({place.split for place in places}) > 1:
@@ -271,7 +279,7 @@ def _cell(source: Source, image: int) -> str:
 
 
 def _group(group: Group, duplicates: Duplicates) -> tuple[list[Figure], str]:
-    """Returns figures of a group's first images, and a note about the number of other images."""
+    """Returns figures of a group's first images, and a note with the number of images not shown."""
     figures = [
         figure(
             duplicates.source,

@@ -41,7 +41,10 @@ class WorkItem(NamedTuple):
 class Run(Protocol):
     """Function that runs tasks, in any order and in any process.
 
-    `what`, the name of the tasks, and `unit`, the unit of their weights, are only used in messages.
+    Args:
+      tasks: the tasks to run.
+      what: name of the tasks, for messages.
+      unit: what is counted by `WorkItem.weight`, such as "images", for messages.
     """
 
     def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None: ...
@@ -122,7 +125,7 @@ def locked(work: Path) -> Iterator[None]:
 def replacing(path: Path) -> Iterator[Path]:
     """Context that yields a temporary path. If no error occurs, the file is renamed to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The name is random, because two machines may run the same task with the same process ID.
+    # The temporary name is random: two machines may run the same task with the same process ID.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
@@ -173,7 +176,7 @@ class Index(NamedTuple):
         return self.names[start : start + int(entry["captions"])].tobytes()
 
     def describe(self, entry: np.void) -> str:
-        """Returns the location of an example for messages: its file, or file and name inside it."""
+        """Returns an example's location for messages: `a.jpg`, or `a.tar: 1.jpg` inside a file."""
         path = self.paths[entry["unit"]]
         name = self.name(entry)
         if self.kind == "parquet":  # The path is that of a temporary copy.
@@ -194,7 +197,7 @@ def build_index(
 
     Args:
       source: the data set.
-      seed: random seed of the order.
+      seed: random seed of the order of examples in the prepared data set.
       work: folder of the index.
       run: function that runs tasks.
       skip_uncaptioned: True: skip images without a caption. False: raise an error for them.
@@ -272,12 +275,12 @@ def _scan(source: readers.RawDataSet, number: int, seed: int, spool: Path, resul
 
 
 def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Counter[str]]:
-    """Concatenates the indices of all units, and writes the index of the data set.
+    """Concatenates the results of all `_scan` tasks, and writes the index of the data set.
 
     One-hot labels are converted to class indices, and multi-hot labels to lists of class indices.
 
     Args:
-      parts: files with the indices of the units.
+      parts: the result files of the tasks. Each contains the examples of a part of the data set.
       work: folder of the index.
       classes: number of classes; None: unknown.
 
@@ -318,8 +321,13 @@ def _index_lists(
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Converts labels that are rows of zeros and ones (one-hot, multi-hot) to class indices.
 
+    Args:
+      entries: the examples, an array of dtype `readers.ENTRY`.
+      labels: the labels of all examples, concatenated.
+      classes: number of classes; None: unknown.
+
     Returns:
-      The index rows, the labels of all examples, and True if labels are lists of class indices.
+      The changed `entries` and `labels`, and True if labels are lists of class indices.
     """
     counts = entries["labels"].astype(np.int64)
     unlabelled = np.zeros(len(entries), bool)
@@ -337,7 +345,7 @@ def _index_lists(
 
 @dataclasses.dataclass(frozen=True)
 class Indexed(Source):
-    """Images of an index at the given positions, without labels."""
+    """Data source without labels: the images at the positions `positions` of `index.entries`."""
 
     index: Index
     positions: np.ndarray
@@ -417,12 +425,14 @@ def description(source: readers.RawDataSet, index: Index) -> list[str]:
 def order_splits(
     source: readers.RawDataSet, index: Index, removed: np.ndarray, limit: int | None, work: Path
 ) -> list[str]:
-    """Writes the order of each split: positions in the index, without removed examples.
+    """Writes a file with the order of each split.
+
+    An order is an array of positions in `index.entries`. Removed examples are excluded.
 
     Args:
       source: the data set.
       index: the index.
-      removed: positions of the examples to remove.
+      removed: positions of the examples to remove, in `index.entries`.
       limit: maximum number of examples of a split; None: no limit.
       work: folder of the index.
 
@@ -453,9 +463,12 @@ def order_splits(
 def choose_shots(
     source: readers.RawDataSet, index: Index, shots: tuple[int, ...], skipped, work: Path
 ) -> list[str]:
-    """Writes the orders of the splits `train_<k>shot`; returns the names of these splits.
+    """Chooses the examples of the splits `train_<k>shot`, and writes their order to files.
 
     A split with k shots contains the images of all splits with fewer shots.
+
+    Returns:
+      The names of the splits.
 
     Raises:
       UserError: images do not have exactly one label, there is no training split, or a class has

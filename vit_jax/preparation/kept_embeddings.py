@@ -23,7 +23,12 @@ class Embedder(NamedTuple):
 
 
 class Embeddings(NamedTuple):
-    """Cached embeddings of one model for any sources. Each source has its own inner folder."""
+    """Disk cache of one model's embeddings of images, for any data sources.
+
+    Attributes:
+      embedder: the model.
+      folder: folder of the cache. Each source has its own subfolder.
+    """
 
     embedder: Embedder
     folder: Path

@@ -105,14 +105,16 @@ class RawDataSet:
     # None: no captions.
     caption_key: str | None = None
     index_labels: bool = False  # True: labels are read from the examples of a TFDS data set.
-    # Number of skipped files that do not belong to a unit, by reason.
+    # Number of skipped files by reason. Files that a task skips while it scans a unit are not
+    # included.
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
-    # For each file with class indices of its own: the class index in the data set, by the class
-    # index in the file; -1: the data set does not have this class.
+    # Mapping of class indices, for files whose class indices differ from the data set's:
+    # `numbers[file][index in the file]` is the index in the data set; -1: the data set does not
+    # have this class.
     numbers: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def fingerprint(self) -> str:
-        """Returns a hash of the files. It changes if a file is added, removed or changed."""
+        """Returns a hash of the data set. It changes if a file is added, removed or changed."""
         digest = hashlib.blake2b(digest_size=8)
         try:
             times = {path: os.stat(path).st_mtime_ns for path in {unit.path for unit in self.units}}
@@ -133,12 +135,11 @@ class RawDataSet:
 class Keys(NamedTuple):
     """The columns or keys with the label and the captions of an example.
 
-    None: the usual names are tried.
-
     Attributes:
-      label: the Parquet column, JSON key or TFDS feature with the label.
+      label: the Parquet column, JSON key or TFDS feature with the label. None: the usual names are
+        tried.
       caption: the column, JSON key or TFDS feature with the captions. `txt`: the captions are text
-        files in a tar. `NO_CAPTIONS`: captions are ignored.
+        files in a tar. `NO_CAPTIONS`: captions are ignored. None: the usual names are tried.
     """
 
     label: str | None = None
@@ -146,7 +147,7 @@ class Keys(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Result of scanning: the examples of a unit, or of all units."""
+    """The examples in a unit of a data set (a file, a folder, or a tar inside a tar)."""
 
     entries: np.ndarray
     labels: np.ndarray
@@ -156,7 +157,7 @@ class Scan(NamedTuple):
 
 
 class _Rows:
-    """Collects the examples of a unit during a scan."""
+    """Collects the examples in a unit (a file, a folder, or a tar inside a tar) during a scan."""
 
     def __init__(self, unit: int, seed: int):
         self._unit, self._secret = unit, seed.to_bytes(8, "little", signed=True)
@@ -195,7 +196,7 @@ class _Rows:
 
     @property
     def text_bytes(self) -> int:
-        """Size of all names and captions, in bytes."""
+        """Size of the names and captions of all collected examples, in bytes."""
         return self._end
 
     def collected(self) -> Scan:
@@ -219,9 +220,9 @@ def find(
 
     Args:
       source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` for a TFDS data set.
-      kind: one of `KINDS`; None: it is recognized by the files.
-      label_key: as `Keys.label`.
-      caption_key: as `Keys.caption`.
+      kind: one of `KINDS`; None: the kind is recognized by the files.
+      label_key: name of the column, JSON key or feature with the label; see `Keys.label`.
+      caption_key: name of the column, JSON key or feature with the captions; see `Keys.caption`.
 
     Raises:
       UserError: the data set does not exist, is empty, or its kind is unsupported.
@@ -249,7 +250,12 @@ def find(
 
 
 def _locate(source: str, kind: str | None) -> tuple[Path, str]:
-    """Returns the path and the kind of a data set; arguments as in `find`."""
+    """Returns the path and the kind of a data set.
+
+    Args:
+      source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` for a TFDS data set.
+      kind: the kind, or None: the kind is recognized by the files.
+    """
     root = Path(source)
     if root.exists():
         return root, kind or _recognise(root)
@@ -298,7 +304,11 @@ def _recognise_file(file: Path) -> str:
 
 
 def _recognise_images(root: Path) -> str:
-    """Returns the kind of a data set: `folder` with class folders, `images` without labels."""
+    """Returns the kind of a folder of images.
+
+    The kind is `folder` if the images are in subfolders (splits or classes), and `images` if they
+    are directly in `root`.
+    """
     inside = sorted(root.iterdir())
     _refuse_compressed(inside)
     folders = [child.name for child in inside if child.is_dir() and not is_ignored(child.name)]
@@ -330,7 +340,7 @@ def _refuse_compressed(files: list[Path]) -> None:
 def _files(root: Path, suffix: str) -> list[Path]:
     """Returns the files with a suffix in a folder and in two levels of inner folders.
 
-    If `root` is a file, it is returned itself.
+    If `root` is a file, the result contains only this file.
     """
     if root.is_file():
         return [root]
@@ -364,9 +374,10 @@ def _relative(path: str, root: Path) -> str:
 
 
 def _find_folder(root: Path, _: Keys) -> RawDataSet:
-    """Finds `root/<split>/<class>/...` or `root/<class>/...`, as in `folder_rules.layout`.
+    """Finds images in class folders, `root/<split>/<class>/...` or `root/<class>/...`.
 
-    If a split has no class folders, its images have no labels.
+    Without folders of splits, all images are in the split `train`. If a split has no class folders,
+    the images of this split have no labels.
     """
     found = layout(str(root), [_entry(folder) for folder in _folders(root)])
     splits = {"train": root}
@@ -411,12 +422,7 @@ def _class_units(
 
 
 def _count_left_out(folders_of_classes: Collection[Path], others: Collection[Path]) -> dict:
-    """Counts the skipped files outside class folders, by the reason for skipping them.
-
-    Args:
-      folders_of_classes: folders that contain a folder for each class.
-      others: other folders, which are next to the folders of the splits.
-    """
+    """Counts the skipped files that are not in a class folder, by the reason for skipping them."""
     loose = [file.name for folder in folders_of_classes for file in _files_in(folder)]
     images, left_out = sort_out(loose)
     left_out[OUTSIDE] += len(images)
@@ -460,8 +466,8 @@ def _find_images(root: Path, _: Keys) -> RawDataSet:
 def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
     """Returns the options for opening the CSV or CSVs at a path.
 
-    The header of the first CSV determines whether the images have captions. If they have, labels
-    are optional.
+    The header of the first CSV determines whether images have captions. Images with captions need
+    no labels.
     """
     names, label = value_columns(next(iter(split_files(str(root)).values()))), keys.label
     captions = keys.caption
@@ -479,7 +485,7 @@ def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
 
 
 def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
-    """Opens the CSV or CSVs at a path, by split. All have the training split's classes."""
+    """Opens the CSVs at a path, by split. All splits use the training split's class indices."""
     splits = [*split_files(str(root))]
     options = _options_of_lists(root, keys)
     first = "train" if "train" in splits else splits[0]
@@ -492,7 +498,7 @@ def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
 
 
 def _find_lists(root: Path, keys: Keys) -> RawDataSet:
-    """Finds CSVs with a file column and columns of labels, captions or both.
+    """Finds CSVs that list image paths with labels, captions or both.
 
     The files have the format of the source `csv`. Paths of images are relative to the CSV's folder.
     """
@@ -640,7 +646,7 @@ class _Sample(NamedTuple):
 
     @property
     def images(self) -> list[tarfile.TarInfo]:
-        """Members that are images in supported formats."""
+        """Members of the sample that are images in supported formats."""
         return [self.parts[suffix] for suffix in IMAGE_SUFFIXES if suffix in self.parts]
 
     def has_note(self, suffixes: Sequence[str]) -> bool:
@@ -689,12 +695,10 @@ def _key(member: tarfile.TarInfo) -> str:
 
 
 def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
-    """Groups members with the same key to samples.
+    """Groups members with the same key into samples, which have at most one member of each suffix.
 
-    If a suffix occurs again, a new sample starts.
-
-    Args:
-      group: adjacent members with the same key.
+    For example, `1.jpg` and `1.cls` are a sample. If the archive then contains another `1.jpg`, a
+    new sample starts.
     """
     samples, latest = [], {}
     for member in group:
@@ -712,13 +716,13 @@ def _described(
 ) -> Iterator[tuple[str, tarfile.TarInfo, dict[str, tarfile.TarInfo]]]:
     """Yields (name, image, members by suffix) for each example in samples with the same key.
 
-    A key may have several examples, if names contain dots (`im.v2.000.jpg`), or if samples with the
-    same key are adjacent.
+    The key is the name up to the first dot. Several examples have the same key if their names
+    contain dots (`im.v2.000.jpg`), or if adjacent samples have equal names.
 
-    An image belongs to a label or caption in two cases: both have the same name up to the last dot,
-    or they are the only image and the only label of the key (`000.photo.jpg`, `000.cls`). An image
-    without label and caption is an example, unless its name starts with the name of a sample with a
-    label or caption. Then it is a further image of this sample, and is skipped.
+    An image and a label (or caption) belong together in two cases. Their names are equal up to the
+    last dot, or they are the only image and the only label of the key (`000.photo.jpg`, `000.cls`).
+    An image without a label is an example, too. But if its name extends the name of a sample with a
+    label, it is skipped: `000.side.jpg` is a further image of the sample `000.jpg`, `000.cls`.
 
     Args:
       samples: the samples with this key.
@@ -741,11 +745,15 @@ def _described(
 
 
 def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _Sample] | None:
-    """Returns the only sample with an image, and the only sample with a label or a caption.
+    """Finds an image and a label (or caption) in different samples that belong together.
+
+    Args:
+      samples: the samples with the same key.
+      notes: suffixes of files with labels and captions.
 
     Returns:
-      The two samples. None if there are no or several samples with an image, if there are no or
-      several samples with a label or a caption, or if the same sample has both.
+      The only sample with an image, and the only sample with a label or a caption. None if both
+      are the same sample, or if there is not exactly one sample of each kind.
     """
     images = [sample for sample in samples if sample.images]
     noted = [sample for sample in samples if sample.has_note(notes)]
@@ -755,10 +763,10 @@ def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _
 
 
 def _reasons(sample: _Sample, notes: Sequence[str]) -> list[str]:
-    """Returns the reasons for skipping a sample without an image.
+    """Returns the reasons for skipping the members of a sample without an image.
 
-    For a sample with a label or a caption, the result is one reason. For other samples, it is a
-    reason for each member.
+    A sample with a label or a caption counts as one skipped file, so the result has one reason.
+    Otherwise, the result has a reason for each member of the sample.
     """
     reasons = [why_left_out(member.name) for member in sample.parts.values()]
     if not sample.has_note(notes):
@@ -774,12 +782,11 @@ def _prefixes(stem: str) -> Iterator[str]:
 
 
 def _captions_of_tar(path: str, end: int) -> str | None:
-    """Returns the storage of a tar's captions: `txt` for text files, or the key in JSON files.
-
-    The first sample with captions determines the result.
+    """Determines where a tar contains captions, from the first sample that has captions.
 
     Returns:
-      None if none of the first `LOOKED_AT` samples with images has captions.
+      `txt`: captions are in text files. Any other text: captions are in JSON files, with this key.
+      None: none of the first `LOOKED_AT` samples with images has captions.
     """
     with open(path, "rb") as file:
         members = _without_system_files(_members(path, file, end), Counter())
@@ -908,7 +915,10 @@ def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
 
 
 class _Columns(NamedTuple):
-    """Names of a Parquet file's columns, and its class names; None: the file lacks them."""
+    """Names of a Parquet file's columns with images, labels and captions, and its class names.
+
+    A value of None means that the file has no such column, or no class names.
+    """
 
     image: str
     label: str | None
@@ -951,7 +961,7 @@ def _check_same_columns(columns: Mapping[str, _Columns], first: _Columns) -> Non
 
 
 def _leading_names(units: list[Unit], names_of: Mapping[str, list[str]]) -> list[str]:
-    """Returns the class names of the training files, or of all files if there are none."""
+    """Returns the class names of the training files, or, without training files, of all files."""
     leading = [names_of[unit.path] for unit in units if unit.split == "train"]
     return list(dict.fromkeys(itertools.chain(*(leading or names_of.values()))))
 
@@ -979,7 +989,7 @@ def _check_class_names(names_of: Mapping[str, list[str]], names: list[str]) -> N
 
 
 def _columns(path: str, keys: Keys) -> _Columns:
-    """Returns the columns of a Parquet file. If it has captions, labels are optional."""
+    """Returns the columns of a Parquet file. If the file has captions, labels are optional."""
     with _reading(path):
         schema = _parquet(path).schema_arrow
         columns = schema.names
@@ -1006,11 +1016,11 @@ def _present(columns: list[str], *names: str) -> list[str]:
 
 
 def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], dict[str, dict]]:
-    """Returns the names of the image columns, and the description of each class column by name.
+    """Returns the names of the columns with images, and the descriptions of columns with classes.
 
     Args:
       path: the file, for error messages.
-      described: the `huggingface` metadata of a Parquet file.
+      described: the `huggingface` metadata of a Parquet file, as JSON.
 
     Raises:
       UserError: the metadata is damaged.
@@ -1045,9 +1055,11 @@ def _kind_of(feature) -> str | None:
 
 
 def _class_label(feature) -> dict | None:
-    """Returns the description of classes in a column; None: the column does not contain classes.
+    """Returns a column's `ClassLabel` feature; None: the column does not contain classes.
 
-    The column may contain classes or lists of classes.
+    Args:
+      feature: the column's feature in the `huggingface` metadata. If it is a list of classes, the
+        feature of the list's items is returned.
     """
     if isinstance(feature, list) and feature:
         feature = feature[0]
@@ -1202,12 +1214,13 @@ def _find_tfds(root: Path, keys: Keys) -> RawDataSet:
 
 
 def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | None:
-    """Returns the name of the tf.Example feature with captions; None: captions are ignored.
+    """Returns the name of the tf.Example feature with captions; None: captions are not read.
 
     Args:
       root: folder of the data set, for error messages.
       features: features of the data set.
-      caption_key: as `Keys.caption`.
+      caption_key: name of the feature; None: the usual names are tried. `NO_CAPTIONS`: captions are
+        ignored.
 
     Raises:
       UserError: `caption_key` is not the name of a text feature.
@@ -1272,10 +1285,14 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
 def _values_of_record(
     source: RawDataSet, record: bytes, where: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Returns the labels and the captions of a serialized tf.Example, if `source` has them.
+    """Returns the labels and the captions of a serialized tf.Example.
+
+    The labels are empty unless `source.index_labels` is True. The captions are empty if the data
+    set has none.
 
     Raises:
-      UserError: the example is damaged, or it must have a label and does not have exactly one.
+      UserError: the example is damaged; or `source.index_labels` is True, and the example does not
+        have exactly one label.
     """
     features = parse_example(record, where).features.feature
     labels, captions = (), ()
@@ -1292,7 +1309,9 @@ def _values_of_record(
 
 
 def scan(source: RawDataSet, number: int, seed: int, spool: Path) -> Scan:
-    """Returns the examples of a unit, in the order in which they are stored.
+    """Lists the examples in a unit of a data set, in the stored order.
+
+    A unit is a file, a folder, or a tar inside a tar.
 
     Args:
       source: a data set that contains only this unit.
@@ -1313,8 +1332,9 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
     Args:
       kind: kind of the data set.
-      path: path of the example's unit, or of the copies of its images (`spool` of `scan`).
-      entry: index row of the example.
+      path: the file or folder that contains the example. For Parquet files: the file with copies of
+        their images, which `scan` has written.
+      entry: the example's element of `Index.entries`.
       name: name of the example in the index.
 
     Raises:
@@ -1338,10 +1358,11 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
 
 def read_image(kind: str, path: str, entry: np.void, name: str) -> bytes:
-    """Returns the encoded image of an example; arguments and errors as in `read`.
+    """Returns the encoded image of an example. The arguments are those of `read`.
 
     Raises:
-      Unreadable: as in `read`, or a TFDS example has no image.
+      Unreadable: the file is missing, or not a regular file; or a TFDS example has no image.
+      UserError: the file is damaged.
     """
     data = read(kind, path, entry, name)
     if kind != "tfds":

@@ -25,7 +25,7 @@ def check_memory(images: int, dim: int) -> None:
     """Raises UserError if an index of `images` embeddings is larger than the free memory."""
     from vit_jax.parallel.process_settings import host_memory
 
-    # Each image needs a float32 vector and an int64.
+    # The index stores a float32 vector and an int64 number for each image.
     needed, free = images * (4 * dim + 8), host_memory()[1]
     if needed > free:
         raise UserError(
@@ -87,7 +87,7 @@ class SimilarityIndex:
 
         Returns:
           Cosine similarities, float32 `[n, count]`, and numbers of the vectors, int64 `[n, count]`.
-          If fewer than `count` vectors are found, the other numbers are -1.
+          If fewer than `count` vectors are found, the remaining numbers are -1.
         """
         cosines, numbers = self._index.search(vectors, count)
         return np.where(numbers < 0, -1, cosines), numbers

@@ -50,7 +50,8 @@ WORK = ".prepare"
 CAPTIONS = "captions"  # Name of the feature with the captions of an image.
 EMBEDDINGS = ".embeddings"  # Folder of cached embeddings, which all data sets in `out` share.
 
-# Descriptions for settings whose values are hashes, for messages about changed settings.
+# Settings whose values are hashes, each with a description of a changed value. Messages about
+# changed settings contain the description instead of the hashes.
 OTHER = {
     "files": "other files in the source",
     "model": "another model in --embeddings",
@@ -64,7 +65,7 @@ class Options:
 
     Args:
       name: name of the TFDS data set; None: the source's name.
-      seed: random seed of the order.
+      seed: random seed of the order of examples.
       limit: maximum number of examples in each split.
       shards: number of files of each split; None: TFDS chooses the number by size.
       shots: values of k. For each k, an additional split `train_<k>shot` has k images per class.
@@ -73,8 +74,8 @@ class Options:
       embeddings: checkpoint of the model that computes embeddings for finding near-duplicates;
         None: perceptual hashes are compared.
       similarity: minimum cosine similarity of near-duplicates' embeddings.
-      retrieve_for: curated sets, as in `open_curated`. Only the nearest neighbours of their images
-        are kept in the training split.
+      retrieve_for: curated sets; each is a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`. Only the
+        nearest neighbours of their images are kept in the training split.
       neighbours: number of neighbours of each curated image that are kept.
       skip_uncaptioned: for data with captions. True: images without a caption are skipped. False:
         they raise an error.
@@ -94,7 +95,7 @@ class Options:
 
 
 class Split(NamedTuple):
-    """A split whose shards are written."""
+    """A split of the prepared data set, after all its shards have been written."""
 
     name: str
     lengths: list[int]  # Number of examples in each shard.
@@ -246,7 +247,11 @@ def _digest(*parts: bytes) -> str:
 
 
 class Choice(NamedTuple):
-    """Training examples to remove: their positions in the index, and their number by reason."""
+    """Training examples to remove.
+
+    Attributes:
+      left_out: positions of these examples in `Index.entries`.
+    """
 
     left_out: np.ndarray
     removed: int = 0  # Number of near-duplicates of test images.
@@ -263,7 +268,8 @@ def _choose(
 ) -> Choice:
     """Selects the training examples to remove, and writes reports.
 
-    The removed examples are near-duplicates, and images that are not neighbours of curated images.
+    Near-duplicates of test images are removed. If there are curated sets, near-duplicates within
+    the training split, and images that are not neighbours of curated images, are removed as well.
     """
     if not (options.deduplicate_against or options.retrieve_for):
         return Choice(np.empty(0, np.uint32))
@@ -320,7 +326,8 @@ def _make_room(folder: Path, source: Path) -> None:
     """Creates the data set's folder.
 
     Raises:
-      UserError: the folder contains other files or is inside the source, or a file has its path.
+      UserError: the folder contains other files, the folder is inside the source, or its path is
+        that of a file.
     """
     if source.resolve() in folder.resolve().parents:
         raise UserError(f"--out lies inside the source {source}: give another one")
@@ -344,8 +351,8 @@ def _make_room(folder: Path, source: Path) -> None:
 def _claim(work: Path, settings: dict) -> None:
     """Starts a preparation, or resumes a preparation with the same settings.
 
-    If the settings have changed and no shard has been written, the preparation starts again. If a
-    shard has been written, UserError is raised.
+    If the settings have changed, the preparation starts again, unless a shard has already been
+    written. In that case, UserError is raised.
     """
     settings_file = work / "settings.json"
     # The setting `shots` may change, because few-shot splits are written last.
@@ -440,8 +447,8 @@ def write_shard(work: Path, split: str, start: int, stop: int, shard: Path, resu
 def _writer(path: Path) -> Iterator[Callable[[bytes], None]]:
     from array_record.python import array_record_module
 
-    # Images are already compressed, so records are not. Groups of one record are best for random
-    # access.
+    # Records are not compressed, because images are already compressed. Groups of one record are
+    # best for random access.
     writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
     try:
         yield writer.write
@@ -454,7 +461,7 @@ def _writer(path: Path) -> Iterator[Callable[[bytes], None]]:
 
 
 def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
-    """Returns a function that converts an index row to a serialized TFDS example.
+    """Returns a function that converts an element of `Index.entries` to a serialized TFDS example.
 
     The function raises `Unreadable` if the image cannot be decoded.
     """
@@ -495,9 +502,9 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
 
 
 def _check(image: bytes) -> None:
-    """Raises `Unreadable` if training could not read an image.
+    """Decodes a whole image; raises `Unreadable` if the image is damaged.
 
-    The whole image is decoded. A JPEG is decoded at 1/8 of its size.
+    For speed, a JPEG is decoded at 1/8 of its size.
     """
     opened = open_image(image)
     opened.region(Box(0, 0, opened.width, opened.height), 1)
@@ -592,8 +599,8 @@ def _finish(folder: Path, info, splits: list[Split], chosen: Choice, summary: di
 def _prepared(out: Path, identity: tuple[str, ...]) -> Prepared:
     folder = out.joinpath(*identity)
     summary = json.loads((folder / SUMMARY).read_text())
-    # The path contains the version. Without it, TFDS would search for the newest version of a
-    # registered data set.
+    # The path contains the version. Without the version, TFDS would search for the newest version
+    # of a registered data set.
     path = f"{'/'.join(identity[:-1])}:{identity[-1]}:{out.absolute()}"
     return Prepared(
         path,

@@ -1,7 +1,7 @@
 """Sizes and costs of all models of `list_models`, read from `cards.json`.
 
 The file exists because computing these numbers takes a minute. `tests/models/write_cards.py` writes
-it.
+the file.
 """
 
 import functools

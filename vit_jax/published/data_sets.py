@@ -3,7 +3,8 @@
 `tests/interop/write_weights.py` maps the words of timm's tags to these names.
 """
 
-# Short descriptions, based on those of the authors. "Pairs" are pairs of an image and a text.
+# Short descriptions of the data sets, based on the authors' descriptions. "Pairs" are pairs of an
+# image and a text.
 DATA_SETS = {
     "ImageNet-1k": "1.28 million photographs of 1,000 classes, of the challenge of 2012",
     "ImageNet-12k": "the 11,821 classes of ImageNet-21k that have enough images",

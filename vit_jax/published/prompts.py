@@ -1,7 +1,7 @@
 """CLIP's prompts for ImageNet (Radford et al., 2021): 80 templates and a name of each class.
 
-`imagenet_prompts.json` also contains their source and license. Two names, missile and sunglasses,
-are names of two classes each.
+`imagenet_prompts.json` contains the prompts, their source and their license. Two names, missile and
+sunglasses, are names of two classes each.
 """
 
 import functools

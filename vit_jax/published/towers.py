@@ -20,7 +20,7 @@ class Towers(NamedTuple):
       model: our name of the model, such as `SigLIP-B/16`.
       tag: name of the weights: the training data (`webli`) or the author (`openai`).
       repository: repository on the Hugging Face Hub.
-      pixels: side of the images.
+      pixels: side of the images in pixels.
     """
 
     model: str
@@ -44,8 +44,8 @@ def find_towers(model: str, pretrained: str, pixels: int | None = None) -> Tower
     Args:
       model: name of the model, such as `SigLIP-B/16`.
       pretrained: the weights' tag, or their repository with or without its owner.
-      pixels: side of the images, if there are several sizes. If no weights have this size, those
-        with the smallest images are returned.
+      pixels: side of the images in pixels, if there are weights for several image sizes. If no
+        weights have this size, the weights with the smallest images are returned.
 
     Raises:
       UserError: the model has no such weights.

@@ -4,7 +4,8 @@ import re
 
 from vit_jax.errors import UserError
 
-# Names of authors' models, and timm's architectures.
+# Keys: regular expressions for unsupported models, by their authors' names or by timm's names of
+# the architectures. Values: the reasons why they are unsupported.
 UNHELD = {
     r"PE-core-G(/\d+)?|vit_pe_core_gigantic\w*": (
         "the MLP of its attention pooling has another width than those of its layers"
@@ -17,7 +18,10 @@ UNHELD = {
 
 
 def refuse_unheld(name: str) -> None:
-    """Raises UserError for the name of an unsupported model. The name may contain owner and tag."""
+    """Raises UserError for the name of an unsupported model.
+
+    A prefix `timm/` and a tag after a dot are ignored.
+    """
     bare = re.sub(r"\.\w+$", "", name.removeprefix("timm/"))
     for pattern, what in UNHELD.items():
         if re.fullmatch(pattern, bare):

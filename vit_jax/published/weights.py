@@ -1,9 +1,9 @@
 """The published weights that can be loaded by a model's name and a tag, with their accuracies.
 
 `weights.tsv` lists the weights. `tests/interop/write_weights.py` writes this file from timm's
-registry. `data_sets.py` describes the data sets. Accuracies are in `accuracies.json`:
-`write_accuracies.py` writes timm's evaluation results to this file, and other results are from the
-authors' pages, which the file cites.
+registry. `data_sets.py` describes the data sets. `accuracies.json` contains the accuracies. Some
+are timm's evaluation results, which `write_accuracies.py` writes to this file. The others are from
+the authors' pages; `accuracies.json` cites each page.
 """
 
 import functools
@@ -28,8 +28,9 @@ class Accuracy(NamedTuple):
       what: the evaluation: `ImageNet top-1` for a classifier, `ImageNet k-NN` or `linear` for a
         frozen model.
       percent: accuracy in percent.
-      pixels: side of the images; None: unknown.
-      crop: side of the crop relative to the resized image; None: unknown.
+      pixels: side of the images in pixels; None: unknown.
+      crop: side of the central crop, divided by the short side of the resized image, such as
+        0.875. None: unknown.
       source: publisher of the accuracy, and the page or file that contains it.
     """
 
@@ -51,18 +52,20 @@ class Weights(NamedTuple):
       model: our name of the model, such as `ViT-B/16`.
       tag: timm's tag, which names training method and data, such as `augreg_in21k_ft_in1k`.
       repository: repository on the Hugging Face Hub, `owner/name`. Each `name` occurs only once.
-      pixels: side of the images.
+      pixels: side of the images in pixels.
       classes: number of classes; 0: no head.
-      data: the data sets of training in their order, as keys of `DATA_SETS`. They are derived from
-        the tag. The data of a teacher are not included. The data of the initial weights are
-        included only if the tag contains them.
-      crop: side of the square crop relative to the resized image.
-      kind: sides that are resized before the central crop: `short_side`, or both (`square`).
+      data: the data sets on which the weights were trained, as keys of `DATA_SETS`, in the order of
+        training. They are derived from the tag. The data sets of the initial weights are included
+        only if the tag contains them. The data sets of a teacher are not included.
+      crop: side of the square central crop, divided by the short side of the resized image, such as
+        0.875.
+      kind: resizing before the central crop. `short_side`: resizes the short side and keeps the
+        aspect ratio. `square`: resizes the image to a square.
       interpolation: interpolation of the resize, as in `config.data.interpolation`.
       mean, std: normalization of pixels in [0, 1]; one number, or one per channel.
       licence: licence as in timm's registry.
-      gelu: the GELU with which the model was trained, if the files of the repository declare
-        another one by mistake; otherwise `-`.
+      gelu: variant of GELU with which the model was trained, if the repository's files name another
+        variant by mistake. `-`: the repository's files are correct.
     """
 
     model: str
@@ -92,7 +95,10 @@ class Weights(NamedTuple):
 
     @property
     def crop_words(self) -> str:
-        """Description of the crop in evaluation, for tables."""
+        """Description of the crop in evaluation, for tables.
+
+        An example is "sees the centre, 0.875 of the short side, bicubic".
+        """
         if self.kind == "square":
             part = "all of" if self.crop == 1 else f"the centre, {self.crop:g} of each side of"
             return f"sees {part} the image squeezed, {self.interpolation}"
@@ -105,7 +111,7 @@ class Weights(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, str]:
-        """Model arguments to set when loading, because the repository's files have other values."""
+        """Arguments that replace wrong values in the repository's files when a model is loaded."""
         return {} if self.gelu == "-" else dict(gelu=self.gelu)
 
     @property
@@ -141,7 +147,7 @@ def _read(row: dict[str, str]) -> Weights:
 
 @functools.cache
 def _accuracies() -> dict[str, tuple[Accuracy, ...]]:
-    """Returns the published results by repository."""
+    """Returns the published accuracies of each repository's weights, by repository."""
     found = defaultdict(tuple)
     for group in json.loads(ACCURACIES.read_text()):
         for repository, values in group["figures"].items():
@@ -180,7 +186,11 @@ def find_weights(model: str, pretrained: str) -> Weights:
 
 
 def _are_forms_of_dinov3(weights: list[Weights]) -> bool:
-    """Returns True if a list has the same weights without biases and with biases (`_qkvb`)."""
+    """Returns True for timm's two versions of the same DINOv3 weights, in their order.
+
+    The first version has no biases of queries and values. The second version (`_qkvb`) has these
+    biases.
+    """
     if len(weights) != 2:
         return False
     return weights[1].repository == weights[0].repository.replace(".", "_qkvb.")

@@ -95,7 +95,7 @@ def _data(about: Published) -> str:
 
 
 def properties_of(checkpoint: Checkpoint) -> tuple[str, dict[str, str]]:
-    """Returns the task of an image model in the Hub's terms, and its properties for the card."""
+    """Returns the Hub's identifier of an image model's task, and the properties for the card."""
     values, names = checkpoint.arguments, checkpoint.class_names
     task = "image-classification" if values["num_classes"] else "image-feature-extraction"
     classes = f"{values['num_classes']:,}" if values["num_classes"] else "none: it gives features"
@@ -112,11 +112,11 @@ def properties_of(checkpoint: Checkpoint) -> tuple[str, dict[str, str]]:
 
 
 def properties_of_towers(checkpoint: Checkpoint, text_part: TextPart) -> tuple[str, dict[str, str]]:
-    """Returns the task of an image-text model in the Hub's terms, and its properties for the card.
+    """Returns the Hub's identifier of an image-text model's task, and properties for the card.
 
     Args:
       checkpoint: the image tower.
-      text_part: the text tower and the similarity.
+      text_part: the text tower, and the scale and bias of the similarity.
     """
     shapes = [x.shape for x in params_of(text_part.tower).values()]
     return "zero-shot-image-classification", {
@@ -138,7 +138,11 @@ def _size(checkpoint: Checkpoint) -> str:
 
 
 def _usage(about: Published) -> list[str]:
-    """Returns lines with the usage example of each library and its difference from the model."""
+    """Returns the card's section on usage.
+
+    The section contains a code example for each library, and the relative difference between the
+    output of this example and the output of the trained model.
+    """
     parts = []
     for usage, _ in about.tried:
         kind, code = (

@@ -14,7 +14,8 @@ from vit_jax.runs.goodput import read_rows
 from vit_jax.runs.predictions import CLASS_FIGURES, metric_in_words
 from vit_jax.runs.workdir import METRICS, saved_run
 
-# Config values that do not affect the trained model.
+# Names and prefixes of config values that the card's recipe omits, because they do not change the
+# training.
 _ELSEWHERE = OPERATIONAL | {"log_every", "evaluate_every", "profile", "hang_seconds"}
 _SECTIONS = ("sweep.", "checkpoint.")
 
@@ -109,7 +110,8 @@ def _figures(rows: Sequence[dict[str, float]], step: int) -> dict[str, str]:
     """Returns the results of a step from the rows of a run's log, formatted for the card.
 
     If the log has several rows for the step, later values replace earlier values. If the checkpoint
-    contains the parameters of an earlier step, the dev results are from the earlier step.
+    contains the parameters of an earlier step, the results on the dev split are from the earlier
+    step.
     """
     words = {}
     for key, value in _values(rows, step).items():
@@ -127,7 +129,11 @@ def _figures(rows: Sequence[dict[str, float]], step: int) -> dict[str, str]:
 
 
 def _values(rows: Sequence[dict[str, float]], step: int) -> dict[str, float]:
-    """Returns the logged values of a step; dev results are from the step in `_kept_step`."""
+    """Returns the logged values of a step, by name.
+
+    If the step's checkpoint contains the parameters of an earlier step (see `_kept_step`), the
+    values of the dev split are from the earlier step.
+    """
 
     def logged(step: int) -> dict[str, float]:
         return {key: x for row in rows if row["step"] == step for key, x in row.items()}
@@ -142,8 +148,9 @@ def _values(rows: Sequence[dict[str, float]], step: int) -> dict[str, float]:
 def _kept_step(rows: Sequence[dict[str, float]], step: int) -> int | None:
     """Returns the earlier step whose parameters the checkpoint of `step` contains.
 
-    Returns:
-      None if the checkpoint contains the parameters of `step` itself.
+    This occurs if `config.checkpoint.final` is `best`: the run's last checkpoint then contains the
+    parameters with the best results on the dev split. The result is None if the checkpoint contains
+    the parameters of `step` itself.
     """
     kept = [row["kept/step"] for row in rows if row["step"] == step and "kept/step" in row]
     return int(kept[-1]) if kept else None

@@ -63,12 +63,15 @@ class Tried(NamedTuple):
 
     @property
     def versions(self) -> str:
-        """The packages that were used, with their versions."""
+        """Names and versions of the packages with which the example was tested."""
         return ", ".join(f"{name} {_version(name)}" for name in self.usage.packages)
 
 
 def _version(package: str) -> str:
-    """Returns the version of a package; vit_jax need not be installed if it is a checkout."""
+    """Returns the version of an installed package.
+
+    vit_jax need not be installed, because its source code contains the version.
+    """
     return vit_jax.__version__ if package == "vit_jax" else importlib.metadata.version(package)
 
 
@@ -149,7 +152,7 @@ def usages(
       form: format of the folder, `timm` or `transformers`.
       classes: number of classes; 0: no head.
       named: True if the classes have names.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: name of the function from logits to probabilities: `softmax` or `sigmoid`.
     """
     torch = ("torch", "torchvision")
     through_timm = ("timm",) if form == "timm" else ()
@@ -195,12 +198,14 @@ def usages(
 
 
 def usages_of_towers(name: str, length: int, probabilities: str) -> list[list[Usage]]:
-    """Returns for each library a list with a usage example of an image-text model.
+    """Returns usage examples of an image-text model: a list for each library, as in `usages`.
+
+    The libraries are Transformers and vit_jax. Each of the two lists contains a single example.
 
     Args:
       name: `owner/name`.
       length: number of tokens per text.
-      probabilities: a key of `PROBABILITIES`.
+      probabilities: name of the function from logits to probabilities: `softmax` or `sigmoid`.
     """
     fixed = dict(name=name, picture=PICTURE, texts=json.dumps(_TEXTS))
     code = _TRANSFORMERS_BOTH.format(**fixed, length=length, function=_FUNCTIONS[probabilities])
@@ -212,7 +217,7 @@ def usages_of_towers(name: str, length: int, probabilities: str) -> list[list[Us
 
 
 def _ranked(code: str) -> Usage:
-    """Returns the example for the library vit_jax, given code that predicts classes."""
+    """Returns a usage example for vit_jax with this code, whose output is class probabilities."""
     return Usage("vit_jax", ("vit_jax",), code, "prediction.probabilities", ranked=True)
 
 
@@ -251,9 +256,10 @@ def try_usages(
 
 
 def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a random image, and the model's probabilities for it (features without a head).
+    """Returns a random image, and the model's output for this image.
 
-    The image has a size at which it is cropped without a resize.
+    The output is the class probabilities `[classes]`, or the features if the model has no head. The
+    image's size is chosen so that the preprocessing crops the image without resizing it.
     """
     model = build_model(checkpoint, log=lambda line: None, dtype="float32")
     picture, images = _picture(checkpoint, model.image_size)
@@ -266,13 +272,14 @@ def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
 def expected_of_towers(
     checkpoint: Checkpoint, text_part: TextPart
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a random image, and the probabilities of the example texts for this image.
+    """Returns a random image, and the probabilities of the texts `_TEXTS` for this image.
 
-    The image has a size at which it is cropped without a resize.
+    The usage examples compute the probabilities of the same texts. The image's size is chosen so
+    that the preprocessing crops the image without resizing it.
 
     Args:
       checkpoint: the image tower.
-      text_part: the text tower and the similarity.
+      text_part: the text tower, and the scale and bias of the similarity.
     """
     image = build_model(checkpoint, log=lambda line: None, dtype="float32")
     model = ImageTextModel(
@@ -289,7 +296,7 @@ def expected_of_towers(
 
 
 def _picture(checkpoint: Checkpoint, image_size: tuple[int, int]) -> tuple[np.ndarray, jax.Array]:
-    """Returns a random image that needs no resize before the crop, and its crop as a batch."""
+    """Returns a random image that needs no resize before the crop, and a batch with its crop."""
     crop = checkpoint_crop(checkpoint, image_size)
     # An image of this size is cropped without a resize. Adding 1e-6 prevents `int` from truncating
     # 255.9999999 to 255.
@@ -309,7 +316,11 @@ def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
 
 
 def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
-    """Runs an example; returns the result, or the reason why the example is rejected."""
+    """Runs an example, and compares its output with the expected output.
+
+    Returns:
+      The tested example. If the example fails or its output differs, a text with the reason.
+    """
     if missing := [name for name in usage.packages if importlib.util.find_spec(name) is None]:
         return f"not tried, since {', '.join(missing)} cannot be imported here"
     (place / _RESULT).unlink(missing_ok=True)

@@ -137,7 +137,10 @@ def _confusion(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]
 
 
 def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Returns sizes, class names and cells of the confusion matrix, for the HTML template."""
+    """Returns the variables of the HTML template for the confusion matrix.
+
+    They are sizes in pixels, shortened class names, and a `Cell` for each entry that is not zero.
+    """
     short = [_shortened(name) for name in names]
     margin = 12 + 6.4 * max(map(len, short))
     cells = []
@@ -154,9 +157,10 @@ def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dic
 
 
 def _accuracies(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]:
-    """Returns a bar with the recall of each class, the worst class first, and notes.
+    """Returns the variables of the HTML template for the accuracies of classes.
 
-    If each image has one class, precision and F1 score are also given for each class.
+    They contain a `Bar` with the recall of each class, the worst class first, and notes. If each
+    image has one class, the bars also contain precision and F1 score of the class.
     """
     images, right = by_class(predictions, len(names))
     tested = np.flatnonzero(images)

@@ -10,13 +10,13 @@ class ApiOverrides(NamedTuple):
     """Overrides of the config by a calling program, such as a notebook.
 
     Attributes:
-      data: data sets by split, `train` and `test`, as `sources.handed_in` returns them;
+      data: the opened data set by split (`train` and `test`), as returned by `sources.handed_in`;
         None: the config's data.
       model: model from which training starts; None: the config's model or checkpoint.
       on_log: function that is called with step and metrics when a row of `metrics.jsonl` is
         written.
-      groups: the group of each example of `train`, for example a patient. A slice of the split
-        contains either all examples of a group or none.
+      groups: the group of each example of `train`, for example a patient. If `train` is divided
+        into slices, such as `train[:90%]`, all examples of a group are in the same slice.
     """
 
     data: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Builds a run's data, model, objective and step from its config, for training and benchmarks."""
+"""Builds data, model, objective and training step from a config, for training and benchmarks."""
 
 import dataclasses
 import os
@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from vit_jax.config import check_fits, run_options
+from vit_jax.config import check_fits
 from vit_jax.data.balance import class_weights, single_labels
 from vit_jax.data.photometric import PhotometricDistortion
 from vit_jax.data.pipeline import SkipLog, training_batches
@@ -39,7 +38,7 @@ SAMPLES, HANDED_IN_SAMPLES = 16, 256  # Number of examples that a split's finger
 
 
 class Parts(NamedTuple):
-    """Everything that a run needs before it has a workdir: data, model, objective and step.
+    """Everything that a run needs before it has a workdir: data, model, objective, training step.
 
     Creating the parts allocates no memory on the devices.
 
@@ -49,7 +48,7 @@ class Parts(NamedTuple):
       data: fingerprints of the splits, and of the data of evaluation suites, by name.
       suites: evaluation suites, such as k-NN, with their data opened.
       num_classes: width of the model's head; 0: the model has no head.
-      steps: length of the run.
+      steps: number of training steps of the run.
       origin: the model, and the source of the initial parameters of model and objective.
       frozen: the objective's frozen model, such as a teacher; None: no frozen model.
       program: the training step, with the objective, the optimizer and the schedule.
@@ -68,32 +67,32 @@ class Parts(NamedTuple):
     program: Program
     overrides: ApiOverrides
 
-    def feed(self, first_step: int, log: Callable[[str], None]) -> Feed:
-        """Returns training batches from step `first_step` on.
+    def program_of(self, config: RunOptions) -> Program:
+        """Returns the program (training step) of a changed config.
 
-        Args:
-          log: callback for messages about unreadable images.
+        The changed config must use the data of this run.
         """
-        return open_feed(self.config, self.splits.train, first_step, log, self.mesh)
-
-    def program_of(self, config: ConfigDict) -> Program:
-        """Returns the program (training step) of another config for the same data."""
-        options = with_classes_of(run_options(config), self.splits.train)
+        options = with_classes_of(config, self.splits.train)
         names = all_names(learned_classes(options, self.splits.train), self.num_classes)
         origin = find_origin(options, self.num_classes, self.overrides.model, names)
-        return _program(
-            options, make_mesh(options.mesh), origin, self.frozen, self.num_classes, self.steps
+        return make_program(
+            options,
+            num_classes=self.num_classes,
+            steps=self.steps,
+            mesh=make_mesh(options.mesh),
+            build=origin.build,
+            frozen=self.frozen and self.frozen.model,
         )
 
 
 def assemble(
-    config: ConfigDict,
+    config: RunOptions,
     peers: Peers | None = None,
     on_phase: Callable[[str], None] = lambda phase: None,
     overrides: ApiOverrides | None = None,
     steps: int | None = None,
 ) -> Parts:
-    """Builds a run's data, model, objective and step from a checked config.
+    """Builds a run's data, model, objective and training step from a checked config.
 
     Args:
       config: config of the run.
@@ -101,46 +100,53 @@ def assemble(
         only this process.
       on_phase: callback that receives the name of each phase that may take long.
       overrides: API overrides, which replace values of the config.
-      steps: length of the run; None: the config's length.
+      steps: number of training steps; None: `step_count`, the number that the config sets.
 
     Raises:
       UserError: the config is incompatible with the devices or the data, or its checkpoint cannot
         be read.
     """
-    peers, overrides, options = peers or Peers(), overrides or ApiOverrides(), run_options(config)
+    peers, overrides = peers or Peers(), overrides or ApiOverrides()
     on_phase("finding the devices")
-    mesh = make_mesh(options.mesh)
-    check_batch(mesh, options.batch_size, options.micro_batches)
+    mesh = make_mesh(config.mesh)
+    check_batch(mesh, config.batch_size, config.micro_batches)
     on_phase("looking through the data sets")
-    splits = open_splits(options, overrides.data, overrides.groups)
-    options = with_classes_of(options, splits.train)
+    splits = open_splits(config, overrides.data, overrides.groups)
+    config = with_classes_of(config, splits.train)
     samples = HANDED_IN_SAMPLES if overrides.data is not None else SAMPLES
     fields = {
         f"encoding of {field.name}": field.identity
-        for field in objective_of(options.objective.name).fields(options)
+        for field in objective_of(config.objective.name).fields(config)
     }
     data = {name: fingerprint(source, samples) | fields for name, source in splits.named.items()}
     if peers.count > 1:
         for name, found in data.items():
             peers.agree(f"the {SPOKEN[name]} data", found)
-    num_classes = class_count(options, splits.train)
-    steps = steps or step_count(options, len(splits.train))
+    num_classes = class_count(config, splits.train)
+    steps = steps or step_count(config, len(splits.train))
     on_phase("opening the checkpoint to start from")
-    names = all_names(learned_classes(options, splits.train), num_classes)
-    origin = find_origin(options, num_classes, overrides.model, names)
-    frozen = open_frozen(options, names)
-    seen = with_images_of(options, origin)
+    names = all_names(learned_classes(config, splits.train), num_classes)
+    origin = find_origin(config, num_classes, overrides.model, names)
+    frozen = open_frozen(config, names)
+    seen = with_images_of(config, origin)
     on_phase("looking through the data sets of evaluation suites")
     suites = TrainingSuites(seen, mesh, test_crop(seen), peers, names)
     on_phase("making the program")
-    weights = _class_weights(options, splits.train)
-    program = _program(options, mesh, origin, frozen, num_classes, steps, weights)
+    program = make_program(
+        config,
+        num_classes=num_classes,
+        steps=steps,
+        mesh=mesh,
+        build=origin.build,
+        frozen=frozen and frozen.model,
+        class_weights=_class_weights(config, splits.train),
+    )
     origin = with_objective(
         origin,
-        options,
+        config,
         objective_weights(program.state),
         program.state["objective_state"],
-        all_names(learned_classes(options, splits.train), options.data.num_classes or 0),
+        all_names(learned_classes(config, splits.train), config.data.num_classes or 0),
     )
     data |= suites.fingerprints
     return Parts(
@@ -158,26 +164,6 @@ def _class_weights(config: RunOptions, train: Source) -> tuple[float, ...]:
         single_labels(train, "data.balance")
     kind = config.loss.class_weights
     return () if kind == "none" else class_weights(single_labels(train, "loss.class_weights"), kind)
-
-
-def _program(
-    config: RunOptions,
-    mesh: Mesh,
-    origin: Origin,
-    frozen: FrozenModel | None,
-    num_classes: int,
-    steps: int,
-    class_weights: tuple[float, ...] = (),
-) -> Program:
-    return make_program(
-        config,
-        num_classes=num_classes,
-        steps=steps,
-        mesh=mesh,
-        build=origin.build,
-        frozen=frozen and frozen.model,
-        class_weights=class_weights,
-    )
 
 
 def class_count(config: RunOptions, source: Source) -> int:
@@ -202,9 +188,10 @@ def class_count(config: RunOptions, source: Source) -> int:
 
 
 def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
-    """Returns the config with `data.num_classes` set, for objectives that have their own head.
+    """Returns the config with `data.num_classes` set, if the objective has its own class head.
 
-    For other objectives the config is returned unchanged.
+    If `data.num_classes` is None, it becomes the data set's number of classes. With any other
+    objective, the config is returned unchanged.
 
     Raises:
       UserError: `config.data.num_classes` is less than the data set's number of classes.
@@ -268,9 +255,13 @@ def step_count(config: RunOptions, images: int) -> int:
 
 
 def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
-    """Returns the config with the interpolation and the mean of the initialization source.
+    """Returns the config with the interpolation and the mean of the checkpoint to start from.
 
-    If the config sets one of these values itself, `origin` contains the config's value.
+    If the config sets one of the two values itself, this value is not changed.
+
+    Args:
+      config: config of the run.
+      origin: source of the initial parameters, with the interpolation and the mean.
     """
     mean = origin.options.mean
     return dataclasses.replace(
@@ -284,15 +275,15 @@ def train_crop(config: RunOptions) -> TrainCrop:
     """Returns the training transform (a random crop) of a config."""
     data = config.data
     return TrainCrop(
-        data.image_size,
-        data.crop,
-        data.crop_area,
-        data.crop_aspect,
-        data.crop_resize or 0,
-        data.decode,
-        data.interpolation or "bilinear",
-        data.background,
-        data.crop_scale,
+        size=data.image_size,
+        kind=data.crop,
+        area=data.crop_area,
+        aspect=data.crop_aspect,
+        resize=data.crop_resize or 0,
+        mode=data.decode,
+        interpolation=data.interpolation or "bilinear",
+        background=data.background,
+        scale=data.crop_scale,
     )
 
 
@@ -310,10 +301,10 @@ def training_views(config: RunOptions) -> tuple[ViewSpec, ...]:
 def evaluation_views(config: RunOptions) -> tuple[ViewSpec, ...]:
     """Returns the objective's views of a test image, with sizes and transforms.
 
-    If the objective uses one rectangle of an image for all its views, each view is the test crop,
-    resized to the view's size. If it uses several rectangles, they are drawn at random as in
-    training, with random numbers that depend on the image's index. An empty result means a single
-    view, the test crop.
+    If all views of the objective show the same rectangle of an image, each view is the test crop,
+    resized to the view's size. If the views show different rectangles, the rectangles are drawn at
+    random as in training. The random numbers depend on the image's index. An empty result means a
+    single view, the test crop.
     """
     views = objective_of(config.objective.name).views(config)
     first, *others = (view for view in views if not view.training_only)
@@ -353,14 +344,15 @@ def image_augmentation(config: RunOptions) -> Callable | None:
 
 
 def open_feed(
-    config: RunOptions, source: Source, first_step: int, log: Callable, mesh: Mesh
+    config: RunOptions, source: Source, first_step: int, log: Callable[[str], None], mesh: Mesh
 ) -> Feed:
-    """Returns an iterator of training batches on the devices of `mesh`, from a step on.
+    """Returns an iterator of training batches on the devices of `mesh`.
 
     Args:
       config: config of the run.
       source: the training images.
-      first_step: number of steps that were done before.
+      first_step: number of training steps done so far. The iterator starts with the batch of the
+        next step.
       log: callback for messages about unreadable images.
       mesh: mesh of devices.
     """

@@ -25,8 +25,8 @@ UPLOAD_SECONDS = 10.0  # Interval between two checks for changed files.
 # run never reads.
 _LEFT = ("checkpoints/", "profile/", "events.out.tfevents.", ".lock", ".shared")
 
-# Caches are disabled: writes of other hosts must be visible immediately. Orbax uses the same
-# protocol names, so its caches are disabled, too.
+# Listings are not cached, because files that other hosts write must be visible immediately. The
+# setting also applies to Orbax, because Orbax uses fsspec's protocols `gs` and `s3`, too.
 for protocol in ("gs", "gcs", "s3"):
     fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
 
@@ -47,7 +47,7 @@ class Bucket:
             self._files, self._root = _file_system(url)
 
     def read(self, name: str) -> bytes | None:
-        """Returns an object's content; None if it does not exist."""
+        """Returns an object's content; None if the object does not exist."""
         with self._named_errors():
             try:
                 return self._files.cat_file(f"{self._root}/{name}")
@@ -96,14 +96,14 @@ class Bucket:
             try:
                 found = self._files.ls(self._root, detail=False)
             except FileNotFoundError:
-                # This raises an error if the bucket itself does not exist.
+                # The folder is missing. If the bucket is missing, too, `find` raises an error.
                 self._files.find(self._root, maxdepth=1)
                 return []
         return [name.rstrip("/").rpartition("/")[2] for name in found]
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Context that converts errors of the file system's library to a UserError of one line."""
+        """Context that converts errors of gcsfs and s3fs to a UserError with a single line."""
         try:
             yield
         except UserError:
@@ -113,7 +113,8 @@ class Bucket:
             raise UserError(
                 f"there is no bucket {bucket}, or these credentials have no access to it"
             ) from error
-        # aiohttp, botocore and google.auth have different exceptions, so all are caught.
+        # The libraries aiohttp, botocore and google.auth have no common exception class, so all
+        # exceptions are caught.
         except Exception as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             command = _SIGN_IN[self.url[:5]]
@@ -128,8 +129,8 @@ _SIGN_IN = {"gs://": "gcloud auth application-default login", "s3://": "aws conf
 
 @functools.cache
 def _file_system(url: str):
-    """Returns the file system of a URL, and the URL's path in the file system."""
-    # gcsfs logs the tracebacks of errors in addition to raising them.
+    """Returns fsspec's file system for a URL, and the URL's path in this file system."""
+    # gcsfs logs the traceback of each error that it raises. These logs are suppressed.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     try:
         files, root = fsspec.core.url_to_fs(url)
@@ -167,7 +168,7 @@ def fetched(url: str) -> Path:
 
 
 def url_of(workdir: Path) -> str | None:
-    """Returns the URL of the workdir whose local copy is `workdir`; None if it is no copy."""
+    """Returns the URL of the workdir whose local copy is `workdir`; None: not a local copy."""
     return _urls.get(workdir)
 
 
@@ -183,7 +184,7 @@ def checkpoints_of(workdir: Path) -> Path | epath.Path:
 
 
 def read_through(url: str) -> None:
-    """Reads every object whose name starts with a URL, to find objects that cannot be read.
+    """Reads every object below a URL, to find objects that cannot be read.
 
     Raises:
       UserError: an object cannot be read.
@@ -221,7 +222,7 @@ class Upload:
     def __init__(self, workdir: Path, check: Callable[[], None], seconds: float = UPLOAD_SECONDS):
         self._workdir, self._check, self._seconds = workdir, check, seconds
         self._bucket = Bucket(shown(workdir))
-        # Size and time of each copied file.
+        # Size and modification time of each file when it was last copied, by name.
         self._copied: dict[str, tuple[int, int]] = {}
         self._one_at_a_time, self._closed = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name="upload", daemon=True)
@@ -249,7 +250,8 @@ class Upload:
         with self._one_at_a_time:
             changed = {}
             for path in self._workdir.rglob("*"):
-                # A temporary file may have been renamed after it was listed.
+                # Temporary files that were renamed after the listing no longer exist. They are
+                # skipped.
                 with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
                     name, state = (
@@ -268,6 +270,7 @@ class Upload:
 
     def _follow(self) -> None:
         while not self._closed.wait(self._seconds):
-            # Errors are ignored here. `flush` before the next checkpoint raises permanent errors.
+            # An error of this copy is ignored. If the error persists, the call of `flush` before
+            # the next checkpoint raises it.
             with contextlib.suppress(UserError, OSError):
                 self.flush()

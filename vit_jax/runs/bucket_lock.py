@@ -1,13 +1,17 @@
-"""Lock that allows one run at a time on a workdir in a bucket, without links or kernel locks.
+"""Lock that allows one run at a time in a workdir in a bucket, where file locks do not exist.
 
-As in a folder (`workdir_lock.py`), the newest of the objects `.lock-1`, `.lock-2`, ... names the
-owner of the workdir. If this object is empty, the workdir has no owner. A number is never used
-twice. The bucket creates an object only if it does not exist yet (`ifGenerationMatch=0` of Google
-Cloud Storage, `If-None-Match: *` of S3).
+The lock objects are `.lock-1`, `.lock-2`, ... in the workdir. The object with the highest number
+names the owner of the workdir. If this object is empty, the workdir has no owner. To take the lock,
+a run creates the object with the next number. The bucket creates an object only if it does not
+exist yet (`ifGenerationMatch=0` of Google Cloud Storage, `If-None-Match: *` of S3), so only one of
+several runs succeeds. Numbers are never reused. `workdir_lock.py` implements the same protocol for
+folders.
 
-The owner rewrites its object every few seconds as a heartbeat. Some stores ignore the condition
-that the object must not exist. With such a store, two runs that start within the same second may
-both get the lock. The first run detects this at its next heartbeat.
+The owner rewrites its object every few seconds as a heartbeat.
+
+Some stores ignore the condition that the object must not exist. With such a store, two runs that
+start within the same second may both get the lock. The first run detects this at its next
+heartbeat.
 """
 
 import contextlib
@@ -40,8 +44,8 @@ class BucketLock:
     Args:
       log: callback for messages about a takeover and about waiting for another process.
       beat_seconds: interval of heartbeats.
-      stale_seconds: time without a heartbeat after which the lock is free. All processes that may
-        use the workdir must have the same values.
+      stale_seconds: time without a heartbeat after which the lock is free. The values of
+        `beat_seconds` and `stale_seconds` must be equal in all processes that use the workdir.
     """
 
     def __init__(
@@ -57,7 +61,10 @@ class BucketLock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock. If a process of another host holds it, first waits for a heartbeat.
+        """Takes the lock.
+
+        If a process of another host holds the lock, this method first waits for a heartbeat. If
+        there is no heartbeat, the lock is taken over.
 
         Raises:
           UserError: another run holds the lock, or the bucket cannot be used.

@@ -71,8 +71,9 @@ class Checkpoints:
         possible while a run writes them.
       keep_every: checkpoints at multiples of this number of steps are also kept. None: no
         additional checkpoints are kept.
-      keep_best: number of best checkpoints that are also kept. The best ones have the highest test
-        accuracy, or, without accuracy, the lowest test loss.
+      keep_best: number of best checkpoints that are also kept. The best ones have the highest k-NN
+        accuracy. Without k-NN they have the highest accuracy, without accuracy the lowest loss.
+        The metrics are those of the split for model selection.
       log: callback for messages about damaged checkpoints.
     """
 
@@ -108,8 +109,9 @@ class Checkpoints:
                 )
             )
         context = ocp.Context()
-        # Compression and sharding metadata would take half of the CPU time of a save. Compression
-        # only saves 8 % of the weights' size, and shardings are set when a checkpoint is restored.
+        # Compression is disabled, because it takes much CPU time and only saves 8 % of the weights'
+        # size. Sharding metadata are not written, because restoring sets the shardings. Both
+        # together would take half of the CPU time of a save.
         context.array.saving.use_compression = False
         context.array.saving.enable_write_sharding_file = False
         self._checkpointer = ocp.training.Checkpointer(
@@ -167,13 +169,14 @@ class Checkpoints:
         """Copies the items from the devices, and writes them while training continues.
 
         Args:
-          step: number of steps.
+          step: number of training steps done so far.
           items: result of `as_items`.
           figures: metrics of an evaluation at this step.
           overwrite: True: replace an existing checkpoint of this step. False: keep it.
 
         Raises:
-          UserError: the disk is too full for this checkpoint or for the previous one.
+          UserError: the disk is too full for this checkpoint, or for the previous one, which was
+            written in the background.
         """
         self.wait()
         if self.latest == step and not overwrite:
@@ -215,7 +218,7 @@ class Checkpoints:
                 restored, sums = self._read(step, like)
             except DamagedCheckpoint as error:
                 problem = str(error)
-            # Perhaps only one process detects the damage, so the processes must agree.
+            # If any process detects damage, no process may use the checkpoint.
             if multihost_utils.process_allgather(np.bool_(restored is not None)).all():
                 try:
                     whole = self._compare(step, restored, sums)
@@ -291,7 +294,8 @@ class Checkpoints:
                 )
                 sums = {name: metadata.custom_metadata["checksums"][name] for name in like}
                 return ocp.load_checkpointables(path, abstract), sums
-        # The checkpoint belongs to another model, or there is too little memory.
+        # These errors do not mean that the checkpoint is damaged. For example, the checkpoint
+        # belongs to another model, or the memory is too small.
         except (
             UserError,
             MemoryError,
@@ -385,14 +389,21 @@ class Checkpoints:
 
 
 def as_items(state: State, metrics: Metrics) -> dict:
-    """Returns a train state and metrics as the items of a checkpoint, without a frozen model."""
+    """Converts a train state and metrics to the items of a checkpoint.
+
+    The frozen model in the train state is omitted, because checkpoints do not contain it.
+    """
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
     items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
     return items | state["objective_state"] | {"run": run}
 
 
 def from_items(items: dict) -> tuple[State, Metrics]:
-    """Returns the train state, without a frozen model, and the metrics of a checkpoint's items."""
+    """Converts the items of a checkpoint to the train state and the metrics.
+
+    Checkpoints contain no frozen model. Therefore `frozen` in the train state is an empty dict, and
+    the calling code must replace it.
+    """
     run = dict(items["run"])
     metrics = run.pop("metrics")
     weights = {"params": items["params"], "extra": items.get("extra", {})}
@@ -413,8 +424,8 @@ def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
       folder: the folder of the checkpoints.
       like: the items to load. Their leaves are arrays or `jax.ShapeDtypeStruct`s with the shapes
         and shardings of the result.
-      which: a step; `best`, the checkpoint with the best test accuracy or, without accuracy, the
-        best test loss; or empty for the newest checkpoint.
+      which: a step; empty for the newest checkpoint; or `best` for the checkpoint with the highest
+        k-NN accuracy. Without k-NN it is the highest accuracy, without accuracy the lowest loss.
 
     Returns:
       The items by name, and the checkpoint's step as `step`.
@@ -549,7 +560,8 @@ def _s3_store(url: str) -> dict:
     store = {"driver": "s3", "bucket": bucket, "path": path}
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
         store["endpoint"] = endpoint
-    # Without this setting, all of AWS's credential providers are tried one after another.
+    # Credentials are read from the environment variables. Otherwise AWS's library would try all of
+    # its credential providers, one after another.
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         store["aws_credentials"] = {"type": "environment"}
     return store
@@ -560,7 +572,7 @@ def _raise(error: OSError):
 
 
 def _not_of_orbax(record: LogRecord) -> bool:
-    """Returns False for Orbax's long log records about errors that Orbax raises anyway."""
+    """Logging filter that suppresses Orbax's long log records of errors that it also raises."""
     return "/orbax/" not in record.pathname
 
 

@@ -33,7 +33,7 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
     """Returns the HTML page that compares runs.
 
     Args:
-      runs: files of the runs.
+      runs: the runs to compare, each as the files of its workdir.
       live: True: the page reloads itself until the runs are finished.
     """
     names = short_names([run.workdir for run in runs])
@@ -59,7 +59,10 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Returns a short name for each path: its last folders, as many as make the name unique."""
+    """Returns a short unique name for each path: its last components.
+
+    All names have the same number of components, the smallest number that makes them unique.
+    """
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-parts:]) for path in paths]
         if len({*names}) == len(paths):
@@ -68,10 +71,12 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _overview(runs: Sequence[RunFiles], several: bool) -> list[list[str]]:
-    """Returns table rows: a label, then the value of each run (metrics, time, speed and cost).
+    """Returns the rows of a table with the metrics, time, speed and cost of each run.
+
+    A row is a label, followed by the value of each run.
 
     Args:
-      runs: files of the runs.
+      runs: the runs to compare, each as the files of its workdir.
       several: True: the runs have different titles, and the table has a row with the titles.
     """
     keys = dict.fromkeys(
@@ -98,7 +103,10 @@ def _figure(run: RunFiles, key: str) -> str:
 
 
 def _progress_and_cost(run: RunFiles) -> dict[str, str]:
-    """Returns a run's steps, time, speed, number of parameters and FLOPs, by label."""
+    """Returns a run's steps, time, speed, number of parameters and FLOPs, as texts by label.
+
+    For example, the label `images/s` has the speed as text.
+    """
     manifest = run.saved.manifest
     steps, flops, cost = manifest["steps"], manifest.get("flops"), model_cost_of(manifest)
     speeds = [speed for _, speed in points_of(run.rows, "train/images_per_second")]
@@ -128,7 +136,10 @@ def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 
 def _differences(runs: Sequence[RunFiles]) -> list[list[str]]:
-    """Returns table rows: config values, commits and devices that differ between the runs."""
+    """Returns table rows with the config values, commits and devices that differ between the runs.
+
+    A row is a label, followed by the value of each run.
+    """
     values = [
         dict(leaves(run.saved.config))
         | {"commit": short_commit(run.saved.manifest), "devices": run.saved.manifest["devices"]}
@@ -153,7 +164,7 @@ def _curves(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 
 def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
-    """Returns (title, key, scale) of each panel of curves.
+    """Returns a tuple (title, key, scale) for each panel of curves.
 
     `key` is the metric's key in the rows of `metrics.jsonl`. `scale` multiplies the metric's
     values.
@@ -204,7 +215,7 @@ def _same_images(one: Predictions | None, other: Predictions | None) -> bool:
 
 
 def sign_test(one: int, other: int) -> float:
-    """Returns the two-sided p-value of a sign test: `one` successes, `other` failures."""
+    """Returns the two-sided p-value of a sign test with `one` successes and `other` failures."""
     tosses = one + other
     tail = sum(math.comb(tosses, heads) for heads in range(min(one, other) + 1))
     return min(1.0, float(tail * 2 / 2**tosses)) if tosses < 1000 else _normal_tail(one, other)

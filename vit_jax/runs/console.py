@@ -50,11 +50,10 @@ class Console:
         self._show(text, "", last)
 
     def still(self, text: str) -> None:
-        """Prints the last status line again with `text` appended, if that line is overdue.
+        """Prints the last status line again with `text` appended.
 
-        A line is overdue if nothing was printed for `LATE` seconds.
-
-        With an empty `text` nothing is printed.
+        Nothing is printed if `text` is empty, or if a status line was printed in the last `LATE`
+        seconds.
         """
         if text and self.late:
             self._show(self._status, f" | {text}" if self._status else text)
@@ -80,8 +79,8 @@ class MetricWriter:
     """Writes metrics by step into `metrics.jsonl`, and sends metrics and pictures to trackers.
 
     Attributes:
-      rows: rows of `metrics.jsonl` from earlier starts of the run, up to the step from which the
-        run continues.
+      rows: rows that a resumed run has written into `metrics.jsonl` before, up to the step from
+        which the run continues.
     """
 
     def __init__(
@@ -90,9 +89,10 @@ class MetricWriter:
         first_step: int,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
-        """Opens `metrics.jsonl` and removes the rows after `first_step`.
+        """Opens `metrics.jsonl` and removes the rows of steps after `first_step`.
 
-        A killed run wrote these rows, and this run writes them again.
+        The run wrote these rows before it was killed. The resumed run trains these steps again, and
+        writes the rows again.
 
         Args:
           workdir: the run's workdir.
@@ -109,7 +109,7 @@ class MetricWriter:
         self._file = path.open("a", encoding="utf-8")
 
     def deliver_to(self, deliveries: Sequence[Delivery]) -> None:
-        """Sends all later metrics to trackers; `close` also closes the trackers."""
+        """Sends all later metrics to trackers. Also makes `close` close the trackers."""
         self._deliveries = deliveries
 
     def write(self, step: int, scalars: dict[str, float]) -> None:

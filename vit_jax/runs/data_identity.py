@@ -1,6 +1,6 @@
-"""Identity of a run's data: classes, numbers of images and files.
+"""Identity of a run's data: class names, numbers of images, and fingerprints of the splits.
 
-A later start of the run compares its data with the stored identity.
+When a run is resumed, the identity of its data is compared with the stored identity.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,8 @@ from vit_jax.runs.splits import SPOKEN, Splits
 
 KEYS = ("class_names", "images", "data")  # Keys of the manifest that identify the data.
 SHOWN = 5  # Maximum number of classes in a message.
-# Descriptions of the values of a fingerprint. If a value differs, later values usually differ for
-# the same reason, so only the first difference is reported.
+# Messages about values that differ between two fingerprints of a split. If a value differs, later
+# values usually differ for the same reason. Therefore only the first difference is reported.
 VALUES = {
     "files": "other names or sizes of files",
     "labels": "other labels",
@@ -71,7 +71,10 @@ def _content_difference(saved: Mapping[str, Any], current: Mapping[str, Any], sp
 
 
 def identity_of(splits: Splits) -> dict[str, Any]:
-    """Returns the values of a manifest that identify a run's splits, for `differences`."""
+    """Returns the data identity that a run's manifest stores, for a comparison by `differences`.
+
+    It consists of class names, and the number of images and the fingerprint of each split.
+    """
     return {
         "class_names": splits.train.class_names,
         "images": {name: len(source) for name, source in splits.named.items()},

@@ -42,8 +42,9 @@ class Feed:
         """Returns the next batch.
 
         Args:
-          running: a result of the current step. When this result is ready and the next batch is
-            not, the time is counted in `idle_seconds`.
+          running: an output array of the current training step. From the moment when this array is
+            ready until the next batch is ready, the devices are idle. This time is added to
+            `idle_seconds`.
         """
         while True:
             since = time.perf_counter()

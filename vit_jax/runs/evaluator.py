@@ -35,7 +35,7 @@ class Evaluator:
       views: result of `evaluation_views`; empty: a single view, the test crop.
 
     Attributes:
-      metrics: formats of the objective's metrics, by name.
+      metrics: formats (`share` or `number`) of the objective's metrics, by name.
       draws: True if the objective has pictures.
       answers: predictions for each readable image of the last evaluation. The keys are attributes
         of `Predictions`. None: the objective has no labels.
@@ -74,7 +74,7 @@ class Evaluator:
     ) -> dict[str, float] | None:
         """Returns mean `loss`, mean metrics and the number of readable `images` of a split.
 
-        If each image has one label, the metrics of `class_figures` are added.
+        If each image has one label, balanced accuracy and macro F1 score are added.
 
         Args:
           split: name of the split.
@@ -110,7 +110,11 @@ class Evaluator:
         return figures | (class_figures(counts) if counts else {}) | {"images": images}
 
     def counts(self) -> ClassCounts | None:
-        """Counts the last evaluation's images by class; None unless each image has one label."""
+        """Returns the numbers of images, predictions and correct predictions by class.
+
+        The numbers are those of the last evaluation. The result is None if an image does not have
+        exactly one label.
+        """
         return (
             class_counts(self.answers["labels"], self.answers["answer"]) if self.answers else None
         )
@@ -181,12 +185,19 @@ class Evaluator:
     def _overlays(
         self, split: str, outputs: dict[str, np.ndarray], evaluated: Evaluated
     ) -> np.ndarray:
-        """Returns pictures of images and predictions, `[images, pictures, height, width, 3]`.
+        """Draws the labels and the predictions of some images.
+
+        If the objective predicts objects, an image has two pictures. They show its true and its
+        predicted objects. Otherwise an image has three pictures: the image itself, and the two
+        pictures of `Objective.pictures`.
 
         Args:
           split: name of the split.
           outputs: `Loss.outputs` of the images to draw, from the last evaluation.
           evaluated: the evaluated parameters.
+
+        Returns:
+          uint8 `[images, pictures, height, width, 3]`.
         """
         numbers, objects_of = outputs["numbers"], self._objective.objects
         if objects_of is not None:
@@ -196,7 +207,8 @@ class Evaluator:
             return np.stack(
                 [[overlay(image, each, names) for each in pair] for image, pair in pairs]
             )
-        # `pictures` has already compiled this batch size.
+        # Each call draws as many images as `pictures` does by default. The program for this number
+        # is already compiled.
         count, drawn = min(PICTURES, len(self._splits[split])), []
         for start in range(0, len(numbers), count):
             part = numbers[start : start + count]
@@ -210,10 +222,12 @@ class Evaluator:
         return batch["image"][batch["valid"]]
 
     def pictures(self, split: str, evaluated: Evaluated, most: int = PICTURES) -> np.ndarray:
-        """Returns images spread evenly over a split, their visible parts and their predictions.
+        """Draws the objective's pictures for some images, spread evenly over the split.
 
         Returns:
-          uint8 `[3, images, height, width, 3]`. The first axis is: image, visible part, prediction.
+          uint8 `[3, images, height, width, 3]`. On the first axis are the image and the two
+          pictures of `Objective.pictures`. For masked image modelling, these are the image without
+          masked patches, and the prediction. For other objectives, they are target and prediction.
         """
         pictures, valid = self._drawn(split, self._spread(split, most), evaluated)
         return pictures[:, valid]
@@ -221,11 +235,11 @@ class Evaluator:
     def _drawn(
         self, split: str, chosen: np.ndarray, evaluated: Evaluated
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns images of a split with the objective's pictures of them.
+        """Draws the objective's pictures for some images of a split.
 
         Returns:
-          Images, visible parts and predictions, uint8 `[3, images, height, width, 3]`; and bool
-          `[images]`, True for readable images.
+          The pictures, as in `pictures`, also for unreadable images; and bool `[images]`, True for
+          readable images.
         """
         batch = self._read(split, chosen, whole_batch(self._mesh, 1), **self._views)
         drawn = jax.device_get(self._pictures(evaluated, self._placed(batch)))
@@ -253,7 +267,10 @@ class Evaluator:
         return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Copies a batch's views and indices to the devices. All processes pass the whole batch."""
+        """Copies a batch's views and indices to the devices.
+
+        Every process passes the whole batch, and copies the rows of its own devices.
+        """
         rows = local_rows(self._mesh, len(batch["image"]))
         return to_devices({name: batch[name][rows] for name in self._entries}, self._mesh)
 

@@ -23,9 +23,9 @@ from vit_jax.runs.warm_start import fingerprint_of, matched_head, objective_shap
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.frozen import RANDOM, TeacherSpec, WithHeads
 
-# Paths of the kernels of attention and MLP, nearly all parameters of a Transformer. They can be
-# stored in bfloat16. Heads cannot, since they are used in full precision. A BiT's kernels cannot,
-# since they are standardized first.
+# Paths of the kernels of attention and MLP, which are nearly all parameters of a Transformer. These
+# kernels can be stored in bfloat16. Kernels of heads cannot, because heads compute in full
+# precision. Kernels of a BiT cannot, because they are standardized before they are rounded.
 ROUNDED = re.compile(r"(^|/)(attention|mlp)/(?!bias_mlp/).*kernel$")
 
 
@@ -33,8 +33,8 @@ class FrozenModel(NamedTuple):
     """Frozen model whose parameters have not been read yet.
 
     Attributes:
-      model: an `ImageModel` or a `WithHeads`, with shapes and dtypes in place of arrays. `read`
-        converts each parameter to its dtype in this model.
+      model: an `ImageModel`, or a `WithHeads` (an `ImageModel` and its objective's heads). It has
+        shapes and dtypes in place of arrays. `read` converts each parameter to its dtype here.
       sources: functions that read the parameters, by path.
       notes: lines that describe the model.
     """
@@ -44,7 +44,7 @@ class FrozenModel(NamedTuple):
     notes: list[str]
 
     def read(self) -> dict:
-        """Reads the parameters and returns them, on the host."""
+        """Reads the parameters into host memory, and returns them."""
         return nnx.traversals.unflatten_mapping(
             {tuple(path.split("/")): x for path, x in self._read_each()}
         )
@@ -108,7 +108,7 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
 
 
 def _random_frozen(config: RunOptions, class_names: Sequence[str]) -> FrozenModel:
-    """Returns a small untrained model for `teacher='random'`. It is equal in all processes."""
+    """Returns a small untrained model for `teacher='random'`, equal in all processes."""
     num_classes = len(class_names) or config.data.num_classes or 0
     model = objective_of(config.objective.name).random_teacher(config, num_classes, nnx.Rngs(0))
     params = jax.tree.leaves_with_path(_params(model))
@@ -132,7 +132,7 @@ def _with_heads(
       The model with heads, and functions that read its parameters, by path.
 
     Raises:
-      UserError: the checkpoint contains no parameters of the required objective.
+      UserError: the checkpoint contains no parameters of the objective `spec.objective`.
     """
     start, objective = f"config.objective.teacher={spec.source!r}", checkpoint.objective
     if objective is None or objective.name != spec.objective:
@@ -169,9 +169,9 @@ def frozen_shapes(config: RunOptions) -> nnx.Module | None:
 
 
 def _halved(model: nnx.Module) -> nnx.Module:
-    """Returns the abstract model with some kernels in bfloat16, to halve their memory.
+    """Returns the abstract model with attention and MLP kernels in bfloat16, to save memory.
 
-    The model rounds these kernels to bfloat16 in each use, so its outputs do not change.
+    The model rounds these kernels to bfloat16 in each use anyway, so its outputs do not change.
     """
     graphdef, params = nnx.split(model)
 

@@ -1,6 +1,7 @@
-"""Goodput: share of a run's total time, over all starts, that is spent on training steps.
+"""Goodput: share of a run's total time that is spent on training steps.
 
-All other time is counted by kind of work, such as evaluation or waiting for images.
+The total time of a resumed run includes the time before it was resumed. Time that is not spent on
+training steps is counted by kind of work, such as evaluation or waiting for images.
 """
 
 import json
@@ -25,9 +26,10 @@ class Ledger:
 
     Args:
       started: `time.time()` when the command began.
-      rows: rows of `metrics.jsonl` from earlier starts of the run. Their seconds are added.
-      first_step: the step from which the run continues. Training of earlier starts after this step
-        is counted as lost.
+      rows: rows of `metrics.jsonl` that a resumed run has written before. Counting continues from
+        the seconds in these rows.
+      first_step: the step from which the run continues. The time that a killed run has spent after
+        this step is counted as `lost`.
     """
 
     def __init__(self, started: float, rows: list[dict], first_step: int):
@@ -47,7 +49,7 @@ class Ledger:
         self._kind, self._since = kind, now
 
     def move(self, kind: str, seconds: float) -> None:
-        """Counts some of the current kind's seconds as `kind` instead."""
+        """Moves `seconds` from the current kind of work to `kind`."""
         self.seconds[self._kind] -= seconds
         self.seconds[kind] += seconds
 

@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
     Attributes:
       figures: metrics of the last evaluation. Metrics on the test images have no prefix, such as
         `accuracy`. Metrics of evaluation suites are named as `fewshot/pets/5`. `seconds` is the
-        total time of all starts of the run.
+        total time of the run, including the time before it was resumed.
       failure: the reason of the failure; empty if the run did not fail.
       history: metrics of each evaluation so far, with the same names as in `figures`.
     """
@@ -81,7 +81,8 @@ def outcome(job: Job) -> Outcome:
         lines = (job.workdir / METRICS).read_text().splitlines(keepends=True)
     except OSError:
         return Outcome(failure=_failure(job))
-    # The last line may be incomplete while another process writes it.
+    # While another process writes the file, the last line may be incomplete. An incomplete line is
+    # skipped.
     rows = [json.loads(line) for line in lines if line.endswith("\n")]
     history: dict[str, list[float]] = {}
     seconds, last = 0.0, None

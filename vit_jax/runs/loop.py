@@ -14,19 +14,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
-from ml_collections import ConfigDict
 
-from vit_jax.config import run_options
+from vit_jax.config import value_at
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
-from vit_jax.options.run import parse_profile
+from vit_jax.options.run import RunOptions, parse_profile
 from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.parallel.sharding import path_name
 from vit_jax.paths import OBJECTIVE_FILES
 from vit_jax.progress import LINE, duration, ticking
 from vit_jax.runs.api_overrides import ApiOverrides
-from vit_jax.runs.assemble import Parts, assemble, learned_classes
+from vit_jax.runs.assemble import Parts, assemble, learned_classes, open_feed
 from vit_jax.runs.bucket import Upload, checkpoints_of, shown, url_of
 from vit_jax.runs.bucket_lock import BucketLock
 from vit_jax.runs.checkpoints import Checkpoints, as_items, from_items
@@ -49,7 +48,7 @@ from vit_jax.training.objectives import is_handed_in, objective_of
 
 
 def train(
-    config: ConfigDict,
+    config: RunOptions,
     workdir: Path,
     peers: Peers | None = None,
     started: float | None = None,
@@ -58,9 +57,9 @@ def train(
     """Trains to the end, or until SIGTERM or SIGINT, and writes all results into `workdir`.
 
     Args:
-      config: config that `vit_jax.config.check` has accepted.
-      workdir: a new or empty folder, or the workdir of an earlier start with the same config. In
-        the latter case the run is continued.
+      config: options that `vit_jax.config.check` has accepted.
+      workdir: a new or empty folder, or the workdir of a run with the same config. In the latter
+        case this run is resumed.
       peers: the run's processes, if there are several (`vit_jax.parallel.distributed.start`).
       started: `time.time()` when the command began, for the log.
       overrides: API overrides of the calling program. None: a command calls this function, and the
@@ -97,7 +96,7 @@ def train(
 
 
 def _take_workdir(
-    config: ConfigDict,
+    config: RunOptions,
     parts: Parts,
     workdir: Path,
     peers: Peers,
@@ -155,16 +154,21 @@ def _take_workdir(
     return lock, console
 
 
-def _check_files(config: ConfigDict, workdir: Path) -> None:
-    """Raises UserError if a file of the objective no longer exists, but the workdir has a copy."""
+def _check_files(config: RunOptions, workdir: Path) -> None:
+    """Checks that the files of the objective, such as a tokenizer, still exist.
+
+    Raises:
+      UserError: the files no longer exist, but the workdir has copies of them. The message names
+        the flag that uses the copies.
+    """
     objective, copies = objective_of(config.objective.name), workdir / OBJECTIVE_FILES
     if not objective.files_option or not copies.is_dir():
         return
-    if not objective.files(run_options(config)):
-        section, key = objective.files_option.split(".")
+    if not objective.files(config):
+        key = objective.files_option
         raise UserError(
-            f"config.{objective.files_option}={config[section][key]!r} has no files any more; the "
-            f"run has a copy of them: --config.{objective.files_option}={copies}"
+            f"config.{key}={value_at(config, key)!r} has no files any more; the run has a copy of "
+            f"them: --config.{key}={copies}"
         )
 
 
@@ -269,7 +273,8 @@ class Run:
         )
         trace = Trace(parse_profile(self.config.profile), workdir / "profile", console.log)
         self.trace = held.enter_context(trace)
-        self.feed = held.enter_context(contextlib.closing(parts.feed(self.first_step, warn)))
+        feed = open_feed(self.config, parts.splits.train, self.first_step, warn, parts.mesh)
+        self.feed = held.enter_context(contextlib.closing(feed))
         watchdog.set_phase("reading the first batch")
         self.batch = self.feed.take() if self.first_step < self.steps else None
         held.callback(LINE.clear)
@@ -365,10 +370,10 @@ class Run:
         return 0
 
     def _first_figures(self) -> Figures | None:
-        """Returns the evaluation of the step from which the run continues.
+        """Returns the evaluation metrics at the step from which the run continues.
 
-        If a signal interrupted this evaluation, it is repeated now. At step 0, the parameters are
-        evaluated only if the run compares later parameters with the initial ones.
+        If a signal interrupted the evaluation at this step, it is repeated now. At step 0, the
+        parameters are evaluated only if the run compares later parameters with the initial ones.
         """
         step, last = self.first_step, self.first_step >= self.steps
         figures = self.evaluation.restored(self.checkpoints.figures.get(step))
@@ -422,8 +427,9 @@ class Run:
     def _evaluate(self, step: int, last: bool) -> Figures | None:
         """Evaluates the newest parameters; returns None if a signal interrupted the evaluation.
 
-        If the run ends here and `checkpoint.final` is `best`, the parameters of the best step are
-        restored and evaluated on the test images. The item `kept` of the result contains that step.
+        In the run's last evaluation, if `checkpoint.final` is `best`, the parameters of the best
+        step are restored and evaluated on the test images. The item `kept` of the result contains
+        the best step.
         """
         self.ledger.enter("evaluate")
         self.watchdog.set_phase("evaluating")
@@ -480,7 +486,7 @@ class Run:
         if self.lock:  # During an evaluation, another run may have taken the workdir.
             self.lock.check()
         # The rows of metrics are uploaded before the checkpoint, because a run that continues from
-        # this checkpoint keeps the rows up to here.
+        # this checkpoint needs all rows up to the checkpoint's step.
         if self.upload:
             self.upload.flush()
         saved = figures and self.evaluation.saved(figures)

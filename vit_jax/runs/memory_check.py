@@ -1,7 +1,6 @@
 """Estimate of a step's device memory before compilation, and config changes that reduce it."""
 
 import contextlib
-import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -9,9 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
-from ml_collections import ConfigDict
 
-from vit_jax.config import run_options
+from vit_jax.config import with_values
 from vit_jax.errors import UserError, requested_bytes
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB, memory_of
@@ -25,7 +23,7 @@ Changes = dict[str, Any]  # Changes of a config: new values by dotted key.
 # Approximate memory of activations and gradients with each rematerialization policy, relative to
 # the policy `none`.
 LEFT = {"none": 1.0, "dots": 0.6, "full": 0.2}
-# If the minimum need of a step is more than this factor times the memory, the step cannot fit.
+# If a step needs more than this factor times the memory of a device, it cannot fit.
 CERTAIN = 2.0
 # Memory of activations in a compiled step, divided by their minimum memory. Measured with a small
 # model on a CPU.
@@ -92,9 +90,9 @@ class MemoryCheck:
     def __init__(
         self,
         program: Program,
-        config: ConfigDict,
+        config: RunOptions,
         max_labels: int,
-        make: Callable[[ConfigDict], Program],
+        make: Callable[[RunOptions], Program],
     ):
         self._config, self._mesh, self._max_labels, self._make = (
             config,
@@ -103,7 +101,7 @@ class MemoryCheck:
             make,
         )
         self._device = program.mesh.local_devices[0]
-        self._needs = needs_of(program, run_options(config), max_labels)
+        self._needs = needs_of(program, config, max_labels)
 
     def check(self, log: Callable[[str], None]) -> None:
         """Logs a note if the step will probably not fit into memory.
@@ -137,7 +135,9 @@ class MemoryCheck:
         text += f", {limit / GIB:,.1f} GiB)" if limit else ")"
         if asked:
             text += f": {asked / GIB:,.1f} GiB were requested"
-        # Assumed memory of the activations: the requested bytes, or all memory that was left.
+        # Assumed memory of the activations: the largest of three values. They are the size of the
+        # failed allocation, the memory that parameters, optimizer state, gradients and batch leave
+        # free, and the estimated minimum.
         taken = max(asked, (limit or 0) - self._needs.certain, self._needs.activations)
         return f"{text}; {self._remedy(taken / max(1, self._needs.activations), limit or taken)}"
 
@@ -159,12 +159,9 @@ class MemoryCheck:
         for changes in itertools.islice(
             likely_changes(config, self._mesh.size, limit, *sizes), tries
         ):
-            other = changed(config, changes)
+            other = with_values(config, changes)
             with contextlib.suppress(UserError):  # The batch size may not be divisible.
-                if (
-                    total(needs_of(self._make(other), run_options(other), self._max_labels))
-                    <= limit
-                ):
+                if total(needs_of(self._make(other), other, self._max_labels)) <= limit:
                     remedies.append(in_words(changes))
                     break
         unit = batch_parts(self._mesh) * config.micro_batches
@@ -177,30 +174,23 @@ class MemoryCheck:
         return f"this should fit: {' or '.join(remedies)}"
 
 
-def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
-    """Returns a copy of the config with some values changed."""
-    config = copy.deepcopy(config)
-    config.update_from_flattened_dict(changes)
-    return config
-
-
 def likely_changes(
-    config: ConfigDict,
+    config: RunOptions,
     devices: int,
     limit: float,
     parameters: int,
     optimizer: int,
     temporaries: int,
 ) -> Iterator[Changes]:
-    """Yields config changes with which a step should fit, the fastest step first.
+    """Yields config changes with which a step should fit. Changes with fast steps come first.
 
     Args:
       config: config of the run.
       devices: number of devices.
       limit: memory of a device in bytes.
-      parameters: bytes of the parameters on a device without changes.
-      optimizer: bytes of the optimizer's state on a device without changes.
-      temporaries: bytes of activations and gradients on a device without changes.
+      parameters: bytes of the parameters on a device, with the unchanged config.
+      optimizer: bytes of the optimizer's state on a device, with the unchanged config.
+      temporaries: bytes of activations and gradients on a device, with the unchanged config.
     """
     mesh, state = config.mesh, parameters + optimizer
     fsdps = {
@@ -217,7 +207,7 @@ def likely_changes(
             yield changes
 
 
-def _micro_batches(config: ConfigDict, devices: int) -> list[int]:
+def _micro_batches(config: RunOptions, devices: int) -> list[int]:
     """Returns factors by which the number of micro-batches can be multiplied.
 
     The batch size must be divisible by the resulting number of micro-batches. The objective must
@@ -230,8 +220,15 @@ def _micro_batches(config: ConfigDict, devices: int) -> list[int]:
     return [micro for micro in (1, 2, 4, 8, 16) if config.batch_size % (divisor * micro) == 0]
 
 
-def _changes(config: ConfigDict, micro: int, remat: str, fsdp: int) -> Changes:
-    """Returns the config changes for `micro` times as many micro-batches, `remat` and `fsdp`."""
+def _changes(config: RunOptions, micro: int, remat: str, fsdp: int) -> Changes:
+    """Returns the config changes that set micro-batches, rematerialization policy and FSDP.
+
+    Args:
+      config: config of the run.
+      micro: factor by which the number of micro-batches is multiplied.
+      remat: rematerialization policy.
+      fsdp: number of devices over which parameters are sharded, `mesh.fsdp`.
+    """
     changes: Changes = {}
     if micro > 1:
         changes["micro_batches"] = config.micro_batches * micro
@@ -243,7 +240,7 @@ def _changes(config: ConfigDict, micro: int, remat: str, fsdp: int) -> Changes:
     return changes
 
 
-def groups_within(config: ConfigDict, micro_batches: int) -> Changes:
+def groups_within(config: RunOptions, micro_batches: int) -> Changes:
     """Returns the change of `dino.koleo_group` that the given number of micro-batches requires.
 
     A KoLeo group must not be larger than a micro-batch. The result is empty if no change is

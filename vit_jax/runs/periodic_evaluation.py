@@ -28,8 +28,8 @@ from vit_jax.training.step import State
 KNN = "knn"
 Figures = dict[str, dict[str, float]]  # The metrics of an evaluation, by split.
 
-# Log lines contain balanced metrics if the largest class has at least this factor times as many
-# images as the smallest class.
+# Log lines contain metrics that weight all classes equally, if the largest class has at least 1.5
+# times as many images as the smallest class.
 UNEQUAL = 1.5
 MOST_NEVER = 10  # Maximum number of classes that a note names.
 
@@ -57,7 +57,8 @@ class PeriodicEvaluation:
             program, parts.splits.named, config, warn, evaluation_views(config)
         )
         places = program.evaluated_places()
-        # On balanced splits, balanced accuracy is nearly equal to accuracy and is not logged.
+        # On balanced splits the balanced accuracy is nearly equal to the accuracy, so it is not
+        # logged.
         self._unequal = {
             name
             for name, source in parts.splits.named.items()
@@ -149,15 +150,19 @@ class PeriodicEvaluation:
             keep_retrievals(self.workdir, retrievals)
 
     def _write_page(self, outputs: Outputs) -> None:
-        """Writes the HTML page of a suite's data set, if this process writes the run's files."""
+        """Writes the page with a suite's pictures for one data set.
+
+        Only the process that writes the run's files writes the page.
+        """
         if self._writer:
             write_suite_page(self.workdir, outputs)
 
     def _add_knn(self, figures: Figures, row: dict[str, float]) -> None:
-        """Adds the mean accuracy of the k-NN suites, the metric for model selection.
+        """Adds the metric for model selection to `figures`: the mean accuracy of all k-NN suites.
 
         Args:
-          figures: metrics of the evaluation by split; the mean accuracy is added.
+          figures: metrics of the evaluation by split. The mean accuracy is added to the metrics of
+            the split for model selection.
           row: metrics of evaluation suites.
         """
         accuracies = [value for key, value in row.items() if key.startswith(f"{KNN}/")]
@@ -251,7 +256,10 @@ def by_name(figures: Figures, between: str) -> dict[str, float]:
 
 
 def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Returns lines that compare k-NN accuracies and matched views before and after training.
+    """Returns lines that compare metrics before and after self-supervised training.
+
+    The metrics are the k-NN accuracies, and the share of images whose two large views match
+    (`views_matched`).
 
     Args:
       rows: rows of `metrics.jsonl`, in the order of their steps.
@@ -279,7 +287,7 @@ def in_words(figures: Figures, metrics: dict[str, str], unequal: Collection[str]
     """
     lines = []
     for split, found in figures.items():
-        # Metrics that exist only in training are skipped.
+        # Metrics that are only computed in training are not in `found`. They are skipped.
         formats = {name: metrics[name] for name in sorted(metrics) if name in found}
         if split in unequal:
             formats |= {name: format for name, format in CLASS_FIGURES.items() if name in found}

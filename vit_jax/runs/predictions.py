@@ -16,7 +16,7 @@ CLASS_FIGURES = {"balanced_accuracy": "share", "macro_f1": "share"}
 
 
 def metric_in_words(name: str) -> str:
-    """Returns the name of a metric for people, such as `balanced accuracy`."""
+    """Returns a readable name of a metric: `balanced accuracy` for `balanced_accuracy`."""
     return name.replace("_", " ").replace(" f1", " F1")
 
 
@@ -25,7 +25,8 @@ class Predictions(NamedTuple):
 
     Attributes:
       numbers: indices of the images in the split, `[images]`.
-      labels: classes of each image, `[images, most]`, padded with -1.
+      labels: true classes of each image, `[images, most]`. The width `most` is the largest number
+        of classes of an image. Images with fewer classes are padded with -1.
       answer: the most probable class of each image, `[images]`.
       probability: probability of the most probable class, `[images]`.
       shown: indices of the images that the report shows, `[shown]`.
@@ -48,9 +49,9 @@ class Predictions(NamedTuple):
 
     @property
     def mistakes(self) -> np.ndarray:
-        """Indices of wrongly predicted images in the arrays, the most confident prediction first.
+        """Indices of the wrongly predicted images in arrays such as `labels`.
 
-        Images without a label are skipped.
+        The most confident predictions come first. Images without a label are skipped.
         """
         wrong = np.flatnonzero(~self.right & (self.labels >= 0).any(axis=1))
         return wrong[np.argsort(-self.probability[wrong], kind="stable")]
@@ -96,7 +97,7 @@ class ClassCounts(NamedTuple):
 
 
 def to_show(predictions: Predictions) -> np.ndarray:
-    """Returns the indices of the images for the report: the worst mistakes, and a sample."""
+    """Returns the indices of the images to show: the worst mistakes, and a sample of all images."""
     rows = np.linspace(0, len(predictions.numbers) - 1, min(MOST_SAMPLES, len(predictions.numbers)))
     chosen = np.concatenate([predictions.mistakes[:MOST_MISTAKES], rows.astype(int)])
     return np.unique(predictions.numbers[chosen])
@@ -177,9 +178,10 @@ def calibration(predictions: Predictions) -> tuple[np.ndarray, float]:
     """Returns the reliability diagram of the predictions and their expected calibration error.
 
     Returns:
-      The reliability diagram, `[BINS, 3]`: mean probability, accuracy and number of images of bins
-      with equal width. The expected calibration error (Guo et al., 2017): the difference between a
-      bin's mean probability and its accuracy, averaged over images.
+      The reliability diagram, `[BINS, 3]`, and the expected calibration error (Guo et al., 2017).
+      The bins divide the probability of the predicted class into intervals of equal width. A row of
+      the diagram contains a bin's mean probability, accuracy and number of images. The calibration
+      error is the absolute difference of the first two, averaged over all images.
     """
     where = np.minimum((predictions.probability * BINS).astype(int), BINS - 1)
     counts = np.bincount(where, minlength=BINS)

@@ -10,13 +10,14 @@ from jax._src import distributed
 class StopSignal:
     """Context manager that records SIGTERM and the first SIGINT. The run then saves and stops.
 
-    In runs with several processes, JAX's preemption service handles SIGTERM. Each process counts
-    its calls of `reached`. After a signal, the service makes all processes stop at the same count,
-    one more than the largest count of any process.
+    In runs with several processes, JAX's preemption service handles SIGTERM. Each process passes
+    the number of its calls of `reached` to the service. After a signal, the service chooses a
+    number: the largest number of any process, plus one. Each process stops when it reaches this
+    number, so all processes stop at the same step.
 
-    Orbax's preemption policy would also query this service in every save. The policy passes numbers
-    of steps, sometimes of earlier steps, so the count would jump and the run would miss the signal.
-    The service is therefore hidden from Orbax.
+    The service is hidden from Orbax, because Orbax's preemption policy also queries the service in
+    every save. Orbax would pass the step instead of the number of calls, and the run would miss the
+    signal.
     """
 
     def __enter__(self):

@@ -58,7 +58,10 @@ def with_probe_head(parts: Parts, params: dict, log: Callable[[str], None]) -> d
 
 
 def _groups(parts: Parts) -> np.ndarray | None:
-    """Returns the group of each training image; None without groups or if the split is no slice."""
+    """Returns the group of each training image, `[images]`, for cross-validation of the probe.
+
+    The result is None if the config has no groups, or if the training split is not a slice.
+    """
     source, given = parts.splits.train, parts.overrides.groups
     named = parts.config.data.groups if given is None else given
     if named is None or not isinstance(source, Subset):

@@ -12,12 +12,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from vit_jax.config import check, differences, from_json, run_options, to_json
+from vit_jax.config import differences, from_json, to_json, with_values
 from vit_jax.data.sources.base import lacking
 from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
+from vit_jax.options.run import RunOptions
 from vit_jax.paths import CONFIG, MANIFEST
 from vit_jax.runs import data_identity, workdir
 from vit_jax.runs.jobs import Job, Outcome, outcome
@@ -28,14 +27,13 @@ from vit_jax.training.objectives import objective_of
 SWEEP = "sweep.json"  # File with the sweep's config. Two sweeps cannot share a folder.
 
 
-def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
-    """Raises UserError if no sweep is possible with a config.
+def check_sweep(config: RunOptions) -> None:
+    """Checks that a config allows a sweep.
 
-    Args:
-      config: config of the sweep.
-      file: the config before flags changed it, for `vit_jax.config.check`.
+    Raises:
+      UserError: the config has no learning rates or no seeds for the sweep, or its objective has no
+        accuracy to compare.
     """
-    check(config, file=file)
     if not config.sweep.rates or not config.sweep.seeds:
         raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
     if not objective_of(config.objective.name).labels:
@@ -45,7 +43,7 @@ def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
         )
 
 
-def rate_jobs(config: ConfigDict, folder: Path, flags: tuple[str, ...]) -> dict[float, Job]:
+def rate_jobs(config: RunOptions, folder: Path, flags: tuple[str, ...]) -> dict[float, Job]:
     """Returns the runs that compare learning rates, by learning rate.
 
     These runs read no test images.
@@ -58,14 +56,9 @@ def rate_jobs(config: ConfigDict, folder: Path, flags: tuple[str, ...]) -> dict[
     Raises:
       UserError: the splits share images.
     """
-    train_split, dev_split = held_out_splits(config)
-    held_out = {
-        "data.train_split": train_split,
-        "data.test_split": dev_split,
-        "data.dev_split": None,
-    }
+    held_out = _held_out_values(config)
     rates = dict.fromkeys(config.sweep.rates)
-    if config.sweep.resnet_rates and has_resnet(run_options(config)):
+    if config.sweep.resnet_rates and has_resnet(config):
         rates |= dict.fromkeys(config.sweep.resnet_rates)
     return {
         rate: changed(
@@ -76,7 +69,7 @@ def rate_jobs(config: ConfigDict, folder: Path, flags: tuple[str, ...]) -> dict[
 
 
 def seed_jobs(
-    config: ConfigDict, folder: Path, flags: tuple[str, ...], rate: float
+    config: RunOptions, folder: Path, flags: tuple[str, ...], rate: float
 ) -> dict[int, Job]:
     """Returns the runs at the best learning rate, by seed.
 
@@ -90,7 +83,7 @@ def seed_jobs(
     }
 
 
-def held_out_splits(config: ConfigDict) -> tuple[str, str]:
+def held_out_splits(config: RunOptions) -> tuple[str, str]:
     """Returns the names of the split for training and of the split for comparing learning rates.
 
     The two splits may be slices of the same split, such as `train[:90%]` and `train[90%:]`.
@@ -116,15 +109,21 @@ def held_out_splits(config: ConfigDict) -> tuple[str, str]:
     return train, dev
 
 
-def held_out_config(config: ConfigDict) -> ConfigDict:
+def held_out_config(config: RunOptions) -> RunOptions:
     """Returns the config with the splits of `held_out_splits` for training and evaluation."""
-    held_out = from_json(to_json(config))
+    return with_values(config, _held_out_values(config))
+
+
+def _held_out_values(config: RunOptions) -> dict[str, Any]:
     train_split, dev_split = held_out_splits(config)
-    held_out.data.update(dict(train_split=train_split, test_split=dev_split, dev_split=None))
-    return held_out
+    return {
+        "data.train_split": train_split,
+        "data.test_split": dev_split,
+        "data.dev_split": None,
+    }
 
 
-def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
+def check_data(jobs: Collection[Job], config: RunOptions) -> None:
     """Raises UserError if a run was started with other data than the config has now.
 
     Args:
@@ -134,7 +133,7 @@ def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
     begun = {job.name: saved for job in jobs if (saved := workdir.saved_run(job.workdir))}
     if not begun or config.data.changed == "accepted":
         return
-    manifest = json.loads(json.dumps(data_identity.identity_of(open_splits(run_options(config)))))
+    manifest = json.loads(json.dumps(data_identity.identity_of(open_splits(config))))
     for name, saved in begun.items():
         if changed_data := data_identity.differences(saved.manifest, manifest):
             raise UserError(
@@ -143,13 +142,13 @@ def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
             )
 
 
-def open_held_out(config: ConfigDict) -> None:
+def open_held_out(config: RunOptions) -> None:
     """Opens the two splits of `held_out_splits`, to detect errors before any run starts.
 
     Raises:
       UserError: a split cannot be opened.
     """
-    splits = open_splits(run_options(held_out_config(config)))
+    splits = open_splits(held_out_config(config))
     for name, source in {"training": splits.train, "held-out": splits.test}.items():
         for line in lacking(name, source):
             print(line)
@@ -163,7 +162,7 @@ def check_begun(jobs: Collection[Job]) -> None:
 
 
 def best_rate(outcomes: dict[float, Outcome]) -> float:
-    """Prints and returns the learning rate with the highest accuracy.
+    """Prints and returns the learning rate with the highest accuracy, the first of equal ones.
 
     Args:
       outcomes: outcomes of the runs, by learning rate.
@@ -180,18 +179,19 @@ def best_rate(outcomes: dict[float, Outcome]) -> float:
         reasons = "; ".join(f"rate-{rate:g}: {result.failure}" for rate, result in outcomes.items())
         raise UserError(f"no run of the sweep finished: {reasons}")
     best = max(accuracies, key=accuracies.get)
+    ties = [f"{rate:g}" for rate, accuracy in accuracies.items() if accuracy == accuracies[best]]
+    equal = f" (first of {', '.join(ties)}, which are equal)" if len(ties) > 1 else ""
     print(
-        f"== best of {len(accuracies)} learning rates: {best:g}, {accuracies[best]:.2%} "
-        "accuracy on "
-        "held-out images"
+        f"== best of {len(accuracies)} learning rates: {best:g}{equal}, {accuracies[best]:.2%} "
+        "accuracy on held-out images"
     )
     return best
 
 
 def check_seeds(seeds: dict[int, Job], rate: float) -> None:
-    """Raises UserError if a seed's run was started with another learning rate.
+    """Raises UserError if a seed's run was trained with another learning rate than the best one.
 
-    This happens if more learning rates are compared later and the best one changes.
+    This happens if the user adds learning rates to a finished sweep, and one of them is better.
     """
     for job in seeds.values():
         file = job.workdir / CONFIG
@@ -205,11 +205,17 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
 
 
 def changed(path: Path, flags: tuple[str, ...], values: dict[str, Any]) -> Job:
-    """Returns the job of a run in the workdir `path`, with these flags and config values."""
+    """Returns a training run, not started yet, whose config differs in the given values.
+
+    Args:
+      path: workdir of the run.
+      flags: command-line flags of the run.
+      values: the changed config values by dotted key, such as `optimizer.learning_rate`.
+    """
     return Job(path, (*flags, *(f"--config.{key}={value}" for key, value in values.items())))
 
 
-def claim(folder: Path, config: ConfigDict) -> None:
+def claim(folder: Path, config: RunOptions) -> None:
     """Writes the sweep's config into `folder`, or checks that the folder belongs to this sweep.
 
     Raises:
@@ -219,10 +225,11 @@ def claim(folder: Path, config: ConfigDict) -> None:
     if file.exists():
         saved = from_json(file.read_text()).sweep
         differing = differences(file.read_text(), config) + [
-            # Learning rates are compared on the same images.
-            f"sweep.{key}: {saved[key]} -> {config.sweep[key]}"
+            # All runs of a sweep must have the same splits. Otherwise their accuracies could not
+            # be compared.
+            f"sweep.{key}: {getattr(saved, key)} -> {getattr(config.sweep, key)}"
             for key in ("train_split", "dev_split")
-            if saved[key] != config.sweep[key]
+            if getattr(saved, key) != getattr(config.sweep, key)
         ]
         if differing:
             raise UserError(
@@ -273,7 +280,7 @@ def as_json(result: Outcome) -> dict:
 
 
 def cells(result: Outcome) -> str:
-    """Returns the cells of the table's row for a run, in Markdown."""
+    """Returns table cells for a run in Markdown: number of images and accuracy, or the failure."""
     if result.figures is None:
         return f"| {result.failure or 'not run'}"
     return f"{result.figures['images']:,.0f} | {result.figures['accuracy']:.2%}"

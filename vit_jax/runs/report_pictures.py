@@ -24,7 +24,8 @@ SIDE, GAP = 160, 4  # Minimum side of an image in a sheet, and gap between image
 MOST_PICTURES = 6
 MOST_HEADS = 6
 
-# Captions of the attention pictures by file name, in the order of the page: the tallest first.
+# Captions of the attention pictures by file name. The report shows the pictures in this order, the
+# tallest picture first.
 SEEN = {
     "heads.png": "Attention of the last layer, a row for each head",
     "rollout.png": "Attention rollout over test images",
@@ -40,7 +41,8 @@ def attention_figures(
 
     The attention maps show attention rollout and the last layer's attention, from the class token
     or from the patches. The patch colours show the principal components of the last layer's
-    patches. The attention distance is averaged for each head.
+    patches. The attention distance of a head is the mean distance between a patch and the patches
+    that it attends to, weighted by attention and averaged over patches and images.
 
     All processes of a run must call this.
 
@@ -48,7 +50,7 @@ def attention_figures(
       Contents of the files that `SEEN` lists, by file name. Empty: the model has no full attention,
       the attention weights of one image exceed 1 GiB, or the attention weights are not finite.
     """
-    # Imported here: Matplotlib would slow down the start of each run.
+    # Imported here, because importing Matplotlib would slow down the start of each run.
     from vit_jax.inspection import figures
 
     model = nnx.merge(graphdef, params)
@@ -72,7 +74,7 @@ def attention_figures(
         jax.jit(captured, out_shardings=replicated(mesh))(params, np.stack(images))
     )
     attention = found["attention"]
-    # The weights are not finite if the run has diverged.
+    # If the run has diverged, the attention weights are not finite, and nothing can be drawn.
     if not all(np.isfinite(weights).all() for weights in attention):
         return {}
     seen = of_patches(model, rollout(attention)[-1])
@@ -113,7 +115,10 @@ def sheet(images: Sequence[np.ndarray], columns: int) -> bytes:
 
 
 def reconstruction_picture(images: np.ndarray) -> bytes:
-    """Returns a PNG with three rows: original images, visible parts and predictions.
+    """Returns a PNG with three rows: the images, and the two pictures of `Objective.pictures`.
+
+    For masked image modelling, the two pictures are the image without masked patches, and the
+    prediction. For other objectives, they are target and prediction.
 
     Args:
       images: result of `Evaluator.pictures`.
@@ -125,7 +130,7 @@ def reconstruction_picture(images: np.ndarray) -> bytes:
 
 
 def kept_pictures(folder: Path) -> dict[str, bytes]:
-    """Returns pictures in `folder` by step: the newest picture, then a sample of all others."""
+    """Returns a sample of the pictures in `folder` by step, the newest picture first."""
     files = sorted(folder.glob("*.png"), key=lambda file: int(file.stem), reverse=True)
     chosen = sorted(
         {round(i) for i in np.linspace(0, len(files) - 1, min(len(files), MOST_PICTURES))}

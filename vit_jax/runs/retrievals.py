@@ -19,19 +19,21 @@ MOST_FOUND = 5  # Maximum number of images shown for a caption.
 class Retrievals(NamedTuple):
     """Some captions of a split and the images that were retrieved for them.
 
-    The captions with mistakes come first, in order of decreasing rank. A sample of all captions of
-    the split follows.
+    For each caption, the images of the split are ranked by similarity. A mistake is a caption whose
+    most similar image is wrong. The mistakes come first, those with the worst ranks at the start. A
+    sample of all captions of the split follows.
 
     Attributes:
       total: number of distinct captions of the split.
       total_images: number of images of the split.
-      wrong: number of captions of the split whose most similar image is wrong.
-      mistakes: number of captions with mistakes at the start of `captions`.
+      wrong: number of mistakes in the whole split.
+      mistakes: number of mistakes at the start of `captions`.
       captions: texts, `[captions]`.
-      ranks: rank of each caption's best correct image, counted from 1, `[captions]`.
-      right: index in the split of each caption's best correct image, `[captions]`.
-      found: indices of each caption's most similar images, `[captions, most]`, the most similar
-        first.
+      ranks: rank of each caption's correct image, counted from 1, `[captions]`. If several images
+        are correct, it is the rank of the most similar one.
+      right: index in the split of the correct image whose rank is in `ranks`, `[captions]`.
+      found: indices in the split of each caption's most similar images, `[captions, most]`, the
+        most similar first.
       found_right: True if the image in `found` is correct, `[captions, most]`.
       similarities: cosine similarity of each caption to the image in `right`, followed by its
         similarities to the images in `found`, `[captions, 1 + most]`.
@@ -105,7 +107,7 @@ def retrievals_of(
 
 
 def keep_retrievals(workdir: Path, retrievals: Retrievals) -> None:
-    """Writes `retrievals` into the workdir atomically, in place of an earlier evaluation's."""
+    """Writes `retrievals` into the workdir atomically. Earlier retrievals are replaced."""
     temporary = workdir / f"{RETRIEVALS}.{secrets.token_hex(4)}.tmp"
     with temporary.open("wb") as file:
         np.savez_compressed(file, **retrievals._asdict())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.config import base_config, leaves
+from vit_jax.config import base_config, leaves, to_json
 from vit_jax.data.sources import SOURCES
 from vit_jax.errors import UserError
 from vit_jax.evaluation.suites import SUITES
@@ -52,8 +52,8 @@ def _of_each_split(name: str) -> dict[str, str]:
 ENTROPIES = {"train/teacher_entropy": "teacher", "train/student_entropy": "student"}
 ENTROPIES |= {"train/kl": "student's divergence"}
 
-# Panels of curves. Each has a title, the metrics' keys in the rows with their labels in the legend,
-# and the factor by which values are multiplied for display.
+# Panels of curves: title, curves and scale of each panel. The curves map a metric's key in
+# `metrics.jsonl` to its label in the legend. Values are multiplied by the scale for display.
 CURVES = (
     ("Loss", _of_each_split("loss"), 1),
     ("Accuracy, %", _of_each_split("accuracy"), 100),
@@ -143,7 +143,7 @@ class RunFiles(NamedTuple):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of the run so far, by kind, such as `train` or `evaluate`."""
+        """Seconds of the run so far, by kind of work, such as `train` or `evaluate`."""
         timed = [row for row in self.rows if "time/train" in row]
         return {kind: timed[-1][f"time/{kind}"] for kind in KINDS} if timed else {}
 
@@ -222,12 +222,15 @@ def run_page(run: RunFiles, live: bool = False) -> str:
         seen=_seen(run.workdir / SEEN_FOLDER),
         parameters=parameter_table(manifest),
         changed=[(key, *values) for key, values in changed_values(run.saved).items()],
-        config=json.dumps(run.saved.config.to_dict(), indent=2),
+        config=to_json(run.saved.config),
     )
 
 
 def _head(run: RunFiles) -> dict[str, str]:
-    """Returns the last evaluation's metrics and the run's progress as text, by label."""
+    """Returns the last evaluation's metrics and the run's progress, as texts by label.
+
+    Examples of labels are `test accuracy` and, for the progress, `now at`.
+    """
     steps = run.saved.manifest["steps"]
     far = f"{run.step:,} steps" if run.finished else f"step {run.step:,} of {steps:,}"
     if not run.figures:
@@ -243,7 +246,10 @@ def _head(run: RunFiles) -> dict[str, str]:
 
 
 def _figures_in_words(run: RunFiles) -> dict[str, str]:
-    """Returns metrics of the last evaluation and of the linear probe as text, by label."""
+    """Returns the metrics of the last evaluation and of the linear probe, as texts by label.
+
+    An example of a label is `test accuracy`.
+    """
     rows = {}
     for key, value in run.figures.items():
         split, _, name = key.partition("/")
@@ -264,7 +270,7 @@ def figure(
     Args:
       key: name of the metric.
       value: value of the metric.
-      formats: formats by name.
+      formats: formats of the metrics (`share` or `number`), by name.
       figures: all metrics, among them the number of images.
     """
     split, _, name = key.partition("/")
@@ -317,7 +323,11 @@ def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], i
 
 
 def _why_no_answers(run: RunFiles) -> str:
-    """Returns the reason why an evaluated run has no predictions; empty before an evaluation."""
+    """Returns the reason why the report of an evaluated run shows no predictions.
+
+    The text is empty if there was no evaluation yet, or if the report shows other results of the
+    evaluation, such as retrieved images.
+    """
     if not run.figures or run.retrievals or run.worst:
         return ""
     return (
@@ -336,7 +346,10 @@ def _seen(folder: Path) -> dict[str, str]:
 
 
 def numbers_of(run: RunFiles) -> dict[str, str]:
-    """Returns the run's time, speed, model size, data size and FLOPs as text, by label."""
+    """Returns the run's time, speed, model size, data size and FLOPs, as texts by label.
+
+    For example, the label `speed` has a text with the images per second.
+    """
     saved, manifest = run.saved, run.saved.manifest
     lines = {}
     if seconds := run.seconds:
@@ -371,7 +384,10 @@ def numbers_of(run: RunFiles) -> dict[str, str]:
 
 
 def provenance(saved: SavedRun) -> dict[str, str]:
-    """Returns the run's data, checkpoint, devices, code and versions as text, by label."""
+    """Returns the run's data, checkpoint, devices, code and versions, as texts by label.
+
+    For example, the label `devices` has a text with the devices and the number of processes.
+    """
     config, manifest = saved.config, saved.manifest
     data = config.data
     lines = {"from": ", ".join(data.parts) if data.parts else f"{data.source} {data.path}".strip()}
@@ -406,7 +422,7 @@ class ModelCost(NamedTuple):
 
 
 def model_cost_of(manifest: dict) -> ModelCost | None:
-    """Returns the size and the cost of a run's model; None: this version lacks the model family."""
+    """Returns the cost of a run's model; None: this version of vit_jax lacks the model family."""
     return _cost(json.dumps({"model": manifest["model"]}, sort_keys=True))
 
 
@@ -419,7 +435,7 @@ def _cost(manifest: str) -> ModelCost | None:
 
 
 def _options_of(manifest: dict) -> ImageOptions | None:
-    """Returns the options of a run's model; None: this version does not support the model."""
+    """Returns the options of a run's model; None: this version of vit_jax lacks the model."""
     try:
         return read_options(manifest["model"])
     except UserError:
@@ -433,7 +449,7 @@ def parameter_table(manifest: dict) -> dict | None:
     parameter of several layers has one row.
 
     Returns:
-      None if this version does not support the model.
+      None if this version of vit_jax does not support the model.
     """
     if (options := _options_of(manifest)) is None:
         return None
@@ -448,7 +464,7 @@ def parameter_table(manifest: dict) -> dict | None:
 
 
 def with_unit(number: float) -> str:
-    """Formats a number with a metric prefix, such as `85.8 M`."""
+    """Formats a number with an SI prefix, such as `85.8 M`."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g} {unit}"

@@ -58,9 +58,9 @@ def _of_data(parts: Parts, manifest: dict) -> list[str]:
 
 
 def unused(splits: Splits) -> list[str]:
-    """Returns lines with the numbers of unused files and the reasons.
+    """Describes the skipped files of each split: their numbers and the reasons.
 
-    All slices of the same folder share one line.
+    Slices of the same folder have the same skipped files, and share a line.
     """
     names: dict[str, list[str]] = {}
     for name, source in splits.named.items():

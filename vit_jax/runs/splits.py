@@ -34,7 +34,7 @@ class Splits(NamedTuple):
 
     @property
     def named(self) -> dict[str, Source]:
-        """Splits that are not None, by their names in metrics."""
+        """Opened splits by name: `train`, `test` and, if it exists, `dev`."""
         return {name: source for name, source in self._asdict().items() if source is not None}
 
     @property
@@ -146,7 +146,11 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
 
 
 def _note_on_sample(config: RunOptions, train: Source) -> list[str]:
-    """Returns a note if a slice of the data set that a program passed is a random sample."""
+    """Returns a note if the training split is a random sample of a data set in memory.
+
+    A user may expect that a slice such as `train[:80%]` consists of the first rows of the data set
+    that a program passed. By default, slices are stratified random samples.
+    """
     if config.data.source != "handed_in" or config.data.slices != "stratified":
         return []
     if not isinstance(train, Subset):

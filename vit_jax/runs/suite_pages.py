@@ -34,7 +34,7 @@ TITLES["depth"] = "Depth of {}, the largest RMSE first"
 
 
 def write_suite_page(folder: Path, outputs: Outputs) -> Path:
-    """Writes the page of a data set into a folder; returns its path."""
+    """Writes the page with a suite's pictures for one data set into a folder; returns the path."""
     values: dict[str, Any] = {"answers": None, "retrievals": None, "segments": None}
     if isinstance(outputs, Segmented):
         suite, values["segments"] = "segmentation", _segments(outputs)

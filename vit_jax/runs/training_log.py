@@ -25,7 +25,7 @@ class TrainLog:
       images: number of images in the training split.
       flops: training FLOPs per image.
       ledger: timer of training and other work (`goodput.py`).
-      skipped: number of updates that earlier starts skipped.
+      skipped: number of updates that a resumed run has skipped before it was resumed.
       classes: number of classes in the training split; 0: the objective has no labels.
     """
 
@@ -49,14 +49,16 @@ class TrainLog:
         self._objective = program.abstract_objective()
         self._metrics, self._warned = self._objective.metrics, False
         self._checkpoints, self._console, self._writer = checkpoints, console, writer
-        # Number of images per second at the devices' peak FLOPs; None: the peak is unknown.
+        # Number of images that the devices would process per second at their peak FLOP/s. None: the
+        # peak is unknown.
         peak = peak_flops(jax.devices()[0].device_kind)
         self._peak_speed = peak * jax.device_count() / flops if peak else None
         self._ledger, self._max_skipped = ledger, config.max_skipped_steps
         self._pending = None
         self._skipped = skipped
         self._begun = self._logged = None
-        # With a linear probe as the head, the loss may be zero from the first step on.
+        # With a linear probe as the initial head, a loss of zero is plausible from the first step
+        # on.
         self._suspicion = None if config.finetune.head == "probe" else Suspicion(classes)
 
     def begin(self, step: int) -> None:
@@ -133,10 +135,10 @@ class TrainLog:
         Args:
           step: step of the row.
           sums: sums of the metrics since the last row.
-          before: step of the last row, and the values of `_clock` at that time.
+          before: the last row's step, and the values that `_clock` returned for that row.
         """
         done, seconds = step - before[0], self._clock()[0] - before[1]
-        # If no step was finite, the means are NaN, which is null in the file.
+        # If the loss was not finite in any step, the means are NaN. NaN is written as null.
         finite = float(sums["steps"]) or float("nan")
         means = {
             name: float(x) / finite for name, x in sums.items() if name not in ("steps", "skipped")
@@ -168,13 +170,16 @@ class TrainLog:
     def account(self, step: int) -> None:
         """Writes the seconds of each kind of work so far to `metrics.jsonl`.
 
-        A later start of the run reads these seconds, and adds its own seconds.
+        If the run is resumed, it continues to count from these seconds.
         """
         if self._writer:
             self._writer.write(step, self._ledger.row())
 
     def _clock(self) -> tuple[float, float]:
-        """Returns the seconds of training so far, and the seconds of all work without the start."""
+        """Returns two durations in seconds: of training, and of all work that repeats during a run.
+
+        The second duration includes evaluations and checkpoints, but not the start of the run.
+        """
         row = self._ledger.row()
         training = row["time/train"] + row["time/data"]
         return training, training + row["time/evaluate"] + row["time/save"]
@@ -205,7 +210,8 @@ class Suspicion:
         first, accuracy = self._constant is None, means.get("accuracy")
         self._over = not first and accuracy != self._constant or accuracy not in (0.0, 1.0)
         self._constant = accuracy
-        # The probability that random predictions are all wrong is below 1 in 20,000.
+        # If the accuracy is 0, the warning requires 10 images per class. The probability that
+        # random predictions are wrong for all of these images is below 1 in 20,000.
         enough = images >= (10 * self._classes if accuracy == 0.0 else MANY)
         if first and abs(means["loss"]) < 0.00005:
             figure = "the loss is 0.0000"

@@ -106,7 +106,7 @@ def find_origin(
     - A new head has no hidden layer. It is initialized with zeros, or at random with the std
       `model.head_std`.
     - If the checkpoint's head is kept, its classes are matched with the data's classes by name.
-    - Position embeddings are resized to the image size (paper, section 3.2).
+    - Position embeddings are resized to the image size (ViT paper, section 3.2).
 
     Args:
       config: config of the run.
@@ -208,9 +208,9 @@ def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[
 
 
 def _training_defaults(options: ImageOptions) -> dict[str, Any]:
-    """Returns the default values of regularization and of the head's initialization.
+    """Returns the defaults of the model arguments for regularization and the head's initialization.
 
-    A run does not take the values of these model arguments from a checkpoint.
+    A run does not take the values of these arguments from a checkpoint.
     """
     declared = options_of(type(options))
     names = REGULARISATION | {"head_bias", "head_std"}
@@ -237,8 +237,10 @@ def with_objective(
       class_names: names of the data's classes, by index.
 
     Raises:
-      UserError: the objective's parameters in the checkpoint have other shapes than the run's,
-        belong to incompatible options, or predict the same classes with other indices.
+      UserError: the run cannot use the objective's parameters in the checkpoint. Checkpoint and run
+        differ in the shapes of these parameters or of the state, in an option that determines
+        shapes, in the tokenizer (`contrastive`), in modules that must not be dropped, or in the
+        indices of the same classes.
     """
     if not params or not origin.sources:
         return origin
@@ -284,7 +286,7 @@ def _class_notes(
 def _with_kept_objective(
     origin: Origin, config: RunOptions, stored: ObjectiveParams, params: dict, state: dict
 ) -> Origin:
-    """Returns a copy of `origin` that reads the objective's parameters from the checkpoint, too.
+    """Returns a copy of `origin` that also reads the objective's parameters from the checkpoint.
 
     State items that the objective carries over (`Objective.carried`) are also read.
 
@@ -481,7 +483,7 @@ def matched_head(
     except UserError as error:
         raise UserError(f"{error}; {remedy}") from error
     if match.reordered:
-        heads = family_of(checkpoint.model).adaptation.heads
+        heads = family_of(checkpoint.options).adaptation.heads
         sources = sources | {
             path: partial(_reordered, read, match.order)
             for path, read in sources.items()
@@ -491,7 +493,7 @@ def matched_head(
 
 
 def _reordered(read: Callable[[], np.ndarray], order: np.ndarray) -> np.ndarray:
-    """Reorders the last axis of a head's parameter, the classes, by the indices `order`."""
+    """Reorders the last axis (classes) of a head's parameter by the indices `order`."""
     return np.asarray(read())[..., order]
 
 
@@ -546,7 +548,7 @@ def _checkpoint_of(model: ImageModel) -> Checkpoint:
         "the calling program",
         model.options,
         {path: tuple(x.shape) for path, x in params.items()},
-        # A copy, because the first step donates the buffers of its arrays.
+        # The parameters are copied, because the first training step donates their buffers.
         lambda path: np.array(params[path]),
         preprocessing=model.about.preprocessing,
         class_names=model.about.class_names,
@@ -566,8 +568,8 @@ def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
 def _interpolation(config: RunOptions, checkpoint: Checkpoint) -> str:
     """Returns the interpolation with which images are resized.
 
-    If the config does not set it, the checkpoint's interpolation is used. If the checkpoint does
-    not contain it either, the paper's interpolation is used.
+    This is the config's interpolation. If the config sets no interpolation, it is the checkpoint's.
+    If the checkpoint contains none either, it is bilinear, as in the ViT paper's code.
 
     Raises:
       UserError: the checkpoint's interpolation is not supported.

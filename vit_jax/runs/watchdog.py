@@ -32,7 +32,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def report_to(self, stacks: Path, log: Callable[[str], None]) -> None:
-        """Sets the file for stacks (instead of standard error) and the callback for messages."""
+        """Sets the file for the threads' stacks (default: stderr) and the callback for messages."""
         self._stacks, self._log = stacks, log
 
     def set_phase(self, phase: str) -> None:
@@ -98,6 +98,6 @@ class Watchdog:
             with self._stacks.open("a") if self._stacks else open(os.dup(2), "w") as file:
                 print(f"{time.ctime()}: {what}", file=file, flush=True)
                 faulthandler.dump_traceback(file)
-        # The disk may also be full or hang. The process ends nevertheless.
+        # If the stacks cannot be written, for example to a full disk, the process still ends.
         except OSError as error:
             print(f"no stacks of {what}: {error}", file=sys.stderr, flush=True)

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from ml_collections import ConfigDict
 
 from vit_jax import config as configs
 from vit_jax.errors import UserError, as_text
@@ -57,18 +56,13 @@ class SavedRun(NamedTuple):
     """The config and the manifest of the run in a workdir."""
 
     text: str  # Content of `config.json`.
-    config: ConfigDict
+    config: RunOptions
     manifest: dict
-
-    @property
-    def options(self) -> RunOptions:
-        """The run's config as typed options."""
-        return configs.run_options(self.config)
 
 
 @contextlib.contextmanager
 def claim(
-    workdir: Path, config: ConfigDict, manifest: dict, log: Callable[[str], None] = print
+    workdir: Path, config: RunOptions, manifest: dict, log: Callable[[str], None] = print
 ) -> Iterator[Lock | BucketLock]:
     """Creates or resumes a workdir and holds its lock while the context is open.
 
@@ -88,7 +82,7 @@ def claim(
             lock = held.enter_context(BucketLock(Bucket(url), log) if url else Lock(workdir, log))
             if url:
                 fetched(url)
-            # Second check, since the previous owner of the lock may have changed the workdir.
+            # Second check, since the lock's previous owner may have changed the workdir meanwhile.
             saved = _belongs(workdir, config, manifest)
             if not saved:
                 _write(workdir, manifest, configs.to_json(config))
@@ -103,7 +97,7 @@ def claim(
             if saved and configs.differences(configs.to_json(saved.config), config):
                 before, after = saved.manifest["steps"], manifest["steps"]
                 log(f"note: this run is made longer: {after:,} steps in place of {before:,}")
-                text = json.loads(saved.text) | {name: config[name] for name in LENGTH}
+                text = json.loads(saved.text) | {name: getattr(config, name) for name in LENGTH}
                 _write(workdir, saved.manifest | {"steps": after}, json.dumps(text, indent=2))
         except OSError as error:
             raise UserError(
@@ -120,7 +114,7 @@ def _write(workdir: Path, manifest: dict, config: str) -> None:
         temporary.replace(workdir / name)
 
 
-def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | None:
+def _belongs(workdir: Path, config: RunOptions, manifest: dict) -> SavedRun | None:
     """Returns the run in `workdir` if it has this config; None: the workdir contains no run.
 
     The config may have more steps than the run if the run can be extended.
@@ -144,7 +138,7 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
 def _check_empty(workdir: Path) -> None:
     """Raises UserError if a folder without a run contains files.
 
-    Files that a start of a run wrote before it was killed are allowed.
+    Files of a run that was killed while it created the workdir are allowed.
     """
     begun = (MANIFEST, CONFIG + ".tmp", PREFIX)  # Files that a killed start leaves.
     url = url_of(workdir)
@@ -155,7 +149,7 @@ def _check_empty(workdir: Path) -> None:
         )
 
 
-def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int) -> None:
+def _check_config(workdir: Path, saved: SavedRun, config: RunOptions, steps: int) -> None:
     """Raises UserError if a saved run has another config and cannot be extended to this config.
 
     Args:
@@ -168,11 +162,7 @@ def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int
     if not differing:
         return
     of_length = {line.partition(":")[0] for line in differing} <= LENGTH
-    if (
-        of_length
-        and steps >= saved.manifest["steps"]
-        and not _depends_on_steps(configs.run_options(config))
-    ):
+    if of_length and steps >= saved.manifest["steps"] and not _depends_on_steps(config):
         return
     hint = "; a run can be made longer only if nothing depends on its length" if of_length else ""
     raise UserError(
@@ -182,7 +172,7 @@ def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int
     )
 
 
-def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, manifest: dict) -> None:
+def _check_data(workdir: Path, saved: SavedRun, config: RunOptions, manifest: dict) -> None:
     """Raises UserError if the data have changed and the run cannot continue with the new data.
 
     Args:
@@ -209,8 +199,8 @@ def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, manifest: di
 
 def _depends_on_steps(config: RunOptions) -> bool:
     """Returns True if training depends on the run's length. The run cannot be extended then."""
-    # With `best`, the last checkpoint contains the best parameters, but the last step's optimizer
-    # state. Training cannot continue from it.
+    # With `checkpoint.final=best`, the last checkpoint contains the parameters of the best step,
+    # but the optimizer state of the last step. Training cannot continue from this checkpoint.
     ends_with_best = config.checkpoint.final == "best"
     return (
         ends_with_best
@@ -238,7 +228,7 @@ def _as_saved(manifest: dict) -> dict:
     return json.loads(json.dumps(manifest))
 
 
-def steps_of(workdir: Path, config: ConfigDict) -> int | None:
+def steps_of(workdir: Path, config: RunOptions) -> int | None:
     """Returns the number of steps of a saved run that may continue with changed data.
 
     Returns:
@@ -246,9 +236,10 @@ def steps_of(workdir: Path, config: ConfigDict) -> int | None:
       if the config does not accept changed data, or if the config has another length.
     """
     saved = saved_run(workdir) if config.data.changed == "accepted" else None
-    if saved is None or any(saved.config[name] != config[name] for name in LENGTH):
+    if saved is None:
         return None
-    return saved.manifest["steps"]
+    earlier, now = ((each.steps, each.epochs) for each in (saved.config, config))
+    return saved.manifest["steps"] if earlier == now else None
 
 
 def steps_made(workdir: Path) -> bool:

@@ -1,12 +1,13 @@
-"""Lock that allows one run at a time on a workdir, also on a disk that many hosts share.
+"""Lock that allows one run at a time in a workdir, even on a disk that is shared by several hosts.
 
-The newest of the files `.lock-1`, `.lock-2`, ... in the workdir names the owner. If this file is
-empty, the workdir has no owner. The next file is created by an atomic hard link: if several
-processes try, only one succeeds. A number is never used twice.
+The lock files are `.lock-1`, `.lock-2`, ... in the workdir. The file with the highest number names
+the owner of the workdir. If this file is empty, the workdir has no owner. To take the lock, a run
+creates the file with the next number by an atomic hard link. If several processes try this, only
+one of them succeeds. Numbers are never reused.
 
 The owner holds a `flock` on its file, which the kernel releases when the process ends. The owner
 also updates the file's modification time every few seconds as a heartbeat. Some network file
-systems do not share `flock` between hosts. Other hosts then see only the heartbeat.
+systems do not share `flock` between hosts. Other hosts then only detect the heartbeat.
 """
 
 import contextlib
@@ -52,8 +53,8 @@ class Lock:
     Args:
       log: callback for messages about a takeover and about waiting for another process.
       beat_seconds: interval of heartbeats.
-      stale_seconds: time without a heartbeat after which the lock is free. All processes that may
-        use the workdir must have the same values.
+      stale_seconds: time without a heartbeat after which the lock is free. The values of
+        `beat_seconds` and `stale_seconds` must be equal in all processes that use the workdir.
     """
 
     def __init__(
@@ -69,7 +70,10 @@ class Lock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock. If a process of another host holds it, first waits for a heartbeat.
+        """Takes the lock.
+
+        If a process of another host holds the lock, this method first waits for a heartbeat. If
+        there is no heartbeat, the lock is taken over.
 
         Raises:
           UserError: another run holds the lock.
@@ -167,9 +171,10 @@ class Lock:
             return holder
 
     def _silent_seconds(self, last: int) -> float:
-        """Returns the seconds since a lock file's modification.
+        """Returns the seconds since the last modification of a lock file.
 
-        Both times are read from the file system, whose clock may be a server's.
+        The current time is taken from a new file, as its modification time. On a network file
+        system, both times are thus from the server's clock.
         """
         file = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
         try:
@@ -188,12 +193,13 @@ class Lock:
             try:
                 os.link(temporary, self._mine)
             except FileExistsError:
-                # With two links, the hard link was created, but NFS lost the reply.
+                # If the temporary file has two links, the hard link was created, but NFS lost the
+                # reply.
                 if os.stat(temporary).st_nlink == 1:
                     os.close(self._descriptor)
                     return False
-            # The file system does not support hard links. An empty file is created instead, which
-            # names no owner until it is written.
+            # The file system does not support hard links. An empty file is created instead. It
+            # names no owner until its content is written.
             except OSError:
                 os.close(self._descriptor)
                 try:
@@ -205,13 +211,14 @@ class Lock:
             temporary.unlink(missing_ok=True)
         if self._newest() == number:
             return True
-        # The list of lock files was outdated, so this number is wrong.
+        # Another process has created a lock file with a higher number, which the earlier list of
+        # lock files did not contain.
         self._mine.unlink(missing_ok=True)
         os.close(self._descriptor)
         return False
 
     def _sign(self) -> None:
-        """Locks the new lock file with `flock` and writes this process into it."""
+        """Locks the new lock file with `flock`, and writes the owner into it: this process."""
         with contextlib.suppress(OSError):  # Some file systems do not support `flock`.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         holder = this_process(os.fstat(self._descriptor).st_ino)
@@ -226,7 +233,7 @@ class Lock:
 
 
 def in_use(workdir: Path) -> bool:
-    """Returns True if another run uses the workdir, as far as this host can tell."""
+    """Returns True if another run uses the workdir, as far as this host can detect."""
     if not workdir.is_dir():
         return False
     lock = Lock(workdir)
@@ -262,7 +269,8 @@ def _read(file: BinaryIO) -> Holder | None:
 def _locked(descriptor: int) -> bool | None:
     """Returns whether a process holds the file's `flock`; None: `flock` is not supported."""
     try:
-        # The test takes a shared lock, because other processes may test at the same time.
+        # The lock is tested with a shared lock, because several processes may test it at the same
+        # time.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -285,10 +293,10 @@ def this_process(inode: int = 0) -> Holder:
 
 
 def still_held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
-    """Returns whether the process in a lock file still holds the lock; None: unknown on this host.
+    """Returns whether the process that a lock file names still holds the lock; None: unknown here.
 
     Args:
-      holder: the process in the lock file.
+      holder: the process that the lock file names.
       inode: inode of the lock file.
       locked: whether a process holds the file's `flock`; None: `flock` is not supported.
     """
@@ -319,7 +327,10 @@ def _namespace() -> str:
 
 
 def _born(pid: int) -> str | None:
-    """Returns the start time of a process; None if the process has ended or is a zombie."""
+    """Returns the start time of a process as text; None if the process has ended or is a zombie.
+
+    On systems without `/proc` the start time is unknown, and the result is empty.
+    """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if state in "ZX" else fields[18]

@@ -34,8 +34,8 @@ def open_workdir(source: str | Path) -> Checkpoint:
 
     Args:
       source: `WORKDIR` for the newest checkpoint, `WORKDIR@STEP`, or `WORKDIR@best` for the
-        checkpoint with the best test accuracy or, without accuracy, the best test loss. `WORKDIR`
-        is a folder or a URL in a bucket.
+        checkpoint with the best metrics on the split for model selection. `WORKDIR` is a folder or
+        a URL in a bucket.
 
     Raises:
       UserError: the workdir contains no run, or the checkpoint does not exist or is damaged.
@@ -48,11 +48,12 @@ def open_workdir(source: str | Path) -> Checkpoint:
             hint = "; buckets are supported for workdirs only: copy other checkpoints into a folder"
         raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}{hint}")
     check_name(workdir)
-    config, manifest = saved.options, saved.manifest
+    config, manifest = saved.config, saved.manifest
     options = _options_of(manifest, f"{shown(workdir)}/{MANIFEST}")
     shapes = parameter_shapes(sketch(options))
     params, step = _load_params(workdir, config, manifest, shapes, which)
-    # If the manifest has this entry, a program passed the objective, and `OBJECTIVES` lacks it.
+    # If the manifest has the entry `objective`, a program passed an objective class to the run. The
+    # registry `OBJECTIVES` does not contain this class.
     handed_in = "objective" in manifest
 
     return Checkpoint(
@@ -80,7 +81,11 @@ def _options_of(manifest: dict, place: str) -> ImageOptions:
 def _load_params(
     workdir: Path, config: RunOptions, manifest: dict, shapes: Shapes, which: str
 ) -> tuple[dict, int]:
-    """Loads the evaluated parameters of a run's model, nested; also returns their step."""
+    """Loads the parameters of a run's model that evaluations use, such as an EMA.
+
+    Returns:
+      The parameters, nested, and their step.
+    """
     params, folder = _abstract(shapes), checkpoints_of(workdir)
     handed_in = manifest.get("objective")
     evaluated = (
@@ -156,7 +161,8 @@ def _objective_params(
         return {path: functools.partial(_at, params, path) for path in shapes}
 
     def state_of(item):
-        # For an item that is a single array, the path is empty.
+        # For an item that is a single array, the path is empty, and the key is only the item's
+        # name.
         return {
             f"{item}/{path}".rstrip("/"): shape for path, shape in saved().get(item, {}).items()
         }

@@ -11,8 +11,8 @@ import numpy as np
 from vit_jax.serving.engine import Engine
 from vit_jax.serving.metrics import Metrics
 
-# Seconds for which a request waits if the server is full. Waiting is better than an immediate
-# rejection, which costs as much as an answer.
+# Maximum time in seconds that a request waits if the server is full. An immediate rejection would
+# save no work, because handling a rejected request costs as much as a prediction.
 PATIENCE = 1.0
 
 
@@ -43,7 +43,7 @@ class Batcher:
         )
         self._first, self._freed = asyncio.Lock(), asyncio.Event()
         self._pixels = 0
-        # A single thread: one computation at a time, in the order of arrival.
+        # The pool has a single thread, so that computations run one at a time, in their order.
         self._device = ThreadPoolExecutor(1, "device")
         self._queue: asyncio.Queue[tuple[Any, np.ndarray | None, asyncio.Future]] = asyncio.Queue()
         self.waiting = 0
@@ -113,8 +113,8 @@ class Batcher:
         self._metrics.batch.observe(len(images))
         try:
             found = await self.on_device(self._engine.compute, images, classes)
-        # The cause may be a bug or a lack of memory. The server continues, because the next batch
-        # may succeed.
+        # The error may be caused by a bug or a lack of memory. The server continues, because the
+        # next batch may succeed.
         except Exception as error:
             for answer in answers:
                 if not answer.cancelled():

@@ -45,7 +45,8 @@ def limited(limits: ConnectionLimits) -> type[H11Protocol]:
 
         def on_response_complete(self):
             self._expect_request()
-            # This call must be last, because it starts the next waiting request.
+            # The timer for the next request must be set before this call, because the call may
+            # already start that request.
             super().on_response_complete()
 
         def connection_lost(self, exc):

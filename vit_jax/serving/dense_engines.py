@@ -50,7 +50,12 @@ class WindowsEngine(Engine):
     def compute(
         self, images: Sequence[tuple[Windows, np.ndarray]], classes: Sequence[Any] = ()
     ) -> list[np.ndarray]:
-        """Returns for each image the model's outputs, `[windows, rows, columns, values]`."""
+        """Computes the windows of several images in common batches.
+
+        Returns:
+          For each image, the model's outputs for its windows, `[windows, rows, columns, values]`.
+          A segmenter has one value per class, the logit. A depth model has one value, the depth.
+        """
         outputs = self._values([cut for windows, image in images for cut in windows.cut(image)])
         ends = np.cumsum([windows.count for windows, _ in images])
         return np.split(outputs, ends[:-1])
@@ -72,7 +77,10 @@ class WindowsEngine(Engine):
         raise NotImplementedError
 
     def _described(self, whole: np.ndarray) -> dict[str, Any]:
-        """Returns the JSON response for a map, without the pictures `seen` and `overlay`."""
+        """Returns the JSON response for a map of classes or depths, as a Python dict.
+
+        The method `answer` adds the optional pictures `seen` and `overlay` to the response.
+        """
         raise NotImplementedError
 
     def _picture(self, resized: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -81,7 +89,7 @@ class WindowsEngine(Engine):
 
 
 class SegmenterEngine(WindowsEngine):
-    """Programs for class maps; arguments as in `WindowsEngine`."""
+    """Compiled programs of a segmenter, which predicts maps of classes."""
 
     def __init__(self, model: Segmenter, crop: TestCrop, batch_size: int):
         super().__init__(model, crop, batch_size)
@@ -107,7 +115,7 @@ class SegmenterEngine(WindowsEngine):
 
 
 class DepthEngine(WindowsEngine):
-    """Programs for depth maps; arguments as in `WindowsEngine`."""
+    """Compiled programs of a depth model, which predicts maps of depths."""
 
     def __init__(self, model: DepthModel, crop: TestCrop, batch_size: int):
         super().__init__(model, crop, batch_size)
@@ -129,7 +137,7 @@ class DepthEngine(WindowsEngine):
 
 
 class DetectorEngine(Engine):
-    """Programs for object detection.
+    """Compiled programs of a detector.
 
     Args:
       detector: the detector.
@@ -187,14 +195,14 @@ class DetectorEngine(Engine):
 
 
 def _on_picture(masks: np.ndarray, placement: Placement, size: tuple[int, ...]) -> np.ndarray:
-    """Transforms masks of the original image to masks of the returned picture.
+    """Resizes masks of the original image to the size of the picture `overlay`.
 
-    The returned picture is the model's input without padding, enlarged.
+    The picture shows the model's input without its padding. Small inputs are enlarged.
 
     Args:
       masks: masks of objects in the original image, bool `[objects, height, width]`.
       placement: position and size of the original image in the model's input.
-      size: height and width of the returned picture.
+      size: height and width of the picture in pixels.
 
     Returns:
       bool `[objects, size[0], size[1]]`.

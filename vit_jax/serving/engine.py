@@ -71,12 +71,14 @@ class Engine:
     Args:
       model: the model.
       batch_size: maximum number of images in a batch.
-      compute: the compiled function, `(model, images) -> outputs` for a batch.
+      compute: the function to compile; called with the model and a batch of images, returns the
+        outputs.
 
     Attributes:
       sizes: the compiled batch sizes; a batch is padded to the next larger size.
       parameters: request parameters that the engine supports, such as `overlay`.
-      names: handles class names in requests; None: requests can only use the model's own classes.
+      names: computes embeddings of class names in requests. None: requests cannot contain class
+        names.
     """
 
     parameters: tuple[str, ...] = ()
@@ -144,14 +146,14 @@ class Engine:
 
 
 class ClassifierEngine(Engine):
-    """Programs for classification, features and attention.
+    """Compiled programs of a classifier, for its classes, features and attention.
 
     Args:
       batch_size: maximum number of images in a batch.
       top: maximum number of returned classes per image.
       threshold: minimum probability of the returned classes.
-      names: handles class names in requests to an image-text model; None: the model's head predicts
-        its own classes.
+      names: computes embeddings of class names in requests to an image-text model. None: the
+        model's head predicts fixed classes.
 
     Attributes:
       no_heat: reason why attention rollout is undefined; None if it is defined.
@@ -183,9 +185,10 @@ class ClassifierEngine(Engine):
     def compute(
         self, images: Sequence[np.ndarray], classes: Sequence[np.ndarray | None]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns for each image the probabilities of its classes, and the indices of the classes.
+        """Returns for each image the most likely classes: their probabilities and their indices.
 
-        Both are in descending order of probability.
+        Both arrays are in descending order of probability. The arguments `top` and `threshold` of
+        the engine limit the number of classes.
         """
         values = self._values(images)
         if self.names is None:
@@ -212,7 +215,7 @@ class ClassifierEngine(Engine):
     def _of_names(
         self, image: np.ndarray, classes: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns probabilities and class indices of one image, as in `compute`.
+        """Returns the most likely classes of one image: their probabilities and their indices.
 
         Args:
           image: embedding of the image.
@@ -263,7 +266,10 @@ def _features_and_attention(model, images):
 
 
 def _features(model, images):
-    """Returns the features of a batch, and `[]`, because the model has no attention to return."""
+    """Returns the features of a batch, and an empty list in place of each layer's attention.
+
+    This is the variant for models whose attention rollout is undefined.
+    """
     return representation(model, images), []
 
 

@@ -11,10 +11,10 @@ from collections.abc import Collection
 
 
 def is_ours(host: str, names: Collection[str] = ()) -> bool:
-    """Returns True if a Host header is allowed, because it cannot contain a foreign domain.
+    """Returns True if the Host header of a request is allowed.
 
-    IP addresses, localhost, this machine's name and `names` are allowed. If `names` contains `*`,
-    every Host header is allowed.
+    IP addresses, localhost, this machine's name and `names` are allowed, because a malicious web
+    page cannot use them. If `names` contains `*`, every Host header is allowed.
     """
     name = re.sub(r":\d*$", "", host).strip("[]").lower().removesuffix(".")
     if "*" in names or name == "localhost" or name.endswith(".localhost"):

@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.serving.hosts import is_ours
 
 MOST_CONNECTIONS = 64  # Maximum number of open connections. Further connections are closed.
-# Timeouts for receiving a request and for sending its response.
+# Timeouts in seconds: for receiving the request line and headers, and for sending the response.
 HEAD_SECONDS, ANSWER_SECONDS = 10, 60
 MOST_HEAD = 2**14  # Maximum size of request line and headers, in bytes.
 # Exceptions that close a connection without a response. CancelledError is included because asyncio

@@ -92,7 +92,8 @@ class Service:
         self._metrics, self._about, self._page, self._hosts = metrics, about, page, hosts
         self._batcher = Batcher(engine, most, 4 * limits.pixels, metrics)
         self._decoders = ThreadPoolExecutor(threads, "decode")
-        # Images of at least this size are decoded one at a time.
+        # An image with more pixels than `_large` is not decoded at the same time as another such
+        # image. This limits the memory for decoded images.
         self._large = limits.pixels // threads
         self._one_large = asyncio.Lock()
         self._held = 0  # Total size of current uploads, in bytes.
@@ -123,7 +124,7 @@ class Service:
         return HTMLResponse(self._page)
 
     async def health(self, request: Request) -> Response:
-        """Returns the model and the server's status; HTTP 503 if the computing task has ended."""
+        """Returns the model and the server's status; HTTP 503 if no task computes batches."""
         works = self._running is not None and not self._running.done()
         content = {
             "status": "ok" if works else "failed",
@@ -221,8 +222,8 @@ class Service:
         if kind != "application/json":
             return self._parse_parameters(_query(request), [body]), True
         try:
-            # Without this limit, a request with millions of small values would take seconds to
-            # parse.
+            # The number of syntax characters, such as brackets and commas, is limited. Otherwise a
+            # request with millions of small values would take seconds to parse.
             if len(body.translate(None, WORDS)) > MOST_SYNTAX:
                 raise ValueError
             parameters = json.loads(body)
@@ -270,7 +271,7 @@ class Service:
     async def _of_image(
         self, image: bytes, size: int, number: int, asked: Asked, classes: np.ndarray | None
     ) -> dict[str, Any]:
-        """Computes one image of a request; returns the part of the JSON response for this image.
+        """Predicts for one image of a request; returns the image's part of the JSON response.
 
         Args:
           size: number of pixels of the image.
@@ -293,7 +294,7 @@ class Service:
 
     @property
     def _classifier_engine(self) -> ClassifierEngine:
-        """The engine as a `ClassifierEngine`, for parameters such as `heat`."""
+        """The engine as a `ClassifierEngine`, the only engine with `heat` and `neighbours`."""
         assert isinstance(self._engine, ClassifierEngine)
         return self._engine
 
@@ -347,7 +348,7 @@ class Service:
 
 
 class _Guard:
-    """Middleware that rejects requests for other hosts, and adds `HEADERS` to each response."""
+    """Middleware that checks the Host header of requests, and adds `HEADERS` to each response."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]):
         self._app, self._hosts = app, hosts
@@ -371,7 +372,7 @@ class _Guard:
 
 
 def _check_parameter(key: str, value: object, supported: Sequence[str]) -> None:
-    """Raises Refused if a numeric parameter is unknown or out of range."""
+    """Raises Refused if a numeric parameter of a request is unknown or out of range."""
     if key not in supported:
         known = ", ".join(supported)
         raise Refused(400, f"{key!r} is an unknown parameter; supported: {known}")

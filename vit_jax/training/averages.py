@@ -36,12 +36,13 @@ class Momentum:
 def polyak_share(factor: float, start: str) -> Callable[[jax.Array], jax.Array]:
     """Returns `Momentum.share` for Polyak averaging with a constant decay, `factor`.
 
-    After update t, the parameters of update i have a weight proportional to factor^(t - i).
+    After update t, the average contains the parameters of update i with a share proportional to
+    factor^(t - i).
 
-    With `start="zero"` the average does not contain the initial parameters, and the weights are
-    divided by their sum. With `start="weights"` the average starts at the initial parameters. After
-    update t, the initial parameters have the weight factor^t, for example 13.5 % after 20,000
-    updates at 0.9999.
+    With `start="zero"` the average does not contain the initial parameters, and the shares are
+    normalized to the sum 1. With `start="weights"` the average starts at the initial parameters.
+    After update t, the initial parameters have the share factor^t, for example 13.5 % after 20,000
+    updates with the factor 0.9999.
     """
 
     def share(update: jax.Array) -> jax.Array:

@@ -23,9 +23,18 @@ CHANGED_BY_LORA = r"(^|/)attention/(qkv|out)/kernel$"
 
 
 def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
-    """Returns the initial `{"lora": ...}` of `extra`, or `{}` if the config does not use LoRA.
+    """Returns the initial low-rank updates of LoRA, which are part of the weights `extra`.
 
-    Each `up` is initially zero, so LoRA does not change the model before the first update.
+    `extra` contains the weights that only training uses. The result is `{"lora": updates}`, or `{}`
+    if the config does not use LoRA. `updates` is a dict with an entry for each attention kernel, by
+    the kernel's path. The entry contains two matrices, `down` and `up`; their product is the
+    kernel's low-rank update. Each `up` is initially zero, so LoRA does not change the model before
+    the first training step.
+
+    Args:
+      options: the section `finetune` of the config.
+      seed: random seed of the matrices `down`.
+      params: the model's parameters, nested.
 
     Raises:
       UserError: the model has no attention kernels for LoRA.
@@ -52,13 +61,13 @@ def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
 
 
 def weight_axes(path: str, rank: int) -> Axes | None:
-    """Returns the logical axes of a weight, given its path (`params/...` or `extra/...`).
+    """Returns the logical axes of a weight, given its path; None: the weight has no logical axes.
 
     A low-rank update consists of `down` and `up`. `down` has the kernel's input axes and the axis
     `rank`. `up` has the axis `rank` and the kernel's output axes.
 
     Args:
-      path: path of the weight.
+      path: path of the weight, `params/...` or `extra/...`.
       rank: the weight's number of axes.
     """
     kernel, _, factor = path.removeprefix("extra/lora/").partition("/")
@@ -82,7 +91,10 @@ def with_frozen(objective_params: dict, frozen: dict) -> dict:
 
 
 def effective(weights: Weights) -> dict:
-    """Returns the parameters for the forward pass: with LoRA, kernel + `down` times `up`."""
+    """Returns the parameters for the forward pass.
+
+    With LoRA, the product of `down` and `up` is added to each kernel that has a low-rank update.
+    """
     lora = weights["extra"].get("lora", {})
 
     def changed(path, kernel):

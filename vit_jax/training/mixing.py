@@ -35,11 +35,11 @@ def augment(
     Args:
       batch: `image` uint8 `[batch, height, width, 3]` and `labels` int32 `[batch, max_labels]`.
       key: random key of the step.
-      flip: whether images are flipped.
-      flips: name of the random flip of each view. The name is folded into the random key, so views
-        with the same name are flipped together.
-      spatial: entries of the batch that must be flipped together with `image`, such as masks. Each
-        value is the entry's kind, `map` or `boxes`.
+      flip: True: each image is mirrored with probability 1/2.
+      flips: a dict from each view (an entry of the batch with images) to a name. The name is folded
+        into the random key, so views with the same name are flipped together.
+      spatial: a dict with the entries of the batch that must be flipped together with `image`, such
+        as masks. The values are the kinds of the entries: `map` or `boxes`.
       erasing: probability that an image gets a random rectangle of noise.
       mean, std: the model's normalization of pixels in [0, 1]. The noise of erasing has this mean
         and std.
@@ -50,9 +50,10 @@ def augment(
         These entries are not mixed with each other.
 
     Returns:
-      The batch with `image` and `labels` replaced. `image` is float32 in [-1, 1]; with flips only,
-      it stays uint8, which takes a quarter of the memory. Mixup and CutMix add `partner_labels`,
-      and `share` float32 `[batch]`: the share of the pixels that belongs to `labels`, at least 0.5.
+      The batch with `image` and `labels` replaced. `image` is float32 in [-1, 1]. If only flips are
+      enabled, `image` stays uint8, which takes a quarter of the memory. Mixup and CutMix add
+      `partner_labels`, and `share` float32 `[batch]`: the share of the pixels that belongs to
+      `labels`, at least 0.5.
     """
     if flip:
         flipped = {
@@ -78,7 +79,7 @@ def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _mirrored(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """Draws the images to mirror in `random_flip`: True for mirrored images, `[..., 1, 1, 1]`."""
+    """Draws the images that `random_flip` mirrors: True for these images, bool `[..., 1, 1, 1]`."""
     return jax.random.bernoulli(key, shape=(*shape[:-3], 1, 1, 1))
 
 
@@ -139,12 +140,13 @@ def random_erasing(
 
 
 def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
-    """Returns bool `[batch, side]`: True at `length` consecutive positions of each row.
+    """Draws an interval of pixels for each image: bool `[batch, side]`, True in the interval.
 
     Args:
-      draw: uniform random number in [0, 1] for each row, which determines the first position.
-      length: number of True positions of each row, `[batch]`.
-      side: length of a row.
+      draw: uniform random number in [0, 1] for each image, which determines the first pixel of the
+        interval, `[batch]`.
+      length: number of pixels in the interval of each image, `[batch]`.
+      side: height or width of the images in pixels.
     """
     start = jnp.floor(draw * (side - length + 1))[:, None]
     position = jnp.arange(side)
@@ -154,10 +156,10 @@ def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
 def mixing_weights(
     key: jax.Array, size: tuple[int, int], mixup: float, cutmix: float, cutmix_share: float
 ) -> jax.Array:
-    """Draws the argument `weights` of `mix` for a batch, `[height, width]`, by mixup or CutMix.
+    """Draws the mixing weights of a batch's pixels for mixup or CutMix, `[height, width]`.
 
-    A pixel's weight is the share of the image in the mixed pixel. The partner's share is 1 -
-    weight. In mixup all pixels have the same weight. In CutMix a pixel's weight is 0 or 1.
+    A mixed pixel is `weight * image + (1 - weight) * partner`. All images of the batch have the
+    same weights. In mixup all pixels have the same weight. In CutMix a pixel's weight is 0 or 1.
 
     If `mixup` and `cutmix` are both above 0, CutMix is used with the probability `cutmix_share`.
     """

@@ -51,13 +51,14 @@ def make_optimizer(
         trained. Weights that are not trained have no optimizer state.
       layer: function from a parameter's path to its layer (`Family.layer`), for `layer_decay`.
       embedding: path prefixes of the patch embedding (`Family.embedding`), for `embedding_rate`.
-      frozen_prefixes: numbers of initial updates in which objective parameters are frozen, by path
-        prefix (`Objective.frozen_prefixes`).
-      stem: path prefixes of objective parameters that are treated like the patch embedding.
-      frozen_steps: number of initial updates that train only the heads and the objective's own
-        parameters.
+      frozen_prefixes: the parameters of the objective that are frozen in the first updates, as a
+        dict from a prefix of their paths, such as `head/prototypes`, to the number of updates
+        (`Objective.frozen_prefixes`).
+      stem: path prefixes of the objective's parameters that are treated like the patch embedding.
+      frozen_steps: number of initial updates in which the backbone is frozen, so that only the
+        model's heads and the parameters of the objective are trained.
       backbone_schedule: the learning rate of update t for the backbone, that is, for all parameters
-        except the heads and the objective's own. None: `schedule`.
+        except the model's heads and the parameters of the objective. None: `schedule`.
 
     Raises:
       UserError: the config sets `clip_update`, and the optimizer is not Adafactor.
@@ -72,8 +73,8 @@ def make_optimizer(
     # Optax counts from 0; the first update is t = 1.
     changing = (lambda count: weight_decay(count + 1)) if callable(weight_decay) else weight_decay
     decay = optax.add_decayed_weights(changing, mask=DECAYED[config.decay])
-    # Disabled stages are left out or have no state. Checkpoints of earlier versions without these
-    # stages can therefore be restored.
+    # A disabled stage is either left out or has no state. Checkpoints of earlier versions, which
+    # did not have these stages, can therefore be restored.
     slowed = [f"params/{start}" for start in embedding]
     stages = [
         clip_by_norm(config.clip_norm, config.clip) if config.clip_norm else optax.identity(),
@@ -119,11 +120,13 @@ def _frozen_stages(
 ) -> list[optax.GradientTransformation]:
     """Returns optimizer stages that freeze weights in the first updates.
 
+    The weights are the model's parameters and the parameters of the objective, such as a decoder's.
+
     Args:
-      frozen_prefixes: numbers of initial updates in which objective parameters are frozen, by path
-        prefix.
-      frozen_steps: number of initial updates that train only the heads and the objective's own
-        parameters.
+      frozen_prefixes: the parameters of the objective that are frozen in the first updates, as a
+        dict from a prefix of their paths, such as `head/prototypes`, to the number of updates.
+      frozen_steps: number of initial updates in which the backbone is frozen, so that only the
+        model's heads and the parameters of the objective are trained.
     """
     stages = [
         _freeze(steps, partial(below, [f"extra/objective/{start}"]))
@@ -145,10 +148,13 @@ def _freeze(steps: int, mask: Callable[[dict], dict]) -> optax.GradientTransform
 def unless_skipped(
     update_rule: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an update rule: a skipped update does not change its state and its step count.
+    """Returns an update rule whose state and step count stay unchanged in skipped updates.
 
-    The `update` of the result has an additional argument, `finite`. False means that the update is
-    skipped. With None, an update is skipped if its gradient is not finite.
+    The function `update` of the returned rule has an additional argument, `finite`. If it is False,
+    the update is skipped. If it is None, the update is skipped if the gradient is not finite.
+
+    Args:
+      update_rule: the update rule to wrap.
     """
 
     def update(updates, state, params=None, *, finite=None):
@@ -165,11 +171,13 @@ def check_first(
 ) -> None:
     """Raises UserError if LAMB would train an array of zeros.
 
-    LAMB scales an array's update to the norm of the array. An array of zeros has the norm 0.
+    LAMB scales an array's update to the norm of the array. For an array of zeros this is
+    impossible, because the norm of the array is 0.
 
     Args:
       config: the section `optimizer`.
-      changes: the argument `trained` of `make_optimizer`.
+      changes: function from the weights to a mask, True for trained weights. None: all weights are
+        trained.
       weights: a run's initial weights.
     """
     if config.name != "lamb":
@@ -207,8 +215,8 @@ def tables(params: dict) -> dict:
 def matrices(params: dict) -> dict:
     """Returns a mask: False for biases, scales, and the logits' scale and bias, else True.
 
-    Kernels, tokens, position embeddings and tables are thus True. In PyTorch these arrays have more
-    than one axis.
+    Kernels, tokens, position embeddings and tables are thus True. The mask corresponds to PyTorch
+    code that applies weight decay to all parameters with more than one axis.
     """
     return _named(params, lambda name: name not in UNDECAYED)
 
@@ -217,8 +225,10 @@ def _named(params: dict, decays: Callable[[str], bool]) -> dict:
     """Returns a mask of the parameters with weight decay.
 
     Args:
-      params: parameters. Parameters that the model family excludes from weight decay are False.
-      decays: called with the last name of a path, such as `bias`; returns True for weight decay.
+      params: parameters. Parameters that the model family excludes from weight decay are False in
+        the mask.
+      decays: function from the last name of a parameter's path, such as `bias`, to True if the
+        parameter has weight decay.
     """
 
     def both(path, _):
@@ -240,7 +250,7 @@ def below(starts: Sequence[str], weights: dict) -> dict:
 
 
 def _behind_heads(weights: dict) -> dict:
-    """Returns a mask of the backbone: False for heads and the objective's own parameters."""
+    """Returns a mask: True for the backbone, False for heads and parameters of the objective."""
     return jax.tree.map(operator.not_, below(HEADS, weights))
 
 
@@ -287,8 +297,9 @@ def scale_by_layer(
 
     Args:
       decay: factor per layer.
-      layer_number: function from a path in the model to its layer, see `Family.layer`.
-      stem: path prefixes of objective parameters that are treated like the patch embedding.
+      layer_number: function from the path of a model parameter to the number of its encoder layer
+        (`Family.layer`).
+      stem: path prefixes of the objective's parameters that are treated like the patch embedding.
     """
 
     def scale(updates, params=None):
@@ -310,9 +321,10 @@ def layer_of(layer_number: Callable[[str], float], path: str, stem: Sequence[str
     """Returns the encoder layer of a weight; -1 before the encoder, infinity after it.
 
     Args:
-      layer_number: function from a path in the model to its layer, see `Family.layer`.
+      layer_number: function from the path of a model parameter to the number of its encoder layer
+        (`Family.layer`).
       path: a path in a run's weights, such as `params/blocks/00/norm1/scale`.
-      stem: path prefixes of objective parameters that are treated like the patch embedding.
+      stem: path prefixes of the objective's parameters that are treated like the patch embedding.
     """
     if path.startswith("extra/objective/"):  # Includes the layers of an objective's decoder.
         param_path = path.removeprefix("extra/objective/")

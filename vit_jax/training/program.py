@@ -55,20 +55,20 @@ class Program(NamedTuple):
     """
 
     build: Callable[..., nnx.Module]  # Creates the model; its argument is `rngs=`.
-    # Creates the state's item `extra` (weights that only training uses) from the model's
-    # parameters.
+    # Function from the model's parameters to the train state's item `extra`, weights that only
+    # training uses.
     init_extra: Callable[[dict], dict]
     graphdef: nnx.GraphDef  # Graph definition of the model.
     objective: nnx.GraphDef  # Graph definition of the objective, including its frozen model.
-    # Key of the evaluated parameters in the objective's state, such as an EMA. None: the trained
-    # parameters are evaluated.
+    # Key of the parameters for evaluation in the objective's state, such as an EMA. None: the
+    # trained parameters are evaluated.
     eval_params: str | None
     optimizer: optax.GradientTransformation
-    # Raises UserError if the optimizer cannot start from these weights.
+    # Function that raises UserError if the optimizer cannot start from the given initial weights.
     check_first: Callable[[Weights], None]
     schedule: Callable[[jax.Array], jax.Array]
     mesh: Mesh
-    # State and metrics contain `jax.ShapeDtypeStruct`s with shardings in place of arrays.
+    # `state` and `metrics` contain `jax.ShapeDtypeStruct`s with shardings in place of arrays.
     state: State
     metrics: Metrics
     train_step: Callable[[State, Metrics, dict], tuple[State, Metrics]]
@@ -88,9 +88,10 @@ class Program(NamedTuple):
           seed: random seed for parameters that are initialized at random.
           params: the model's parameters, on the host; None: random initialization.
           frozen: the frozen model's parameters, on the host; None: there is no frozen model.
-          objective: some of the objective's own parameters, on the host, by the first name of their
-            paths. All other parameters are initialized at random.
-          objective_state: items on the host that replace items of the objective's initial state.
+          objective: some of the objective's own parameters, on the host, such as the subtree
+            `{"decoder": ...}`. All other own parameters are initialized at random.
+          objective_state: some items of the objective's state, on the host. They replace items of
+            the objective's initial state.
 
         Raises:
           UserError: the optimizer cannot start from these parameters.
@@ -166,8 +167,9 @@ class Program(NamedTuple):
         }
 
     def _on_host(self, make: Callable[[], Weights]) -> Weights:
-        # Runs without compilation, which would take longer, and on the host, because a model may be
-        # larger than a device's memory.
+        # `make` initializes the weights on the host, because a model may be larger than a device's
+        # memory. `make` is not compiled, because compilation would take longer than the
+        # initialization.
         try:
             host = jax.local_devices(backend="cpu")[0]
         except RuntimeError:  # JAX_PLATFORMS excludes the CPU.

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate (paper, section 4.1 and table 3) and of the weight decay."""
+"""Schedules of the learning rate (ViT paper, section 4.1 and table 3) and of the weight decay."""
 
 import dataclasses
 from collections.abc import Callable

@@ -8,7 +8,7 @@ The train state is a dict:
 - `frozen`: the constant parameters of a frozen model, such as a teacher. May be empty.
 - `optimizer`: the optimizer's state.
 - `step`: number of steps.
-- `skipped`: number of skipped updates.
+- `skipped`: numbers of skipped updates, in total and in a row.
 
 The random key of step t is folded from the seed and t, so the state contains no random key.
 """
@@ -39,7 +39,8 @@ from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.classification import probabilities_of
 from vit_jax.training.objectives.objective import Loss, StepContext
 
-# Numbers to fold into a step's key. They are large because dropout folds in small numbers.
+# These numbers are folded into a step's random key, for augmentation and `Objective.prepare`. They
+# are large, so that they differ from the small numbers that are folded into the key for dropout.
 AUGMENT, PREPARE = 2**31, 2**31 + 1
 EVALUATE = 2**32 - 1  # Folded into the seed in evaluation, in place of the step number.
 
@@ -67,7 +68,8 @@ def init_metrics(names: Sequence[str]) -> Metrics:
     """Returns metrics of zeros, as at the start of a run and after each log line.
 
     The metrics are sums over the steps since the last log line. The sums exclude steps with a loss
-    or gradient that is not finite. The item `skipped` is a copy of this item of the train state.
+    or gradient that is not finite. The item `skipped` is a copy of the item `skipped` of the train
+    state.
 
     Args:
       names: names of the objective's own metrics.
@@ -387,9 +389,10 @@ def make_pictures(
 
 
 def _prepare(objective, objective_params, mesh, batch, key, numbers) -> dict[str, jax.Array]:
-    """Adds the objective's random draws, such as masks, to the batch.
+    """Adds random values of each image, such as masks, to the batch (`Objective.prepare`).
 
-    The random key of image i is `fold_in(key, numbers[i])`.
+    The random key of image i of the batch is `fold_in(key, numbers[i])`. `numbers` are the images'
+    indices in the global batch or, in evaluation, in the split.
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     drawn = nnx.merge(objective, objective_params).prepare(batch, keys)

@@ -1,7 +1,5 @@
 """Detection: the losses of a set of boxes, and their matching."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +8,10 @@ from flax import nnx
 from scipy.optimize import linear_sum_assignment
 
 import vit_jax
-from vit_jax.config import from_json, run_options
+from vit_jax.config import with_values
 from vit_jax.evaluation.dense_metrics import coco_metrics
 from vit_jax.models.dense.detector import best_of, corners_of
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives import make_objective
 from vit_jax.training.objectives.box_losses import centred, focal_losses, generalized_iou
 from vit_jax.training.objectives.detection import (
@@ -224,10 +223,9 @@ def test_best_predictions_come_first():
 @pytest.fixture(scope="module")
 def program():
     """Returns a tiny detector, its objective and a batch of boxes, one of them without any."""
-    config = from_json(json.dumps({"objective": {"name": "detection"}}))
-    config.detection.update(dict(dim=16, depth=1, queries=6, most=3))
-    config.data.num_classes, config.data.image_size = 2, 32
-    options = run_options(config)
+    values = {"objective.name": "detection", "data.num_classes": 2, "data.image_size": 32}
+    head = {"detection.dim": 16, "detection.depth": 1, "detection.queries": 6, "detection.most": 3}
+    options = with_values(RunOptions(), values | head)
     model = vit_jax.create_model(
         "ViT-32x1/8", image_size=32, num_classes=0, mlp_dim=32, pooling="gap"
     )

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from tests.training.objectives.small import SMALL, config_of, prepare
-from vit_jax.config import check
+from vit_jax.config import check, run_options
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh, to_devices
@@ -120,7 +120,8 @@ def test_plan_counts_both_views_and_the_teacher():
     supervised = config.copy_and_resolve_references()
     supervised.objective.name = "classification"
     ratio = (
-        make_workload(config, None).multiply_adds / make_workload(supervised, None).multiply_adds
+        make_workload(run_options(config), None).multiply_adds
+        / make_workload(run_options(supervised), None).multiply_adds
     )
     # A third of a forward pass for each of the teacher's two; the last layer reads one token only.
     assert 8 / 3 * 0.7 < ratio < 8 / 3 * 1.2
@@ -172,10 +173,14 @@ def test_loss_with_local_crops_is_the_mean_over_all_pairs_of_views():
 def test_plan_counts_local_crops_without_a_teacher():
     _, config = setup()
     config.data.source, config.epochs = "digits", 5.0
-    whole = make_workload(config, None).multiply_adds
+    whole = make_workload(run_options(config), None).multiply_adds
     config.update_from_flattened_dict(LOCAL)
     # Five tokens for seventeen, and no third for a teacher; the head counts for all alike.
-    assert 0.3 < (make_workload(config, None).multiply_adds - whole) / whole * (8 / 3) / 3 < 0.8
+    assert (
+        0.3
+        < (make_workload(run_options(config), None).multiply_adds - whole) / whole * (8 / 3) / 3
+        < 0.8
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.training.objectives.small import (
     random_images,
     refused,
 )
+from vit_jax.config import run_options
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.models.convnext import ResponseNorm
@@ -256,13 +257,13 @@ def test_pretraining_goes_on_from_a_run_with_its_decoder(tmp_path, capsys):
     config.data.update(dict(source="digits", image_size=16, test_resize=16, workers=0))
     config.update(dict(batch_size=16, steps=2, evaluate_every=2))
     config.optimizer.warmup_steps = 0
-    train(config, tmp_path / "first")
+    train(run_options(config), tmp_path / "first")
     config.finetune.checkpoint = str(tmp_path / "first")
-    train(config, tmp_path / "second")
+    train(run_options(config), tmp_path / "second")
     assert "kept: fcmae's own parameters" in capsys.readouterr().out
     config.fcmae.decoder_blocks = 2
     with pytest.raises(UserError, match=r"fcmae\.decoder_blocks=1"):
-        train(config, tmp_path / "third")
+        train(run_options(config), tmp_path / "third")
 
 
 def test_pictures_show_what_is_visible_and_what_is_predicted():

@@ -9,7 +9,7 @@ from flax import nnx
 
 import vit_jax
 from tests.training.objectives.small import SMALL, config_of
-from vit_jax.config import check
+from vit_jax.config import check, run_options
 from vit_jax.errors import UserError
 from vit_jax.interop.objective_files import write_objective_files
 from vit_jax.interop.open import open_checkpoint
@@ -199,8 +199,8 @@ def test_gram_anchoring_is_refused_with_a_frozen_teacher(teacher):
 
 def test_plan_counts_a_third_of_the_teacher(teacher):
     config = config_for(teacher, epochs=5.0, **{"data.source": "digits"})
-    taught = make_workload(config, None).multiply_adds
+    taught = make_workload(run_options(config), None).multiply_adds
     config.objective.teacher = None
-    alone = make_workload(config, None).multiply_adds
+    alone = make_workload(run_options(config), None).multiply_adds
     # Of one layer 24 wide beside the student's own two of 16; heads of 16 are alike.
     assert 0.9 < taught / alone < 1.1 and taught != alone

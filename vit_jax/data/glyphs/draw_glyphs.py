@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image, ImageFont
 
 FOLDER = Path(__file__).parent
-# Oblique fonts are excluded. They are slanted copies of other fonts, and images apply a random
-# shear anyway.
+# Oblique fonts are excluded. They are slanted copies of other fonts, and the composed images shear
+# each character at random anyway.
 FONTS = (
     *(f"DejaVuSans{style}" for style in ("", "-Bold")),
     *(f"DejaVuSansMono{style}" for style in ("", "-Bold")),
@@ -32,9 +32,9 @@ ALIKE = 0.4  # Two different characters must differ in at least this share of th
 SAME = 0.08  # Drawings of a character in two fonts must differ in at least this share of their ink.
 SLENDER = 3  # Characters with this aspect ratio or more are excluded.
 CATEGORIES = ("Lu", "Ll", "Lo", "Nd", "Sm", "So", "Sc", "Po")
-# For each collection: the maximum number of characters, and the first words of their Unicode names.
-# A character that resembles an earlier character is skipped. Therefore the alphabets do not
-# overlap.
+# For each collection of characters: the maximum number of characters, and the prefixes of their
+# Unicode names. A character that resembles an earlier character is skipped, such as a Greek letter
+# that resembles a Latin letter.
 COLLECTIONS = {
     "glyphs": (200, ("LATIN", "DIGIT", "")),
     "greek": (32, ("GREEK",)),
@@ -45,7 +45,7 @@ COLLECTIONS = {
 
 
 def draw(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray | None:
-    """Draws a character at the size of a cell, uint8 `[CELL, CELL]`; None if blank or slender."""
+    """Draws a character, uint8 `[CELL, CELL]`; None if it is blank, or very narrow or flat."""
     mask = font.getmask(character, mode="L")
     ink = np.asarray(mask, np.uint8).reshape(mask.size[::-1])
     rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
@@ -63,12 +63,16 @@ def draw(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray | None:
 
 
 def differ(one: np.ndarray, others: np.ndarray, share: float) -> bool:
-    """Returns True if `one` differs from each of `others` in more than `share` of the ink."""
+    """Returns True if the drawing `one` differs clearly from each of the drawings `others`.
+
+    The sum of the pixels of a drawing is called its ink. The sum of absolute pixel differences of
+    two drawings must be larger than `share` times the ink of the drawing with less ink.
+    """
     return bool((np.abs(others - one).sum(1) > share * np.minimum(others.sum(1), one.sum())).all())
 
 
 def distinct(drawn: list[np.ndarray | None]) -> list[np.ndarray | None]:
-    """Replaces drawings of a character by None if they resemble its drawing in an earlier font."""
+    """Replaces a character's drawings by None if they resemble a drawing in an earlier font."""
     kept = np.zeros((0, CELL * CELL))
     result = []
     for one in drawn:
@@ -79,7 +83,7 @@ def distinct(drawn: list[np.ndarray | None]) -> list[np.ndarray | None]:
 
 
 def script(character: str) -> str:
-    """Returns the collection of a character, by its Unicode name."""
+    """Returns the collection of a character, a key of `COLLECTIONS`, by its Unicode name."""
     name = unicodedata.name(character, "")
     for collection, (_, words) in reversed(COLLECTIONS.items()):
         if any(name.startswith(word) for word in words):
@@ -88,9 +92,10 @@ def script(character: str) -> str:
 
 
 def candidates(maps: list[set[int]]) -> list[str]:
-    """Returns the characters without accents that enough fonts contain.
+    """Returns the characters without accents that at least `FEWEST_STYLES` fonts contain.
 
-    They are sorted by collection, and in each collection letters come first.
+    The characters are sorted by collection (a key of `COLLECTIONS`). In the first collection,
+    `glyphs`, Latin letters and digits come before symbols.
     """
     characters = [
         character
@@ -102,7 +107,8 @@ def candidates(maps: list[set[int]]) -> list[str]:
     ]
     plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
     order = tuple(COLLECTIONS)
-    # Take symbols from the whole Unicode table, because arrows and boxes alone fill long ranges.
+    # Symbols are sorted in a scattered order. In Unicode order, long ranges of similar symbols,
+    # such as arrows and boxes, would come first and fill the collection.
     spread = {
         character: (index * 0.6180339887498949) % 1 for index, character in enumerate(characters)
     }
@@ -120,10 +126,10 @@ def drawings(character: str, fonts: list, maps: list[set[int]]) -> list[np.ndarr
 
 
 def compared_ink(drawn: list[np.ndarray | None]) -> np.ndarray | None:
-    """Returns a character's drawings in the fonts `COMPARED`, in one vector of values from 0 to 1.
+    """Joins a character's drawings in the fonts `COMPARED`, so that characters can be compared.
 
     Returns:
-      None if the character is missing in one of these fonts.
+      A vector of values from 0 to 1; None if the character is missing in one of these fonts.
     """
     compared = [drawn[number] for number in COMPARED]
     if any(one is None for one in compared):
@@ -132,10 +138,16 @@ def compared_ink(drawn: list[np.ndarray | None]) -> np.ndarray | None:
 
 
 def choose(fonts: list, maps: list[set[int]]) -> dict[str, list[np.ndarray | None]]:
-    """Chooses the characters of the sheet; returns their drawings by character, in row order.
+    """Chooses the characters of glyphs.png, and draws each of them in all fonts.
 
-    A character is chosen if three conditions are met: its collection is not yet full, enough of its
-    drawings in different fonts differ, and it does not resemble a character chosen earlier.
+    A character is chosen if three conditions are met:
+
+    - Fewer characters of its collection are chosen so far than the maximum in `COLLECTIONS`.
+    - The character has at least `FEWEST_STYLES` clearly different drawings.
+    - The character does not resemble a character that was chosen earlier.
+
+    Returns:
+      A dictionary from each character to its drawings by font, in the order of the image's rows.
     """
     chosen, sizes = {}, Counter()
     earlier = np.zeros((0, len(COMPARED) * CELL * CELL))
@@ -158,7 +170,7 @@ def choose(fonts: list, maps: list[set[int]]) -> dict[str, list[np.ndarray | Non
 
 
 def save_sheet(chosen: dict[str, list[np.ndarray | None]]) -> None:
-    """Writes the drawings as an image: a row for each character, a column for each font."""
+    """Writes glyphs.png: a row of drawings for each character, a column for each font."""
     empty = np.zeros((CELL, CELL), np.uint8)
     rows = [
         np.concatenate([empty if one is None else one for one in drawn], axis=1)

@@ -1,10 +1,11 @@
 """Data sources: data sets with random access by index, in a common interface.
 
 `len(source)` is the number of examples, `source[index]` is an `Example`, and
-`source.describe(index)` returns the example's name for messages. Many threads read a source, and it
-is pickled for worker processes. Therefore it has no open files.
+`source.describe(index)` returns the example's name for messages. Many threads read a source, and
+sources are pickled for worker processes. Therefore a source has no open files.
 
-`SOURCES` lists all kinds. To add a kind, write a module with a `SourceKind` and list it there.
+`SOURCES` lists all kinds of sources. To add a kind, write a module with a `SourceKind`, and add it
+to `SOURCES`.
 """
 
 import os
@@ -73,7 +74,7 @@ def open_handed_in(
     """Opens a split of data sets that the caller passes in as Python objects.
 
     Args:
-      data: the data set of each split (`train`, `test`), as in `handed_in`.
+      data: the data set of each split (`train`, `test`). `handed_in` lists the supported types.
       split, only, options: as in `open_source`.
 
     Raises:
@@ -99,7 +100,10 @@ def open_handed_in(
 
 
 def _handed_in(data: Any, name: str, options: SourceOptions) -> Source:
-    """Returns the source of a whole split that the caller passes in as a Python object."""
+    """Returns the source of a split that the caller passes in as a Python object.
+
+    The source contains the whole split, without slicing.
+    """
     if MASK in options.fields:
         return handed_in_masks(data, name, options.class_names, options.num_classes)
     return handed_in(

@@ -27,8 +27,8 @@ class Records(Source):
     Attributes:
       read: function that converts the features of a tf.Example to an `Example`.
       max_labels: maximum number of labels of an example.
-      each_labelled: raise an error for an example without a label.
-      one_hot: labels are one-hot or multi-hot rows, not lists of class indices.
+      each_labelled: True: an example without a label raises an error.
+      one_hot: True: labels are one-hot or multi-hot rows. False: they are lists of class indices.
       caption_key: name of the feature with the captions; None: captions are not read.
       captions_digest: hash of all captions; empty if unknown.
     """
@@ -131,7 +131,9 @@ class Records(Source):
         return tuple(label for label, is_set in enumerate(row) if is_set)
 
     def checked(self, samples: int = 16) -> "Records":
-        """Checks a few examples; returns the source with `one_hot` set as their labels require.
+        """Checks a few examples; returns a copy of the source in which `one_hot` is set.
+
+        `one_hot` is True if the labels of these examples are one-hot or multi-hot.
 
         Raises:
           UserError: an example lacks the image, a required label or a caption, or has a label of an
@@ -164,7 +166,7 @@ class Records(Source):
 
 @contextlib.contextmanager
 def _named(example: str) -> Iterator[None]:
-    """Prefixes messages of UserErrors, raised within the context, with the name of an example."""
+    """Context that adds the name of an example to the message of a UserError raised in it."""
     try:
         yield
     except UserError as error:
@@ -244,7 +246,7 @@ def array_records(
       path: a glob pattern, local or `gs://`, such as `/data/train-*.array_record`.
       label_key: name of the feature with the labels; None: labels are not read.
       num_classes: number of classes; None: unknown.
-      each_labelled: raise an error for an example without a label.
+      each_labelled: True: an example without a label raises an error.
       caption_key: name of the feature with the captions; None: captions are not read.
     """
     from array_record.python.array_record_data_source import ArrayRecordDataSource

@@ -1,4 +1,4 @@
-"""Interface of a data source; and sources that contain some images or classes of another source."""
+"""Interface of a data source; and subsets of a source with fewer images or other class indices."""
 
 import dataclasses
 import hashlib
@@ -24,16 +24,16 @@ class Source:
     """A data set that the pipeline reads, with a length and random access by index.
 
     Attributes:
-      weights: shares of the parts of a mixture in training batches. A part is one of the sources
-        that the mixture concatenates.
-      numbered: `class_names` are only numbers.
-      shared_classes: class names that occur in several parts of a mixture. Each such name is one
-        class of the mixture.
+      weights: relative sampling weights in training of the parts of a mixture. The parts are the
+        sources that the mixture concatenates. None: all examples are sampled equally often.
+      numbered: True if the classes have no names, and `class_names` are numbers.
+      shared_classes: class names that occur in several parts of a mixture. Classes with the same
+        name are joined to one class.
       left_out: number of skipped files by reason; `folder_rules.in_words` formats it.
       fields: names of further values of each example, such as `text` (captions); see
         `vit_jax.data.fields`.
-      recognized: description of the recognized file layout; empty if this kind of source has
-        only one layout.
+      recognized: description of the recognized file layout; empty if this kind of source has only
+        one layout.
     """
 
     class_names: tuple[str, ...]
@@ -75,7 +75,9 @@ class Source:
         return range(len(self))
 
     def groups(self, key: str) -> Sequence:
-        """Returns the group of each image; images of one group stay in the same slice.
+        """Returns a sequence with the group of each image, such as the patient that it shows.
+
+        When a split is sliced, all images of a group are in the same slice.
 
         Args:
           key: value of the option `data.groups`.
@@ -90,14 +92,14 @@ class Source:
         )
 
     def known_labels(self) -> np.ndarray | None:
-        """Returns the `label_table` if it is known without reading images, else None."""
+        """Returns `label_table()`; None if the labels are unknown without reading images."""
         return None
 
     def stored_files(self, indices: Sequence[int] | None = None) -> Iterable[tuple[str, int]]:
         """Returns the names and sizes of the stored files, without reading the files.
 
-        The result is the same on every host. Sizes are in bytes. The size of a file with many
-        examples is its number of examples.
+        The result is the same on every host. The size of an image file is in bytes. For a file that
+        contains many examples, the number of examples is returned instead.
 
         Args:
           indices: indices of the examples whose files are returned; None: all.
@@ -109,9 +111,9 @@ class Source:
         return {}
 
     def known_fields(self, indices: Sequence[int] | None = None) -> Iterable[bytes]:
-        """Returns the fields of examples as bytes if they are known without reading images.
+        """Returns the serialized values of examples' fields, to compute a hash of the data.
 
-        The result is empty if they are not known.
+        The result is empty if the values are unknown without reading images.
 
         Args:
           indices: indices of the examples; None: all.
@@ -128,7 +130,8 @@ class Source:
         Images are not decoded.
 
         Args:
-          on_progress: progress callback; its argument is the number of images read.
+          on_progress: progress callback; its argument is the number of examples whose labels have
+            been read.
         """
         if (known := self.known_labels()) is not None:
             on_progress(len(self))
@@ -168,9 +171,10 @@ def spread(images: int, most: int) -> list[int]:
 def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
     """Returns a fingerprint of the data, to detect that a host or a resumed run reads other data.
 
-    The fingerprint contains the numbers of images and classes, and hashes: of the class names, of
-    some examples, of the names and sizes of all files, and of the labels and fields if they are
-    known without reading images.
+    The fingerprint contains the number of images and the number of classes. It also contains a hash
+    of the class names, a hash of some examples, and a hash of the names and sizes of all files. If
+    labels and fields are known without reading images, it contains a hash of all labels and a hash
+    of all fields.
     """
 
     def digest(*parts: bytes) -> str:
@@ -188,7 +192,8 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
     def plain(value: Any) -> Any:
         """Replaces each array in a field by its shape and hash, because `repr` shortens arrays."""
         if isinstance(value, Boxes):
-            # Areas of None are excluded, because fingerprints must equal those of older versions.
+            # `areas` is only included if it is not None, so that fingerprints equal those of older
+            # versions, which had no areas.
             known = value if value.areas is not None else value[:-1]
             return [plain(array) for array in known]
         return (value.shape, digest(value.tobytes())) if isinstance(value, np.ndarray) else value
@@ -308,7 +313,8 @@ class Renumbered(Source):
         known = self.source.known_labels()
         if known is None:
             return None
-        # The padding -1 selects the last entry of `numbers`, which is -1: padding stays padding.
+        # An index of -1 (padding) selects the last entry of `numbers`, which is -1. So padding
+        # remains -1.
         numbers = np.full(len(self.source.class_names) + 1, -1, np.int32)
         numbers[list(self.number)] = list(self.number.values())
         table = numbers[known]
@@ -328,7 +334,7 @@ class Renumbered(Source):
 
 
 def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
-    """Returns the source with class indices that follow the names in `class_names`.
+    """Returns the source with the class indices of the training data, matched by class names.
 
     Args:
       source: the source.
@@ -336,7 +342,8 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
       name: name of the data in errors, such as "test".
 
     Raises:
-      UserError: the source has a class that is not in `class_names`, or has more classes.
+      UserError: the source has a class that is not in `class_names`. Or the classes have no names,
+        and the source has more classes than the training data.
     """
     table = source.known_labels()
     used = (
@@ -363,7 +370,8 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
 def check_labelled(source: Source, name: str) -> None:
     """Raises UserError if an example has no label.
 
-    If labels are known without reading images, all examples are checked, else only a few.
+    If labels are known without reading images, all examples are checked. Otherwise, only a few
+    examples are checked.
     """
     table = source.known_labels()
     if table is None:
@@ -379,7 +387,8 @@ def check_labelled(source: Source, name: str) -> None:
         )
 
 
-# For each field, the end of the error message if the data lack the field: ways to provide it.
+# For each field: the end of the error message for data that lack the field. It names data formats
+# that contain the field.
 REMEDIES = {
     TEXT: "captions: give a CSV or JSON lines with a column of captions (data.source=csv), "
     "prepared pairs (data.source=tfds), or pass pairs of images and captions",

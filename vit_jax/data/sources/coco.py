@@ -98,7 +98,7 @@ class Coco(Source):
         return Boxes(corners[part], labels[part], None, crowd[part], (height, width), areas[part])
 
     def check_sizes(self) -> None:
-        """Raises UserError if a sampled image's size differs from its size in the COCO file."""
+        """Compares a sample of image sizes with the COCO file; raises UserError if they differ."""
         for index in spread(len(self), SAMPLES):
             try:
                 image = open_image(self[index].image)
@@ -191,7 +191,11 @@ def splits_at(path: str) -> dict[str, Listed]:
 
 
 def _stem(file: str) -> str:
-    """Returns the part of a COCO file's path that may be the name of its split."""
+    """Returns the possible name of a COCO file's split, derived from its path.
+
+    For example, it is `train2017` for `annotations/instances_train2017.json`, and `train` for
+    `train/_annotations.coco.json`.
+    """
     folder, name = os.path.split(file)
     stem = os.path.basename(folder) if name == IN_SPLIT else os.path.splitext(name)[0]
     return stem.removeprefix("instances_")
@@ -200,13 +204,13 @@ def _stem(file: str) -> str:
 def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
     """Returns a COCO file with the folders that may contain its images.
 
-    These folders are: the folder of the COCO file; `stem`, `images/stem`, the folders in `folders`
-    and `images`, all within `root`; and `root` itself.
+    The first folder is that of the COCO file. The following folders are within `root`: `stem`,
+    `images/stem`, each of `folders`, and `images`. The last folder is `root` itself.
 
     Args:
       root: folder of the data set.
       file: path of the COCO file.
-      stem: possible name of the file's split, from `_stem`.
+      stem: possible name of the file's split, such as `train2017`.
       *folders: names of further folders in `root`.
     """
     inner = (stem, f"images/{stem}", *folders, "images", "")
@@ -395,7 +399,7 @@ def _check_within(file: str, corners: np.ndarray, most: np.ndarray, images: list
     Args:
       file: the COCO file, for errors.
       corners: left, top, right and bottom of each box, `[boxes, 4]`.
-      most: maximum values of `corners`, by the size of the image, `[boxes, 4]`.
+      most: width, height, width and height of each box's image in pixels, `[boxes, 4]`.
       images: the image of each box, for errors.
     """
     if len(corners) and np.nanmax(corners) <= 1 < most.min():
@@ -438,7 +442,12 @@ def _folder_of_images(listed: Listed, files: Sequence[str]) -> str:
 def _segmentations(
     file: str, annotations: Sequence[Mapping], valid: np.ndarray
 ) -> tuple[list | dict, ...]:
-    """Returns the segmentations of the kept annotations.
+    """Returns the COCO segmentation of each object: polygons, or a run-length encoding.
+
+    Args:
+      file: the COCO file, for errors.
+      annotations: the annotations of all objects.
+      valid: indices of the annotations to use.
 
     Raises:
       UserError: an annotation has no segmentation, or pycocotools is not installed.

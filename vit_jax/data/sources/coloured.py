@@ -34,13 +34,13 @@ HELD_OUT = 5  # One of this number of pairs of a class and a colour is held out.
 
 
 class Composition(NamedTuple):
-    """A class of images.
+    """A class of images: a digit or character with a colour and a rotation.
 
     Attributes:
-      label: index of the digit or character in its collection.
-      name: such as "red 7 turned left".
+      label: index of the digit or character in its collection (the digits, or an alphabet).
+      name: name of the class, such as "red 7 turned left".
       look: the colour and rotation.
-      held_out: the composition is only in the split `test`.
+      held_out: True: only the split `test` has this class. False: all other splits have it.
     """
 
     label: int
@@ -51,7 +51,7 @@ class Composition(NamedTuple):
 
 @functools.cache
 def compositions(collection: str) -> tuple[Composition, ...]:
-    """Returns all compositions of a collection."""
+    """Returns all combinations of a digit or character of a collection, a colour and a rotation."""
     return tuple(
         Composition(
             label,
@@ -67,7 +67,10 @@ def compositions(collection: str) -> tuple[Composition, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Coloured(Composed):
-    """Composed images of coloured objects; the classes are the compositions of all splits."""
+    """Composed images of coloured objects.
+
+    All splits have the same list of classes, although each class has images in some splits only.
+    """
 
     @property
     def class_names(self):
@@ -98,16 +101,21 @@ class Coloured(Composed):
 
 @functools.cache
 def _classes(collection: str, split: str) -> np.ndarray:
-    """Returns the indices of a split's compositions, int32."""
+    """Returns the indices of the classes (compositions) that have images in a split, int32."""
     held_out = [each.held_out for each in compositions(collection)]
     return np.flatnonzero(np.array(held_out) == (split == "test")).astype(np.int32)
 
 
 def coloured(split: str, options: SourceOptions) -> Source:
-    """Opens composed images of coloured objects; see `composed`.
+    """Opens composed images of coloured objects.
+
+    Args:
+      split: name of the split, with a slice such as `train[:50000]`.
+      options: `path` is the name of the collection, such as `digits` or `greek`.
 
     Raises:
-      UserError: fields other than captions are required, or as in `composed`.
+      UserError: fields other than captions are required; the collection, split or slice does not
+        exist; or the image size is unsupported.
     """
     if others := [name for name in options.fields if name != TEXT]:
         raise UserError(

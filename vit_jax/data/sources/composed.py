@@ -54,10 +54,11 @@ from vit_jax.errors import UserError, nearest
 
 IMAGES = {"train": 10_000_000, "dev": 10_000, "test": 10_000}
 SIZES = range(16, 225)  # Supported image sizes in pixels.
-# Collections of objects. A collection's index is part of the random keys. Therefore the order of
-# the collections must not change.
+# Collections of objects. The keys of the random generators contain the index of the collection.
+# Therefore the order of the collections must not change.
 COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian", "letters")
-# The order of the layouts must not change either, for the same reason.
+# The keys of the random generators contain the index of the layout. Therefore the order of the
+# layouts must not change.
 LAYOUTS = {
     "scattered": Layout((40000, 60000), (1, FRAGMENTS), (0, BARS), (1, SMALLER)),
     "centred": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
@@ -69,10 +70,11 @@ GLYPHS = Path(__file__).parent.parent / "glyphs"
 
 @dataclasses.dataclass(frozen=True)
 class Composed(Source):
-    """Composed images of the objects of a collection; an image depends only on its index.
+    """Composed images of digits or characters; an image depends only on its index.
 
     Attributes:
       layout: a name in `LAYOUTS`.
+      collection: a name in `COLLECTIONS`: the digits, or an alphabet such as `greek`.
       images: indices of the images in the split.
       fields: names of the examples' fields. With the field `mask`, the first class is the
         background, and images have no labels.
@@ -181,7 +183,7 @@ def composed(layout: str, split: str, options: SourceOptions) -> Composed:
     Args:
       layout: a name in `LAYOUTS`.
       split: name of the split, with a slice such as `train[:50000]`.
-      options: `path` is the name of the collection.
+      options: `path` is a name in `COLLECTIONS`: the digits, or an alphabet such as `greek`.
 
     Raises:
       UserError: the collection, split or slice does not exist, or the image size is unsupported.
@@ -260,7 +262,7 @@ def class_names(collection: str) -> tuple[str, ...]:
 
 
 def kept_characters() -> dict[str, str]:
-    """Returns the characters of each collection, in the order of the rows in glyphs.png."""
+    """Returns the characters of each alphabet, by its name, in the order of glyphs.png's rows."""
     return json.loads((GLYPHS / "glyphs.json").read_text())["collections"]
 
 
@@ -278,8 +280,8 @@ def _kept_name(layout: str, collection: str, split: str, size: int, file: str) -
     """Returns the name of the cache file, with a hash of the code and the drawings.
 
     Args:
-      layout, collection, split, size: the images.
-      file: the code of the source.
+      layout, collection, split, size: properties of the images; `size` is in pixels.
+      file: path of the Python module of the source; its content is part of the hash.
     """
     made_of = hashlib.blake2b(digest_size=8)
     for code in (scenes.__file__, __file__, file):
@@ -292,7 +294,8 @@ def _kept_name(layout: str, collection: str, split: str, size: int, file: str) -
 def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns scans of handwritten digits, uint8 `[scans, 32, 32]`, and the digit of each scan.
 
-    The scans of the split test are the test split of the source `digits`.
+    The split `test` contains the test images of the source `digits`. The splits `train` and `dev`
+    contain its training images.
     """
     source = digits("test" if split == "test" else "train")
     chosen = {"train": slice(0, 1257), "dev": slice(1257, None), "test": slice(None)}[split]
@@ -310,8 +313,9 @@ def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns characters drawn in several fonts, uint8 `[drawings, 32, 32]`, and their classes.
 
-    The drawings of a character are divided between the splits: a quarter is in test, one drawing is
-    in dev, and all others are in train. The fonts in test and dev vary from character to character.
+    The drawings of a character are divided between the splits: a quarter is in `test`, one drawing
+    is in `dev`, and all others are in `train`. The fonts in `test` and `dev` vary from character to
+    character.
     """
     sheet = np.asarray(Image.open(GLYPHS / "glyphs.png")).astype(np.uint8)
     sheet = sheet.reshape(sheet.shape[0] // CELL, CELL, -1, CELL).swapaxes(1, 2) * 85

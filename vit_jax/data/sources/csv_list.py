@@ -53,7 +53,8 @@ class CsvList(Captioned):
     table: np.ndarray  # int32 [images, max_labels], padded with -1.
     class_names: tuple[str, ...]
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    # For each column name: the content of the column by file.
+    # Cells of the column with groups, by image file: `{column name: {file: cell}}`. Empty: there is
+    # no such column.
     columns: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     captions: tuple[tuple[str, ...], ...] = ()  # Captions of each file; empty: not read.
 
@@ -99,7 +100,7 @@ class CsvList(Captioned):
 
 
 class _Columns(NamedTuple):
-    """Indices of the columns of a CSV, by their meaning."""
+    """Indices of a CSV's columns with image paths, labels, splits and captions."""
 
     file: int
     labels: list[int]
@@ -109,13 +110,20 @@ class _Columns(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """The distinct labels and captions of a file, in order, as the keys of two dictionaries."""
+    """Labels and captions of an image file, in the order of the CSV and without duplicates.
+
+    The texts are the keys of two dictionaries, whose values are None.
+    """
 
     labels: dict[str, None]
     captions: dict[str, None]
 
     def add(self, other: "_Listed") -> bool:
-        """Adds labels and captions of another row for the same file; returns True if any is new."""
+        """Adds labels and captions of another row with the same image file.
+
+        Returns:
+          True if a label or caption is new.
+        """
         before = len(self.labels) + len(self.captions)
         self.labels.update(other.labels)
         self.captions.update(other.captions)
@@ -126,8 +134,8 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
     """Opens a split: the file `SPLIT.csv` in a folder, or the rows of a split in one CSV.
 
     Raises:
-      UserError: the CSV does not exist, cannot be read or lacks required columns, or none of its
-        first images exists.
+      UserError: the CSV does not exist, cannot be read or lacks required columns, or none of the
+        first images in it exists.
     """
     path, whole = _file_of(options.path, split)
     rows = _read(path, caption_keys(options.caption_key) if TEXT in options.fields else ())
@@ -170,7 +178,8 @@ def _listed(
       split: name of the split; None: all rows.
 
     Returns:
-      The labels and captions of each file, and the number of skipped rows by reason.
+      A dictionary from each file to its labels and captions, and the number of skipped rows by
+      reason.
 
     Raises:
       UserError: a row has an empty file name.
@@ -230,7 +239,7 @@ def _is_of_split(row: list[str], place: int | None, split: str | None) -> bool:
 
 
 def _file_of(path: str, split: str) -> tuple[str, bool]:
-    """Returns the CSV of a split, and True if all rows of the CSV belong to the split."""
+    """Returns the path of a split's CSV, and True if all rows of the CSV belong to the split."""
     if not path:
         raise UserError("data.path is empty: give a CSV, or a folder with train.csv and test.csv")
     if path.lower().endswith(LISTS):
@@ -264,7 +273,7 @@ def _read(path: str, texts: Sequence[str] = ()) -> list[list[str]]:
 
     Args:
       path: path of the file.
-      texts: keys of JSON lines; their values must be texts or lists of texts.
+      texts: only for JSON lines: keys whose values must be strings or lists of strings.
     """
     try:
         content = read_file(path)
@@ -307,7 +316,8 @@ def _read_json_lines(path: str, content: bytes, texts: Sequence[str]) -> list[li
     rows = [header]
     for example in examples:
         values = [_as_cells(example.get(key)) for key in header]
-        # A line becomes a row for each item of its longest list. Single values are repeated.
+        # A value may be a list, such as several captions. A line then becomes a row for each item
+        # of the longest list. Values that are not lists are repeated.
         for place in range(max(map(len, values))):
             rows.append([cells[min(place, len(cells) - 1)] for cells in values])
     return rows
@@ -344,10 +354,10 @@ def _caption_column(
 ) -> int | None:
     """Returns the index of the caption column; None if captions are not required.
 
-    The caption column has the name `options.caption_key`. If this option has its default, there are
-    two more cases. The column may be named `captions` or `text`. If no column has one of these
-    names, the caption column is the only column besides the columns of files and splits, unless
-    `LABEL_COLUMNS` contains its name.
+    The caption column has the name `options.caption_key`. If this option has its default value
+    `caption`, there are two more rules. The column may also be named `captions` or `text`. If there
+    is no such column, and the CSV has only one column in addition to image paths and split names,
+    this column is used, unless its name is in `LABEL_COLUMNS`.
 
     Raises:
       UserError: there is no caption column.
@@ -370,15 +380,15 @@ def _caption_column(
 
 
 def _other_columns(rows: list[list[str]], columns: _Columns) -> list[int]:
-    """Returns the indices of all columns that contain neither files nor splits."""
+    """Returns the indices of all columns except those with image paths and with split names."""
     cells = len(rows[0]) if columns.rows else max(map(len, rows))
     return [place for place in range(cells) if place not in (columns.file, columns.split)]
 
 
 def _check_cells(path: str, rows: list[list[str]], columns: _Columns) -> None:
-    """Raises UserError if a row of captions has more cells than the header.
+    """Raises UserError if a row of a CSV with captions has more cells than the header.
 
-    Such a row has an unquoted caption with a comma, which would be cut off at the comma.
+    Such a row contains an unquoted caption with a comma. The caption would be cut off at the comma.
     """
     if columns.caption is None or not columns.rows:
         return
@@ -394,7 +404,8 @@ def _check_cells(path: str, rows: list[list[str]], columns: _Columns) -> None:
 def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Columns:
     """Finds the columns by the names in the header.
 
-    Without a header, the first column contains the files, and the other columns the labels.
+    If the CSV has no header, the first column contains the image paths, and all other columns
+    contain labels.
     """
     if not rows:
         raise UserError(f"{path} is empty: write a row FILE,LABEL for each image")
@@ -419,14 +430,14 @@ def _label_columns(
     """Returns the indices of the label columns.
 
     Label columns have the name `label_key`, optionally with a number or "s" at the end. If no
-    column has such a name, the only column besides the columns of files and splits is the label
-    column.
+    column has such a name, and the CSV has only one column in addition to image paths and split
+    names, this column is the label column, unless its name is in `CAPTION_KEYS`.
 
     Args:
       path: path of the CSV, for errors.
       rows: rows of the CSV, with a header.
-      file: index of the column of files.
-      split: index of the column of splits, or None.
+      file: index of the column with image paths.
+      split: index of the column with split names; None: there is no such column.
       label_key: name of the label column.
 
     Raises:
@@ -460,12 +471,13 @@ def _check_first_row(path: str, row: list[str]) -> None:
 def _group_columns(
     path: str, rows: list[list[str]], columns: _Columns, listed: Collection[str], groups: Any
 ) -> dict[str, dict[str, str]]:
-    """Returns the column that `data.groups` names: `{column name: {file: cell}}`.
+    """Returns the column whose name is the option `data.groups`, by image file.
 
-    The result is empty if `data.groups` does not name a column.
+    Returns:
+      `{column name: {file: cell}}`; empty if `data.groups` is not the name of a column.
 
     Raises:
-      UserError: a file has several rows with different groups.
+      UserError: an image file has several rows, and the groups in these rows differ.
     """
     key = groups.strip().lower() if isinstance(groups, str) and columns.rows else None
     header = _header(rows)
@@ -490,7 +502,7 @@ def _cell(row: list[str], place: int) -> str:
 
 
 def _check_names(path: str, labels: list[list[str]]) -> None:
-    """Raises UserError if no image has a label, or if each class has a column of zeros and ones."""
+    """Raises UserError if no image has a label, or if labels are columns of zeros and ones."""
     if not any(labels):
         raise UserError(
             f"{path} has no labels, and the objective needs them: write them behind the file"
@@ -529,7 +541,7 @@ def _table(
 
 
 def _check_there(path: str, source: CsvList) -> None:
-    """Raises UserError if none of the first listed files exists.
+    """Raises UserError if none of the first `LOOKED_AT` listed image files exists.
 
     If the CSV contains captions, all files must exist.
     """
@@ -561,7 +573,10 @@ def _check_all_there(path: str, source: CsvList) -> None:
 
 
 def lists_files(path: str) -> bool:
-    """Returns True if a CSV lists images: in a column of files or in its first cell."""
+    """Returns True if a CSV lists images.
+
+    The CSV must have a column with image paths, or its first cell must be the path of an image.
+    """
     try:
         _columns(path, _read(path), None)
     except UserError:
@@ -570,12 +585,12 @@ def lists_files(path: str) -> bool:
 
 
 def value_columns(path: str) -> list[str]:
-    """Returns the names, in lower case, of a CSV's columns besides files and splits.
+    """Returns the names of a CSV's columns except those with image paths and with split names.
 
-    The list is empty if the CSV has no header.
+    The names are in lower case. The list is empty if the CSV has no header.
 
     Raises:
-      UserError: the CSV cannot be read, or has no column of files.
+      UserError: the CSV cannot be read, or has no column with image paths.
     """
     rows = _read(path)
     columns = _columns(path, rows, None)
@@ -593,7 +608,7 @@ def split_files(path: str) -> dict[str, str]:
         `split`. In a CSV without this column, all rows belong to the split `all`.
 
     Raises:
-      UserError: the CSV cannot be read, or has no column of files.
+      UserError: the CSV cannot be read, or has no column with image paths.
     """
     if os.path.isdir(path):
         return _split_files_in(path)
@@ -608,7 +623,7 @@ def split_files(path: str) -> dict[str, str]:
 def rows_of_splits(path: str) -> dict[str, int] | None:
     """Returns the number of rows of each split in a CSV; None if it has no column `split`.
 
-    Rows with an empty cell count as the split with the empty name.
+    Rows with an empty cell in the column `split` are counted for the key "".
     """
     rows = _read(path)
     columns = _columns(path, rows, None)
@@ -619,7 +634,7 @@ def rows_of_splits(path: str) -> dict[str, int] | None:
 
 
 def _split_files_in(folder: str) -> dict[str, str]:
-    """Returns the CSVs in a folder with the name of a split, such as train.csv, by split."""
+    """Returns a dictionary from splits to CSVs in a folder, such as `train` to train.csv."""
     files = {}
     for name in sorted(os.listdir(folder)):
         stem, suffix = os.path.splitext(name)
@@ -629,7 +644,7 @@ def _split_files_in(folder: str) -> dict[str, str]:
 
 
 def _is_whole(path: str) -> bool:
-    """Returns True for a CSV without a column of splits."""
+    """Returns True if the path is a CSV or JSON lines file without a column of split names."""
     return path.lower().endswith(LISTS) and _columns(path, _read(path), None).split is None
 
 

@@ -13,7 +13,7 @@ from vit_jax.errors import UserError
 def digits(split: str) -> InMemory:
     """Returns a split of scikit-learn's 1,797 scans of handwritten digits, as 8x8 RGB images.
 
-    The split train has 1,437 scans, and the split test has 360.
+    The split `train` has 1,437 scans, and the split `test` has 360.
     """
     if split not in ("train", "test"):
         raise UserError(f"digits has no split {split!r}; there are: test, train")

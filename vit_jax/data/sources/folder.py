@@ -1,4 +1,4 @@
-"""Image files in local folders and in buckets."""
+"""Data source `folder`: image files in a local folder, or in cloud storage (`gs://`, `s3://`)."""
 
 import dataclasses
 import errno
@@ -149,8 +149,8 @@ def read_file(file: str) -> bytes:
     """
     if "://" in file:
         return _read_remote(file)
-    # This is three times as fast as pathlib. With O_NONBLOCK, a named pipe without a writer does
-    # not block.
+    # os.open is three times as fast as pathlib. With O_NONBLOCK, opening a named pipe does not
+    # block.
     opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = os.fstat(opened)
@@ -169,7 +169,7 @@ def walk(where: str, above: str | None = None) -> Iterator[str]:
 
     Args:
       where: the folder.
-      above: a folder above `where`; links must not lead to it.
+      above: a folder that contains `where`. Links to this folder are not followed.
 
     Raises:
       UserError: a folder cannot be read.
@@ -225,7 +225,7 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _list(where: str) -> tuple[list[str], set[str]]:
-    """Returns relative paths of all files below a folder, and the names of its subfolders."""
+    """Returns the paths of all files below `where`, relative to it, and its subfolders' names."""
     return _list_remote(where) if "://" in where else _list_local(where)
 
 
@@ -244,9 +244,9 @@ def _list_local(where: str) -> tuple[list[str], set[str]]:
 
 
 def _check_link(entry: os.DirEntry) -> None:
-    """Raises UserError for a broken link that may be the folder of a class.
+    """Raises UserError for a broken link that seems to be the folder of a class.
 
-    This is assumed if the link's name is not the name of an image and does not start with a dot.
+    Broken links to images, and links whose names start with a dot, raise no error.
     """
     is_class_name = not entry.name.startswith(".") and why_left_out(entry.name)
     if is_class_name and not os.path.exists(entry.path):
@@ -280,10 +280,10 @@ def _remote(url: str):
 
 
 def _listed_split(root: str, split: str) -> tuple[str, list[str], set[str]]:
-    """Returns the folder of a split, and its files and subfolders as in `_list`.
+    """Finds the folder of a split; returns its path, its files and the names of its subfolders.
 
-    The folder has the split's exact name. If no such folder exists, it has a synonym of the name
-    (`split_name`).
+    A folder with the split's exact name is preferred to a folder with a synonym, such as `training`
+    for `train` (`split_name`).
     """
     root = root.rstrip("/")
     where = _path_of_split(root, split)
@@ -344,7 +344,7 @@ def _labelled(
 
 
 def _is_whole(path: str) -> bool:
-    """Returns True if a local folder contains classes, not the splits train and test."""
+    """Returns True for a local folder with subfolders, none of them a `train` or `test` split."""
     if not os.path.isdir(path):
         return False
     names = [os.path.basename(folder) for folder in folders_in(path)]

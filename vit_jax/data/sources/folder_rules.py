@@ -42,7 +42,7 @@ OUTSIDE = "images outside the folders of classes"
 
 
 def split_name(folder: str) -> str | None:
-    """Returns the split that a folder's name stands for; None: the name of no split.
+    """Returns the split that a folder's name denotes; None if the name does not denote a split.
 
     For example, `Train` and `training_set` stand for `train`. `val`, `valid`, `validation` and
     `dev` stand for themselves. Case is ignored.
@@ -79,7 +79,7 @@ def why_left_out(path: str) -> str | None:
 
 
 def of_system(path: str) -> str | None:
-    """Returns the reason for skipping a file of an operating system; None for other files."""
+    """Returns the reason for skipping a file made by an operating system; None for other files."""
     *folders, name = path.split("/")
     if any(map(is_ignored, folders)):
         return IGNORED_FOLDER
@@ -87,7 +87,11 @@ def of_system(path: str) -> str | None:
 
 
 def is_unsupported(reason: str) -> bool:
-    """Returns True if a result of `why_left_out` means that the image format is unsupported."""
+    """Returns True if the reason for skipping a file is that its image format is unsupported.
+
+    Args:
+      reason: result of `why_left_out`.
+    """
     return reason.endswith(UNSUPPORTED)
 
 
@@ -125,11 +129,14 @@ def check_no_maps(where: str, folders: Collection[str]) -> None:
 
 
 def check_classes(where: str, folders: Collection[str]) -> None:
-    """Checks that the folders of `where` are classes.
+    """Raises UserError if the subfolders of a folder may be splits instead of classes.
 
-    Raises:
-      UserError: a folder has the name of a split. It may be a split or a class. Or two folders have
-        the names of folders with images and with their masks or depth maps.
+    For example, a subfolder `train` may be the split `train` or the class `train`. Subfolders
+    `images` and `masks` contain images and their masks, and are no classes either.
+
+    Args:
+      where: the folder.
+      folders: names of its subfolders.
     """
     check_no_maps(where, folders)
     splits = sorted(filter(split_name, folders))
@@ -173,7 +180,7 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
     """Determines if the folders in a data set's root are classes, or splits with classes in them.
 
     Raises:
-      UserError: both are possible, or the names of two folders stand for the same split.
+      UserError: the folders may be classes as well as splits, or two folders are the same split.
     """
     named = [entry for entry in entries if split_name(entry.name)]
     others = [entry for entry in entries if not split_name(entry.name)]
@@ -193,7 +200,11 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
 
 
 def _check_split(root: str, split: Entry, entries: Collection[Entry]) -> None:
-    """Raises UserError if only one folder has the name of a split, and may be a class instead."""
+    """Raises UserError if the only folder with the name of a split may also be a class.
+
+    The folder may be a class if other folders directly contain images. For example, `test` may be a
+    class next to the classes `cat` and `dog`.
+    """
     others = [entry for entry in entries if entry != split]
     if any(entry.has_images for entry in others):
         names, other_names = _listed(_names(entries)), _listed(_names(others))
@@ -209,7 +220,11 @@ def _names(entries: Collection[Entry]) -> list[str]:
 
 
 def _check_classes(root: str, entries: Collection[Entry]) -> None:
-    """Raises UserError if folders without the name of a split may be splits as well as classes."""
+    """Raises UserError if folders may be splits, although none has the name of a split.
+
+    The folders may be splits if they have subfolders and do not directly contain images. Folders
+    with images and with their masks or depth maps are an error, too.
+    """
     check_no_maps(root, _names(entries))
     if split_name(os.path.basename(os.path.abspath(root))):
         return

@@ -31,7 +31,7 @@ PNG_MODES = ("I;16", "P", "L", "LA", "RGB", "RGBA")  # Pillow modes that PNG sto
 
 @dataclasses.dataclass(frozen=True)
 class HandedIn(Captioned):
-    """The caller's data set; an example must return the same image each time it is read."""
+    """A data set that the caller passes in. Every read of an example must return the same image."""
 
     name: str
     data: Any  # Supports `len(data)` and `data[index]`.
@@ -96,11 +96,11 @@ class HandedIn(Captioned):
 
         Args:
           index: index of the example.
-          label: the label that the data set returns now for this example.
+          label: the example's label, as just read from the data set.
 
         Raises:
-          UserError: `label` differs from the label that the data set returned when it was opened.
-            Such a data set is not deterministic.
+          UserError: `label` differs from the label that was read when the data set was opened. The
+            data set is not deterministic.
         """
         if self.labels is None:
             return ()
@@ -121,8 +121,8 @@ class LabelReader(NamedTuple):
       names: class index by class name, for labels that are text.
       width: length of one-hot or multi-hot labels. None: a label is a class index or a list of
         class indices.
-      numbers: class index by the number in the data set's labels; None: these numbers are class
-        indices.
+      numbers: dictionary from the integers in the data set's labels to class indices; None: the
+        integers are class indices.
     """
 
     names: dict[str, int]
@@ -176,9 +176,9 @@ def handed_in(
         multi-hot row.
       name: name of the data in error messages, such as "training".
       labels: labels are required. False: labels are not read.
-      class_names: class names of the training data; class indices follow these names. None: use the
-        data set's own class names. Without names, text labels are class names, and integer labels
-        are class indices.
+      class_names: class names of the training data. A class index is a position in this list. None:
+        use the data set's own class names. If it has none, text labels are class names, and integer
+        labels are class indices.
       num_classes: number of classes of a data set without class names.
       label_key: the column or key of the label, if items are mappings.
       caption_key: the column or key of the captions, if items are mappings. If items are pairs, the
@@ -322,7 +322,12 @@ def is_pair_of_columns(data: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Keys:
-    """Function that returns the image and the label of an item by their keys in a mapping."""
+    """Function that returns the image and the label in an item, which is a mapping.
+
+    Attributes:
+      image: key of the image.
+      label: key of the label; None: the item has no label, and the returned label is None.
+    """
 
     image: str
     label: str | None
@@ -400,10 +405,11 @@ def _check_array(images: np.ndarray, name: str) -> None:
 
 
 def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | None, str | None]:
-    """Returns the data set, the key of images and the key of labels in its items.
+    """Finds the images and labels in the items of a data set.
 
-    The keys are None if items are not mappings. The data set is returned unchanged, except that a
-    Hugging Face data set then returns undecoded images.
+    Returns:
+      The data set, the key of images and the key of labels. The keys are None if items are not
+      mappings. A Hugging Face data set is changed to return encoded instead of decoded images.
     """
     features, kinds = getattr(data, "features", None), {}
     if isinstance(features, Mapping):  # A Hugging Face data set.
@@ -442,10 +448,11 @@ def _undecoded(data: Any, image_key: str) -> Any:
 
 
 def _label_column(keys: list[str], classes: list[str], name: str, label_key: str) -> str:
-    """Returns the name of the label column: `label_key`, if this column exists.
+    """Returns the name of the label column.
 
-    If it does not exist and `label_key` is the default, the label column is the only column of
-    `classes`. Without `classes` it is the only column with a name in `LABEL_KEYS`.
+    The column `label_key` is preferred. If it does not exist and `label_key` is the default, the
+    column with the feature `ClassLabel` is used. If no column has this feature, a column with a
+    name in `LABEL_KEYS` is used.
 
     Args:
       keys: names of all columns.
@@ -497,7 +504,7 @@ def _class_names(data: Any, split: Callable) -> tuple[str, ...] | None:
 def _feature_names(data: Any, key: str | None) -> tuple[str, ...] | None:
     """Returns the class names from the features of a Hugging Face data set, or None."""
     feature = (getattr(data, "features", None) or {}).get(key)
-    # With several labels per image, the class names are in the feature of the list's items.
+    # If an image has a list of labels, the feature of the list's items contains the class names.
     for described in (feature, getattr(feature, "feature", None)):
         if names := getattr(described, "names", None):
             return tuple(names)
@@ -562,13 +569,13 @@ def _labelled(
 
 
 def _given_labels(source: HandedIn, labels: Any) -> tuple[Any, bool]:
-    """Returns the labels of all examples, and True if the items contain labels, too.
+    """Returns the label of each example, and True if the items of the data set contain labels.
 
-    If the labels in the items differ from `labels`, the labels in the items are returned.
+    If `labels` and the items contain different labels, the labels in the items are returned.
 
     Args:
       source: the source without labels.
-      labels: the labels of all examples; None: the labels are read from the items.
+      labels: the label of each example; None: only the items contain labels.
     """
     items_have_labels = labels is None or (
         source.split is not _alone and _item_label(source, 0) is not None
@@ -591,7 +598,7 @@ def _label_rows(labels: Any, name: str) -> list:
 
 
 def _are_texts(rows: list, name: str) -> bool:
-    """Returns True if labels are class names; raises UserError if only some labels are."""
+    """Returns True if all labels are class names; raises UserError if only some of them are."""
     texts = {isinstance(row[0], str) for row in rows if row}
     if len(texts) > 1:
         raise UserError(
@@ -635,7 +642,7 @@ def _numbered(
 def _flattened(rows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the number of values in each label, and the values of all labels, concatenated.
 
-    Values of -1 are removed. Labels without any other values are excluded.
+    Values of -1 are removed. Labels that are then empty are excluded.
     """
     labels = [[value for value in row if value != -1] for row in rows]
     labels = [row for row in labels if row]
@@ -695,7 +702,8 @@ def _agree(source: HandedIn, labels: Any) -> bool:
     """
     keys = [repr(np.asarray(_plain(label)).tolist()) for label in labels]
     seen: dict[str, int] = {}
-    # One example of each label is compared, because such changes often depend on the label.
+    # An example of each distinct label is compared, because a `__getitem__` that changes labels
+    # often depends on the label.
     for index, key in enumerate(keys):
         seen.setdefault(key, index)
     for index in sorted({*list(seen.values())[:32], *spread(len(source), 16)}):

@@ -35,11 +35,12 @@ REMEDY = "give their number as config.data.num_classes"
 
 @dataclasses.dataclass(frozen=True)
 class HandedInMasks(Source):
-    """The caller's images and masks; an example must return the same values each time it is read.
+    """Images and masks that the caller passes in. Each read of an item must return equal values.
 
     Attributes:
-      data: supports `len(data)` and `data[index]`; an item is a pair of an image and a mask, or a
-        mapping.
+      data: supports `len(data)` and `data[index]`. An item is a pair (image, mask), or a mapping
+        with an image under one of the keys in `IMAGE_KEYS`, such as `image`, and a mask under one
+        of the keys in `MASK_KEYS`, such as `mask`.
     """
 
     name: str

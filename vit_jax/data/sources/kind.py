@@ -17,19 +17,20 @@ class SourceOptions(NamedTuple):
       class_names: class names of the training split; other splits use the same class indices.
       num_classes: number of classes, if the data set does not define it.
       parts: `kind:path` of each part of a mixture, which concatenates several data sets.
-      weights: shares of the parts in training; None: all examples have the same weight.
+      weights: relative sampling weight of each part in training; None: all examples are sampled
+        equally often.
       image_size: height and width of synthetic images, in pixels.
       labels: labels are required. False: images without labels are included, too.
       slices: how slices such as `train[:90%]` are cut. `stratified`: a slice is a representative
         sample. `in_order`: slices follow the stored order.
-      groups: groups of images, which are not divided between slices: a regular expression for
-        paths, the name of a column, or a list with the group of each image of `train`. None: no
-        groups.
+      groups: defines groups of images, such as all images of a patient. Images of a group are
+        always in the same slice. Groups are defined by a regular expression for paths, by the name
+        of a column, or by a list with the group of each training image. None: no groups.
       only: names of the classes that the user has chosen.
       fields: names of the required fields of examples, such as `text`.
       caption_key: name of the column or key with the captions, for the field `text`.
-      each_labelled: an example without a label is an error, as a softmax requires. False: such an
-        example belongs to no class.
+      each_labelled: True: an example without a label raises an error. False: an example without a
+        label belongs to no class, as in multi-label classification.
       depth_scale: factor from the integers of 16-bit depth maps to metres.
     """
 
@@ -51,7 +52,7 @@ class SourceOptions(NamedTuple):
 
 
 def last_folder(path: str) -> str:
-    """Returns the last folder name in a path that is not a version number; "" if there is none."""
+    """Returns the last folder name in a path, skipping version numbers; "" if there is none."""
     folders = [part for part in path.split("/") if not re.fullmatch(r"[\d.]*", part)]
     return folders[-1] if folders else ""
 
@@ -63,13 +64,13 @@ class SourceKind:
     Attributes:
       name: name of the kind in `config.data.source` and in `kind:path`.
       about: short description of the images.
-      open: called as `open(split, options)`; returns the source. The caller removes slices such as
-        `[:90%]` from the split's name and cuts them out of the source's `fair_order`.
+      open: function that returns the source, called as `open(split, options)`. The split's name
+        contains no slice such as `[:90%]`. Slices are later cut out of the source's `fair_order`.
       path: description of the path; empty: the kind needs no path.
-      reads_slices: `open` supports slices itself; the caller passes the split's name with its
-        slices.
+      reads_slices: `open` supports slices. It is called with the split's full name, such as
+        `train[:90%]`.
       stands_alone: `kind:path` is sufficient to open a data set and to evaluate models on it.
-      made_up: images are random; several splits may contain the same image.
+      made_up: images are random. Splits that share images raise no error.
       name_of: called with a path; returns the name of the data set for metrics and tables.
       is_whole: called with a path; returns True if the data set has no splits. The user must then
         define slices for training and test.

@@ -237,7 +237,11 @@ def _lines(file: str) -> list[str]:
 
 
 def as_they_are(number: int) -> np.ndarray:
-    """Returns `Layout.classes` for masks whose values are class indices or `IGNORED`."""
+    """Returns the class of each mask value, if mask values are class indices or `IGNORED`.
+
+    Args:
+      number: number of classes. Values from `number` to `IGNORED` - 1 are `INVALID`.
+    """
     classes = np.full(IGNORED + 1, INVALID, np.int16)
     classes[:number], classes[IGNORED] = range(number), IGNORED
     return classes
@@ -295,7 +299,8 @@ def check_two_classes(present: Iterable[Iterable[int]], where: str) -> None:
     Such masks probably use 255 for the foreground. Training would then ignore the foreground.
 
     Args:
-      present: the distinct values of each mask; read until a mask has another value.
+      present: the distinct values of each mask. The iteration stops at the first mask with a value
+        other than 0 and 255.
       where: name of the data, for errors.
     """
     found: set[int] = set()

@@ -55,7 +55,8 @@ class Mixture(Source):
 
         Args:
           parts: the sources.
-          weights: shares of the parts in training batches; None: proportional to their sizes.
+          weights: relative sampling weight of each part in training; None: proportional to the
+            part's number of examples.
           class_names: names of all classes. None: the classes of the first part, followed by new
             classes of the second part, and so on.
 
@@ -131,7 +132,7 @@ class Mixture(Source):
             return None
         table = np.full((len(self), self.max_labels), -1, np.int32)
         for end, labels, numbers in zip(self._ends, known, self._tables, strict=True):
-            # The padding -1 selects the last entry of the array, which is -1: it stays padding.
+            # A label of -1 (padding) selects the array's last entry, -1. So padding remains -1.
             renumbered = np.array([*numbers, -1], np.int32)[labels]
             table[end - len(labels) : end, : labels.shape[1]] = renumbered
         return table
@@ -152,7 +153,10 @@ class Mixture(Source):
             yield from part.known_fields(rows)
 
     def _split(self, indices):
-        """Yields each part, and the indices within this part; None stands for all indices."""
+        """Divides indices of the mixture among its parts; yields pairs (part, indices in the part).
+
+        If `indices` is None, the second element of each pair is None: all examples of the part.
+        """
         for part, end in zip(self.parts, self._ends, strict=True):
             if indices is None:
                 yield part, None

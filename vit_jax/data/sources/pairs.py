@@ -1,4 +1,8 @@
-"""Images with maps (masks or depth maps), in a second folder with the same file names."""
+"""Images with maps: each image has a file with a value for each pixel (a mask or a depth map).
+
+Images and maps are in two folders. An image and its map have the same file name, except for the
+suffix and the ends in `Split`.
+"""
 
 import dataclasses
 import os
@@ -24,8 +28,9 @@ class Split(NamedTuple):
     Attributes:
       images, maps: folders of images and of maps (masks or depth maps), relative to the root of the
         data set.
-      image_end, map_end: ends of file names before the suffix, such as `_leftImg8bit`. Without
-        them, an image and its map have the same name.
+      image_end, map_end: ends of the names of images and of maps, before the suffix. An image and
+        its map have the same name except for these ends. For example, the image `a_leftImg8bit.png`
+        has the map `a_gtFine_labelIds.png` with the ends `_leftImg8bit` and `_gtFine_labelIds`.
       listed: path of a text file with the names of the split's images, without folder and suffix.
         Empty: the split contains all images in the folder.
     """
@@ -251,13 +256,16 @@ def _splits_in(where: str) -> dict[str, str]:
 
 
 def _files(folder: str) -> list[str]:
-    """Returns the paths of all files below a folder, relative to it."""
+    """Returns the paths of all files below a folder, relative to this folder."""
     start = len(os.path.join(folder, ""))
     return [path[start:] for path in walk(folder)]
 
 
 def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
-    """Returns files by name, which is the path without suffix and without `end`.
+    """Returns a dictionary from names to files.
+
+    A file's name is its path without suffix and without `end`: `x/a` for `x/a_leftImg8bit.png`, if
+    `end` is `_leftImg8bit`.
 
     Files whose names do not end with `end` are skipped.
 

@@ -2,7 +2,8 @@
 
 A slice is cut out of a source's `fair_order`. Therefore it is a representative sample even if
 images are sorted by class. Data sets of TFDS are an exception: they are stored in random order, and
-slices follow this order (`array_record.py`). Therefore they equal the slices in papers.
+slices follow this order (`array_record.py`). Therefore slices of TFDS data sets are the same as in
+papers.
 """
 
 import hashlib
@@ -104,8 +105,8 @@ def _whole_groups(
 ) -> np.ndarray:
     """Returns the indices of the images in a slice that contains only complete groups.
 
-    The groups are concatenated in a fixed order. The slice contains each group whose middle
-    position is within `part`.
+    All groups are concatenated in a fixed order, so each image has a position. A group belongs to
+    the slice if the position of the group's middle is in the range `part`.
 
     Args:
       source: the whole split.
@@ -148,13 +149,27 @@ def _whole_groups(
 def sliced(
     source: Source, split: str, in_order: bool = False, groups: Sequence | None = None
 ) -> Source:
-    """Returns a source with the images of a split `name[from:to]`; arguments as in `chosen`."""
+    """Returns a source with the images of a split `name[from:to]`.
+
+    Args:
+      source: the whole split.
+      split: name of the split with its slices.
+      in_order: True: a slice follows the stored order. False: it is a representative sample.
+      groups: the group of each image; all images of a group are in the same slice. None: no groups.
+    """
     part = chosen(source, split, in_order, groups)
     return source if len(part) == len(source) else Subset(source, part)
 
 
 def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
-    """Returns the group of each path: the text that `pattern`, or its part in `(...)`, matches.
+    """Returns the group of each path: the text that the regular expression matches in the path.
+
+    If the expression has parentheses, the group is the text that the parentheses match. For
+    example, `(patient[0-9]+)_` assigns `a/patient12_3.png` to the group `patient12`.
+
+    Args:
+      paths: the paths.
+      pattern: the regular expression.
 
     Raises:
       UserError: `pattern` is not a regular expression, or does not match a path.

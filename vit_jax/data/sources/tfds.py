@@ -30,9 +30,8 @@ def tfds_records(
       path: `name`, `name:data_dir`, or the folder with the data set's files.
       split: split with slices and `+` as in TFDS; slices may be nested.
       label_key: name of the feature with the labels; None: labels are not read.
-      each_labelled: raise an error for an example without a label.
-      caption_key: name of the feature with the captions, as in `caption_feature`; None: captions
-        are not read.
+      each_labelled: True: an example without a label raises an error.
+      caption_key: name of the feature with the captions. None: captions are not read.
     """
     import tensorflow_datasets as tfds
 
@@ -88,7 +87,7 @@ def _is_class(feature) -> bool:
 
 
 def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
-    """Returns the arguments of `Records` that are about captions.
+    """Returns the arguments of `Records` about captions, as a dictionary.
 
     Raises:
       UserError: the feature `caption_key` does not exist or is not text.
@@ -107,9 +106,9 @@ def _captions_digest(builder, split: str) -> str:
     """Returns a text that changes if the captions of a split such as `train+test` change.
 
     Returns:
-      The hashes of the captions that `vit_jax.prepare` has stored, joined to one text. If it has
-      not stored them, TFDS's numbers of bytes of all examples, which a caption of another length
-      changes. To compute hashes, all images would be read.
+      The splits' hashes of captions, joined to one text. `vit_jax.prepare` stores these hashes. If
+      the data set has no such hashes, the splits' sizes in bytes are used. These sizes change only
+      if the length of a caption changes. Computing hashes would require reading all images.
     """
     from etils import epath
 
@@ -130,7 +129,8 @@ def caption_feature(features: Mapping, caption_key: str) -> str | None:
     Args:
       features: the features of a TFDS data set.
       caption_key: name of a feature, which is a text, a sequence of texts, or a sequence of
-        mappings with the key `text`. The default name stands for all `CAPTION_KEYS`.
+        mappings with the key `text`. If it is the default name, all names in `CAPTION_KEYS` are
+        tried.
 
     Returns:
       The name; None if the data set has no such feature.
@@ -252,7 +252,7 @@ def tfds_split(builder, split: str):
 
 
 def tfds_shards(builder, split: str) -> tuple[tuple[str, int], ...]:
-    """Returns the names of a split's files, and the number of records in each."""
+    """Returns the names of a split's files, and the number of records in each file."""
     instructions = builder.info.splits[_one_slice(builder, split)].file_instructions
     return tuple((os.path.basename(one.filename), one.examples_in_shard) for one in instructions)
 

@@ -75,7 +75,7 @@ def clevr_count(features: Mapping) -> int:
 
 
 def clevr_distance(features: Mapping) -> int:
-    """Returns the distance class of the closest object.
+    """Returns the class of the closest object's distance; `CLEVR_EDGES` separates the classes.
 
     The distance of an object is the third component of its `pixel_coords`.
     """
@@ -84,7 +84,10 @@ def clevr_distance(features: Mapping) -> int:
 
 
 def kitti_distance(features: Mapping) -> int:
-    """Returns the distance class of the nearest car, van or truck; if none, the last class."""
+    """Returns the class of the distance of the nearest car, van or truck.
+
+    `KITTI_EDGES` separates the classes. An image without such a vehicle has the last class.
+    """
     kinds = features["objects/type"].int64_list.value
     distances = features["objects/location"].float_list.value[2::3]
     distances = [distance for kind, distance in zip(kinds, distances, strict=True) if kind < 3]
@@ -128,7 +131,8 @@ _ALL = (
     VtabTask("CIFAR-100", "natural", "cifar100:3.*.*", 100, **NINE_TENTHS),
     VtabTask("DTD", "natural", "dtd:3.*.*", 47),
     VtabTask("Flowers102", "natural", "oxford_flowers102:2.*.*", 102),
-    # The benchmark uses 3.*.*, which TFDS reads but no longer builds; 4.0.0 fixes damaged images.
+    # The benchmark uses version 3.*.* of the data set. TFDS can read this version, but no longer
+    # prepares it. Version 4.0.0 fixes damaged images.
     VtabTask("Pets", "natural", "oxford_iiit_pet:*.*.*", 37, **FOUR_FIFTHS),
     VtabTask("Sun397", "natural", "sun397/tfds:4.*.*", 397),
     VtabTask("SVHN", "natural", "svhn_cropped:3.*.*", 10, **NINE_TENTHS),
@@ -141,8 +145,8 @@ _ALL = (
     VtabTask("DMLab", "structured", "dmlab:2.0.1", 6, crop=False),
     VtabTask("dSpr-Loc", "structured", classes=16, label=dsprites_position, crop=False, **DSPRITES),
     VtabTask("dSpr-Ori", "structured", classes=16, label=dsprites_orientation, **DSPRITES),
-    # The benchmark uses 3.1.0, which TFDS reads but no longer builds; 3.3.0 adds a label for
-    # occlusion.
+    # The benchmark uses version 3.1.0 of the data set. TFDS can read this version, but no longer
+    # prepares it. Version 3.3.0 adds a label for occlusion.
     VtabTask("KITTI-Dist", "structured", "kitti:3.*.*", 4, kitti_distance, crop=False),
     VtabTask(
         "sNORB-Azim", "structured", classes=18, label="label_azimuth", flip=False, **SMALLNORB

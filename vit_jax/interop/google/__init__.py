@@ -18,10 +18,12 @@ TOWERS_PREPROCESSING = Preprocessing("square", Fraction(1), "bilinear")  # Of im
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Returns the image model's tensors, and a dictionary that replaces a `config.json`.
+    """Returns the image model's tensors and a configuration, derived from the tensors' names.
 
-    The dictionary is derived from the tensors' names. `prefix` is the prefix of the image model's
-    parameters in the file. `by_kind` is True if the names are big_vision's.
+    npz files have no `config.json`. The configuration takes its place, with two entries:
+
+    - `prefix`: the prefix of the image model's parameters in the file, such as `params/img/`.
+    - `by_kind`: True if the parameters have big_vision's names.
     """
     starts = ("params/", "opt/target/")
     prefix = next(
@@ -43,8 +45,8 @@ def _preprocessing(
 ) -> tuple[dict, Preprocessing | None, str]:
     """Implements `Library.preprocessing` for npz files, which do not contain the preprocessing.
 
-    Mean and std have their defaults. For models that are not image-text models, the preprocessing
-    is unknown, None.
+    The preprocessing of image-text models is `TOWERS_PREPROCESSING`. The preprocessing of other
+    models is unknown (None). For all models, mean and std of pixels have vit_jax's default values.
     """
     return {}, TOWERS_PREPROCESSING if config["prefix"].endswith("img/") else None, ""
 

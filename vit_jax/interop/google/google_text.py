@@ -1,7 +1,8 @@
 """Text towers of SigLIP and SigLIP 2 in big_vision's npz files.
 
 The parameters of the text encoder have the same names as the parameters of the image encoder. The
-files do not contain the tokenizer and the kind of pooling. All SigLIP models pool the last token.
+files contain neither the tokenizer nor the kind of pooling. vit_jax assumes the pooling of all
+SigLIP text towers: the output of the last token.
 """
 
 from collections.abc import Mapping
@@ -66,7 +67,10 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
 
 
 def _tower(tensors: Tensors) -> tuple[str, Tensors]:
-    """Returns the prefix of both towers in the file, and the text tower's tensors without prefix.
+    """Returns the prefix of the model in the file, and the text tower's tensors.
+
+    The prefix is the part of the tensor names before `txt/`, such as `params/`. The returned
+    tensors have names without this prefix and without `txt/`.
 
     Raises:
       UserError: the model has no text tower, or its text tower is unsupported.
@@ -95,9 +99,10 @@ def _tower(tensors: Tensors) -> tuple[str, Tensors]:
 
 
 def _as_image_model(tower: Tensors) -> Tensors:
-    """Renames the tensors of the text encoder as in an image model.
+    """Renames the text encoder's tensors to the names of an image encoder's tensors.
 
-    Early text towers have two position tables. They are replaced by one table, their sum.
+    The files of early text towers contain two tables of position embeddings, which the model adds.
+    They are replaced by one table, which contains their sum.
     """
     tower = dict(tower)
     positions = tower.get("pos_embedding")
@@ -113,7 +118,7 @@ def _as_image_model(tower: Tensors) -> Tensors:
 
 
 def big_vision_name(name: str) -> str:
-    """Returns big_vision's name of a text tower's tensor whose name is that in `RULES`."""
+    """Converts a tensor name from `RULES` to the name in big_vision's files, such as `txt/...`."""
     name = google_vit.big_vision_name(name)
     if name.startswith(_IMAGE_ENCODER):
         name = _ENCODER + name.removeprefix(_IMAGE_ENCODER)

@@ -28,13 +28,13 @@ from vit_jax.options.text import TextOptions
 _TITLE = "big_vision"
 _PREFIX = "params/"
 _REMEDY = "write it for Transformers or open_clip instead"
-# Arguments of the towers that big_vision's classes do not have, with the only supported values.
+# Maps arguments of the towers to the values that big_vision supports.
 _IMAGE = dict(pooling=("map", "gap", "cls"), position=("1d", "sincos2d"), resnet_blocks=(None,))
 _TEXT = dict(
     causal=(False,), pooling=("last",), head_bias=(True,), gelu=("tanh",), norm_epsilon=(1e-6,)
 )
 _TOKENIZERS = ("spiece.model", "tokenizer.json")
-# For each value of `Tokenizer.cleaning`, a note about the differences from big_vision's cleaning.
+# Maps `Tokenizer.cleaning` to a note about steps of text cleaning that big_vision lacks.
 _CLEANINGS = {
     "clip": "the cleaning of texts: for an npz file, ASCII letters are converted to lower case",
     "siglip": "the cleaning of texts: for an npz file, punctuation is not removed, and only ASCII "
@@ -47,7 +47,7 @@ _FORMAT = google_vit.FORMAT._replace(
 
 
 def _describe(towers: Towers) -> TowersFiles:
-    """Returns the content of an npz file of big_vision.
+    """Converts an image-text model to the tensors of a big_vision file, and notes for the user.
 
     Raises:
       UserError: big_vision has no model with these arguments.
@@ -79,7 +79,7 @@ def _describe(towers: Towers) -> TowersFiles:
 def _check_arguments(
     tower: str, options: ImageOptions | TextOptions, supported: dict[str, tuple]
 ) -> None:
-    """Raises UserError if an argument of a tower has none of the supported values."""
+    """Raises UserError if an argument of a tower has an unsupported value."""
     values = asdict(options)
     for name, allowed in supported.items():
         if values[name] not in allowed:
@@ -93,7 +93,7 @@ def _notes(towers: Towers) -> list[str]:
     """Returns a line for each property of the model that the file does not contain.
 
     Raises:
-      UserError: npz files cannot be loaded with this kind of tokenizer.
+      UserError: the model has no tokenizer file that can be used with an npz file.
     """
     names = [file.name for file in copied_files(towers.text_part)]
     if not set(names) & set(_TOKENIZERS):

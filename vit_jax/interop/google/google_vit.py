@@ -5,8 +5,8 @@ vision_transformer numbers all sub-modules of a block consecutively: `LayerNorm_
 channels]`.
 
 big_vision's files are also supported. big_vision numbers the sub-modules of each kind separately:
-the first MLP of a block is `MlpBlock_0`. Models that exist only in big_vision (with fixed positions
-or attention pooling) are written with big_vision's names.
+the first MLP of a block is `MlpBlock_0`. Models that exist only in big_vision (with fixed position
+embeddings or attention pooling) are written with big_vision's names.
 """
 
 import functools
@@ -69,15 +69,15 @@ RULES = (
 
 
 def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Renames the model's parameters to the names in vision_transformer's first files.
+    """Converts the tensors of any supported file to vision_transformer's names and shapes.
 
     Raises:
-      UserError: two parameters would have the same name.
+      UserError: two tensors would have the same name.
     """
     renamed = {}
     for name, tensor in _one_by_one(tensors).items():
         first = name.split("/")[0]
-        # Files from the development of ViT-G have these names for parts of the attention pooling.
+        # Files from the development of ViT-G have other names for the attention pooling.
         if first in _POOLING_PARTS:
             name = _POOLING + name
         elif first == "Transformer":
@@ -92,7 +92,7 @@ def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Splits tensors that big_vision stacks for a scan into one tensor for each encoder block."""
+    """Splits big_vision's stacked tensors, `[blocks, ...]`, into a tensor for each block."""
     found = {}
     for name, tensor in tensors.items():
         start, stacked, rest = name.partition("Transformer/encoderblock/")
@@ -107,9 +107,11 @@ def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_class_token(table: Tensor) -> Tensor:
-    """Adds a zero row for the class token to big_vision's position table, if the row is missing.
+    """Returns a table of position embeddings with an embedding for the class token.
 
-    As in big_vision, a table contains the row if its other rows form a square grid.
+    If the table has n * n + 1 embeddings, the first one is the class token's, and the others are
+    those of n * n patches. Any other table contains embeddings of patches only, and zeros are added
+    for the class token. big_vision uses the same criterion.
     """
     batch, rows, dim = table.shape
     if rows and math.isqrt(rows - 1) ** 2 == rows - 1:
@@ -120,9 +122,15 @@ def _with_class_token(table: Tensor) -> Tensor:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from renamed tensors; also returns the assumptions as text.
+    """Returns the model's arguments, and a text that lists the assumptions.
 
-    See `image_size_of` for `image_size`.
+    The arguments are derived from the tensors. For example, the kind of position embeddings is
+    assumed if the file contains none.
+
+    Args:
+      tensors: the tensors, with the names that `rename` returns.
+      config: the configuration, with `prefix` and `by_kind`, as `google._prepare` returns it.
+      image_size: as in `image_size_of`.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     try:
@@ -148,7 +156,7 @@ def _values(shapes: dict, by_kind: bool) -> dict:
 
     Args:
       shapes: shapes of the arrays by name.
-      by_kind: the arrays have big_vision's names.
+      by_kind: True if the arrays have big_vision's names in the file.
     """
     patch, _, channels, dim = shapes["embedding/kernel"]
     values = dict(
@@ -179,8 +187,8 @@ def _pooling(shapes: dict) -> str:
 def _position(shapes: dict, by_kind: bool) -> str:
     """Returns the model's argument `position`.
 
-    Without a position table in the file, a big_vision model has fixed positions, and a
-    vision_transformer model has no positions.
+    If the file contains no table of position embeddings, a big_vision model has fixed sine-cosine
+    embeddings, and a vision_transformer model has no position embeddings.
     """
     if POSITIONS in shapes:
         return "1d"
@@ -188,10 +196,10 @@ def _position(shapes: dict, by_kind: bool) -> str:
 
 
 def _describe(values: dict) -> dict:
-    """Returns {}, because npz files have no `config.json`; checks that the model can be written.
+    """Checks that the model can be written; returns {}, because npz files have no `config.json`.
 
     Raises:
-      UserError: the files would look like the files of another model.
+      UserError: npz files cannot represent the model.
     """
     if values.get("mlp") == "swiglu":
         raise UserError("Google's npz has no mlp='swiglu'")
@@ -201,7 +209,7 @@ def _describe(values: dict) -> dict:
 
 
 def _number(mapped: list[Entry], values: dict) -> list[Entry]:
-    """Gives models that exist only in big_vision the tensor names of big_vision."""
+    """Replaces the tensor names by big_vision's names if the model exists only in big_vision."""
     return with_big_vision_names(mapped) if _by_kind(values) else mapped
 
 
@@ -211,7 +219,7 @@ def with_big_vision_names(mapped: list[Entry]) -> list[Entry]:
 
 
 def big_vision_name(name: str) -> str:
-    """Returns big_vision's name of a tensor whose name is that of vision_transformer."""
+    """Converts a tensor name from vision_transformer's form to big_vision's form."""
     if name.startswith("Transformer/encoderblock"):
         for new, old in _NUMBERED_BY_KIND.items():
             name = name.replace(f"/{old}/", f"/{new}/")

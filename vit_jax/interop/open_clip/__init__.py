@@ -25,9 +25,9 @@ _CROPS = {
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Returns the image tower's tensors without prefix, and the config with a `pretrained_cfg`.
+    """Returns the image tower's tensors without their prefix, and the extended config.
 
-    `pretrained_cfg` describes the preprocessing as in timm.
+    The entry `pretrained_cfg`, with the preprocessing as in timm, is added to the config.
 
     Raises:
       UserError: there is no `open_clip_config.json`, or the model is unsupported.
@@ -91,8 +91,8 @@ def _prepare_timm(
     tower_tensors = {
         name.removeprefix(_TIMM): x for name, x in tensors.items() if name.startswith(_TIMM)
     }
-    # The head is part of timm's model (`trunk`). A model with attention pooling has no head, and
-    # the pooling returns the embedding.
+    # The projection to the embedding is the head of timm's model (`trunk`). If the model has
+    # attention pooling, there is no head, and the output of the pooling is the embedding.
     pooling = tower.get("timm_pool")
     arguments = dict(global_pool=pooling) if pooling in ("map", "token", "avg") else {}
     arguments |= tower.get("timm_model_kwargs") or {}

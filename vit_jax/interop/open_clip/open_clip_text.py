@@ -106,7 +106,7 @@ def _check(model: Mapping, text: Mapping) -> None:
 
 
 def _tower(tensors: Tensors) -> Tensors:
-    """Returns the text tower's tensors without prefix."""
+    """Returns the text tower's tensors; the prefix `text.` is removed from their names."""
     prefix = _TOWER if any(name.startswith(_TOWER) for name in tensors) else ""
     names = {name: name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
     return {ours: tensors[name] for name, ours in names.items() if ours.startswith(_PARTS)}
@@ -152,11 +152,11 @@ def text_config(options: TextOptions) -> dict[str, Any]:
 
 
 def text_rules(biased: bool) -> tuple[Rule, ...]:
-    """Returns the naming rules of a text tower.
+    """Returns the rules for the tensor names of a text tower.
 
     Args:
-      biased: the final projection has a bias. False: the projection is a plain tensor in vit_jax's
-        layout.
+      biased: True if the final projection is a linear layer with a bias. False if it is a plain
+        tensor without a bias, which has the same layout as vit_jax's kernel.
     """
     head = (Rule("head/kernel", "text_projection", SAME),)
     return (

@@ -1,7 +1,7 @@
 """Writes CLIP and SigLIP with both towers for open_clip.
 
-An image tower like CLIP's is written as open_clip's own ViT. Any other image tower is written as a
-timm model.
+An image tower with CLIP's architecture (a norm before the first block) is written as open_clip's
+own ViT. Any other image tower is written as a timm model.
 """
 
 from dataclasses import asdict
@@ -33,15 +33,15 @@ from vit_jax.published.weights import all_weights
 _TITLE = "open_clip"
 _VOCABULARY = 49408  # Number of token ids of open_clip's own tokenizer, which is CLIP's.
 _MODES = {"center": "shortest", "squash": "squash"}
-# For each value of `Tokenizer.cleaning`: the most similar cleaning in open_clip. For SigLIP's
-# spiece.model, which reads texts without punctuation, "canonicalize" is used instead.
+# Maps `Tokenizer.cleaning` to the most similar cleaning in open_clip. SigLIP with a spiece.model
+# is an exception: its texts have no punctuation, so open_clip must use "canonicalize".
 _CLEANINGS = {"clip": "whitespace", "siglip": "lower", "big_vision": "lower"}
 _ALSO = "open_clip also repairs encodings and replaces HTML entities in texts"
 _TOKENIZER = ("hf_tokenizer_name", "tokenizer_kwargs")
 
 
 def _describe(towers: Towers) -> TowersFiles:
-    """Returns the content of a folder in open_clip's format.
+    """Converts an image-text model to open_clip's tensors and config, and notes for the user.
 
     Raises:
       UserError: open_clip has no model with these arguments.
@@ -118,9 +118,10 @@ def _timm_tower(towers: Towers) -> tuple[dict[str, Any], Arrays]:
 
 
 def _architectures(text_part: TextPart) -> list[str]:
-    """Returns the names of timm's CLIP and SigLIP image towers.
+    """Returns the names of timm's architectures for image towers of CLIP and SigLIP.
 
-    If the model was read from open_clip's files, the name in these files comes first.
+    If the model was read from open_clip's files, the architecture's name in these files comes
+    first.
     """
     described = _read_config(text_part).get("vision_cfg", {}).get("timm_model_name")
     names = {weights.repository.removeprefix("timm/").split(".")[0] for weights in all_weights()}

@@ -11,7 +11,7 @@ PIXELS = 256  # Side of the training images in pixels.
 
 
 def _conv(ours: str, theirs: str, kernel: Layout = CONV) -> tuple[Rule, Rule]:
-    """Returns the naming rules for kernel and bias of a convolution."""
+    """Returns the rules for the tensor names of a convolution's kernel and bias."""
     return Rule(f"{ours}/kernel", f"{theirs}.w", kernel), Rule(f"{ours}/bias", f"{theirs}.b", FLAT)
 
 

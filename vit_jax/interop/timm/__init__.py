@@ -20,8 +20,8 @@ from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm import timm_mae
 from vit_jax.published.unheld import refuse_unheld
 
-# A module for each family of models. It defines `FORMAT` and `named`, a function that parses names
-# of timm's architectures.
+# One module for each family of models. Each module defines `FORMAT` and `named`, a function that
+# parses names of timm's architectures.
 _MODULES = tuple(
     import_module(f"{__name__}.{module}")
     for module in (
@@ -85,7 +85,8 @@ def _files(
     described["pretrained_cfg"] |= dict(
         mean=per_channel(values["mean"], channels), std=per_channel(values["std"], channels)
     ) | to_timm(seen or DEFAULT_PREPROCESSING, values["image_size"])
-    # timm ignores the problem type. Transformers, which can read these folders, too, uses it.
+    # The entry `problem_type` is for Transformers, which can also read folders in timm's format.
+    # timm ignores it.
     described |= problem_type(values["num_classes"], probabilities)
     return {"config.json": described | (dict(label_names=list(names)) if names else {})}
 

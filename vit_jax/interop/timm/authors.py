@@ -29,8 +29,8 @@ _NAMES = {
     r"\.mlp\.ffn_ln\.": ".mlp.norm.",
     r"\.attn\.inner_attn_ln\.": ".attn.norm.",
 }
-# Names of tensors that can be computed from the model's arguments, and are therefore skipped:
-# angles of rotary positions, and the mask of the bias.
+# Names of tensors that are skipped, because they can be computed from the model's arguments:
+# angles of rotary positions, and DINOv3's mask of the qkv bias.
 _FOLLOWS = re.compile(r"(^|.*\.)(rope\.freqs_(cos|sin)|rope_embed\.periods|bias_mask)$")
 _TABLE = "relative_position_bias_table"
 _CONVNEXT = {
@@ -56,9 +56,9 @@ class _Converted(NamedTuple):
     Attributes:
       tensors: tensors by timm's names.
       config: content of timm's `config.json`, without the preprocessing.
-      side: height of images in pixels; 0: no tensor depends on it.
-      pixels: the possible normalizations of pixels, as keys of `PIXELS`, each with a description of
-        the models that use it.
+      side: height of images in pixels; 0: unknown, because no tensor depends on the image size.
+      pixels: the possible normalizations of pixels. Maps keys of `PIXELS` to descriptions of the
+        models that use this normalization.
       squeezed: images are resized to a square, regardless of their aspect ratio.
       notes: notes for the user about parameters that the file does not contain.
     """
@@ -117,7 +117,8 @@ def _convert(tensors: Mapping[str, np.ndarray]) -> _Converted:
         return _Converted(named, side=side, pixels={"half": "BEiT", "imagenet": "BEiT v2"})
     if "blocks.0.attn.q_bias" in named and "pos_embed" in named:
         return _eva01_or_02(named, tensors, dim, patch)
-    # This test follows the others, because their models, too, have this tensor (LayerScale).
+    # DeiT III is tested last. Its LayerScale tensors `gamma_1` also exist in some of the models
+    # above.
     if "blocks.0.gamma_1" in named:
         return _deit3(named, patch)
     return _Converted(named)
@@ -161,7 +162,7 @@ def _eva01(named: dict[str, np.ndarray], dim: int, patch: int) -> _Converted:
 
 
 def _eva02(named: dict[str, np.ndarray], cosines: np.ndarray, patch: int) -> _Converted:
-    # In older files, rows and columns of patches are two axes. In newer files they are one axis.
+    # In older files, `cosines` is [rows, columns, dim]. In newer files, it is [patches, dim].
     cosines = cosines.reshape(-1, cosines.shape[-1])
     _check("rope.freqs_cos", cosines, _angles(*cosines.shape))
     dim = named["patch_embed.proj.weight"].shape[0]
@@ -226,8 +227,8 @@ def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
     else:
         raise UserError("unknown window sizes: a Swin V2 without its relative_coords_table")
     side = 32 * window
-    # The windows of the second block are shifted, and its attention mask has an entry for each
-    # window.
+    # The second block has shifted windows, and its attention mask is [windows, ...]. The number of
+    # windows determines the image size.
     if (mask := named.get("layers.0.blocks.1.attn_mask")) is not None:
         side = patch * window * math.isqrt(len(mask))
     # In the authors' code the patch merging is at the end of a stage. In timm it is at the start of
@@ -246,10 +247,15 @@ def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
 
 
 def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
-    """Returns the side of a Swin V2's windows in pre-training, by stage; 0: the side is the same.
+    """Returns the window sizes with which a Swin V2 was pre-trained.
 
-    The side is derived from tables of scaled offsets. For an offset x between two positions, a
-    table contains log2(1 + 8 |x| / (side - 1)) / 3.
+    The model may have been fine-tuned with larger windows. The side of the windows in pre-training
+    is derived from the stage's table of relative coordinates: for two patches that are x rows (or
+    columns) apart, the table contains log2(1 + 8 x / (side - 1)) / 3.
+
+    Returns:
+      For each stage the side of a window in pre-training, in patches; 0 if this model's windows
+      have the same side.
     """
     sides = []
     while (
@@ -273,13 +279,26 @@ def _name(name: str) -> str:
 
 
 def _eva(architecture: str, heads: int, patch: int, pooled: str) -> dict:
-    """Returns the `config.json` for timm's class Eva; the tensors determine all other sizes."""
+    """Returns a `config.json` for timm's class Eva.
+
+    The config contains the number of heads, the patch size and the pooling. vit_jax derives all
+    other sizes from the tensors.
+
+    Args:
+      architecture: name of timm's architecture.
+      heads: number of attention heads.
+      patch: side of a patch in pixels.
+      pooled: timm's kind of pooling, such as `avg`.
+    """
     model_args = {"num_heads": heads, "patch_size": patch}
     return {"architecture": architecture, "global_pool": pooled, "model_args": model_args}
 
 
 def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Renames DINOv3's tensors for timm's class Eva; drops the bias of keys, which is masked."""
+    """Renames DINOv3's tensors for timm's class Eva, with separate biases of queries and values.
+
+    The bias of the keys is dropped, because the authors' code masks it.
+    """
     tensors = {}
     for name, array in named.items():
         if name.endswith("attn.qkv.bias"):
@@ -291,13 +310,13 @@ def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def _angles(rows: int, dim: int) -> np.ndarray:
-    """Returns the cosines of EVA-02's rotary positions, `[rows, dim]`.
+    """Returns the cosines of the rotation angles in EVA-02's rotary embeddings, `[rows, dim]`.
 
-    The grid of patches is square, and its coordinates are scaled to a 16 x 16 grid.
+    The patches form a square grid. Their coordinates are scaled to a 16 x 16 grid.
 
     Args:
       rows: number of patches.
-      dim: width of a head.
+      dim: width of an attention head.
     """
     side = math.isqrt(rows)
     turns = (
@@ -309,7 +328,18 @@ def _angles(rows: int, dim: int) -> np.ndarray:
 
 
 def _check(name: str, stored: np.ndarray, expected: np.ndarray) -> None:
-    """Raises UserError if positions in a file differ from the model's computed positions."""
+    """Checks a file's tensor for relative or rotary positions, which vit_jax does not read.
+
+    vit_jax computes the values of this tensor from the model's arguments.
+
+    Args:
+      name: name of the tensor, for the error message.
+      stored: the tensor in the file.
+      expected: the tensor as the published models compute it.
+
+    Raises:
+      UserError: the two tensors differ.
+    """
     # The tolerance allows for the rounding errors of bfloat16.
     if stored.shape != expected.shape or np.abs(stored - expected).max() > 0.01 * expected.max():
         raise UserError(f"its positions ({name}) are not those of the published models")

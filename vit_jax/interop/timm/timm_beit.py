@@ -1,4 +1,7 @@
-"""BEiT and BEiT v2 in timm, with a bias table in each layer or one table for all layers."""
+"""BEiT and BEiT v2 in timm.
+
+Each layer has its own table of relative position biases, or all layers share one table.
+"""
 
 import math
 import re
@@ -48,8 +51,9 @@ _RULES = (
     *torch_norm("fc_norm", "fc_norm"),
     *torch_dense("head", "head"),
 )
-# Name of the bias table by the argument `position_at`: the table of the first layer, or the table
-# that all layers share.
+# Maps values of the argument `position_at` to the name of a tensor with relative position biases.
+# With `stem`, each layer has its own tensor; the name is that of the first layer. With `shared`,
+# there is one tensor for all layers.
 _TABLES = {
     "stem": "blocks.0.attn.relative_position_bias_table",
     "shared": "rel_pos_bias.relative_position_bias_table",
@@ -70,14 +74,19 @@ def named(architecture: str) -> dict | None:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the indices of bias tables, which can be computed from the grid."""
+    """Removes the tensors `relative_position_index`.
+
+    They map pairs of patches to rows of a table of relative position biases. vit_jax computes them
+    from the grid of patches.
+    """
     return {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """Derives the model's arguments from tensors and `config.json`; also returns the assumptions.
+    """Returns the model's arguments, and a text that lists the assumptions.
 
-    Without a `config.json`, images are assumed to be square.
+    The arguments are derived from tensors and `config.json`. Without a `config.json`, images
+    are assumed to be square.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     model_args = given_arguments(config, *_UNCHECKED)

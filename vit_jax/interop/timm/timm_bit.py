@@ -1,4 +1,4 @@
-"""BiT in timm (class ResNetV2). Hybrid ViTs use the same naming rules for their ResNet."""
+"""BiT in timm (class ResNetV2). The ResNet of a hybrid ViT has similar tensor names."""
 
 from collections.abc import Iterable
 
@@ -25,7 +25,7 @@ from vit_jax.models.resnet import BiT
 
 
 def resnet_rules(root: str, units: str) -> tuple[Rule, ...]:
-    """Returns the naming rules of a ResNet.
+    """Returns the rules for the tensor names of a ResNet, in BiT or in a hybrid ViT.
 
     Args:
       root: prefix of the names in timm's stem.
@@ -55,7 +55,7 @@ _RULES = (
     *torch_dense("head", "head.fc", LINEAR_CONV),
 )
 
-# Names of timm's architectures, by number of residual units in each stage and width factor.
+# Maps (number of residual units in each stage, width factor) to the name of timm's architecture.
 _ARCHITECTURES = {
     ((3, 4, 6, 3), 1): "resnetv2_50x1_bit",
     ((3, 4, 6, 3), 3): "resnetv2_50x3_bit",

@@ -14,8 +14,8 @@ ONLY = {
     "embed_norm_layer": (None,),
     "pos_embed": ("learn", "none", ""),
 }
-# timm's arguments that need no check. The tensors determine them, the code of the family reads
-# them, or they do not change the outputs.
+# timm's arguments that need no check. The tensors determine their values, the module of the model's
+# family reads them, or they do not change the outputs.
 UNCHECKED = (
     "img_size",
     "patch_size",
@@ -46,7 +46,7 @@ UNCHECKED = (
 
 
 def given_arguments(config: dict, *unchecked: str) -> dict[str, Any]:
-    """Returns `model_args` of a `config.json`: timm's arguments besides the architecture.
+    """Returns `model_args` of a `config.json`: timm's arguments other than the architecture's name.
 
     Args:
       config: content of `config.json`.

@@ -23,7 +23,7 @@ _STEMS = {
 }
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
 
-# The size in vit_jax for each word in timm's architecture names.
+# Maps vit_jax's names of ConvNeXt's sizes, such as "T", to words in timm's architecture names.
 _WORDS = {
     "Atto": "atto",
     "Femto": "femto",
@@ -40,7 +40,7 @@ _WORDS |= {
     "H": "huge",
     "Zepto": "zepto",
 }
-# Sizes that exist only in V1 or only in V2.
+# Sizes of timm's architectures that exist only as ConvNeXt or only as ConvNeXt V2.
 _ONLY = {
     "convnext": ("xlarge", "xxlarge", "zepto"),
     "convnextv2": ("huge",),
@@ -109,7 +109,8 @@ def _with_defaults(shape: dict) -> dict:
 def _rules(values: dict) -> list[Rule]:
     block = "stages.{0}.blocks.{1}."
     inside = r"stages/(\d+)/(\d+)/"
-    # Indices of the convolutions in timm's stem. The norm has the index after the last convolution.
+    # `places` contains the indices of the convolutions in timm's stem, such as 0 for `stem.0`. The
+    # norm has the index after the last convolution.
     places = dict(patches=(0,), activated=(0, 2)).get(values["stem"], (0, 1))
     stem = (torch_dense(f"stem/{ours}", f"stem.{place}", CONV) for ours, place in enumerate(places))
     return [
@@ -140,10 +141,11 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; no assumptions are needed.
+    """Returns the model's arguments, and an empty text in place of assumptions.
 
-    Settings that neither tensors nor `config.json` determine have timm's defaults: exact GELU,
-    layer norms with epsilon 1e-6. A ConvNeXt supports images of any size.
+    The arguments are derived from tensors and `config.json`. Settings that neither of them
+    determines have timm's defaults: exact GELU, layer norms with epsilon 1e-6. A ConvNeXt
+    supports images of any size.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     model_args = given_arguments(config, *_UNCHECKED, "act_layer")
@@ -198,7 +200,7 @@ def _stem(shapes: dict, width: int) -> str:
       shapes: shapes of the tensors by name.
       width: number of channels of the first stage.
     """
-    # In other stems, `stem.2` is not a convolution.
+    # Only the stem `activated` has a convolution at index 2. A convolution's kernel has 4 axes.
     if len(shapes.get("stem.2.weight", ())) == 4:
         return "activated"
     kernel = shapes["stem.0.weight"]
@@ -208,7 +210,7 @@ def _stem(shapes: dict, width: int) -> str:
 
 
 def _timm_arguments(values: dict) -> dict:
-    """Converts model arguments, which the tensors determine, to timm's names and values."""
+    """Converts arguments from `_values`, which the tensors determine, to timm's arguments."""
     return dict(
         depths=values["blocks"],
         dims=values["widths"],
@@ -259,7 +261,7 @@ def _describe(values: dict) -> dict:
 
 
 def _architecture(values: dict) -> str:
-    """Returns the name of timm's architecture with these sizes.
+    """Returns the name of timm's ConvNeXt architecture with the model's sizes.
 
     If timm has no such architecture, the result is the architecture `tiny`, whose sizes
     `model_args` override.

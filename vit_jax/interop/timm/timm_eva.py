@@ -73,7 +73,7 @@ _PACKED = torch_dense(BLOCK + "mlp/fc1", _MLP + "fc1")
 
 
 def _rules(values: Values) -> tuple[Rule, ...]:
-    """Returns the naming rules of a model.
+    """Returns the rules for the tensor names of a model.
 
     In a gated MLP with a norm after the gate, the gate and the gated values are separate tensors.
     """
@@ -140,8 +140,8 @@ _HEADS = {
     "giant": 16,
 }
 _HEADS |= {"giant": 16, "gigantic": 16, "enormous": 16, "huge": 20, "7b": 32}
-# Side of the grid to which rotary positions are scaled, for Perception Encoders whose side is not
-# 32.
+# For each Perception Encoder: side of the grid, in patches, to which the coordinates of rotary
+# positions are scaled. The default is 32.
 _PE_GRIDS = {
     "core_tiny": 24,
     "core_small": 24,
@@ -194,7 +194,13 @@ def named(architecture: str) -> dict | None:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Concatenates separate tensors of queries, keys and values, and of halves of gated MLPs."""
+    """Renames and merges tensors, so that all versions of the files match `_rules`.
+
+    - Separate projections of queries, keys and values are concatenated.
+    - The gate and the gated values of an MLP are concatenated.
+    - Rotary frequencies, `rope.freqs`, are split into one tensor for each layer.
+    - The position embeddings are converted by `rename_positions`.
+    """
     model_args = implied_arguments(config, named) | (config.get("model_args") or {})
     tensors = dict(rename_positions(tensors, config | dict(model_args=model_args)))
     for name in list(tensors):
@@ -237,16 +243,25 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _finish(tensors: Arrays, values: Values) -> Arrays:
-    """Adds register rows to the position table, and stacks the rotary frequencies of all layers."""
+    """Converts the tensors to timm's form.
+
+    Zeros are added for the registers to the position embeddings. The rotary frequencies of all
+    layers are stacked to one tensor.
+    """
     tensors = with_registers(tensors, values)
     layers = [tensors.pop(f"blocks.{i}.attn.freqs", None) for i in range(values["depth"])]
     return tensors if layers[0] is None else tensors | {"rope.freqs": np.stack(layers, axis=1)}
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """Derives the model's arguments from renamed tensors and `config.json`, without assumptions.
+    """Returns the model's arguments, and an empty text in place of assumptions.
 
-    See `image_size_of` for `image_size`.
+    Tensors and `config.json` determine all arguments, so no argument is assumed.
+
+    Args:
+      tensors: the tensors, with the names that `_rename` returns.
+      config: content of `config.json`.
+      image_size: as in `image_size_of`.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     model_args = given_arguments(config, *_UNCHECKED)
@@ -279,7 +294,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
 
 
 def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
-    """Returns the arguments for pooling.
+    """Returns the model's arguments for pooling.
 
     Args:
       config: content of `config.json`.
@@ -315,7 +330,7 @@ def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
 
 
 def _layer_values(shapes: dict) -> Values:
-    """Returns the arguments for norms, biases and the kind of MLP."""
+    """Returns the model's arguments for norms, biases and the kind of MLP, from tensor shapes."""
     layer = "blocks.0."
     hidden = shapes[layer + "mlp.fc2.weight"][1]
     gated = (
@@ -337,12 +352,12 @@ def _layer_values(shapes: dict) -> Values:
 
 
 def _first_in(shapes: dict, values: dict[str, str], default: str) -> str:
-    """Returns the value for the tensors that a model's first layer has.
+    """Returns the value of a model argument that depends on which tensors the first layer has.
 
     Args:
-      shapes: shapes of the tensors by name.
-      values: value by tensor name, such as `attn.q_norm.weight`. The first tensor that exists in
-        the first layer determines the result.
+      shapes: shapes of all tensors by name.
+      values: maps the name of a tensor in the layer, such as `attn.q_bias`, to the value of the
+        argument. The first name that exists is used.
       default: result if none of these tensors exists.
     """
     return next((value for name, value in values.items() if f"blocks.0.{name}" in shapes), default)
@@ -359,7 +374,8 @@ def _rope(settings: dict, has_cls: bool) -> Values:
     grid = _grid(settings["ref_feat_shape"])
     rope_settings = _without_grid({name: settings[name] for name in settings if name in _NO_ROPE})
     if rope_settings["rope_type"] == "mixed":
-        # The temperature only determines the frequencies' initial values.
+        # In models of the type `mixed`, the rotary frequencies are learned parameters. The setting
+        # `rope_temperature` determines only their initial values, so any value is supported.
         rope_settings["rope_temperature"] = 10.0
     for rope, arguments in _ROPES.items():
         supported = _without_grid(_NO_ROPE | arguments)
@@ -382,7 +398,7 @@ def _without_grid(arguments: dict) -> dict:
 
 
 _TITLE = "timm's Eva"
-# vit_jax's arguments that a `config.json` can store.
+# Arguments of vit_jax's models that timm's `config.json` can store.
 _DESCRIBED = ("registers", "mlp", "qk_norm", "qkv_bias", "sub_norm", "norm_at", "stem_norm")
 _DESCRIBED += ("final_norm", "fc_norm", "pooling", "cls_token", "pool_all", "pool_heads")
 _DESCRIBED += ("position", "rope", "rope_grid")

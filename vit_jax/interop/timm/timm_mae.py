@@ -1,6 +1,6 @@
-"""The MAE authors' files: timm's names for the encoder, and additional names for the decoder.
+"""Files of the MAE authors: an encoder with timm's tensor names, and a decoder.
 
-Such files are read, but not written, because timm has no decoder.
+These files are read, but not written, because timm has no decoder.
 """
 
 from vit_jax.errors import UserError
@@ -23,7 +23,10 @@ _DECODER_RULES = (
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Implements `Format.rename`: removes the position table if it is the fixed table of MAE."""
+    """Implements `Format.rename`: removes the position embeddings if they are fixed.
+
+    vit_jax computes the fixed sine-cosine embeddings of masked autoencoders.
+    """
     if (table := tensors.get(_TABLE)) is not None and is_fixed(table):
         return {name: tensor for name, tensor in tensors.items() if name != _TABLE}
     return tensors
@@ -32,7 +35,8 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     """Returns the model's arguments from renamed tensors.
 
-    With fixed positions, the decoder's position table determines the image size.
+    If the encoder's position embeddings are fixed, `_rename` has removed them. The image size is
+    then derived from the number of position embeddings in the decoder.
     """
     with_table = tensors if _TABLE in tensors else tensors | {_TABLE: tensors[_DECODER_TABLE]}
     values, assumed = timm_vit.FORMAT.arguments(with_table, config, image_size)
@@ -55,13 +59,13 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 
 
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
-    """Implements `ObjectiveFormat.rename`: removes the decoder's position table.
+    """Implements `ObjectiveFormat.rename`: removes the decoder's position embeddings.
 
-    The names of the other tensors do not change. The table is not needed, because it is the fixed
-    table of masked autoencoders.
+    vit_jax computes these fixed sine-cosine embeddings. The names of the other tensors do not
+    change.
 
     Raises:
-      UserError: the table differs from the fixed table.
+      UserError: the position embeddings differ from the computed ones.
     """
     tensors = dict(tensors)
     if not is_fixed(tensors.pop(_DECODER_TABLE)):

@@ -59,7 +59,8 @@ _SIZES = dict(tiny="T", small="S", base="B", large="L")
 _NAME = re.compile(
     r"swin(?:v2)?_(tiny|small|base|large)(?:_patch4)?_window(\d+)(?:to(\d+))?_(?:\d+to)?(\d+)"
 )
-# Names of tensors that some versions of timm store, although they can be computed from the sizes.
+# Names of tensors that some versions of timm store. vit_jax does not read them, because they can be
+# computed from the window and image sizes.
 _FOLLOW = ("relative_position_index", "relative_coords_table", "attn_mask", "k_bias")
 
 
@@ -97,15 +98,16 @@ def _model_args(size: dict, pixels: int, window: int | list[int], former: tuple[
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Removes tensors that can be computed from the sizes."""
+    """Removes tensors that can be computed from the window and image sizes, such as masks."""
     return {name: tensor for name, tensor in tensors.items() if name.split(".")[-1] not in _FOLLOW}
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; also returns the assumptions.
+    """Returns the model's arguments, and a text that lists the assumptions.
 
-    Without a `config.json`, the window size is derived from the bias tables, and the side of images
-    is assumed to be 32 times the side of windows.
+    The arguments are derived from tensors and `config.json`. Without a `config.json`, the window
+    size is derived from the tables of relative position biases, and the side of images in pixels is
+    assumed to be 32 times the side of windows in patches.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     settings = _settings(config)
@@ -168,7 +170,11 @@ def _heads(shapes: dict, stages: int, version: int) -> tuple[int, ...]:
 
 
 def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int, ...], str]:
-    """Returns the side of windows, for all stages or for each stage, and the assumption made.
+    """Derives the side of the windows, in patches, from timm's settings or the tensors' shapes.
+
+    Returns:
+      The side of the windows, one number for all stages or a number for each stage; and a text with
+      the assumption made, which may be empty.
 
     Raises:
       UserError: neither the settings nor the tensors determine the side.
@@ -185,13 +191,21 @@ def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int,
 
 
 def _pretrained_windows(settings: dict, stages: int, version: int) -> tuple[int, ...] | None:
-    """Returns the side of a Swin V2's windows in pre-training, by stage; None: the same as now."""
+    """Returns the window sizes with which a Swin V2 was pre-trained.
+
+    Returns:
+      For each stage the side of a window in pre-training, in patches. None if the model is not a
+      Swin V2, or the settings contain no window sizes of pre-training.
+    """
     sides = settings.get("pretrained_window_sizes") or ()
     return tuple(sides[:stages]) if version == 2 and any(sides) else None
 
 
 def _sides(window, stages: int) -> int | tuple[int, ...]:
-    """Returns the side of square windows, for all stages or for each stage.
+    """Converts timm's `window_size` to the side of square windows, in patches.
+
+    Returns:
+      One number if the windows of all stages have the same side; otherwise a number for each stage.
 
     Raises:
       UserError: the windows are not square.
@@ -230,7 +244,7 @@ def _describe(values: dict) -> dict:
     if values["version"] == 2:
         former = values["pretrained_windows"] or (0,) * len(values["blocks"])
         chosen["pretrained_window_sizes"] = list(former)
-        # For each size, timm has an architecture with one of these windows.
+        # timm has architectures with `window8_256` for all sizes of a Swin V2 except `large`.
         window = "window12_192" if word == "large" else "window8_256"
         architecture = f"swinv2_{word}_{window}"
     else:

@@ -75,7 +75,8 @@ VIT_RULES = (
 _ROOT_RULES = resnet_rules("patch_embed.backbone.", "patch_embed.backbone.") + VIT_RULES
 _HYBRID_RULES = resnet_rules("patch_embed.backbone.stem.", "patch_embed.backbone.") + VIT_RULES
 POOLINGS = {"cls": "token", "gap": "avg", "map": "map"}  # vit_jax's name -> timm's name.
-# Names of timm's architectures for hybrids; the sizes are given by additional arguments.
+# Maps the numbers of residual units in a hybrid's stages to a timm architecture. Arguments in
+# `config.json` override the other sizes of this architecture, such as the width.
 _HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -85,19 +86,22 @@ _HYBRIDS = {
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the naming rules of a model.
+    """Returns the rules for the tensor names of a model.
 
-    There are separate rules for hybrids whose ResNet consists of a first convolution without
-    stages. In AIMv2 the gate and the gated values of an MLP are separate tensors.
+    If the ResNet of a hybrid has no stages, only a first convolution, the names of this convolution
+    differ from those in other hybrids. In AIMv2, the gate and the gated values of an MLP are
+    separate tensors.
     """
     rules = _ROOT_RULES if values["resnet_blocks"] == () else _HYBRID_RULES
     return APART + rules if values["mlp"] == "swiglu" and values["norm"] == "rms" else rules
 
 
 def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Converts the position table to rows for the class token, distillation token and patches.
+    """Converts position embeddings to the order class token, distillation token, patches.
 
-    The positions of registers are added to the register tokens. This does not change the outputs.
+    If timm's table contains embeddings of patches only, zeros are added for the other tokens. The
+    position embeddings of registers are removed from the table, and added to the register tokens.
+    This does not change the outputs.
     """
     table = tensors.get("pos_embed")
     if table is None or len(table.shape) != 3 or "patch_embed.proj.weight" not in tensors:
@@ -124,15 +128,16 @@ def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tens
 
 
 def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: int) -> bool:
-    """Returns True if a position table has rows for patches only, and none for other tokens.
+    """Returns True if a model has position embeddings of patches only, not of other tokens.
 
-    If `config.json` contains neither `no_embed_class` nor an image size that matches the table, the
-    grid of patches is assumed to be square. The number of rows then determines the result.
+    The result is taken from `no_embed_class` in `config.json`, or derived from the image size. If
+    both are missing, the grid of patches is assumed to be square. For example, 196 embeddings are
+    those of 14 x 14 patches, without other tokens.
 
     Args:
       tensors: tensors by name.
       config: content of `config.json`.
-      rows: number of rows of the table.
+      rows: number of position embeddings.
       others: number of tokens that are not patches.
     """
     no_embed_class = (config.get("model_args") or {}).get("no_embed_class")
@@ -152,12 +157,12 @@ def _trunk_stride(tensors: dict) -> int:
 
 
 def _padded(table: Tensor, prefix: int) -> np.ndarray:
-    """Adds `prefix` zero rows to a position table of patches."""
+    """Adds zeros for `prefix` other tokens before the position embeddings of the patches."""
     return np.pad(table.read(), ((0, 0), (prefix, 0), (0, 0)))
 
 
 def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np.ndarray]:
-    """Adds zero rows for the registers to the position table, as timm requires."""
+    """Adds zeros for the registers to the position embeddings, as timm requires."""
     if not values.get("registers") or "pos_embed" not in tensors:
         return tensors
     prefix = "cls_token" in tensors
@@ -168,10 +173,10 @@ def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; also returns the assumptions.
+    """Returns the model's arguments, and a text that lists the assumptions.
 
-    Settings that neither tensors nor `config.json` determine have timm's defaults: exact GELU,
-    layer norms with epsilon 1e-6.
+    The arguments are derived from tensors and `config.json`. Settings that neither of them
+    determines have timm's defaults: exact GELU, layer norms with epsilon 1e-6.
 
     Args:
       tensors: renamed tensors.
@@ -226,7 +231,7 @@ def _timm_arguments(shapes: dict) -> dict:
 
 
 def _sizes(shapes: dict, model_args: dict, defaults: dict) -> dict:
-    """Returns the sizes of the model and of its ResNet, if it has one.
+    """Returns the model's arguments for sizes, such as `dim`, and those of a hybrid's ResNet.
 
     Args:
       shapes: shapes of the tensors by name.
@@ -262,7 +267,14 @@ def _sizes(shapes: dict, model_args: dict, defaults: dict) -> dict:
 
 
 def _pooling_values(config: dict, model_args: dict, defaults: dict, shapes: dict) -> dict:
-    """Returns the model's arguments for pooling; see `_sizes` for the arguments."""
+    """Returns the model's arguments for pooling.
+
+    Args:
+      config: content of `config.json`.
+      model_args: timm's arguments in `config.json`.
+      defaults: timm's arguments that the architecture's name implies.
+      shapes: shapes of the tensors by name.
+    """
     pooling = _pooling(config, model_args, shapes)
     with_prefix = model_args.get("pool_include_prefix", defaults.get("pool_include_prefix"))
     return dict(
@@ -273,7 +285,7 @@ def _pooling_values(config: dict, model_args: dict, defaults: dict, shapes: dict
 
 
 def _layer_values(shapes: dict) -> dict:
-    """Returns the model's arguments for norms, biases and the kind of MLP."""
+    """Returns the model's arguments for norms, biases and the kind of MLP, from tensor shapes."""
     is_gated = (
         "blocks.0.mlp.fc1_g.weight" in shapes
         or shapes["blocks.0.mlp.fc1.weight"][0] == 2 * shapes["blocks.0.mlp.fc2.weight"][1]
@@ -313,14 +325,17 @@ def _assumptions(values: dict, config: dict, defaults: dict) -> str:
 
 
 def _stem_norm(shapes: dict) -> str:
-    """Returns the argument `stem_norm`: AIMv2 has a norm of patches, CLIP a norm of tokens."""
+    """Returns the argument `stem_norm`, such as `patches` for AIMv2 and `tokens` for CLIP."""
     if "patch_embed.norm.weight" in shapes:
         return "patches"
     return "tokens" if "norm_pre.weight" in shapes else "none"
 
 
 def _sub_norm(shapes: dict) -> str:
-    """Returns the argument `sub_norm`: whether there are norms within attention and MLP."""
+    """Returns the argument `sub_norm`: which modules of a block have an inner norm.
+
+    The value is `both` (attention and MLP), `mlp` or `none`.
+    """
     if "blocks.0.attn.norm.weight" in shapes:
         return "both"
     return "mlp" if "blocks.0.mlp.norm.weight" in shapes else "none"
@@ -329,7 +344,7 @@ def _sub_norm(shapes: dict) -> str:
 def _pooling(config: dict, model_args: dict, shapes: dict) -> str:
     """Returns the argument `pooling`, from the tensors and the settings in `config.json`.
 
-    If they do not determine it, a model with a class token has the pooling `cls`.
+    By default, a model with a class token has the pooling `cls`, and other models have `gap`.
     """
     if "attn_pool.latent" in shapes:
         return "map"
@@ -474,11 +489,15 @@ def _named_layers(architecture: str) -> dict:
 
 
 def _heads(model_args: dict, named: int | None, shapes: dict, dim: int, depth: int) -> int:
-    """Returns the number of heads.
+    """Returns the number of attention heads.
 
-    The number is taken from the first of these that determines it: `config.json`, the
-    architecture's name, the width of the norm of queries, the model's size. Otherwise heads have
-    width 64.
+    The first of these sources that determines the number is used:
+
+    1. `num_heads` in `config.json`.
+    2. The architecture's name.
+    3. The width of the norm of queries, which is the width of a head.
+    4. The known size, such as Ti or S, with the same width and depth.
+    5. Heads of width 64.
     """
     if model_args.get("num_heads") is not None:
         return model_args["num_heads"]

@@ -24,11 +24,11 @@ def _prepare(
 ) -> tuple[dict[str, Tensor], dict]:
     """Implements `Library.prepare`: removes an unused mask token, and prefixes of names.
 
-    A mask token that is zero was not used in training.
+    A mask token of zeros is removed, because it was not used in training.
 
-    Classes for pre-training, such as `ViTForMaskedImageModeling`, add a prefix such as `vit.` to
-    the names of the model's tensors. The base classes, such as `ViTModel`, add no prefix. The
-    prefix is removed, so the formats read both. Models with a classifier keep the prefix.
+    Transformers' base classes, such as `ViTModel`, store tensors without a prefix. Other classes,
+    such as `ViTForMaskedImageModeling`, add a prefix such as `vit.`. This function removes the
+    prefix, except from models with a classifier, whose formats expect it.
 
     Raises:
       UserError: there is no `config.json`.

@@ -3,8 +3,8 @@
 A masked image modelling checkpoint has an encoder and a prediction head. Only the encoder is read.
 The norm before the prediction head becomes the last norm of the encoder.
 
-If the image size changes, bias tables are resized with cubic splines, as in the code of BEiT's
-authors. Transformers resizes them linearly.
+If the image size changes, the relative position biases are resized with cubic splines, as in the
+code of BEiT's authors. Transformers interpolates them linearly.
 """
 
 from vit_jax.errors import UserError
@@ -52,8 +52,9 @@ _RULES = (
     Rule(BLOCK + r"scale(\d)", _THEIRS + "lambda_{1}"),
     *torch_norm("fc_norm", "pooler.layernorm"),
 )
-# The names of the entries of `config.json` about positions, and their values by the model's
-# arguments `position` and `position_at`.
+# _POSITION_FLAGS contains the entries of `config.json` for the kind of position embeddings or
+# biases. _POSITIONS maps the model's arguments (`position`, `position_at`) to the values of these
+# entries.
 _POSITION_FLAGS = (
     "use_absolute_position_embeddings",
     "use_relative_position_bias",
@@ -68,7 +69,10 @@ _POSITIONS = {
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the naming rules; tensor names of a model with a classifier start with `beit.`."""
+    """Returns the rules for tensor names.
+
+    If the model has a classifier, the names of its other tensors start with `beit.`.
+    """
     if not values["num_classes"]:
         return _RULES
     return (*below("beit", _RULES), *torch_dense("head", "classifier"))
@@ -80,7 +84,10 @@ def _models_masks(config: dict) -> bool:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes tensors that can be computed from the sizes, and the masked image modelling head."""
+    """Removes the tensors `relative_position_index`, and the masked image modelling head.
+
+    The indices of relative positions can be computed from the grid of patches.
+    """
     model_tensors = {
         name: x for name, x in tensors.items() if not name.endswith("relative_position_index")
     }
@@ -94,7 +101,10 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; also returns assumptions."""
+    """Returns the model's arguments, and a note about a part that is not loaded; empty: no note.
+
+    The arguments are derived from tensors and `config.json`.
+    """
     assumed = ""
     if _models_masks(config):
         if not (DEFAULTS | config)["use_mean_pooling"]:
@@ -131,9 +141,13 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _check_positions(values: dict) -> None:
-    """Raises UserError for positions that Transformers' BEiT does not have or computes differently.
+    """Checks that Transformers' BEiT computes the same position embeddings or biases as the model.
 
-    For images that are not square, Transformers confuses the rows and columns of a bias table.
+    If the model has position embeddings or biases, its images must be square. For other images,
+    Transformers confuses the rows and columns of relative position biases.
+
+    Raises:
+      UserError: Transformers has no such position embeddings, or the images are not square.
     """
     if values["position"] not in {position for position, _ in _POSITIONS}:
         raise UserError(f"{_TITLE} has no position={values['position']!r}")

@@ -32,16 +32,20 @@ _RULES = (
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the naming rules; tensor names of a model with a classifier start with `bit.`."""
+    """Returns the rules for tensor names.
+
+    If the model has a classifier, the names of its other tensors start with `bit.`.
+    """
     if not values["num_classes"]:
         return _RULES
     return (*below("bit", _RULES), *torch_dense("head", "classifier.1"))
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from `config.json`, without assumptions.
+    """Returns the model's arguments, and an empty text in place of assumptions.
 
-    The model supports images of any size.
+    Tensors and `config.json` determine all arguments, so no argument is assumed. The model
+    supports images of any size.
     """
     classes = count_classes(tensors, config, "Bit")
     try:
@@ -63,7 +67,10 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _check_groups(values: dict) -> None:
-    """Raises UserError if group norms would have fewer than 32 groups, as Transformers requires."""
+    """Raises UserError if the model is so narrow that its group norms have fewer than 32 groups.
+
+    Transformers' BiT always has 32 groups.
+    """
     if (width := values["resnet_width"]) < 1:
         raise UserError(
             f"Transformers' BiT has norms of 32 groups, and none of resnet_width={width:g}"

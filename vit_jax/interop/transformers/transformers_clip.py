@@ -42,7 +42,7 @@ DEFAULTS = dict(
 _TITLE = "Transformers' CLIP"
 _TOWER = "vision_model."
 _LAYER = _TOWER + "encoder.layers.{0}."
-# Naming rules, which are also used for SigLIP.
+# Naming rules for CLIP's image tower. SigLIP's image tower uses the same rules.
 RULES = (
     *torch_dense("patch_embedding", _TOWER + "embeddings.patch_embedding", CONV, SAME),
     Rule("position_embedding/table", _TOWER + "embeddings.position_embedding.weight", TABLE),
@@ -109,7 +109,10 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from renamed tensors; also returns the assumptions as text."""
+    """Returns the model's arguments, and a note about a part that is not loaded; empty: no note.
+
+    The arguments are derived from the renamed tensors and `config.json`.
+    """
     classifies = f"{_CLASSIFIER}.weight" in tensors
     towers = ("CLIPModel", "CLIPVisionModel", "CLIPVisionModelWithProjection")
     require_class(config, *(("CLIPForImageClassification",) if classifies else towers))
@@ -152,10 +155,13 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Removes the projection's bias, or in a model with a classifier adds the unused last norm.
+    """Changes the arrays to those that Transformers' CLIP stores.
+
+    A model with a classifier gets a last norm, which Transformers stores but does not use. In other
+    models, the bias of the projection is removed, because Transformers has no such bias.
 
     Raises:
-      UserError: the bias is not zero.
+      UserError: the bias of the projection is not zero.
     """
     if values["pooling"] == "gap":
         ones = np.ones(values["dim"], np.float32)

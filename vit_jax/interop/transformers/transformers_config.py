@@ -1,4 +1,4 @@
-"""Common code for several model types of Transformers: entries of `config.json`, naming rules."""
+"""Common code for several model types of Transformers: `config.json` and tensor names."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,8 @@ from vit_jax.interop.library import ObjectiveFormat
 from vit_jax.interop.objective_files import MASK
 
 _GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
-# Projections with a bias, by the model's argument `qkv_bias`: 0: query, 1: key, 2: value.
+# Maps the model's argument `qkv_bias` to the indices of the projections with a bias, where 0 is the
+# query, 1 the key and 2 the value.
 _BIASED = {"all": (0, 1, 2), "qv": (0, 2), "none": ()}
 
 
@@ -129,7 +130,10 @@ def write_gelu(gelu: str) -> str:
 
 
 def require_square(title: str, values: dict) -> None:
-    """Raises UserError for models of non-square images: Transformers has no positions for them."""
+    """Raises UserError if the images are not square.
+
+    The position embeddings of some models in Transformers support square images only.
+    """
     height, width = values["image_size"]
     if height != width:
         raise UserError(f"{title} has positions for square images, not for {height}x{width} pixels")
@@ -153,11 +157,13 @@ def vit_type(values: dict) -> str:
 
 
 def projections(prefixes: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, Rule]:
-    """Returns the naming rules for queries, keys and values, which are separate in Transformers.
+    """Returns the rules for the projections to queries, keys and values.
+
+    They are three tensors in Transformers, and one tensor in vit_jax.
 
     Args:
       prefixes: prefixes of the names of queries, keys and values.
-      qkv_bias: the model's argument of this name.
+      qkv_bias: the projections with a bias, `all`, `qv` or `none`, as in the model's arguments.
     """
     biases = tuple(f"{prefixes[part]}.bias" for part in _BIASED[qkv_bias])
     return (
@@ -172,7 +178,10 @@ def projections(prefixes: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, R
 
 
 def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
-    """Adds a prefix to the tensor names of all rules, as in models with a classifier."""
+    """Adds a prefix, such as `vit`, to the tensor names of all rules.
+
+    In Transformers' models with a classifier, the other tensors have such a prefix.
+    """
 
     def lower(names):
         return (

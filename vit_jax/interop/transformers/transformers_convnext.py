@@ -29,12 +29,16 @@ _RULES = (
     *torch_norm("norm", "layernorm"),
 )
 NORM_EPSILON = 1e-6  # Epsilon of all norms but the last norm.
-# Prefixes of the names of Transformers' Python classes, by model type.
+# Maps Transformers' model type to the start of its class names, such as ConvNextModel.
 _START = {"convnext": "ConvNext", "convnextv2": "ConvNextV2"}
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the naming rules; with a classifier, tensor names start with the model's type."""
+    """Returns the rules for tensor names.
+
+    If the model has a classifier, the names of its other tensors start with the model type, such as
+    `convnext.`.
+    """
     if not values["num_classes"]:
         return _RULES
     return (*below(_model_type(values), _RULES), *torch_dense("head", "classifier"))
@@ -45,9 +49,10 @@ def _model_type(values: dict) -> str:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from `config.json`, without assumptions.
+    """Returns the model's arguments, and an empty text in place of assumptions.
 
-    The model supports images of any size.
+    Tensors and `config.json` determine all arguments, so no argument is assumed. The model
+    supports images of any size.
     """
     kind = config["model_type"]
     classes = count_classes(tensors, config, _START[kind])

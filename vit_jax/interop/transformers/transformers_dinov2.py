@@ -24,7 +24,7 @@ from vit_jax.interop.transformers.transformers_config import (
 )
 from vit_jax.models.vit import ViT
 
-# Prefixes of the names of Transformers' Python classes, by model type.
+# Maps Transformers' model type to the start of its class names, such as Dinov2Model.
 _START = {
     "dinov2": "Dinov2",
     "dinov2_with_registers": "Dinov2WithRegisters",
@@ -49,14 +49,18 @@ _PLAIN = (
     *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.fc2"),
 )
 _GATED = (
-    # The gate and the gated values are one tensor.
+    # Transformers stores the gate and the gated values of an MLP in one tensor, `weights_in`.
     *torch_dense(BLOCK + "mlp/fc1", _LAYER + "mlp.weights_in"),
     *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.weights_out"),
 )
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the naming rules; with a classifier, tensor names start with the model's type."""
+    """Returns the rules for tensor names.
+
+    If the model has a classifier, the names of its other tensors start with the model type, such as
+    `dinov2.`.
+    """
     rules = _RULES + (_GATED if values["mlp"] == "swiglu" else _PLAIN)
     if not values["num_classes"]:
         return rules
@@ -73,7 +77,10 @@ def _gated_width(dim: int) -> int:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`, without assumptions."""
+    """Returns the model's arguments, and an empty text in place of assumptions.
+
+    Tensors and `config.json` determine all arguments, so no argument is assumed.
+    """
     kind = config["model_type"]
     classes = count_classes(tensors, config, _START[kind])
     require_always(config, dict(hidden_act="gelu", qkv_bias=True))
@@ -92,8 +99,8 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             registers=config.get("num_register_tokens", 4)
             if kind == "dinov2_with_registers"
             else 0,
-            # A classifier reads the class token and the mean of the patches. In a model without a
-            # classifier, the class token is the usual feature.
+            # Transformers' classifier reads the class token's output and the mean of the patches'
+            # outputs. Without a classifier, the features are the class token's output alone.
             pooling="cls_gap" if classes else "cls",
             mlp="swiglu" if gated else "gelu",
             gelu="erf",

@@ -80,12 +80,15 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the tensor of registers if the model has no registers."""
+    """Removes empty tensors, such as the registers of a model without registers."""
     return {name: tensor for name, tensor in tensors.items() if 0 not in tensor.shape}
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`, without assumptions."""
+    """Returns the model's arguments, and an empty text in place of assumptions.
+
+    Tensors and `config.json` determine all arguments, so no argument is assumed.
+    """
     require_class(config, "DINOv3ViTModel", "DINOv3ViTBackbone")
     require_always(config, dict(rope_theta=DEFAULTS["rope_theta"]))
     config = DEFAULTS | config

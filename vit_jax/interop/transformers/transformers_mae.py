@@ -45,13 +45,16 @@ _RULES = tuple(rule for rule in RULES if not rule.path.startswith("pre_logits"))
 
 
 def _grid(values: dict) -> tuple[int, int]:
-    """Returns the rows and columns of patches."""
+    """Returns the number of rows and the number of columns of patches."""
     height, width = (length // values["patch_size"] for length in values["image_size"])
     return height, width
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Implements `Format.rename`: removes the position table if it is the fixed table of MAE."""
+    """Implements `Format.rename`: removes the position embeddings if they are fixed.
+
+    vit_jax computes the fixed sine-cosine embeddings of masked autoencoders.
+    """
     table = tensors.get(_TABLE)
     if table is not None and is_fixed(table, _grid(read_sizes(DEFAULTS | config))):
         return {name: tensor for name, tensor in tensors.items() if name != _TABLE}
@@ -59,7 +62,10 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from renamed tensors and `config.json`, without assumptions."""
+    """Returns the model's arguments, and an empty text in place of assumptions.
+
+    The renamed tensors and `config.json` determine all arguments, so no argument is assumed.
+    """
     require_class(config, "ViTMAEModel", "ViTMAEForPreTraining")
     require_always(config, dict(qkv_bias=True))
     config = DEFAULTS | config
@@ -92,7 +98,7 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Adds the encoder's fixed position table to the tensors to write."""
+    """Adds the encoder's fixed position embeddings to the tensors to write."""
     return arrays | {_TABLE: fixed_table(_grid(values), values["dim"])}
 
 
@@ -110,7 +116,8 @@ _DECODER_RULES = (
 def _decoder_values(tensors: Tensors, config: dict) -> dict:
     """Returns the values of `config.objective` that a `config.json` contains.
 
-    The settings of targets and masks may be missing in the `config.json`.
+    The training settings (normalization of targets, share of masked patches) are not returned if
+    the `config.json` does not contain them.
     """
     of_training = {
         ours: config[theirs] for ours, theirs in _OF_TRAINING.items() if theirs in config
@@ -125,15 +132,15 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 
 
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
-    """Implements `ObjectiveFormat.rename`: renames layers, and removes the position table.
+    """Implements `ObjectiveFormat.rename`: renames layers, and removes the position embeddings.
 
-    The names of layers that Transformers 5 writes differ from the names in published files. Both
-    are converted to the names in published files. The table is not needed, because it is the fixed
-    table of masked autoencoders.
+    Transformers 5 writes other names of layers than those in published files. They are converted to
+    the names in published files. vit_jax computes the decoder's position embeddings, which are
+    fixed sine-cosine embeddings.
 
     Raises:
-      UserError: the table differs from the fixed table, or the decoder has another GELU than
-        vit_jax's decoder.
+      UserError: the position embeddings differ from the computed ones, or the decoder has another
+        GELU than vit_jax's decoder.
     """
     config = DEFAULTS | config
     if read_gelu(config) != "erf":
@@ -180,7 +187,7 @@ def _describe_decoder(values: dict, objective_values: dict) -> dict:
 
 
 def _finish_decoder(values: dict, objective_values: dict) -> Arrays:
-    """Returns the decoder's fixed position table."""
+    """Returns the decoder's fixed position embeddings."""
     return {_DECODER_TABLE: fixed_table(_grid(values), objective_values["decoder_dim"])}
 
 

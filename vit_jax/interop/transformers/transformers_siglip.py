@@ -52,7 +52,7 @@ _TYPES = ("siglip", "siglip_vision_model")
 def _rename(tensors: Tensors, config: dict) -> Tensors:
     """Returns the image tower's tensors; splits q, k and v of the attention pooling."""
     tensors = image_tower(tensors)
-    # A classifier does not use the attention pooling.
+    # Transformers' classifier for SigLIP does not use the attention pooling.
     if "classifier.weight" in tensors:
         return {name: x for name, x in tensors.items() if not name.startswith(_HEAD)}
     for kind in ("weight", "bias"):
@@ -79,10 +79,10 @@ def _finish(arrays: Arrays, values: dict) -> Arrays:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`; also returns the assumptions.
+    """Returns the model's arguments, and notes about parts and pixels that are not used.
 
-    If the patch size does not divide the image size, the image size is rounded down to whole
-    patches.
+    The arguments are derived from tensors and `config.json`. If the patch size does not divide
+    the image size, the image size is rounded down to whole patches.
     """
     head = tensors.get("classifier.bias")
     require_class(

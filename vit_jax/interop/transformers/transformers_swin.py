@@ -57,13 +57,17 @@ _RULES = (
     *torch_norm("norm", "layernorm"),
 )
 _BIASED = {1: ("query", "key", "value"), 2: ("query", "value")}
-# Names of tensors that some versions of Transformers store, although they can be computed from
-# sizes.
+# Names of tensors that some versions of Transformers store. vit_jax does not read them, because
+# they can be computed from the window size.
 _FOLLOW = ("relative_position_index", "relative_coords_table")
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the naming rules; with a classifier, tensor names start with the model's type."""
+    """Returns the rules for tensor names.
+
+    If the model has a classifier, the names of its other tensors start with the model type, such as
+    `swin.`.
+    """
     names = tuple(f"{_SELF}{x}.bias" for x in _BIASED[values["version"]])
     trunk = (*_RULES, Rule(_ATTENTION + "qkv/bias", names, FLAT, axis=0))
     if not values["num_classes"]:
@@ -76,12 +80,15 @@ def _model_type(values: dict) -> str:
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Removes tensors that can be computed from the sizes."""
+    """Removes tensors that can be computed from the window size, such as indices."""
     return {name: tensor for name, tensor in tensors.items() if name.split(".")[-1] not in _FOLLOW}
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`, without assumptions."""
+    """Returns the model's arguments, and an empty text in place of assumptions.
+
+    Tensors and `config.json` determine all arguments, so no argument is assumed.
+    """
     kind = config["model_type"]
     start, version = _KINDS[kind]
     classes = count_classes(tensors, config, start)
@@ -110,11 +117,14 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _refuse_other_maps(values: dict) -> None:
-    """Raises UserError if Transformers would divide a feature map into other windows than vit_jax.
+    """Raises UserError if the outputs of Transformers' Swin would differ from vit_jax's outputs.
 
-    The two libraries differ in two cases. If a map must be padded, Transformers pads it before the
-    cyclic shift. If a map is not larger than a window, Transformers uses square windows with the
-    map's shorter side, and the bias table of a whole window.
+    The two libraries differ in these cases:
+
+    - A feature map must be padded. Transformers pads the map before the cyclic shift.
+    - A feature map is not larger than a window. Transformers then uses square windows with the
+      map's shorter side, but the relative position biases of windows of the full size.
+    - A Swin V2 merges the patches of a feature map with an odd height or width.
     """
     side, version = values["window"], values["version"]
     if not isinstance(side, int):

@@ -37,8 +37,8 @@ _DEFAULTS = {
 _TITLES = {"clip": "CLIP", "siglip": "SigLIP"}
 _TOWER = "text_model."
 _LAYER = _TOWER + "encoder.layers.{0}."
-# Wrong `eos_token_id` in the files of early CLIPs. With it, Transformers pools the token with the
-# highest id.
+# The files of early CLIPs contain this wrong `eos_token_id`. For this value, Transformers pools the
+# token with the highest id.
 _OLD_END = 2
 
 
@@ -134,7 +134,7 @@ def describe_text_tower(options: TextOptions, probabilities: str) -> tuple[str, 
 
 
 def text_rules(kind: str) -> tuple[Rule, ...]:
-    """Returns the naming rules of a text tower in a model of the type `kind`."""
+    """Returns the rules for the tensor names of a text tower, in a model of the type `kind`."""
     return _rules("text_projection" if kind == "clip" else _TOWER + "head")
 
 

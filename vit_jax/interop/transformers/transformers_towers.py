@@ -19,10 +19,10 @@ from vit_jax.models import family_of
 
 _TITLE = "Transformers"
 _CLASSES = {"clip": "CLIP", "siglip": "Siglip"}
-# Keys: a model type and an image processor. Values: the image processor of this model type, which
-# has the same settings.
+# Maps (model type, image processor) to the image processor with the same settings that Transformers
+# provides for this model type.
 _PROCESSORS = {("clip", "Bit"): "CLIP", ("siglip", "ViT"): "Siglip"}
-# For each value of `Tokenizer.cleaning` that Transformers does not apply: words for a note.
+# Maps kinds of text cleaning (`Tokenizer.cleaning`) that Transformers lacks to their description.
 _CLEANINGS = {
     "open_clip": "open_clip's cleaning of texts (encodings, HTML entities, spaces)",
     "big_vision": "big_vision's cleaning of texts, which keeps the punctuation that a "
@@ -59,8 +59,8 @@ def _describe(towers: Towers) -> TowersFiles:
     if cleaning := _CLEANINGS.get(text_part.tokenizer.cleaning):
         unwritten.append(cleaning)
     notes += [f"not written: {line}" for line in unwritten]
-    # SigLIP's tokenizer returns no attention mask: as in training, the text tower attends to
-    # padding.
+    # SigLIP's tokenizer must not return an attention mask, because the text tower attends to the
+    # padding tokens, as in its training.
     tokenizer = dict(model_input_names=["input_ids"]) if kind == "siglip" else {}
     return TowersFiles(towers, arrays, files, tokenizer, notes)
 
@@ -79,7 +79,10 @@ def _config(kind: str, vision: dict, text: dict) -> dict:
 
 
 def _name_processor(processor: dict, kind: str) -> None:
-    """Replaces an image processor's name by the model type's equivalent processor, if any."""
+    """Replaces the class of the image processor by the model type's own class, if it exists.
+
+    The two classes have the same settings.
+    """
     name = processor["image_processor_type"].removesuffix("ImageProcessor")
     name = _PROCESSORS.get((kind, name), name)
     processor["image_processor_type"] = f"{name}ImageProcessor"

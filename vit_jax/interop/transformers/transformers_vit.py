@@ -20,7 +20,7 @@ from vit_jax.models.vit import ViT
 
 _THEIRS = "encoder.layer.{0}."
 QKV = tuple(f"{_THEIRS}attention.attention.{part}" for part in ("query", "key", "value"))
-# Naming rules, which are also used for BEiT and masked autoencoders.
+# Naming rules for ViT and DeiT. BEiT and masked autoencoders use the same rules.
 RULES = (
     *torch_dense("patch_embedding", "embeddings.patch_embeddings.projection", CONV, SAME),
     Rule("cls", "embeddings.cls_token"),
@@ -38,7 +38,10 @@ RULES = (
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the naming rules; with a classifier, tensor names start with `vit.` or `deit.`."""
+    """Returns the rules for tensor names.
+
+    If the model has a classifier, the names of its other tensors start with `vit.` or `deit.`.
+    """
     if not values["num_classes"]:
         return RULES
     trunk = [rule for rule in RULES if not rule.path.startswith("pre_logits")]
@@ -57,7 +60,10 @@ def _model_type(values: dict) -> str:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Derives the model's arguments from tensors and `config.json`, without assumptions."""
+    """Returns the model's arguments, and an empty text in place of assumptions.
+
+    Tensors and `config.json` determine all arguments, so no argument is assumed.
+    """
     kind = config["model_type"]
     num_classes = count_classes(tensors, config, dict(vit="ViT", deit="DeiT")[kind])
     try:

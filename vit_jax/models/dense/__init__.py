@@ -33,7 +33,7 @@ def make_head(
 
     Args:
       options: the section `segmentation` of the config.
-      model: the image model, which may be abstract.
+      model: the image model; it may contain shapes in place of arrays.
       num_classes: number of pixel classes.
       frozen: True if the model is not trained. The model then runs without dropout.
 

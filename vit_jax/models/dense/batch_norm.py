@@ -23,8 +23,9 @@ class Statistics:
         the statistics of the batch.
 
     Attributes:
-      moments: filled if `running` is None. For each norm: `mean` and `variance` of each image over
-        its positions, `[batch, channels]`, and the number of `places` of each image, `[batch]`.
+      moments: filled if `running` is None. A dictionary for each norm, by the name of the norm:
+        `mean` and `variance` over the positions of each image, `[batch, channels]`; and `places`,
+        the number of positions of each image, `[batch]`.
     """
 
     def __init__(self, running: Moments | None = None):

@@ -72,7 +72,8 @@ class DenseModel(nnx.Module):
           source: a data source.
           on_unreadable: called with the index of an unreadable image and the error.
           **options: arguments of `predict`, such as a segmenter's `whole` or a detector's
-            `threshold`; for a detector also `encode`, as in `vit_jax.dense.detections`.
+            `threshold`. A detector also accepts `encode`, a function that encodes the masks (see
+            `vit_jax.dense.detections`).
 
         Raises:
           UserError: the model was not loaded from a run.

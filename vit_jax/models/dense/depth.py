@@ -1,8 +1,9 @@
-"""Heads for monocular depth: the distance of each position in metres.
+"""Heads for monocular depth: the distance from the camera in metres, for each output position.
 
-A head predicts the distance directly, or as the mean of distance bins weighted by their scores.
-DINOv2 and DINOv3 evaluate depth with the linear head and with DPT (Ranftl et al., 2103.13413). The
-code follows `eval/depth/models` in their repositories.
+A head predicts the distance directly, or it predicts a score for each of several distances ("bins")
+and returns the mean of these distances, weighted by the scores. DINOv2 and DINOv3 evaluate depth
+with the linear head and with DPT (Ranftl et al., 2103.13413). The code follows `eval/depth/models`
+in their repositories.
 """
 
 import math
@@ -31,13 +32,13 @@ HIDDEN = 32  # Number of input channels of DPT's last convolution.
 
 
 def expected_depth(scores: jax.Array, nearest: float, farthest: float) -> jax.Array:
-    """Returns the mean of the bins' distances, weighted by their scores, float32 `[...]`.
+    """Returns the mean distance of the bins, weighted by the bins' scores, float32 `[...]`.
 
     Negative scores count as 0. Then 0.1 is added to each score (AdaBins' "linear" normalization).
 
     Args:
       scores: score of each bin, `[..., bins]`.
-      nearest, farthest: distances of the first and the last bin; bins are uniform.
+      nearest, farthest: distances of the first and the last bin; bins are evenly spaced.
     """
     weights = nnx.relu(scores.astype(jnp.float32)) + LEAST_SCORE
     bins = jnp.linspace(nearest, farthest, scores.shape[-1])
@@ -292,7 +293,10 @@ class DPT(DepthHead):
         return self.classifier(nnx.relu(self.hidden(x)).astype(jnp.float32))
 
     def _reassembled(self, layers: Sequence[Layer]) -> list[jax.Array]:
-        """Returns the levels of the feature pyramid, the finest first, each with its own width."""
+        """Returns the levels of the feature pyramid, the finest first.
+
+        The levels differ in their number of channels.
+        """
         levels = []
         for level, (x, token) in enumerate(layers):
             if token is not None:
@@ -333,7 +337,7 @@ class Residual(nnx.Module):
 
 
 class Fusion(nnx.Module):
-    """DPT's fusion block: adds a level of the pyramid to its input and doubles the resolution.
+    """DPT's fusion block: adds a level of the pyramid to the input and doubles the resolution.
 
     Args:
       dim: number of channels.
@@ -377,7 +381,7 @@ def depth_head(
 
     Args:
       options: the section `depth` of the config.
-      model: the image model, which may be abstract.
+      model: the image model; it may contain shapes in place of arrays.
       frozen: True if the model is not trained. The model then runs without dropout.
 
     Raises:

@@ -9,13 +9,13 @@ from vit_jax.models.dense.dense_model import DenseModel
 
 
 class DepthModel(DenseModel):
-    """An image model with a head that predicts the distance of each position."""
+    """An image model with a head that predicts the distance from the camera (depth) in metres."""
 
     loaded_by = "load_depth"
     output = "depth", "metres at each place, to be resized bilinearly to the input"
 
     def __call__(self, images: Any) -> jax.Array:
-        """Returns the depth in metres at each position of the head.
+        """Returns the depth in metres at each position of the head's output grid.
 
         Args:
           images: images of the model's size: uint8, floats in [-1, 1], or PIL images.

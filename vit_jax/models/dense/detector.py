@@ -19,10 +19,11 @@ class Detections(NamedTuple):
     Attributes:
       corners: boxes as left, top, right and bottom, in pixels, float32 `[objects, 4]`.
       labels: class of each object, int32 `[objects]`.
-      scores: probability of the class, float32 `[objects]`. With masks it is multiplied by the
-        quality of the mask, as in Mask DINO: the mean probability of the mask's pixels.
-      masks: True for the pixels of each object, bool `[objects, height, width]`; or encoded masks,
-        an array of objects `[objects]`. None: the detector predicts boxes only.
+      scores: probability of the class, float32 `[objects]`. If the detector also predicts masks,
+        the probability is multiplied by the mean probability of the mask's pixels, as in Mask DINO.
+      masks: True for the pixels of each object, bool `[objects, height, width]`. If `predict`
+        encodes the masks, a NumPy array `[objects]` with dtype object, which contains an encoded
+        mask for each object. None: the detector predicts boxes only.
     """
 
     corners: np.ndarray
@@ -37,7 +38,7 @@ class Detections(NamedTuple):
 
 
 def least_score(threshold: float | None) -> float:
-    """Returns the minimum score that `--threshold` sets; the default, None, becomes 0.3.
+    """Returns the minimum score of predicted objects: `threshold`, or 0.3 if `threshold` is None.
 
     Raises:
       UserError: the value is 0 or less, or more than 1.
@@ -51,7 +52,8 @@ class Best(NamedTuple):
     """The predictions with the highest scores for each image of a batch, the best first.
 
     Attributes:
-      scores: probability of the class, without the quality of the mask, `[batch, objects]`.
+      scores: probability of the class, `[batch, objects]`. It is not multiplied by the mean
+        probability of the mask's pixels, which is a factor of the final `Detections.scores`.
       classes: int32 `[batch, objects]`.
       boxes: left, top, right and bottom, relative to the image in [0, 1], `[batch, objects, 4]`.
       masks: logits `[batch, objects, rows, columns]`; None: the head predicts boxes only.

@@ -1,8 +1,10 @@
-"""A head that predicts a set of objects: proposals at each position, refined by a decoder.
+"""A head for object detection: it predicts proposals, and a decoder refines them.
 
 The head is a DETR (Carion et al., 2005.12872) in the two-stage form of Deformable DETR (Zhu et al.,
-2010.04159), with plain attention, no anchors and no non-maximum suppression. The queries are the
-positions with the highest class scores, and each layer of the decoder refines their boxes.
+2010.04159), with plain attention, no anchors and no non-maximum suppression. First the head
+predicts a class and a box at each position of a feature pyramid. The positions with the highest
+class scores are the proposals. They become the queries of the decoder, and each decoder layer
+refines the boxes of the queries.
 """
 
 from typing import Any
@@ -28,7 +30,7 @@ class DetectionHead(nnx.Module):
     """Head that predicts boxes and class scores of a fixed number of objects.
 
     Args:
-      model: the image model, which may be abstract.
+      model: the image model; it may contain shapes in place of arrays.
       num_classes: number of classes.
       dim: width of the feature pyramid and of the decoder.
       queries: number of predicted objects; at most the number of positions of the pyramid.
@@ -72,12 +74,15 @@ class DetectionHead(nnx.Module):
         """Returns the proposals, and the predictions after each decoder layer.
 
         Returns:
-          A dictionary of float32 arrays. `classes`: logits, `[1 + depth, batch, queries, classes]`.
-          `boxes`: centre x, centre y, width and height, relative to the image, `[1 + depth, batch,
-          queries, 4]`. Along the first axis, index 0 is the proposals. A head with masks also
-          returns embeddings of pixels, `pixels` `[batch, rows, columns, dim]`, and of queries,
-          `masks` `[1 + depth, batch, queries, dim]`. The dot product of a query's and a pixel's
-          embedding is the mask logit.
+          A dictionary of float32 arrays. Index 0 of an axis of length `1 + depth` selects the
+          proposals, and index i the predictions after decoder layer i.
+
+          - `classes`: class logits, `[1 + depth, batch, queries, classes]`.
+          - `boxes`: centre x, centre y, width and height, relative to the image, `[1 + depth,
+            batch, queries, 4]`.
+          - `pixels`, only with masks: embeddings of pixels, `[batch, rows, columns, dim]`.
+          - `masks`, only with masks: embeddings of queries, `[1 + depth, batch, queries, dim]`. The
+            dot product of a query's and a pixel's embedding is the mask logit.
         """
         stages = pyramid(model, images, None if self.frozen else rngs)
         levels = self.neck([stage.astype(jnp.float32) for stage in stages])
@@ -119,7 +124,10 @@ def detection_head(
     frozen: bool = False,
     rngs: nnx.Rngs,
 ) -> DetectionHead:
-    """Returns the detection head that a config selects; the model may be abstract."""
+    """Returns the detection head that a config selects.
+
+    The model may contain shapes in place of arrays.
+    """
     sizes: dict[str, Any] = dict(dim=options.dim, queries=options.queries, depth=options.depth)
     sizes["masks"] = options.masks
     return DetectionHead(model, num_classes, **sizes, frozen=frozen, rngs=rngs)
@@ -185,8 +193,8 @@ class DecoderLayer(nnx.Module):
 class MaskBranch(nnx.Module):
     """Computes embeddings of pixels and of queries; their dot products are mask logits.
 
-    This is Mask DINO's mask branch (Li et al., 2206.02777). The embeddings are divided by
-    sqrt(dim); therefore the initial mask probabilities are close to 0.5.
+    This is Mask DINO's mask branch (Li et al., 2206.02777). The embeddings of the queries are
+    divided by sqrt(dim); therefore the initial mask probabilities are close to 0.5.
     """
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
@@ -196,11 +204,14 @@ class MaskBranch(nnx.Module):
         self.mlp = nnx.List([nnx.Linear(dim, dim, rngs=rngs) for _ in range(3)])
 
     def of_pixels(self, finest: jax.Array) -> jax.Array:
-        """Maps the finest level of the pyramid, `[batch, rows, columns, dim]`, to embeddings."""
+        """Maps the finest level of the feature pyramid to pixel embeddings.
+
+        The input and the output have the shape `[batch, rows, columns, dim]`.
+        """
         return self.pixels(nnx.relu(self.smooth(finest)))
 
     def of_queries(self, x: jax.Array) -> jax.Array:
-        """Maps queries, `[..., dim]`, to embeddings."""
+        """Maps queries, `[..., dim]`, to mask embeddings of the same shape."""
         x = self.norm(x)
         for number, layer in enumerate(self.mlp):
             x = layer(nnx.relu(x) if number else x)
@@ -208,9 +219,10 @@ class MaskBranch(nnx.Module):
 
 
 class PlacedAttention(nnx.Module):
-    """Multi-head attention. Position embeddings must be added to queries and keys before the call.
+    """Multi-head attention for inputs with position embeddings.
 
-    Values have no position embeddings.
+    The position embeddings have already been added to the queries and the keys. Nothing has been
+    added to the values.
     """
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
@@ -222,7 +234,10 @@ class PlacedAttention(nnx.Module):
         self.out = nnx.LinearGeneral(heads, dim, axis=(-2, -1), **values)
 
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """Computes attention of queries `[batch, queries, dim]` to keys `[batch, keys, dim]`."""
+        """Computes attention of queries `[batch, queries, dim]` to keys `[batch, keys, dim]`.
+
+        The outputs are `[batch, queries, dim]`.
+        """
         return self.out(attend(self.query(query), self.key(key), self.value(value)))
 
 

@@ -52,9 +52,10 @@ class Upscale(nnx.Module):
 class EoMT(nnx.Module):
     """Queries in the last layers of a ViT; each query predicts a class and a mask.
 
-    During training the attention of a query is restricted to its own predicted mask. The
-    probability of this restriction falls to 0, layer by layer, so a trained model needs no masks.
-    The queries have no position embeddings.
+    During training the attention of a query is randomly restricted to the query's own predicted
+    mask. The probability of this restriction falls to 0 in the course of training, in one layer
+    after the other. Therefore a trained model needs no masks for its attention. The queries have no
+    position embeddings.
 
     Args:
       model: a ViT.
@@ -108,6 +109,10 @@ class EoMT(nnx.Module):
     ) -> dict[str, Any]:
         """Returns float32 logits of masks and classes.
 
+        Without `masking` there is one prediction, after the last layer. With `masking` there is
+        also a prediction before each layer with queries; the predictions are in the order of the
+        layers.
+
         Args:
           images: uint8, or floats in [-1, 1].
           rngs: random keys, in training.
@@ -116,10 +121,11 @@ class EoMT(nnx.Module):
             None: no query is restricted.
 
         Returns:
-          A dictionary of `masks` `[predictions, batch, queries, rows, columns]` and `classes`
-          `[predictions, batch, queries, classes + 1]`; the last class is "no object". Without
-          `masking` there is one prediction, after the last layer. With `masking` there is also a
-          prediction before each layer with queries; the predictions are in the order of the layers.
+          A dictionary of two arrays.
+
+          - `masks`: mask logits, `[predictions, batch, queries, rows, columns]`.
+          - `classes`: class logits, `[predictions, batch, queries, classes + 1]`; the last class is
+            "no object".
         """
         encoder_rngs, predictions = None if self.frozen else rngs, []
 
@@ -147,7 +153,8 @@ class EoMT(nnx.Module):
           x: `[batch, tokens + queries, dim]`.
 
         Returns:
-          `[batch, queries, rows, columns]` and `[batch, queries, classes + 1]`.
+          Mask logits, `[batch, queries, rows, columns]`, and class logits, `[batch, queries,
+          classes + 1]`.
         """
         x = x if model.norm is None else model.norm(x)
         queries = x[:, -self.queries.shape[0] :]
@@ -163,7 +170,7 @@ class EoMT(nnx.Module):
         return masks, self.classifier(queries).astype(jnp.float32)
 
     def scores(self, outputs: dict[str, Any]) -> jax.Array:
-        """Returns the class scores of each position, float32 `[batch, rows, columns, classes]`.
+        """Returns the class scores of each mask pixel, float32 `[batch, rows, columns, classes]`.
 
         The score of a class is the sum, over all queries, of the query's mask probability times its
         class probability.
@@ -198,11 +205,12 @@ def mask_probabilities(
 
     Args:
       update: number of the training step, counted from 1.
-      starts, ends: for each layer, the shares of the training run (0 to 1) at which the probability
-        begins to fall and reaches 0.
+      starts: for each layer, the share of the training run (0 to 1) at which its probability begins
+        to fall.
+      ends: for each layer, the share of the training run at which its probability reaches 0.
       steps: number of steps of the training run.
     """
     start, end = (jnp.round(jnp.asarray(x, jnp.float32) * steps) for x in (starts, ends))
     progress = (update - 1 - start) / jnp.maximum(end - start, 1)
-    # The gradient of the power is infinite at 0, but nothing computes gradients through it.
+    # The gradient of x ** 0.9 is infinite at x = 0, but no gradient is computed here.
     return (1 - jnp.clip(progress, 0, 1)) ** 0.9

@@ -14,7 +14,7 @@ from vit_jax.models.image_model import ImageModel
 
 
 class LinearHead(nnx.Module):
-    """Dropout of whole channels, batch norm, and a linear layer at each position.
+    """Dropout of whole channels, batch norm, and a linear layer at each feature map position.
 
     The head reads the normalized patches of a ViT, or the last stage of a model with stages.
     Dropout comes before the norm, as in DINOv3's `eval/segmentation/models/heads/linear_head.py`.

@@ -76,7 +76,10 @@ def depth_palette() -> np.ndarray:
 
 
 def depth_legend() -> dict[str, str]:
-    """Returns the colours of the nearest and the farthest depth, for HTML."""
+    """Returns the legend of depth images: a dictionary from a description to a colour for HTML.
+
+    The dictionary contains the colours of the nearest and of the farthest depth.
+    """
     far, near = ("#" + depth_palette()[level].tobytes().hex() for level in (0, -1))
     return {"nearest place of the image": near, "farthest": far}
 

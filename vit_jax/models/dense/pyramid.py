@@ -17,7 +17,10 @@ def pyramid(model: ImageModel, images: jax.Array, rngs: nnx.Rngs | None = None) 
 
 
 def widths_of(model: ImageModel) -> tuple[int, ...]:
-    """Returns the number of channels of each array of `pyramid`; the model may be abstract."""
+    """Returns the number of channels of each array that `pyramid` returns.
+
+    The model may contain shapes in place of arrays.
+    """
     if isinstance(model, TokenModel):
         return (model.dim,)
     image = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.uint8)

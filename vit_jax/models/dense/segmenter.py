@@ -9,13 +9,13 @@ from vit_jax.models.dense.dense_model import DenseModel
 
 
 class Segmenter(DenseModel):
-    """An image model with a head that classifies each position."""
+    """An image model with a head that classifies each position of a grid over the image."""
 
     loaded_by = "load_segmenter"
     output = "scores", "score of each class at each place, to be resized bilinearly to the input"
 
     def __call__(self, images: Any) -> jax.Array:
-        """Returns the score of each class at each position of the head.
+        """Returns the score of each class at each position of the head's output grid.
 
         Args:
           images: images of the model's size: uint8, floats in [-1, 1], or PIL images.

@@ -49,8 +49,8 @@ class ConvNorm(nnx.Module):
 class UPerNet(nnx.Module):
     """UPerNet with an auxiliary fully convolutional head, as in mmsegmentation.
 
-    The features of each stage are layer-normalized first, as in the code of Swin's and ConvNeXt's
-    authors for dense prediction. The scores have the resolution of the first stage.
+    The features of each stage are layer-normalized first, as in the segmentation code of the Swin
+    and ConvNeXt authors. The scores have the resolution of the first stage.
 
     Args:
       model: a model with stages, such as Swin or ConvNeXt; the auxiliary head reads the

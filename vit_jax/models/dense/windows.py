@@ -1,8 +1,8 @@
-"""Sliding windows: predicts maps of images of any size with a model for images of one size.
+"""Sliding windows: pixel-wise prediction for images of any size, by a model with one input size.
 
 The result equals mmsegmentation's slide inference: the scores of each window are bilinearly resized
 to the window's pixels, averaged where windows overlap, and bilinearly resized to the original
-image. These three steps are linear, and they treat rows and columns separately. Therefore one
+image. These three steps are linear, and each step treats rows and columns separately. Therefore one
 matrix for the rows and one matrix for the columns map the scores of all windows to the pixels of
 the original image. The scores of all pixels are never in memory together.
 """
@@ -12,13 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Maximum side of an image, in window lengths. The long side of a longer image is shrunk.
+# Maximum length of the resized image's long side, as a multiple of the window's side. A longer side
+# is shrunk to this length, although the aspect ratio then changes.
 LONGEST = 16
 TILE = 128  # Scores are computed for squares of 128x128 pixels at a time.
 
 
 def bilinear(values: np.ndarray, size: int) -> np.ndarray:
-    """Resizes the first axis, as PyTorch does with `align_corners=False` and no antialiasing."""
+    """Resizes axis 0 of an array to length `size`, by linear interpolation without antialiasing.
+
+    The result equals PyTorch's `interpolate` with `align_corners=False` along this axis.
+    """
     places = (np.arange(size) + 0.5) * len(values) / size - 0.5
     places = places.clip(0, len(values) - 1)
     first = np.floor(places).astype(np.int64)
@@ -46,10 +50,10 @@ class Axis(NamedTuple):
         """Returns the matrix that maps the scores of all windows to pixels of the original image.
 
         Args:
-          places: number of scores of a window along this side.
-          blended: True: where windows overlap, the scores near a window's ends have a smaller
-            weight than the scores in its middle. This hides the edges between windows. False: equal
-            weights.
+          places: number of positions of a window's score map along this side of the image.
+          blended: True: where windows overlap, scores near the border of a window have a smaller
+            weight than scores in its middle, so that the border is not visible in the result.
+            False: equal weights.
 
         Returns:
           The matrix, float32 `[original, windows * places]`.
@@ -68,7 +72,7 @@ class Axis(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """All windows of an image: each row position combined with each column position.
+    """All windows of an image: each position along the height with each position along the width.
 
     Attributes:
       rows, columns: the windows along the height and along the width.
@@ -91,7 +95,11 @@ class Windows(NamedTuple):
         """Cuts the resized image into windows, in raster order.
 
         Args:
-          image: the resized image, `[*resized, channels]`.
+          image: the resized image, `[height, width, channels]`, with the height and width
+            `resized`.
+
+        Returns:
+          A list of arrays `[height, width, channels]` with the height and width of a window.
         """
         return [
             image[top : top + self.rows.window, left : left + self.columns.window]
@@ -112,9 +120,9 @@ class Windows(NamedTuple):
         return self._merged(scores, dtype, lambda tile: tile.argmax(axis=-1))
 
     def value_map(self, values: np.ndarray) -> np.ndarray:
-        """Returns the value at each pixel of the original image, float32 `[height, width]`.
+        """Returns the predicted value, such as depth, of each pixel of the original image.
 
-        Windows are blended where they overlap.
+        Windows are blended where they overlap. The result is float32 `[height, width]`.
 
         Args:
           values: float32 `[windows, rows, columns, 1]`, in the order of `cut`.
@@ -135,8 +143,8 @@ class Windows(NamedTuple):
           dtype: dtype of the map.
           finish: called with the scores of pixels, `[..., classes]`; returns the values of the map,
             such as the class with the highest score.
-          blended: True: where windows overlap, the scores near a window's ends have a smaller
-            weight than the scores in its middle.
+          blended: True: where windows overlap, scores near the border of a window have a smaller
+            weight than scores in its middle. False: equal weights.
         """
         _, rows, columns, classes = scores.shape
         across = len(self.columns.starts)

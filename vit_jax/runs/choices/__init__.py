@@ -1,7 +1,7 @@
 """Automatic settings: values that a config leaves open, chosen by data, checkpoint and device.
 
 The chosen values are printed with their reasons. A file of this folder with a function
-`choose(config, user_keys)` chooses the values for one kind of training. `JOBS` maps `config.auto`
+`choose(settings)` chooses the values for one kind of training. `JOBS` maps `config.auto`
 to the file.
 """
 
@@ -13,12 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from vit_jax.config import check, leaves
+from vit_jax.config import check_options, check_values, leaves, with_values
 from vit_jax.errors import UserError
+from vit_jax.options.run import RunOptions
 from vit_jax.runs.bucket import shown
-from vit_jax.runs.choices.choice import Choice, in_words
+from vit_jax.runs.choices.choice import Choice, Settings, in_words
 from vit_jax.runs.choices.data_at import data_at
 from vit_jax.runs.workdir import saved_run, steps_made
 
@@ -26,17 +25,17 @@ JOBS = {"finetune": "finetuning", "pretrain": "pretraining"}
 
 
 def settle(
-    config: ConfigDict,
+    options: RunOptions,
     user_keys: Collection[str],
     workdir: Path,
     log: Callable[[str], None] = print,
-) -> ConfigDict:
-    """Returns the config with the automatic settings of `config.auto`.
+) -> RunOptions:
+    """Returns the options with the automatic settings of `config.auto`.
 
-    A resumed run keeps the values that were chosen at its first start.
+    A resumed run keeps the values that were chosen when it was a new run.
 
     Args:
-      config: config that `vit_jax.config.check` has accepted.
+      options: options that `vit_jax.config.check` has accepted.
       user_keys: keys of the values that the user has set.
       workdir: the run's workdir.
       log: callback that receives a line for each choice.
@@ -45,32 +44,32 @@ def settle(
       UserError: the values cannot be chosen, because data or checkpoint are missing, or there are
         too few images.
     """
-    if config.auto == "none":
-        return config
-    user_values = {key: value for key, value in leaves(config) if key in user_keys}
-    config = config.copy_and_resolve_references().unlock()
+    if options.auto == "none":
+        return options
+    user_values = {key: value for key, value in leaves(options) if key in user_keys}
     if (saved := saved_run(workdir)) and steps_made(workdir):
         values = dict(leaves(saved.config)) | user_values
         if (
-            config.auto == "finetune"
+            options.auto == "finetune"
             and "data.path" in user_values
             and "data.source" not in user_values
         ):
             values["data.path"] = data_at(user_values["data.path"]).path
+        options = with_values(options, values)
     else:
-        choices = import_module(f"{__name__}.{JOBS[config.auto]}").choose(config, user_keys)
-        _log(choices, user_values, workdir, log)
-        fixed = {*user_keys} - {"data.path"}
-        values = {one.key: one.value for one in choices if one.key not in fixed}
-    config.update_from_flattened_dict(values)
-    config.lock()
+        job = import_module(f"{__name__}.{JOBS[options.auto]}")
+        settings = Settings(options, user_keys)
+        job.choose(settings)
+        _log(settings.choices, user_values, workdir, log)
+        options = settings.options
     try:
-        check(config)
+        check_values(dict(leaves(options)))
+        check_options(options)
     except UserError as error:
         raise UserError(
-            f"{error} (of the values that auto={config.auto!r} chose and those given)"
+            f"{error} (of the values that auto={options.auto!r} chose and those given)"
         ) from error
-    return config
+    return options
 
 
 def _log(

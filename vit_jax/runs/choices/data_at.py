@@ -106,7 +106,11 @@ def check_no_run(path: str) -> None:
 
 
 def of_kind(kind: str, path: str) -> DataAt:
-    """Returns the data set of a known kind at a path.
+    """Recognizes the splits of the data set at a path. The kind of the data set is known.
+
+    Args:
+      kind: value for `data.source`, such as `folder` or `tfds`.
+      path: path of the data set.
 
     Raises:
       UserError: the path contains no data set of this kind, or its layout is ambiguous.
@@ -125,7 +129,7 @@ def of_kind(kind: str, path: str) -> DataAt:
 def _of_csv(path: str) -> DataAt:
     """Returns the data set of a CSV, or of a folder of CSVs.
 
-    For a CSV with a column of splits, the attribute `words` contains the number of rows of each
+    If the CSV has the column `split`, the attribute `words` contains the number of rows of each
     split.
     """
     words, splits = "a CSV of files and labels", tuple(split_files(path))
@@ -143,8 +147,8 @@ def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
 
     Args:
       path: the folder.
-      folders: names of the folders in it. If some are names of splits, CSVs without the name of a
-        split are ignored.
+      folders: names of the folders in `path`. If some of them are names of splits, such as `train`,
+        CSVs whose file names are not names of splits are ignored.
     """
     if splits := tuple(split_files(path)):
         return DataAt("csv", path, splits, "CSVs of files and labels")
@@ -185,7 +189,7 @@ def _check_no_splits(path: str, folders: Sequence[str]) -> None:
 
     Args:
       path: the data set.
-      folders: names of the folders in it; none is the name of a split.
+      folders: names of the folders in `path`. None of them is the name of a split.
     """
     check_no_maps(path, folders)
     places = [os.path.join(path, name) for name in folders]
@@ -253,7 +257,7 @@ def check_files(splits: Mapping[str, Source]) -> None:
     """Raises UserError if a list of images contains files that do not exist.
 
     Args:
-      splits: opened splits by name. They may share images.
+      splits: opened splits by name. The splits may share images.
     """
     listed: dict[str, tuple[int, str]] = {}  # (size, split) by file name.
     for split, source in splits.items():
@@ -280,7 +284,7 @@ def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str
 
     Returns:
       The value for `data.groups` and the number of groups. None: the names contain no groups, or a
-      class has too few of them.
+      class has images of too few groups.
     """
     labels = None
     if names is None:
@@ -297,9 +301,12 @@ def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str
 def _groups_in(names: Sequence[str], pattern: str, shown: str) -> list[str]:
     """Returns the group of each file name by a pattern; [] if too few names contain a group.
 
+    For example, `(patient[0-9]+)` finds the group `patient7` in `patient7_left.png`.
+
     Args:
-      pattern: regular expression whose first part is the group.
-      shown: regular expression of names that contain a group.
+      names: the file names.
+      pattern: regular expression whose first capturing group is the group.
+      shown: regular expression that matches only names that contain a group.
     """
     matches = [match for name in names if (match := re.search(pattern, name))]
     showing = sum(bool(re.search(shown, name)) for name in names)
@@ -312,8 +319,9 @@ def _divides_classes(groups: Sequence[str], labels: np.ndarray | None) -> bool:
     """Returns True if each class has images of several groups, so that each split has each class.
 
     Args:
-      groups: group of each of the first images.
-      labels: labels of the images, `[images, labels]`; None: unknown, the result is True.
+      groups: group of each image, for the first images of the data set.
+      labels: labels of all images of the data set, `[images, labels]`. None: the labels are
+        unknown, and the result is True.
     """
     if labels is None:
         return True

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from vit_jax.parallel.chips import peak_flops
 
-# Speed of a small model in FLOP/s, divided by the chip's peak or by the speed of a large matrix
-# product.
+# Speed of a small model in FLOP/s, divided by the chip's peak FLOP/s. If the peak is unknown, the
+# speed is divided by the measured FLOP/s of a large matrix product.
 ACHIEVED = 0.4
 WIDTH = 1024  # Width of the matrices in the timed product.
 

@@ -11,9 +11,8 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from vit_jax.config import run_options
+from vit_jax.config import value_at, with_values
 from vit_jax.data.class_names import has_names, shortened
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import Source
@@ -23,7 +22,8 @@ from vit_jax.interop.checkpoint import Checkpoint, sketch
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.models import count_multiply_adds, family_of
 from vit_jax.options.data import INTERPOLATIONS
-from vit_jax.runs.choices.choice import Choice
+from vit_jax.options.run import RunOptions
+from vit_jax.runs.choices.choice import Choice, Settings
 from vit_jax.runs.choices.data_at import DEV, DataAt, check_files, data_at, find_groups, of_kind
 from vit_jax.runs.choices.device import flops_per_second
 from vit_jax.runs.choices.image_sizes import short_sides
@@ -61,41 +61,31 @@ class Images(NamedTuple):
     test: int
 
 
-def choose(config: ConfigDict, user_keys: Collection[str]) -> list[Choice]:
-    """Chooses those values of a fine-tuning run that the user has not set.
+def choose(settings: Settings) -> None:
+    """Adds the automatic settings of a fine-tuning run.
 
     Args:
-      config: config with `data.path`. `finetune.checkpoint` and `minutes` may also be set.
-      user_keys: keys of the values that the user has set.
+      settings: options with `data.path`. `finetune.checkpoint` and `minutes` may also be set.
 
     Raises:
       UserError: the data set or the checkpoint does not exist, there are too few images for all
         splits, or not even one image fits into memory.
     """
-    config = config.copy_and_resolve_references().unlock()
-    choices: list[Choice] = []
-    user_keys = {*user_keys} - {"data.path"}  # A more specific path may replace the user's path.
-
-    def take(more: list[Choice]) -> None:
-        choices.extend(more)
-        free = {one.key: one.value for one in more if one.key not in user_keys}
-        config.update_from_flattened_dict(free)
-
-    data_set, more = _data(config, user_keys)
-    take(more)
-    images, more = _splits(config, user_keys, data_set)
-    take(more)
-    checkpoint, more = _checkpoint(config)
-    take(more)
-    take(_images(config, images, checkpoint))
-    take(_labels(images.train))
-    take(_length(config, user_keys, images, checkpoint))
-    take(choose_micro_batches(config, user_keys, least=1))
-    return choices
+    user_keys = settings.user_keys
+    data_set, choices = _data(settings.options, user_keys)
+    settings.add(choices)
+    images, choices = _splits(settings.options, user_keys, data_set)
+    settings.add(choices)
+    checkpoint, choices = _checkpoint(settings.options)
+    settings.add(choices)
+    settings.add(_images(settings.options, images, checkpoint))
+    settings.add(_labels(images.train))
+    settings.add(_length(settings.options, user_keys, images, checkpoint))
+    settings.add(choose_micro_batches(settings.options, user_keys, least=1))
 
 
-def _data(config: ConfigDict, user_keys: Collection[str]) -> tuple[DataAt, list[Choice]]:
-    """Returns the data set at `data.path`. Its kind is recognized if the user names no source."""
+def _data(config: RunOptions, user_keys: Collection[str]) -> tuple[DataAt, list[Choice]]:
+    """Returns the data set at `data.path`; recognizes its kind if `data.source` is not set."""
     data = config.data
     if not data.path:
         raise UserError("name the images: vit-jax finetune PHOTOS, or --config.data.path=PHOTOS")
@@ -108,8 +98,8 @@ def _data(config: ConfigDict, user_keys: Collection[str]) -> tuple[DataAt, list[
     return data_set, choices
 
 
-def _checkpoint(config: ConfigDict) -> tuple[Checkpoint, list[Choice]]:
-    """Returns the checkpoint to start from. If the user names none, downloads the default one."""
+def _checkpoint(config: RunOptions) -> tuple[Checkpoint, list[Choice]]:
+    """Returns the checkpoint to start from. By default, a published checkpoint is downloaded."""
     choices = []
     name = config.finetune.checkpoint
     if name is None:
@@ -134,7 +124,7 @@ def _checkpoint(config: ConfigDict) -> tuple[Checkpoint, list[Choice]]:
 
 
 def _splits(
-    config: ConfigDict, user_keys: Collection[str], data_set: DataAt
+    config: RunOptions, user_keys: Collection[str], data_set: DataAt
 ) -> tuple[Images, list[Choice]]:
     """Chooses the splits: the splits of the data set, or stratified slices of all its images."""
     keys = {"data.train_split", "data.dev_split", "data.test_split"} & {*user_keys}
@@ -142,8 +132,10 @@ def _splits(
     source = open_split(config, first)
     choices = _whole(source) if first == "all" else _parts(data_set.splits, first)
     named = {one.key: one.value for one in choices}
-    named |= {key: config.data[key.removeprefix("data.")] for key in keys}
-    choices += _groups(config, user_keys, source, named)
+    named |= {key: value_at(config, key) for key in keys}
+    groups = _groups(config, user_keys, source, named)
+    choices += groups
+    config = with_values(config, named | {one.key: one.value for one in groups})
     _check_enough(config, source, first == "all")
     opened = {key: open_split(config, split) for key, split in named.items() if split}
     names = dict.fromkeys(split.partition("[")[0] for split in named.values() if split)
@@ -154,7 +146,7 @@ def _splits(
     return Images(train, *counts), choices
 
 
-def _first_split(config: ConfigDict, keys: Collection[str], data_set: DataAt) -> str:
+def _first_split(config: RunOptions, keys: Collection[str], data_set: DataAt) -> str:
     """Returns the name of the split to train on.
 
     Args:
@@ -178,17 +170,18 @@ def _first_split(config: ConfigDict, keys: Collection[str], data_set: DataAt) ->
 
 
 def _groups(
-    config: ConfigDict, user_keys: Collection[str], source: Source, named: dict[str, str]
+    config: RunOptions, user_keys: Collection[str], source: Source, named: dict[str, str]
 ) -> list[Choice]:
-    """Chooses `data.groups`, for slices of images whose file names contain groups.
+    """Chooses `data.groups`, so that images of a group are in the same split.
 
-    If the user has set `data.groups`, or the splits are not slices, nothing is chosen.
+    A choice is made if the splits are slices of the data set, the file names contain groups, and
+    the user has not set `data.groups`. Otherwise the result is empty.
 
     Args:
       config: config of the run.
       user_keys: keys of the values that the user has set.
       source: all images.
-      named: all splits, by key.
+      named: all splits by config key, such as `data.train_split`.
     """
     sliced = any("[" in (split or "") for split in named.values())
     if not sliced or config.data.groups is not None or "data.groups" in user_keys:
@@ -196,30 +189,29 @@ def _groups(
     groups = find_groups(source)
     if groups is None:
         return []
-    config.data.groups, count = groups
+    pattern, count = groups
     reason = (
         f"names show {count:,} groups, each of which is in one split; without groups: "
         "--group=none, or --config.data.groups=None"
     )
-    return [Choice("data.groups", config.data.groups, reason)]
+    return [Choice("data.groups", pattern, reason)]
 
 
 def _check_apart(
-    config: ConfigDict, named: dict[str, str], user_splits: Collection[str], train: Source
+    config: RunOptions, named: dict[str, str], user_splits: Collection[str], train: Source
 ) -> None:
     """Raises UserError if a split that the user has set shares images with an automatic split.
 
     Args:
-      config: config of the run.
-      named: all splits, by key.
+      config: config with all splits.
+      named: all splits by config key, such as `data.train_split`.
       user_splits: keys of the splits that the user has set.
       train: the training split.
     """
-    config.update_from_flattened_dict(named)
     for one in sorted(user_splits):
         for other in sorted(named.keys() - user_splits):
             pair = (key.removeprefix("data.") for key in (one, other))
-            if named[one] and named[other] and share(run_options(config), train, *pair):
+            if named[one] and named[other] and share(config, train, *pair):
                 raise UserError(
                     f"{one}={named[one]!r} is given, and has images of {other}={named[other]!r}, "
                     "which was chosen: give all of "
@@ -227,7 +219,7 @@ def _check_apart(
                 )
 
 
-def open_split(config: ConfigDict, split: str) -> Source:
+def open_split(config: RunOptions, split: str) -> Source:
     """Opens a split of the config's data set."""
     data = config.data
     return open_source(
@@ -261,7 +253,7 @@ def _whole(source: Source) -> list[Choice]:
 
 
 def _parts(names: Collection[str], first: str) -> list[Choice]:
-    """Chooses train, dev and test splits for a data set that may lack some of them.
+    """Chooses train, dev and test splits for a data set that may have no dev or no test split.
 
     Args:
       names: names of the data set's splits.
@@ -292,13 +284,14 @@ def _parts(names: Collection[str], first: str) -> list[Choice]:
     ]
 
 
-def _check_enough(config: ConfigDict, source: Source, whole: bool) -> None:
+def _check_enough(config: RunOptions, source: Source, whole: bool) -> None:
     """Raises UserError for too few images, a single class, or a class with a single image.
 
     Args:
       config: config of the run.
       source: the images.
-      whole: True: all splits are slices of this source.
+      whole: True: train, dev and test splits are all slices of `source`. False: the data set has
+        splits of its own.
     """
     path, table = config.data.path, source.known_labels()
     if whole and len(source) < FEWEST:
@@ -343,7 +336,7 @@ def _check_no_single(path: str, class_names: Sequence[str], counts: np.ndarray) 
     )
 
 
-def _images(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> list[Choice]:
+def _images(config: RunOptions, images: Images, checkpoint: Checkpoint) -> list[Choice]:
     """Chooses the image size, the training crop and the evaluation transform."""
     size, reason = _image_size(config, images, checkpoint)
     preprocessing = checkpoint.preprocessing
@@ -367,12 +360,12 @@ def _images(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> list[
     return choices
 
 
-def _image_size(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> tuple[int, str]:
+def _image_size(config: RunOptions, images: Images, checkpoint: Checkpoint) -> tuple[int, str]:
     """Returns the image size (side in pixels), and the reason."""
     patch = checkpoint.arguments.get("patch_size") or 32
     patch = max(patch) if isinstance(patch, tuple) else patch
     native = min(checkpoint.arguments["image_size"])
-    if family_of(checkpoint.model).fixed_size:
+    if family_of(checkpoint.options).fixed_size:
         return native, "the checkpoint's, whose model takes no other"
     most = native if native <= 288 or checkpoint.preprocessing is None else 224
     largest = max(patch, most // patch * patch)
@@ -380,7 +373,7 @@ def _image_size(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> t
 
 
 def _size_in_time(
-    config: ConfigDict, images: Images, checkpoint: Checkpoint, patch: int, largest: int
+    config: RunOptions, images: Images, checkpoint: Checkpoint, patch: int, largest: int
 ) -> tuple[int, str]:
     """Returns the largest image size for the available time, and the reason.
 
@@ -400,8 +393,8 @@ def _size_in_time(
     )
 
 
-def _seconds(config: ConfigDict) -> float | None:
-    """Returns the available time of the run in seconds; None: no limit, as on accelerators."""
+def _seconds(config: RunOptions) -> float | None:
+    """Returns the available time in seconds; None: no limit, the default on accelerators."""
     if config.minutes is not None:
         return 60 * config.minutes
     return 60 * MINUTES if jax.default_backend() == "cpu" else None
@@ -435,7 +428,7 @@ def _labels(train: Source) -> list[Choice]:
 
 
 def _length(
-    config: ConfigDict, user_keys: Collection[str], images: Images, checkpoint: Checkpoint
+    config: RunOptions, user_keys: Collection[str], images: Images, checkpoint: Checkpoint
 ) -> list[Choice]:
     """Chooses batch size, steps, evaluation interval and learning rate."""
     count = len(images.train)
@@ -446,7 +439,8 @@ def _length(
     seconds, evaluations, stopping = _seconds(config), EVALUATIONS, []
     if seconds is not None and not (config.steps or config.epochs):
         forward = _forward_seconds(checkpoint, config.data.image_size)
-        # Time for training, divided by the duration of one image's forward pass.
+        # Time left for training and dev evaluations. The unit is the duration of a forward pass of
+        # one image.
         left = (0.85 * seconds - STARTS) / forward - count - images.dev - 2 * images.test
         if left < BACKWARD * steps * batch + evaluations * images.dev:
             affordable = int(EVALUATED * left / max(1, images.dev))
@@ -483,5 +477,5 @@ def _length(
 
 
 def _first(table: Sequence[tuple[float, T]], count: float) -> T:
-    """Returns the value of the first row (limit, value) of a table whose limit exceeds `count`."""
+    """Looks up `count` in a table of (limit, value): the first value with a limit above `count`."""
     return next(value for most, value in table if count < most)

@@ -1,4 +1,4 @@
-"""The sizes of a source's images, read from their headers."""
+"""Sizes of the images of a data set, read from the headers of the image files."""
 
 import io
 

@@ -5,9 +5,8 @@ import itertools
 from collections.abc import Collection, Iterator, Sequence
 
 import jax
-from ml_collections import ConfigDict
 
-from vit_jax.config import run_options
+from vit_jax.config import with_values
 from vit_jax.errors import UserError, requested_bytes
 from vit_jax.models import family_of
 from vit_jax.models.image_model import TokenModel
@@ -17,7 +16,6 @@ from vit_jax.runs.assemble import Parts, assemble
 from vit_jax.runs.choices.choice import Choice
 from vit_jax.runs.memory_check import (
     Changes,
-    changed,
     groups_within,
     in_words,
     needs_of,
@@ -30,7 +28,7 @@ TAKEN = 4  # Maximum of the activations' memory in a compiled step, divided by t
 
 
 def choose_micro_batches(
-    config: ConfigDict, user_keys: Collection[str], least: int
+    config: RunOptions, user_keys: Collection[str], least: int
 ) -> list[Choice]:
     """Chooses micro-batches and rematerialization such that a training step fits into memory.
 
@@ -48,7 +46,7 @@ def choose_micro_batches(
     limit, free = memory_of(jax.local_devices()[0])
     if limit is None:
         return []
-    parts = assemble(config.copy_and_resolve_references().lock())
+    parts = assemble(config)
     available = FREE * min(limit, free)
     remats = (
         ("none", "full")
@@ -58,7 +56,7 @@ def choose_micro_batches(
     needed_at_once, smallest = None, {}
     for changes in _candidates(config, user_keys, least, remats):
         smallest = changes
-        needed = _bytes_needed(parts, changed(config, changes), available)
+        needed = _bytes_needed(parts, with_values(config, changes), available)
         needed_at_once = needed_at_once or needed
         if needed <= available:
             reason = (
@@ -76,7 +74,7 @@ def choose_micro_batches(
 
 
 def _candidates(
-    config: ConfigDict, user_keys: Collection[str], least: int, remats: Sequence[str]
+    config: RunOptions, user_keys: Collection[str], least: int, remats: Sequence[str]
 ) -> Iterator[Changes]:
     """Yields changes of the config to try, in the order of decreasing memory.
 
@@ -100,7 +98,7 @@ def _candidates(
             yield changes
 
 
-def _bytes_needed(parts: Parts, config: ConfigDict, available: float) -> float:
+def _bytes_needed(parts: Parts, config: RunOptions, available: float) -> float:
     """Returns the memory of a training step in bytes: an estimate, or a measurement.
 
     If the estimate is close to `available`, the step is compiled and its memory is measured.
@@ -111,20 +109,19 @@ def _bytes_needed(parts: Parts, config: ConfigDict, available: float) -> float:
       available: bytes that a step may use.
     """
     program, labels = parts.program_of(config), parts.splits.train.max_labels
-    options = run_options(config)
-    needs = needs_of(program, options, labels)
+    needs = needs_of(program, config, labels)
     estimate = needs.certain + TAKEN * needs.activations
     if sum(needs) <= available < estimate:
-        return compiled_bytes(program, options, labels)
+        return compiled_bytes(program, config, labels)
     return estimate
 
 
-def _remedy(config: ConfigDict, smallest: Changes, patch: int, available: float) -> str:
+def _remedy(config: RunOptions, smallest: Changes, patch: int, available: float) -> str:
     """Returns the end of an error message: a flag with which a step should fit into memory.
 
     Args:
       config: config of the run.
-      smallest: changes of the config with the least memory so far.
+      smallest: the config changes that need the least memory of all changes tried before.
       patch: patch size, by which image sizes must be divisible.
       available: bytes that a step may use.
 
@@ -138,12 +135,10 @@ def _remedy(config: ConfigDict, smallest: Changes, patch: int, available: float)
     if config.auto == "finetune" and config.finetune.train == "all":
         remedies.append({"finetune.train": "head"})
     for remedy in remedies:
-        other = changed(config, smallest | remedy)
+        other = with_values(config, smallest | remedy)
         with contextlib.suppress(UserError):
-            parts = assemble(other.copy_and_resolve_references().lock())
-            needs = needs_of(
-                parts.program_of(other), run_options(other), parts.splits.train.max_labels
-            )
+            parts = assemble(other)
+            needs = needs_of(parts.program_of(other), other, parts.splits.train.max_labels)
             if needs.certain + TAKEN * needs.activations <= available:
                 return f", or {in_words(remedy)}"
     return ""

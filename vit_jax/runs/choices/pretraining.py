@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from vit_jax.config import VALUES, run_options, unread
+from vit_jax.config import VALUES, unread
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import Source
 from vit_jax.data.sources.folder import folders_in
@@ -27,8 +26,9 @@ from vit_jax.models import count_multiply_adds, family_of, model_options
 from vit_jax.models.image_model import TokenModel, height_and_width
 from vit_jax.options.data import INTERPOLATIONS, SPLIT_KEYS
 from vit_jax.options.model import ImageOptions
+from vit_jax.options.run import RunOptions
 from vit_jax.published.weights import checkpoint_of
-from vit_jax.runs.choices.choice import Choice
+from vit_jax.runs.choices.choice import Choice, Settings
 from vit_jax.runs.choices.data_at import (
     check_files,
     check_no_run,
@@ -78,68 +78,58 @@ class Start(NamedTuple):
         return count_multiply_adds(sketch(options))
 
 
-def start_from(config: ConfigDict, name: str | None) -> None:
-    """Sets the checkpoint or model from which a run starts.
+def start_values(name: str | None, model: str | None) -> dict[str, str]:
+    """Returns the config values, by dotted key, that set the model from which a run starts.
 
     Args:
-      config: config to change.
       name: a checkpoint, the name of a published model or `scratch`; None: the default checkpoint.
+      model: the config's `model.name`. With `scratch`, this model is trained. None or empty: not
+        set, and with `scratch` a small ViT is trained.
     """
     if name == SCRATCH:
-        config.model.name = config.model.name or ("ViT-Ti/16" if _on_cpu() else "ViT-S/16")
-    elif name is not None:
-        config.finetune.checkpoint = checkpoint_of(name)
+        return {"model.name": model or ("ViT-Ti/16" if _on_cpu() else "ViT-S/16")}
+    return {} if name is None else {"finetune.checkpoint": checkpoint_of(name)}
 
 
-def choose(config: ConfigDict, user_keys: Collection[str]) -> list[Choice]:
-    """Chooses those values of a self-supervised run that the user has not set.
+def choose(settings: Settings) -> None:
+    """Adds the automatic settings of a self-supervised run.
 
     Args:
-      config: config with `data.path`. `finetune.checkpoint`, `model.name` and `minutes` may also be
-        set.
-      user_keys: keys of the values that the user has set.
+      settings: options with `data.path`. `finetune.checkpoint`, `model.name` and `minutes` may also
+        be set.
 
     Raises:
       UserError: images or the checkpoint do not exist, or not even a small batch fits into memory.
     """
-    config = config.copy_and_resolve_references().unlock()
-    choices: list[Choice] = []
-    user_keys = {*user_keys} - {"data.path"}  # A more specific path may replace the user's path.
-
-    def take(more: list[Choice]) -> None:
-        choices.extend(more)
-        config.update_from_flattened_dict(
-            {one.key: one.value for one in more if one.key not in user_keys}
-        )
-
-    take(_data(config, user_keys))
-    train, more = _splits(config, user_keys)
-    take(more)
-    start, more = _start(config)
-    take(more)
-    take(_method(config, start, len(train)))
-    take(_crops(config, start, train))
-    take(_length(config, user_keys, start, len(train)))
-    take(_comparison(config, train))
-    needless = {key: VALUES[key].default for key in unread(config) if key not in user_keys}
-    choices = [one for one in choices if one.key not in needless]
-    take([Choice(key, value, "the other values need none") for key, value in needless.items()])
-    take(choose_micro_batches(config, user_keys, least=2))
-    return choices
+    user_keys = settings.user_keys
+    settings.add(_data(settings.options, user_keys))
+    train, choices = _splits(settings.options, user_keys)
+    settings.add(choices)
+    start, choices = _start(settings.options)
+    settings.add(choices)
+    settings.add(_method(start, len(train)))
+    settings.add(_crops(settings.options, start, train))
+    settings.add(_length(settings.options, user_keys, start, len(train)))
+    settings.add(_comparison(settings.options, train))
+    needless = [key for key in unread(settings.options) if key not in user_keys]
+    settings.choices = [one for one in settings.choices if one.key not in needless]
+    reason = "the other values need none"
+    settings.add([Choice(key, VALUES[key].default, reason) for key in needless])
+    settings.add(choose_micro_batches(settings.options, user_keys, least=2))
 
 
 def _on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def _seconds(config: ConfigDict) -> float | None:
-    """Returns the available time of the run in seconds; None: no limit, as on accelerators."""
+def _seconds(config: RunOptions) -> float | None:
+    """Returns the available time in seconds; None: no limit, the default on accelerators."""
     if config.minutes is not None:
         return 60 * config.minutes
     return 60 * MINUTES if _on_cpu() else None
 
 
-def _data(config: ConfigDict, user_keys: Collection[str]) -> list[Choice]:
+def _data(config: RunOptions, user_keys: Collection[str]) -> list[Choice]:
     path = config.data.path
     if not path:
         raise UserError("name the images: vit-jax pretrain PHOTOS, or --config.data.path=PHOTOS")
@@ -159,7 +149,7 @@ def _data(config: ConfigDict, user_keys: Collection[str]) -> list[Choice]:
     )
 
 
-def _splits(config: ConfigDict, user_keys: Collection[str]) -> tuple[Source, list[Choice]]:
+def _splits(config: RunOptions, user_keys: Collection[str]) -> tuple[Source, list[Choice]]:
     """Opens the images to train on, and chooses the splits for training and evaluation."""
     data, choices = config.data, []
     if not {f"data.{key}" for key in SPLIT_KEYS} & {*user_keys}:
@@ -195,7 +185,7 @@ def _splits(config: ConfigDict, user_keys: Collection[str]) -> tuple[Source, lis
     return _open(config, split), choices
 
 
-def _split_names(config: ConfigDict) -> set[str]:
+def _split_names(config: RunOptions) -> set[str]:
     data = config.data
     if data.source != "folder":
         return {*of_kind(data.source, data.path).splits}
@@ -208,16 +198,16 @@ def _split_names(config: ConfigDict) -> set[str]:
     return {"all"}
 
 
-def _open(config: ConfigDict, split: str, labels: bool = False) -> Source:
+def _open(config: RunOptions, split: str, labels: bool = False) -> Source:
     data = config.data
     return open_source(data.source, split, path=data.path, label_key=data.label_key, labels=labels)
 
 
-def _start(config: ConfigDict) -> tuple[Start, list[Choice]]:
+def _start(config: RunOptions) -> tuple[Start, list[Choice]]:
     """Returns the model to start from, and settings that depend on it, such as the dtype."""
     choices, name = [], config.finetune.checkpoint
     if name is None and config.model.name:
-        start = Start(model_options(**model_arguments(run_options(config)), num_classes=0), None)
+        start = Start(model_options(**model_arguments(config), num_classes=0), None)
     else:
         if name is None:
             name = DEFAULT_CHECKPOINT if _on_cpu() else LARGE_CHECKPOINT
@@ -248,11 +238,11 @@ def _start(config: ConfigDict) -> tuple[Start, list[Choice]]:
 
 
 def _has_tokens(options: ImageOptions) -> bool:
-    """Returns True if a model with these options encodes tokens, as a ViT does."""
+    """Returns True if a model with these options has patch tokens, as a ViT has."""
     return issubclass(family_of(options).model, TokenModel)
 
 
-def _method(config: ConfigDict, start: Start, count: int) -> list[Choice]:
+def _method(start: Start, count: int) -> list[Choice]:
     """Chooses the losses and the prototype heads."""
     choices = []
     found = start.checkpoint and start.checkpoint.objective
@@ -278,7 +268,7 @@ def _method(config: ConfigDict, start: Start, count: int) -> list[Choice]:
     return choices
 
 
-def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
+def _crops(config: RunOptions, start: Start, train: Source) -> list[Choice]:
     """Chooses the sizes and the number of crops for the available time."""
     patch = getattr(start.options, "patch_size", 32)
     seconds, count = _seconds(config), len(train)
@@ -324,7 +314,7 @@ def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
 
 
 def _length(
-    config: ConfigDict, user_keys: Collection[str], start: Start, count: int
+    config: RunOptions, user_keys: Collection[str], start: Start, count: int
 ) -> list[Choice]:
     """Chooses batch size, steps, learning rate and the teacher's momentum."""
     seconds, scratch = _seconds(config), start.checkpoint is None
@@ -360,7 +350,7 @@ def _length(
 
 
 def _steps(
-    config: ConfigDict, user_keys: Collection[str], start: Start, count: int, batch: int
+    config: RunOptions, user_keys: Collection[str], start: Start, count: int, batch: int
 ) -> tuple[int, str]:
     """Returns the number of steps, and the reason for this number.
 
@@ -393,7 +383,7 @@ def _steps(
     )
 
 
-def _comparison(config: ConfigDict, train: Source) -> list[Choice]:
+def _comparison(config: RunOptions, train: Source) -> list[Choice]:
     """Chooses settings for k-NN evaluation before and after training, if the images have labels.
 
     The labels are the names of folders, or the labels of a labelled data set.

@@ -5,11 +5,13 @@ from collections.abc import Callable, Collection
 
 from ml_collections import ConfigDict
 
+from vit_jax.config import run_options
 from vit_jax.data.sources import SOURCES
 from vit_jax.data.sources.folder import folders_in
 from vit_jax.data.sources.folder_rules import is_ignored, split_name
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
+from vit_jax.options.run import RunOptions
 from vit_jax.runs.choices.choice import Choice, in_words
 from vit_jax.runs.choices.data_at import DEV, DataAt, data_at, folder_of_splits
 from vit_jax.runs.splits import MANY
@@ -24,9 +26,10 @@ def recognise(
 ) -> None:
     """Sets `data.source` and the splits according to the data at `data.path`.
 
-    If the user has set `data.source`, nothing is recognized, except the splits of sources with
-    several layouts. If a path is not recognized, the config stays unchanged, and opening the data
-    later raises the error.
+    If the user has set `data.source`, the source is not changed. The splits are then recognized
+    only for sources whose files may have several layouts, each with its own splits. If the data at
+    a path are not recognized, the config stays unchanged, and opening the data later raises the
+    error.
 
     Args:
       config: config to change.
@@ -41,18 +44,19 @@ def recognise(
         return
     if config.auto != "none":  # The automatic settings (`settle`) recognize the data themselves.
         return
-    data_set = _data_set(config)
+    options = run_options(config)
+    data_set = _data_set(options)
     if data_set is None:
         return
     fixed = {*user_keys} - {"data.path"}
-    choices = [one for one in _choices(config, data_set) if one.key not in fixed]
+    choices = [one for one in _choices(options, data_set) if one.key not in fixed]
     for line in ("the data set at data.path:", *in_words(choices, ())) if choices else ():
         log(line)
     config.update_from_flattened_dict({one.key: one.value for one in choices})
-    _check_apart(config, [one.key for one in choices])
+    _check_apart(run_options(config), [one.key for one in choices])
 
 
-def _data_set(config: ConfigDict) -> DataAt | None:
+def _data_set(config: RunOptions) -> DataAt | None:
     """Recognizes the data set at `data.path`; None: it cannot be recognized."""
     kind, path = config.data.source, config.data.path
     has_rows = objective_of(config.objective.name).labels or config.data.source == "csv"
@@ -65,7 +69,7 @@ def _data_set(config: ConfigDict) -> DataAt | None:
         return None
 
 
-def _choices(config: ConfigDict, data_set: DataAt) -> list[Choice]:
+def _choices(config: RunOptions, data_set: DataAt) -> list[Choice]:
     """Returns the changes of the config's source, path and splits that the data set requires."""
     choices = []
     if data_set.kind != config.data.source:
@@ -75,7 +79,7 @@ def _choices(config: ConfigDict, data_set: DataAt) -> list[Choice]:
     return choices + _splits(config, data_set)
 
 
-def _check_apart(config: ConfigDict, chosen: Collection[str]) -> None:
+def _check_apart(config: RunOptions, chosen: Collection[str]) -> None:
     """Raises UserError if a split that the user has set shares images with an automatic split.
 
     Args:
@@ -91,9 +95,9 @@ def _check_apart(config: ConfigDict, chosen: Collection[str]) -> None:
         )
 
 
-def _splits(config: ConfigDict, data_set: DataAt) -> list[Choice]:
+def _splits(config: RunOptions, data_set: DataAt) -> list[Choice]:
     """Returns replacements for the config's splits that the data set does not have."""
-    named = {config.data[key].partition("[")[0] for key in ("train_split", "test_split")}
+    named = {split.partition("[")[0] for split in (config.data.train_split, config.data.test_split)}
     if named <= {*data_set.splits}:
         return []
     first = "all" if data_set.is_whole else "train"
@@ -111,8 +115,8 @@ def _splits(config: ConfigDict, data_set: DataAt) -> list[Choice]:
 def _unlabelled(path: str) -> DataAt:
     """Recognizes a folder with images for training without labels, and its splits.
 
-    The images may be in inner folders of any depth. If the path is not such a folder, the data set
-    is recognized as in `data_at`.
+    The images may be in inner folders of any depth. A path to any other data, such as a CSV, is
+    recognized like a labelled data set.
     """
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, "dataset_info.json")):
         return data_at(path)

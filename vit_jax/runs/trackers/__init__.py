@@ -22,7 +22,7 @@ from vit_jax.runs.workdir import saved_run
 def deliveries(
     names: Sequence[str], workdir: Path, rows: Sequence[dict], log: Say
 ) -> list[Delivery]:
-    """Opens trackers for the run in a workdir, and sends the metrics that they do not have yet.
+    """Opens trackers for the run in a workdir, and sends them the metrics not sent before.
 
     Args:
       names: names of the trackers.
@@ -31,8 +31,8 @@ def deliveries(
       log: callback for messages.
 
     Raises:
-      UserError: a library is not installed, or the first connection of a new run fails. Later
-        connections are tried again while the run continues.
+      UserError: the library of a tracker is not installed, or the first connection of a new run
+        fails. Later connections are tried again while the run continues.
     """
     saved = saved_run(workdir)
     values = {key: as_text(x) if isinstance(x, str) else x for key, x in leaves(saved.config)}

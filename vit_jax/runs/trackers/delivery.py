@@ -38,8 +38,8 @@ class Delivery:
     The file `trackers/NAME.json` in the workdir contains the tracker's identifier of the run and a
     record of the rows that were sent. If sending fails, it is tried again until the run ends.
 
-    After a crash, the next start of the run sends the rows of `metrics.jsonl` that were not sent
-    before. It also sends rows again that the library may have lost when the process was killed. A
+    When a run is resumed after a crash, the thread sends the rows of `metrics.jsonl` that were not
+    sent before. It also sends rows again that the tracking library may have lost in the crash. A
     few rows may therefore arrive twice. Rows that the run computes again after the crash are not
     sent again.
 
@@ -60,8 +60,9 @@ class Delivery:
     ):
         self._name, self._kind, self._run, self._log = name, kind, run, log
         self._file = run.workdir / FOLDER / f"{name}.json"
-        # The record: the last step that was sent, the names of its metrics that were sent, and the
-        # last step that was sent of each picture.
+        # Record of sent data: the tracker's identifier of the run, the last step of which metrics
+        # were sent, the names of the sent metrics of this step, and for each kind of picture the
+        # last step of which a picture was sent.
         self._sent = {"identity": "", "step": 0, "figures": [], "pictures": {}}
         with contextlib.suppress(FileNotFoundError, ValueError):
             self._sent |= json.loads(self._file.read_text())
@@ -72,9 +73,9 @@ class Delivery:
         self._tracker: BaseTracker | None = None if self._sent["identity"] else self._open()
         for row in rows:
             self.row(row["step"], {key: value for key, value in row.items() if key != "step"})
-        # The library is imported here and not in the thread, because CPython 3.11 may fail to parse
-        # code in two threads at once (python/cpython#106905). If the library is missing, `_open`
-        # raises the error.
+        # The tracking library is imported here and not in the thread, because CPython 3.11 may fail
+        # to parse code in two threads at once (python/cpython#106905). If the library is missing,
+        # `_open` raises the error.
         with contextlib.suppress(Exception):
             import_module(kind.library)
         self._thread = threading.Thread(target=self._deliver, name=f"tracker {name}", daemon=True)
@@ -89,7 +90,7 @@ class Delivery:
         self._waiting.put(_Picture(step, name, png))
 
     def close(self) -> None:
-        """Waits up to a minute until all queued items are sent. Logs a warning if some are not."""
+        """Waits up to a minute until all queued items are sent. Warns if some are not sent."""
         self._waiting.put(None)
         self._closing.set()
         self._thread.join(CLOSE_SECONDS)
@@ -116,7 +117,10 @@ class Delivery:
             self._keep(self._sent)
 
     def _tried(self, act: Callable[[], None]) -> bool:
-        """Calls `act`; returns False if it raises an error."""
+        """Calls `act`; returns False if the call raises an error.
+
+        Of several consecutive errors, only the first one is logged.
+        """
         try:
             act()
         except Exception as error:  # The library may raise any exception; training continues.
@@ -129,7 +133,7 @@ class Delivery:
         return True
 
     def _send(self, item: _Row | _Picture) -> None:
-        """Sends an item, without the metrics that were sent before."""
+        """Sends a row or a picture to the tracker. Metrics that were sent before are skipped."""
         tracker = self._tracker = self._tracker or self._open()
         sent = self._sent
         if isinstance(item, _Picture):
@@ -146,7 +150,8 @@ class Delivery:
                 return
             tracker.row(item.step, new)
             sent["step"], sent["figures"] = item.step, [*known, *new]
-        # A shallow copy is sufficient because nested values are replaced and never modified.
+        # A shallow copy of the record is sufficient, because nested values are replaced and never
+        # modified.
         self._settling.append((time.monotonic() + tracker.settles_after, dict(sent)))
         settled = None
         while self._settling and self._settling[0][0] <= time.monotonic():
@@ -157,7 +162,7 @@ class Delivery:
     def _keep(self, sent: dict) -> None:
         """Writes the record of sent rows. If the workdir was deleted, nothing is written.
 
-        In that case the run's lock raises the error.
+        No error is raised here in this case, because the run's lock detects the deletion.
         """
         with contextlib.suppress(FileNotFoundError):
             self._file.parent.mkdir(exist_ok=True)

@@ -47,8 +47,8 @@ class Tracker(BaseTracker):
 
     def row(self, step: int, scalars: Mapping[str, float]) -> None:
         if self._reopened:
-            # The process may have been killed after it sent this row and before it recorded that.
-            # Metrics that the server already has are not sent again.
+            # The process may have been killed after it sent this row, but before it recorded the
+            # row as sent. Metrics that the server already has are not sent again.
             scalars = {name: value for name, value in scalars.items() if not self._has(step, name)}
             self._reopened = False
         now = int(1000 * time.time())

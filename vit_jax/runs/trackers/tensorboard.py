@@ -28,7 +28,8 @@ class Tracker(BaseTracker):
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._records = RecordWriter((run.workdir / name).open("wb"))
         self._write(file_version="brain.Event:2")
-        # With this event, TensorBoard ignores later steps in the files of earlier starts.
+        # This event marks the start or the resumption of a run. Because of the event, TensorBoard
+        # ignores this step and later steps in the event files that the run has written before.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._write(step=last_step + 1, session_log=start)
         if not identity:
@@ -41,7 +42,7 @@ class Tracker(BaseTracker):
         self._write(step=step, summary=self._summary(value=values))
 
     def picture(self, step: int, name: str, png: bytes) -> None:
-        # The header of a PNG file contains its size.
+        # The header of a PNG file contains the width and the height of the image.
         width, height = struct.unpack(">II", png[16:24])
         image = self._summary.Image(
             encoded_image_string=png, width=width, height=height, colorspace=3

@@ -36,7 +36,7 @@ class BaseTracker(abc.ABC):
 
     Attributes:
       library: name of the Python package of the library.
-      identity: the library's identifier of the run. A resumed run passes it to `__init__`.
+      identity: identifier of the run in the library. A resumed run passes it to `__init__`.
       settles_after: seconds after which sent rows cannot be lost if the process is killed.
     """
 
@@ -50,11 +50,12 @@ class BaseTracker(abc.ABC):
 
         Args:
           run: information about the run.
-          identity: the library's identifier of the run from an earlier start; empty: a new run.
-          last_step: the last step that earlier starts sent; 0: a new run.
+          identity: identifier of a resumed run in the tracking library, such as W&B; empty: a new
+            run.
+          last_step: the last step of which a resumed run has sent metrics; 0: a new run.
 
         Raises:
-          UserError: the library is not installed, or raises an error.
+          UserError: the tracking library is not installed, or raises an error.
         """
 
     @abc.abstractmethod
@@ -67,4 +68,4 @@ class BaseTracker(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Sends pending data, and marks the run as finished. A later start may open it again."""
+        """Sends pending data, and marks the run as finished. Resuming the run opens it again."""

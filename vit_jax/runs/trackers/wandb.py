@@ -18,7 +18,8 @@ STEP = "step"
 class Tracker(BaseTracker):
     """Tracker that logs the training step as a metric named `step`.
 
-    W&B's internal step counter is not used, since it would not fit a resumed run.
+    W&B's internal step counter is not used. It must never decrease, but a resumed run may send rows
+    of earlier steps again.
     """
 
     library = "wandb"
@@ -41,7 +42,7 @@ class Tracker(BaseTracker):
                 notes=run.title,
                 config=run.nested,
                 allow_val_change=True,
-                # W&B need not record the terminal, because the run writes its lines into log.txt.
+                # W&B need not record the terminal's output. The run writes it into log.txt.
                 settings=wandb.Settings(console="off", silent=True),
             )
         except (wandb.Error, OSError) as error:

@@ -26,7 +26,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 # larger than the length of every schedule, so no check of a schedule fails.
 ENDLESS = 2**31 - 1
 
-# The objective class that was passed to `vit_jax.train`. Other threads do not see it.
+# The objective class that was passed to `vit_jax.train`. Other threads have their own value.
 _HANDED_IN: ContextVar[type[Objective] | None] = ContextVar(
     "the objective that was passed", default=None
 )
@@ -78,7 +78,10 @@ def make_objective(
     steps: int = ENDLESS,
     frozen: nnx.Module | None = None,
 ) -> Objective:
-    """Creates the config's objective. The calling code must set its attribute `frozen` afterwards.
+    """Creates the config's objective.
+
+    If the objective has a frozen model, its shapes are used here, but the result does not contain
+    it. The calling code must then assign the frozen model to the result's attribute `frozen`.
 
     Args:
       config: config of the run.
@@ -110,8 +113,14 @@ def abstract_objective(
 ) -> Objective:
     """Creates the config's objective with shapes in place of arrays.
 
-    The arguments are the same as in `make_objective`, except `class_weights`: the weight of each
-    class in the classification loss. The attribute `frozen` of the result is set.
+    If the objective has a frozen model, the attribute `frozen` of the result is set.
+
+    Args:
+      config: config of the run.
+      model: model to train; may be abstract.
+      steps: number of steps of the run, for schedules.
+      frozen: the frozen model with shapes in place of arrays; None: the objective has none.
+      class_weights: weight of each class in the classification loss; empty: all are 1.
     """
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))
     if frozen is not None:

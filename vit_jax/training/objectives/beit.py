@@ -1,4 +1,7 @@
-"""Masked prediction of an image's codes from a frozen tokenizer (BEiT, 2106.08254)."""
+"""BEiT (2106.08254): prediction of the codes of masked patches.
+
+The codes (visual tokens) of an image are the output of a frozen tokenizer.
+"""
 
 from typing import ClassVar
 
@@ -43,9 +46,11 @@ class BEiT(BlockMasked):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the view `image`, and `taught` if the tokenizer needs another image size.
+        """Returns the images of a batch: `image`, the student's input, and perhaps `taught`.
 
-        `taught` is the same crop as `image`, resized with a Lanczos filter.
+        `taught` is the tokenizer's input. It is the same crop as `image`, resized to the
+        tokenizer's image size with a Lanczos filter. If the two sizes are equal, there is no
+        `taught`, and the tokenizer's input is `image`.
         """
         image, *taught = BlockMasked.views(config)
         return (image, *(view._replace(crop={"interpolation": "lanczos"}) for view in taught))
@@ -96,12 +101,14 @@ class BEiT(BlockMasked):
         return frozen.num_classes
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns each image's loss, and the accuracy of the codes of its masked patches.
+        """Returns the loss and the metric `accuracy` of each image, float32 `[batch]`.
+
+        The accuracy is the share of masked patches whose code is predicted correctly.
 
         Args:
           model: the ViT.
           batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokenizer needs
-            another image size, and the random draws of `prepare`.
+            another image size, and the masks from `prepare`.
           context: per-step context.
         """
         target_tokens = self.masked_tokens(batch)
@@ -112,7 +119,10 @@ class BEiT(BlockMasked):
         )
 
     def tokens(self, batch: Batch) -> jax.Array:
-        """Returns the tokenizer's codes of all patches, int32 `[batch, patches]`, row by row."""
+        """Returns the tokenizer's codes of all patches, int32 `[batch, patches]`.
+
+        The patches are in raster order.
+        """
         return self.frozen.codes(batch.get("taught", batch["image"]))
 
     def masked_tokens(self, batch: Batch) -> jax.Array:
@@ -148,9 +158,11 @@ class BEiT(BlockMasked):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the student and of the tokenizer.
+        """Counts the multiply-adds of the student and of the tokenizer for one image.
 
-        The tokenizer has no backward pass.
+        `training_flops` counts the result three times, because a backward pass costs as much as two
+        forward passes. The tokenizer has no backward pass. Therefore this method divides the
+        multiply-adds of the tokenizer by 3.
         """
         graphdef, weights = nnx.split(self)
 

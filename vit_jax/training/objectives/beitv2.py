@@ -68,12 +68,22 @@ class BEiTv2(BEiT):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the view `image`, and `taught` if the tokenizer needs another image size."""
+        """Returns the images of a batch: `image`, the student's input, and perhaps `taught`.
+
+        `taught` is the tokenizer's input. It is the same crop as `image`, resized to the
+        tokenizer's image size. If the two sizes are equal, there is no `taught`, and the
+        tokenizer's input is `image`.
+        """
         return BlockMasked.views(config)
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Metrics: the accuracy of the codes and, if it is used, the loss of patch aggregation."""
+        """A dict with the formats of the metrics, such as `number`.
+
+        `accuracy` is the share of masked patches whose code is predicted correctly.
+        `aggregated_loss` is the cross-entropy of the patch aggregation's prediction. Without patch
+        aggregation, `accuracy` is the only metric.
+        """
         more = {"aggregated_loss": "number"} if self.layers is not None else {}
         return {"accuracy": "share"} | more
 
@@ -121,12 +131,12 @@ class BEiTv2(BEiT):
         return tokeniser.count
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns each image's loss, and the accuracy of the codes of its masked patches.
+        """Returns the loss and the metrics of each image, float32 `[batch]`.
 
         Args:
           model: the ViT.
           batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokenizer needs
-            another image size, and the random draws of `prepare`.
+            another image size, and the masks from `prepare`.
           context: per-step context.
         """
         target_tokens = self.masked_tokens(batch)
@@ -163,7 +173,9 @@ class BEiTv2(BEiT):
     def aggregate(
         self, model: TokenModel, last: jax.Array, early: jax.Array, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """Applies the aggregation layers to a class token and patches, `[batch, tokens, dim]`.
+        """Applies the aggregation layers to the class token and the patches of different layers.
+
+        Returns all tokens after the last aggregation layer, `[batch, tokens, dim]`.
 
         Args:
           model: the ViT.

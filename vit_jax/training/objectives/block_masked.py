@@ -59,9 +59,11 @@ class BlockMasked(Objective):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the view `image`, and `taught` if the teacher needs another image size.
+        """Returns the images of a batch: `image`, the student's input, and perhaps `taught`.
 
-        `taught` is the same crop as `image`, resized to the teacher's image size.
+        `taught` is the teacher's input. It is the same crop as `image`, resized to the teacher's
+        image size. If the two sizes are equal, there is no `taught`, and the teacher's input is
+        `image`.
         """
         size = config.objective.teacher_size
         if size in (None, config.data.image_size):
@@ -80,12 +82,12 @@ class BlockMasked(Objective):
         return random_vit(config, size, num_classes, rngs=rngs)
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds a random mask of each image: `masked`, bool `[batch, patches]`."""
+        """Adds a random mask of each image to the batch: `masked`, bool `[batch, patches]`."""
         counts = jnp.full(len(keys), self.masked, jnp.int32)
         return batch | {"masked": block_masks(keys, counts, self.grid, SMALLEST_BLOCK)}
 
     def positions(self, batch: Batch) -> jax.Array:
-        """Returns the masked patches of each image in raster order, int32 `[batch, masked]`."""
+        """Returns the ascending indices of each image's masked patches, int32 `[batch, masked]`."""
         return jnp.argsort(~batch["masked"], axis=1)[:, : self.masked].astype(jnp.int32)
 
     def embed(self, model: TokenModel, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
@@ -138,7 +140,7 @@ class BlockMasked(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the student, without the teacher's."""
+        """Counts the multiply-adds of the student for one image, without those of the teacher."""
         graphdef, weights = nnx.split((model, self))
 
         def predicted(weights, batch):

@@ -17,12 +17,15 @@ ATTEMPTS = 10  # Number of candidates for a block. If none is valid, no more blo
 def block_masks(
     keys: jax.Array, counts: jax.Array, grid: tuple[int, int], smallest: int = SMALLEST
 ) -> jax.Array:
-    """Draws a mask for each image, bool `[images, patches]`, with `counts` True values.
+    """Draws a mask for each image, bool `[images, patches]`, True for masked patches.
 
-    Blocks are drawn until none of `ATTEMPTS` candidates for the next block is valid, for example
-    because all candidates are too large. A block's area is uniform between `smallest` and the
-    number of patches that are left to mask. Its aspect ratio is log-uniform, and its position is
-    uniform. The remaining patches are then drawn one by one, as in DINOv3.
+    Blocks are added to the mask one after the other. A block's area is uniform between `smallest`
+    and the number of patches that are left to mask. Its aspect ratio is log-uniform, and its
+    position is uniform.
+
+    For each block `ATTEMPTS` candidates are drawn, and the first valid candidate is added. If no
+    candidate is valid, for example because all are too large, no more blocks are added. The
+    patches that are left to mask are then drawn one by one, as in DINOv3.
 
     Args:
       keys: a random key for each image.
@@ -50,7 +53,8 @@ def _mask(key: jax.Array, count: jax.Array, grid: tuple[int, int], smallest: int
         (jnp.zeros(grid, bool), jnp.int32(0), jnp.bool_(False)),
     )
     mask = mask.reshape(-1)
-    # The order starts with the patches of the blocks, followed by all others in random order.
+    # `order` starts with the patches of the blocks. All other patches follow in random order. The
+    # first `count` patches are masked.
     order = jnp.argsort(jnp.where(mask, -1.0, jax.random.uniform(rest, mask.shape)))
     return jnp.zeros_like(mask).at[order].set(jnp.arange(mask.size) < count)
 

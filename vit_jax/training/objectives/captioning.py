@@ -58,7 +58,7 @@ class CaptionDecoder(nnx.Module):
       text: arguments of the text encoder. The decoder has the same vocabulary, text length, width
         and number of heads.
       depth: number of layers.
-      image_dim: width of the image's patches.
+      image_dim: width of the image encoder's patch tokens.
       end: token that ends a text; tokens after the first end token are padding.
       rngs: random keys for initialization.
     """
@@ -94,9 +94,9 @@ class CaptionDecoder(nnx.Module):
         self.mask, self.end = text.vocabulary, end
 
     def __call__(self, image: jax.Array, tokens: jax.Array, parallel: jax.Array) -> jax.Array:
-        """Returns the decoder's output at each token, `[batch, length, dim]`.
+        """Returns the decoder's output for each token of the captions, `[batch, length, dim]`.
 
-        The output layer `head` computes the logits of the token from it.
+        From output i of a caption, the layer `head` computes the logits of token i.
 
         Args:
           image: encoded patches, `[batch, patches, image_dim]`.
@@ -121,6 +121,7 @@ class CaptionDecoder(nnx.Module):
           image: encoded patches, `[batch, patches, image_dim]`.
           tokens: tokens of the captions, int32 `[batch, length]`.
           parallel: bool `[batch]`. True: all tokens of the caption are predicted in parallel.
+            False: each token is predicted from the tokens before it.
         """
         x = self(image, tokens, parallel)
         ends = tokens == self.end
@@ -129,7 +130,8 @@ class CaptionDecoder(nnx.Module):
 
         @jax.checkpoint
         def crossed(part):
-            # With a vocabulary of 256,000 the logits of whole texts would not fit in memory.
+            # The loss is computed for a few tokens at a time. With a vocabulary of 256,000 the
+            # logits of whole texts would not fit in memory.
             x, tokens = part
             logits = x.astype(jnp.float32) @ kernel + bias
             target_logits = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]

@@ -43,7 +43,7 @@ class Classification(Objective):
         weights are 1.
 
     Args:
-      loss: one of `LOSSES`, as in `classification_loss`.
+      loss: name of the loss, `softmax`, `sigmoid` or `binary` (`classification_loss`).
       smoothing: share of the target that is spread over all classes in training.
       average: moving average of the parameters; None: no average.
     """
@@ -61,8 +61,8 @@ class Classification(Objective):
 
     @classmethod
     def needs_a_label(cls, config: RunOptions) -> bool:
-        # For the losses `sigmoid` and `binary`, an image without a label is a negative for all
-        # classes.
+        # Only the loss `softmax` requires a label. For the losses `sigmoid` and `binary`, an image
+        # without a label is a negative for all classes.
         return config.loss.name == "softmax"
 
     @classmethod
@@ -109,7 +109,7 @@ class Classification(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of one image in the model, as in published numbers."""
+        """Counts the multiply-adds of the model for one image, as papers count them."""
         return count_multiply_adds(model)
 
 
@@ -142,9 +142,9 @@ def class_targets(labels: jax.Array, num_classes: int, name: str) -> jax.Array:
 def batch_targets(batch: dict[str, jax.Array], num_classes: int, name: str) -> jax.Array:
     """Returns the targets of a batch, `[batch, classes]`, also after mixup or CutMix.
 
-    A mixed image's targets are the mean of the targets of both images, weighted by `share`. For the
-    loss `binary`, the target is 1 for the classes of both images, regardless of `share` (Wightman
-    et al., 2021).
+    A mixed image consists of an image and its partner. Its targets are `share` times the image's
+    targets plus `1 - share` times the partner's targets. For the loss `binary`, the target is 1 for
+    the classes of both images, regardless of `share` (Wightman et al., 2021).
     """
     targets = class_targets(batch["labels"], num_classes, name)
     if "share" not in batch:
@@ -159,7 +159,8 @@ def batch_targets(batch: dict[str, jax.Array], num_classes: int, name: str) -> j
 def image_weights(batch: dict[str, jax.Array], class_weights: jax.Array) -> jax.Array:
     """Returns the class weight of each image, `[batch]`.
 
-    For a mixed image it is the mean of both images' class weights, weighted by `share`.
+    For a mixed image it is `share` times the image's class weight plus `1 - share` times the class
+    weight of the partner.
     """
     weights = class_weights[batch["labels"].max(axis=1)]
     if "share" not in batch:

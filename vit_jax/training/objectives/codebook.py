@@ -14,7 +14,7 @@ AT_ONCE = 1024  # Number of codes in one matrix product.
 
 
 def nearest(x: jax.Array, codes: jax.Array) -> jax.Array:
-    """Returns the index of each vector's nearest code, int32 `[...]`; the first one in a tie.
+    """Returns the index of each vector's nearest code, int32 `[...]`; in a tie the lowest index.
 
     Args:
       x: vectors of unit norm, `[..., dim]`.
@@ -79,5 +79,5 @@ def k_means(x: jax.Array, count: int, key: jax.Array) -> jax.Array:
 
 
 def codes_after(codes: jax.Array, means: jax.Array, momentum: float) -> jax.Array:
-    """Returns `momentum * codes + (1 - momentum) * means`, scaled to unit norm."""
+    """Returns the new codes: `momentum * codes + (1 - momentum) * means`, scaled to unit norm."""
     return unit(momentum * codes + (1 - momentum) * means)

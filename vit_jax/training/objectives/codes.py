@@ -14,10 +14,10 @@ METRICS = {"perplexity": "number", "codes_used": "share"}
 
 
 def frequencies(codes: jax.Array, count: int) -> jax.Array:
-    """Returns the relative frequency of each code in each image, float32 `[batch, count]`.
+    """Returns the share of each code among an image's codes, float32 `[batch, count]`.
 
     Args:
-      codes: codes of each image, int32 `[batch, positions]`.
+      codes: codes of all grid positions of each image, int32 `[batch, positions]`.
       count: number of codes.
     """
     rows = jnp.arange(len(codes))[:, None]
@@ -49,7 +49,11 @@ def perplexity(usage: jax.Array) -> jax.Array:
 
 
 def share_used(usage: jax.Array) -> jax.Array:
-    """Returns the share of codes in use: codes with a frequency of at least RARE / `count`."""
+    """Returns the share of codes in use.
+
+    A code is in use if its frequency is at least a hundredth (`RARE`) of the mean frequency of all
+    codes.
+    """
     return (usage >= RARE / len(usage)).mean(dtype=jnp.float32)
 
 
@@ -69,8 +73,8 @@ def dead_codes(means: dict[str, float], update: int, remedy: str, early: int = E
       means: metrics, averaged over the updates since the last log line.
       update: number of the current update.
       remedy: advice on settings to change.
-      early: number of updates at the start of a run without a warning, since few codes may be in
-        use at first.
+      early: there is no warning before this update, since few codes may be in use at the start of a
+        run.
     """
     if update < early or means["codes_used"] >= FEWEST:
         return None

@@ -4,8 +4,8 @@ The run's model is the image encoder (image tower). The text encoder (text tower
 the similarities are parameters of the objective.
 
 SigLIP 2 (2502.14786) adds a decoder that captions the image. In the last fifth of the run, SigLIP 2
-also adds self-distillation and masked prediction on augmented views. The teacher of both is an EMA
-of the image encoder.
+also adds self-distillation and masked prediction on augmented views. The teacher is an EMA of the
+image encoder.
 """
 
 import math
@@ -47,7 +47,7 @@ GLOBAL_AREA = 0.4, 1.0  # Area of a global crop relative to the image, as in DIN
 
 
 class Mirrored(NamedTuple):
-    """An augmentation that first flips the image horizontally, with probability 1/2."""
+    """Augmentation: a horizontal flip with probability 1/2, followed by `augment`."""
 
     augment: Augmentation
 
@@ -111,7 +111,11 @@ class Contrastive(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Formats of the metrics: accuracy of matching in a batch, scale, and additional losses."""
+        """A dict with the format of each metric, `share` or `number`.
+
+        The metrics are the accuracy of matching in a batch, the scale of the similarities, the
+        caption loss, and the metrics of self-distillation.
+        """
         found = {"image_to_text": "share", "scale": "number"}
         if self.decoder is not None:
             found["caption_loss"] = "number"
@@ -195,14 +199,18 @@ class Contrastive(Objective):
         return frozen | ({"distillation": self.distilled_from} if self.distilled_from else {})
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds random draws of each image, for patch dropout, captioning and masks.
+        """Adds random values of each image for patch dropout, captioning and self-distillation.
 
-        In evaluation there is no patch dropout, and captions are predicted token by token.
+        A batch in evaluation is returned unchanged: there is no patch dropout, and captions are
+        predicted token by token.
 
         Returns:
-          The batch with three additions. `keep`: a random key of each image for patch dropout.
-          `parallel`, bool `[batch]`: True if the caption is predicted in parallel. The entries of
-          `DINO.prepare`.
+          The batch with these additional entries:
+
+          - `keep`, with patch dropout: a random key for each image.
+          - `parallel`, with captioning: bool `[batch]`, True if all tokens of the caption are
+            predicted in parallel.
+          - with self-distillation: the masks from `DINO.prepare`.
         """
         if "valid" in batch:
             return batch
@@ -220,7 +228,7 @@ class Contrastive(Objective):
 
     @property
     def scale(self) -> jax.Array:
-        """Factor by which the cosine similarities are multiplied."""
+        """Factor by which the cosine similarities of images and texts are multiplied."""
         logarithm = self.logit_scale[...]
         if self.max_scale is not None:
             logarithm = _at_most(logarithm, math.log(self.max_scale))
@@ -283,7 +291,10 @@ class Contrastive(Objective):
         return model.classify(x), x[:, model.patch_tokens]
 
     def _distil(self, model: nnx.Module, batch: Batch, context: StepContext) -> Loss:
-        """Returns the loss of self-distillation; before self-distillation starts, it is zero."""
+        """Returns the loss and the metrics of self-distillation for each image, `[batch]`.
+
+        All values are zero before self-distillation starts.
+        """
         graphdef, state = nnx.split((model, self.distillation))
         key = None if context.rngs is None else context.rngs.dropout()
         views = batch | {"image": batch[GLOBAL]}
@@ -308,7 +319,7 @@ class Contrastive(Objective):
         return {} if self.distillation is None else self.distillation.initial_state(params)
 
     def update_state(self, state: dict, params: dict, aux: dict, update: jax.Array) -> dict:
-        """Returns the state of self-distillation.
+        """Returns the state of self-distillation after an update.
 
         Until self-distillation starts, the teacher is a copy of the student.
         """
@@ -321,7 +332,8 @@ class Contrastive(Objective):
         )
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        # Before self-distillation starts, its metrics are 0. Means over such steps are too small.
+        # Before self-distillation starts, its metrics are 0. Means that include such steps would be
+        # too small, and would cause a false warning.
         if self.distillation is None or update - self.log_every < self.distilled_from:
             return None
         return self.distillation.warning(means, update - self.distilled_from)
@@ -329,7 +341,10 @@ class Contrastive(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Returns the multiply-adds of an image, averaged over the steps of the run."""
+        """Returns the multiply-adds of an image, averaged over the steps of the run.
+
+        Self-distillation runs only in a part of the steps.
+        """
         if self.distillation is None:
             return super().multiply_adds(model, batch)
         alone = {key: x for key, x in batch.items() if key in ("image", TEXT)} if batch else None
@@ -370,7 +385,7 @@ _at_most.defvjp(lambda x, limit: (_at_most(x, limit), x), _at_most_backward)
 
 
 def _check_tokens(model: nnx.Module) -> None:
-    """Raises UserError if the model has no patches that a caption decoder can read."""
+    """Raises UserError if the model does not output patch tokens, the caption decoder's input."""
     if not isinstance(model, TokenModel):
         raise UserError(
             "config.contrastive.captioning needs a model with tokens, such as a ViT: set it to 0, "

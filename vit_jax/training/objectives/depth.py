@@ -38,8 +38,8 @@ class Depth(Objective):
 
     The loss is the scale-invariant error of the logarithm of depth (`scale_invariant_losses`).
     Optionally a loss of the error's gradients is added (`gradient_losses`). Both are computed for
-    each image, so they do not depend on the number of devices and micro-batches. The authors
-    compute the loss over the two images of a GPU together.
+    each image, so they do not depend on the number of devices and micro-batches. The authors of
+    DINOv2 and DINOv3 instead compute one loss over all pixels of the two images on a GPU.
 
     Pixels of unknown depth and pixels beyond `options.max_depth` are ignored.
 
@@ -162,7 +162,14 @@ class Depth(Objective):
 
 
 def _means(values: jax.Array, known: jax.Array) -> jax.Array:
-    """Returns the mean over each image's known pixels, `[batch]`; 0 without known pixels."""
+    """Returns the mean of each image's values over its known pixels, `[batch]`.
+
+    The result is 0 for an image without known pixels.
+
+    Args:
+      values: a value for each pixel, `[batch, height, width]`.
+      known: False for pixels to ignore, bool `[batch, height, width]`.
+    """
     return jnp.where(known, values, 0).sum((1, 2)) / jnp.maximum(known.sum((1, 2)), 1)
 
 
@@ -194,8 +201,8 @@ def gradient_losses(errors: jax.Array, known: jax.Array) -> jax.Array:
     """Returns the gradient loss of each image, `[batch]` (DINOv3's GradientLogLoss, MegaDepth).
 
     The loss is a sum over four resolutions: every pixel, every 2nd, every 4th and every 6th. At
-    each resolution the errors of pixels that are two positions apart in a row or a column are
-    compared. Their absolute differences are summed and divided by the number of known pixels.
+    each resolution the loss is the sum of |errors[i] - errors[i + 2]| along rows and columns, over
+    pairs of known pixels. The sum is divided by the number of known pixels at this resolution.
 
     Args:
       errors: log(predicted depth) - log(true depth) of each pixel, `[batch, height, width]`; 0 for
@@ -215,7 +222,7 @@ def depth_errors(predicted: jax.Array, true: jax.Array, known: jax.Array) -> dic
     """Returns `rmse`, `abs_rel`, `delta1` and the share of `known_pixels` of each image, `[batch]`.
 
     The errors are defined in `vit_jax.evaluation.dense_metrics.DepthMetrics`. For an image without
-    known pixels they are 0.
+    known pixels the errors are 0.
     """
     true = jnp.where(known, true, 1)
     ratio = jnp.maximum(predicted / true, true / predicted)

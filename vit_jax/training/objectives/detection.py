@@ -48,7 +48,7 @@ from vit_jax.training.objectives.objective import (
 
 COUNT = "objects_per_image"  # Entry that `prepare` adds to the batch.
 DETECTIONS = 100  # Maximum number of an image's detections in COCO's metrics.
-# Weight of each term, both in the matching cost and in the loss.
+# Weights of the terms (class, box, GIoU, mask and dice), both in the matching cost and in the loss.
 CLASS_WEIGHT, BOX_WEIGHT, GIOU_WEIGHT = 2.0, 5.0, 2.0
 MASK_WEIGHT, DICE_WEIGHT = 5.0, 5.0
 WEIGHTS = {
@@ -64,8 +64,10 @@ class SampledMasks(NamedTuple):
     """Pixel embeddings and true masks of an image at the random points of the mask loss.
 
     Attributes:
-      pixels: pixel embeddings, `Points` with arrays `[points, dim]`.
-      true: true masks, `Points` with arrays `[objects, points]`.
+      pixels: pixel embeddings. Each field of `Points` contains the embeddings at its points,
+        float32 `[points, dim]`, in place of coordinates.
+      true: true masks. Each field of `Points` contains the values of all masks at its points,
+        float32 `[objects, points]`, in place of coordinates.
     """
 
     pixels: Points
@@ -75,8 +77,8 @@ class SampledMasks(NamedTuple):
 class Detection(Objective):
     """Detection by a set of predictions; each true object is matched with one prediction.
 
-    The proposals and each decoder layer have a loss, and these losses are added. Each loss is a sum
-    of these terms:
+    The loss is computed for the proposals (the decoder's initial boxes) and for the predictions of
+    each decoder layer, and these losses are added. Each loss is a sum of these terms:
 
     - 2 times the focal loss of all predictions,
     - 5 times the L1 distance of the matched boxes,
@@ -149,8 +151,9 @@ class Detection(Objective):
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
         """Adds `objects_per_image`, float32 `[batch]`, to the batch.
 
-        All images have the same value, the mean number of objects in the batch. With masks it also
-        adds `key`, the data of a random key of each image, `[batch, ...]`.
+        All images have the same value, the mean number of objects in the batch. If the head
+        predicts masks, the method also adds `key`, `[batch, ...]`. It contains a random key of each
+        image as integers (`jax.random.key_data`).
         """
         count = (batch[BOXES][..., 4] >= 0).sum(-1).mean()
         more = {COUNT: jnp.full(len(keys), jnp.maximum(count, 1 / len(keys)))}
@@ -171,7 +174,7 @@ class Detection(Objective):
           batch: `image`, and `boxes` float32 `[batch, most, 5]`. A box consists of left, top, right
             and bottom in pixels, and the class. The class is -1 for padding and below -1 for
             crowds. With masks also `instances`, uint8 `[batch, height, width]`: for each pixel, the
-            row in `boxes` of the object at this pixel.
+            index in `boxes` of the object at this pixel.
           context: per-step context.
         """
         height, width = batch["image"].shape[1:3]
@@ -218,7 +221,7 @@ class Detection(Objective):
         return jax.vmap(of_image)(predicted["pixels"], batch[INSTANCES], keys)
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns COCO's AP and AP50 of boxes and masks on the crops.
+        """Returns COCO's AP and AP50 of boxes and masks, measured on the evaluation crops.
 
         The metrics are NaN if the split has no objects.
 
@@ -251,7 +254,10 @@ class Detection(Objective):
         return [boxes_of(rows) for rows in outputs["true"]], [Detections(*each) for each in found]
 
     def image_scores(self, outputs: dict[str, np.ndarray]) -> ImageScores:
-        """Returns each image's F1 score of the predictions with at least `LEAST_SCORE`."""
+        """Returns the F1 score of each image.
+
+        Only predictions with a score of at least `LEAST_SCORE` are counted.
+        """
         objects, found = self.objects(outputs)
         certain = [each.above(LEAST_SCORE) for each in found]
         matches = image_matches(certain, objects, self.num_classes)
@@ -265,7 +271,10 @@ class Detection(Objective):
 
 
 class InstanceSegmentation(Detection):
-    """Detection by a head that also predicts a mask of each object; arguments as in `Detection`."""
+    """Detection by a head that also predicts a mask of each object.
+
+    The constructor has the arguments of the base class `Detection`.
+    """
 
     metrics: ClassVar = Detection.metrics | {"mask_loss": "number", "dice_loss": "number"}
     split_metrics: ClassVar = Detection.split_metrics | {"mask_ap": "share", "mask_ap50": "share"}
@@ -287,7 +296,8 @@ def set_losses(
       classes: class logits of the queries, `[queries, classes]`.
       boxes: predicted boxes, `[queries, 4]`.
       targets: true boxes, `[objects, 4]`.
-      labels: classes of the true boxes, int32 `[objects]`; -1: padding.
+      labels: classes of the true boxes, int32 `[objects]`; below 0 for padding and crowds, which
+        are not matched.
       embeddings: mask embeddings of the queries, `[queries, dim]`; None: boxes only.
       masks: the image's pixel embeddings and true masks at the sampled points.
     """
@@ -342,16 +352,22 @@ def matched_mask_losses(embeddings: jax.Array, masks: SampledMasks) -> tuple[jax
 def _with_masks(
     outputs: dict[str, jax.Array], logits: jax.Array, instances: jax.Array, labels: jax.Array
 ) -> dict[str, jax.Array]:
-    """Adds `overlaps` and `overlapped` to a batch's detections, and the quality to their scores.
+    """Compares predicted masks with true masks, and multiplies the scores by the masks' quality.
+
+    The quality of a predicted mask is the mean probability of its pixels (`compare_masks`).
 
     Args:
-      outputs: `scores`, `classes` and `boxes`.
+      outputs: `scores`, `classes` and `boxes` of the detections.
       logits: logits of the predicted masks, `[batch, detections, rows, columns]`.
-      instances: the field `instances` of the batch.
-      labels: class of each object, `[batch, objects]`, as in the field `boxes`.
+      instances: index of the object at each pixel, uint8 `[batch, height, width]`.
+      labels: class of each object, `[batch, objects]`; -1 for padding, below -1 for crowds.
 
     Returns:
-      The outputs, the highest score first.
+      The outputs in descending order of the new scores, with two additional entries:
+
+      - `overlaps`, float32 `[batch, detections, 2]`: the two largest IoUs of each predicted mask
+        with true masks.
+      - `overlapped`, int32 `[batch, detections, 2]`: the indices of these true masks.
     """
     overlaps, quality = jax.vmap(compare_masks)(logits, instances, labels)
     values, objects = largest_overlaps(overlaps)
@@ -366,20 +382,23 @@ def compare_masks(
 ) -> tuple[jax.Array, jax.Array]:
     """Compares the predicted and the true masks of an image.
 
-    Returns:
-      The IoU of each pair of a predicted and a true mask, `[detections, objects]`; and the quality
-      of each predicted mask, the mean probability of its pixels, `[detections]`. If the true object
-      is a crowd, the intersection is divided by the predicted area instead of the union, as in
-      COCO's metrics.
-
     Args:
       logits: logits of the predicted masks, `[detections, rows, columns]`.
       instances: index of the object at each pixel, uint8 `[height, width]`.
-      labels: class of each object, `[objects]`, as in the field `boxes`.
+      labels: class of each object, `[objects]`; -1 for padding, below -1 for crowds.
+
+    Returns:
+      Two arrays:
+
+      - The IoU of each pair of a predicted and a true mask, `[detections, objects]`. If the true
+        object is a crowd, the intersection is divided by the predicted area instead of the union,
+        as in COCO's metrics.
+      - The quality of each predicted mask, `[detections]`: the mean predicted probability over the
+        pixels of the mask.
     """
     (height, width), (rows, columns) = instances.shape, logits.shape[1:]
-    # Masks are interpolated bilinearly, row by row. Whole masks of all detections would take
-    # gigabytes.
+    # Masks are enlarged to the image's size bilinearly, one row of pixels at a time. The enlarged
+    # masks of all detections would take gigabytes.
     by_row = jax.image.resize(jnp.eye(rows), (height, rows), "bilinear")
     by_column = jax.image.resize(jnp.eye(columns), (width, columns), "bilinear")
 
@@ -401,16 +420,17 @@ def compare_masks(
 
 
 def largest_overlaps(overlaps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the two largest overlaps of each predicted mask, and the indices of their objects.
+    """Returns the two largest IoUs of each predicted mask, and the indices of the true masks.
 
-    COCO's metrics need only overlaps of at least 0.5. True masks are disjoint, so at most two of
-    them have such an overlap with a predicted mask.
+    COCO's metrics need only IoUs of at least 0.5. True masks are disjoint, so at most two of them
+    have such an IoU with a predicted mask.
 
     Args:
-      overlaps: overlaps of `compare_masks`, `[..., detections, objects]`.
+      overlaps: IoUs of all predicted and true masks, from `compare_masks`,
+        `[..., detections, objects]`.
 
     Returns:
-      Float32 and int32 arrays, `[..., detections, 2]`.
+      The IoUs, float32, and the indices, int32. Both are `[..., detections, 2]`.
     """
     return tuple(jax.lax.top_k(overlaps, min(2, overlaps.shape[-1])))
 

@@ -50,7 +50,7 @@ from vit_jax.training.objectives.prototypes import (
 
 STUDENT_TEMPERATURE = 0.1
 NEWEST = 0.1  # Weight of the newest batch in the centres and the other running means.
-# Thresholds of the warning about collapse. The warning is only given after 1/20 of the run.
+# Thresholds of the warning about collapse. There is no warning in the first 1/20 of the run.
 SMALLEST_SPREAD, FEWEST_USED, NEAR_EVEN = 0.01, 4.0, 0.995
 
 
@@ -102,7 +102,7 @@ class DINO(Objective):
     it: the running mean is subtracted from the teacher's logits, or Sinkhorn-Knopp balances the
     outputs over the batch. A low temperature sharpens the outputs.
 
-    The objective's parameters are the heads on the features, and the mask token.
+    The objective's parameters are the prototype heads and the mask token.
 
     Args:
       options: the section `dino` of the config.
@@ -135,7 +135,7 @@ class DINO(Objective):
         self.patch_head = (
             _head(options, model.dim, options.patch_prototypes, width, rngs) if own_head else None
         )
-        # The mask token starts at zero, as in the authors' code.
+        # The mask token starts at zero, as in the code of iBOT and DINOv2.
         self.mask = nnx.Param(jnp.zeros((1, 1, model.dim))) if masks else None
         first, warmup = options.teacher_temperature, options.teacher_temperature_steps
         last = first if options.teacher_temperature_end is None else options.teacher_temperature_end
@@ -190,7 +190,10 @@ class DINO(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Formats of the metrics: indicators of collapse, and the terms of the loss."""
+        """A dict with the format of each metric, `share` or `number`.
+
+        The metrics are indicators of collapse, and the terms of the loss.
+        """
         names = ("spread", "teacher_entropy", "student_entropy", "kl", "prototypes_used")
         parts = {
             "patch_loss": self.patch_weight,
@@ -303,13 +306,14 @@ class DINO(Objective):
         - `kl` is the KL divergence of the student from the teacher.
         - `prototypes_used` is the perplexity of the teacher's mean distribution. The perplexity
           goes to 1 if all images have the same prototype.
-        - `views_matched` is the result of the function of this name. This metric rises as the model
-          improves.
+        - `views_matched` is the share of images whose two large views match: the second view of the
+          same image is the nearest among the second views of the batch. The share rises as the
+          model improves.
 
         Args:
           model: the student.
           batch: `image` uint8 `[batch, views, height, width, channels]`, `local` if there are local
-            crops, and the random draws of `prepare`.
+            crops, and the masks from `prepare`.
           context: per-step context.
         """
         patches, views = bool(self.patch_weight), self.global_crops
@@ -325,7 +329,8 @@ class DINO(Objective):
         log_probs = jax.nn.log_softmax(self.head(features) / STUDENT_TEMPERATURE)
         of_pairs = -(targets * log_probs[:, ::-1]).sum(-1).mean(axis=1)
         losses, of_pairs = self.with_local(model, targets, of_pairs, batch, context.rngs)
-        # A frozen teacher cannot collapse, so these metrics are computed for the student.
+        # `spread` and `views_matched` are computed from the teacher's features. A frozen teacher
+        # cannot collapse, so the student's features are then used.
         embedded = unit(teacher_features if self.frozen is None else features)
         teacher_entropy = entropy(targets).mean(axis=1)
         used = context.state["used"]
@@ -355,7 +360,8 @@ class DINO(Objective):
             started = context.update > self.gram_updates[0]
             losses = losses + self.gram_weight * started * metrics["gram"]
         if self.koleo_weight:
-            # In evaluation the batch size need not be a multiple of `koleo_group`.
+            # In evaluation KoLeo compares all images of the batch with each other, because the
+            # batch size need not be a multiple of `koleo_group`.
             group = None if context.rngs is None else self.koleo_group
             near = [koleo(features[:, view], group, batch.get("valid")) for view in range(views)]
             metrics["koleo"] = sum(near) / views
@@ -370,17 +376,19 @@ class DINO(Objective):
         patches: bool = False,
         masked: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns a model's features and normalized patches of each view.
+        """Returns a model's image features and normalized patch tokens of each view.
 
         Args:
           model: student or teacher.
           images: `[batch, views, height, width, channels]`.
           rngs: RNGs for dropout.
-          patches: True: return patches. False: return None in place of patches.
-          masked: bool `[batch, views, patches]`. The mask token replaces patches that are True.
+          patches: True: return patch tokens. False: return None in place of patch tokens.
+          masked: bool `[batch, views, patches]`. The mask token replaces the embeddings of patches
+            that are True.
 
         Returns:
-          Features, float32 `[batch, views, features]`, and patches, `[batch, views, patches, dim]`.
+          Image features, float32 `[batch, views, features]`, and patch tokens,
+          `[batch, views, patches, dim]`.
         """
         flat, tokens = images.reshape(-1, *images.shape[2:]), None
         if patches:
@@ -431,7 +439,7 @@ class DINO(Objective):
     def targets(
         self, logits: jax.Array, context: StepContext, centre: str, weights: jax.Array
     ) -> jax.Array:
-        """Returns the teacher's distributions, `[..., prototypes]`, from its logits.
+        """Converts the teacher's logits to distributions over prototypes, `[..., prototypes]`.
 
         Args:
           logits: the teacher's logits, `[..., prototypes]`.
@@ -458,15 +466,15 @@ class DINO(Objective):
 
         Args:
           heads: the teacher's heads.
-          tokens: the student's normalized patches, `[batch, views, patches, dim]`.
-          teacher_tokens: the teacher's normalized patches, of the same shape.
+          tokens: the student's normalized patch tokens, `[batch, views, patches, dim]`.
+          teacher_tokens: the teacher's normalized patch tokens, of the same shape.
           batch: batch with masks.
           context: per-step context.
 
         Returns:
-          The mean cross-entropy over an image's masked patches, `[batch]`, and logits
-          `[batch, prototypes]`. An image's logits are weighted by its number of masked patches:
-          their mean over the batch is the mean logits of all masked patches.
+          The mean cross-entropy over an image's masked patches, `[batch]`, and the teacher's logits
+          of each image, `[batch, prototypes]`. An image's logits are weighted by its number of
+          masked patches, so that the mean over the batch is the mean logits of all masked patches.
         """
         view, chosen = batch["masked_view"][:, None, None, None], batch["chosen"]
 
@@ -489,12 +497,14 @@ class DINO(Objective):
     ) -> jax.Array:
         """Returns the Gram loss of each image, `[batch]` (DINOv3, 2508.10104, section 4.1).
 
-        The cosine similarities of all pairs of the student's patches are compared with those of the
-        Gram teacher's patches. The loss is the mean squared difference.
+        The Gram teacher is an earlier copy of the teacher (`context.state["gram"]`). The cosine
+        similarities of all pairs of patch tokens of an image form a matrix. One matrix is computed
+        from the student's tokens, and one from the Gram teacher's tokens. The loss is the mean
+        squared difference of the two matrices.
 
         Args:
           model: the student.
-          tokens: the student's normalized patches, `[batch, views, patches, dim]`.
+          tokens: the student's normalized patch tokens, `[batch, views, patches, dim]`.
           batch: batch of images.
           context: per-step context.
         """
@@ -646,9 +656,9 @@ def _check_schedules(options: DINOOptions, steps: int) -> None:
 
 
 def _check_patches(options: DINOOptions, model: nnx.Module) -> None:
-    """Raises UserError if patches cannot be masked, or cannot share a head with the features.
+    """Raises UserError if patches cannot be masked, or cannot share a head with image features.
 
-    If features and patches share a head, both must have the same width.
+    If image features and patch tokens share a head, both must have the same width.
 
     Args:
       options: the section `dino` of the config.

@@ -133,9 +133,11 @@ class Distillation(Classification):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the student and of the teacher.
+        """Counts the multiply-adds of the student and of the teacher for one image.
 
-        The teacher has no backward pass.
+        `training_flops` counts the result three times, because a backward pass costs as much as two
+        forward passes. The teacher has no backward pass. Therefore this method divides the
+        multiply-adds of the teacher by 3.
         """
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
 

@@ -136,7 +136,8 @@ class DVAE(Objective):
         """Returns the loss and the metrics of each image.
 
         The metric `error` is the mean absolute difference between decoded and original pixels in
-        [0, 255]. `divergence` is the KL divergence in nats. The other metrics describe the recent
+        [0, 255]. `divergence` is the KL divergence of the codes' distribution from the uniform
+        distribution in nats, averaged over grid positions. The other metrics describe the recent
         code usage.
 
         Args:
@@ -163,7 +164,8 @@ class DVAE(Objective):
     def decode_scores(self, scores: jax.Array, context: StepContext) -> jax.Array:
         """Draws codes from their logits, and decodes them to the parameters of `logit_laplace`.
 
-        The result is `[batch, height, width, 2 channels]`.
+        In evaluation the most likely codes are decoded instead. The result is
+        `[batch, height, width, 2 * channels]`.
 
         Args:
           scores: logits of the codes, `[batch, rows, columns, codes]`.
@@ -183,12 +185,12 @@ class DVAE(Objective):
         return with_weights(self.decoder, context.state[OWN_AVERAGE]["decoder"])
 
     def heat(self, context: StepContext) -> jax.Array:
-        """Returns the temperature of the Gumbel-softmax at the update of `context`."""
+        """Returns the temperature of the Gumbel-softmax at update `context.update`."""
         first, last, steps = self.temperature
         return last + (first - last) * (1 - _risen(context.update, steps))
 
     def divergence_weight(self, context: StepContext) -> jax.Array:
-        """Returns the weight of the KL divergence at the update of `context`."""
+        """Returns the weight of the KL divergence at update `context.update`."""
         weight, steps = self.weight
         return weight * _risen(context.update, steps)
 
@@ -207,13 +209,17 @@ class DVAE(Objective):
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
         remedy = "lower config.dvae.kl_weight or the learning rate, or use fewer codes"
-        # Codes become distinct only when the temperature has fallen, so the warning comes later.
+        # Codes become distinct only as the temperature of the Gumbel-softmax falls. The first tenth
+        # of its schedule is therefore without a warning.
         return dead_codes(means, update, remedy, max(EARLY, self.temperature[2] // 10))
 
     def pictures(
         self, model: CodeModel, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the images and their reconstructions from codes, in [0, 255]."""
+        """Returns the images and their reconstructions from the most likely codes.
+
+        Both are float32 `[batch, height, width, channels]`, in [0, 255].
+        """
         images = batch["image"]
         codes = model.code_scores(images).argmax(-1)
         return images.astype(jnp.float32), decoded(self.evaluated_decoder(context).of_codes(codes))
@@ -245,11 +251,23 @@ class Decoder(nnx.Module):
         self.output = convolution(before, 2 * encoder.channels, 1, **values)
 
     def of_codes(self, codes: jax.Array) -> jax.Array:
-        """Decodes codes int32 `[batch, rows, columns]` to `[batch, height, width, 2 channels]`."""
+        """Decodes codes to the parameters of `logit_laplace`.
+
+        The result is `[batch, height, width, 2 * channels]`.
+
+        Args:
+          codes: indices of the codes, int32 `[batch, rows, columns]`.
+        """
         return self(self.codes.kernel[...][codes] + self.codes.bias[...])
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Decodes `[batch, rows, columns, dim]` to float32 `[batch, height, width, 2 channels]`."""
+        """Decodes code vectors to the parameters of `logit_laplace`.
+
+        The result is float32 `[batch, height, width, 2 * channels]`.
+
+        Args:
+          x: code vectors, `[batch, rows, columns, dim]`.
+        """
         for stage, parts in self.stages.items():
             if stage != "1":
                 x = x.repeat(2, axis=1).repeat(2, axis=2)
@@ -264,7 +282,8 @@ def logit_laplace(prediction: jax.Array, pixels: jax.Array) -> jax.Array:
     The logit of a pixel, log(u / (1 - u)), has a Laplace distribution.
 
     Args:
-      prediction: first the centres, then the log scales of the distributions, `[..., 2 channels]`.
+      prediction: output of the decoder, `[..., 2 * channels]`. The first half of the last axis
+        contains the centres of the distributions, the second half their log scales.
       pixels: values between 0 and 1, `[..., channels]`.
     """
     centre, scale = jnp.split(prediction, 2, axis=-1)
@@ -274,7 +293,14 @@ def logit_laplace(prediction: jax.Array, pixels: jax.Array) -> jax.Array:
 
 
 def decoded(prediction: jax.Array) -> jax.Array:
-    """Converts the decoder's output to pixels in [0, 255], from the centres of `logit_laplace`."""
+    """Converts the decoder's output to pixels in [0, 255], `[..., channels]`.
+
+    A pixel is computed from the centre of its logit-Laplace distribution.
+
+    Args:
+      prediction: output of the decoder, `[..., 2 * channels]`. The first half of the last axis
+        contains the centres of the distributions, the second half their log scales.
+    """
     centre, _ = jnp.split(prediction, 2, axis=-1)
     return 255 * jnp.clip((nnx.sigmoid(centre) - EDGE) / (1 - 2 * EDGE), 0, 1)
 

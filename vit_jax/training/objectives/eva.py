@@ -29,10 +29,10 @@ class EVA(BlockMasked):
 
     Args:
       model: the ViT to train.
-      features: number of the teacher's features for each patch.
+      features: length of the teacher's feature vector of a patch.
       ratio: share of masked patches, rounded to whole patches.
       of_head: True: the features are outputs of the teacher's head. False: they are the teacher's
-        patch tokens (`features` with `dense=True`).
+        patch tokens, that is, outputs of its method `features` with `dense=True`.
       gradient: factor of the gradient that is passed to the patch embedding; 1: the full gradient.
       head_init: initializer of the head's kernel.
       rngs: the key for initialization.
@@ -91,7 +91,7 @@ class EVA(BlockMasked):
         Args:
           model: the ViT.
           batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the teacher needs
-            another image size, and the random draws of `prepare`.
+            another image size, and the masks from `prepare`.
           context: per-step context.
         """
         target_features = pick(self.teacher_features(batch), self.positions(batch))
@@ -124,9 +124,11 @@ class EVA(BlockMasked):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the student and of the teacher.
+        """Counts the multiply-adds of the student and of the teacher for one image.
 
-        The teacher has no backward pass.
+        `training_flops` counts the result three times, because a backward pass costs as much as two
+        forward passes. The teacher has no backward pass. Therefore this method divides the
+        multiply-adds of the teacher by 3.
         """
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
 

@@ -1,7 +1,8 @@
 """Frozen models of objectives, such as teachers, and the specs that request them.
 
-A frozen model is not trained, averaged or saved in checkpoints. A resumed run reads it again from
-its source. Other modules read the files, so this module is independent of file formats.
+A frozen model is not trained, averaged or saved in checkpoints. A resumed run reads the frozen
+model again from its source, such as a checkpoint. This module does not read the source, so it is
+independent of file formats.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,14 +22,14 @@ class TeacherSpec(NamedTuple):
     """Request for a frozen model.
 
     Attributes:
-      source: source of the checkpoint, as in `load_model`.
-      changes: model arguments to change, as in `load_model`, such as `dict(image_size=448)`.
+      source: source of the checkpoint, such as a run's workdir or `hf://owner/name` (`load_model`).
+      changes: arguments of the model that replace the checkpoint's, such as `dict(image_size=448)`.
       objective: name of an objective, such as `dino`. The checkpoint must also contain the
         parameters of this objective.
-      make_heads: function that creates the frozen model's heads; the frozen model is then a
-        `WithHeads`. The function's arguments are the options of the objective in the checkpoint,
-        and the shapes of the objective's parameters and state, by path. A head's parameter with the
-        name of a state item gets this item's value.
+      make_heads: function that creates the frozen model's heads. Its arguments are the options of
+        the objective in the checkpoint, and the shapes of the objective's parameters and state
+        items, by path. The values of the heads' parameters are read from the objective's parameters
+        and state items of the same path. The frozen model is then a `WithHeads`. None: no heads.
     """
 
     source: str
@@ -47,7 +48,7 @@ class WithHeads(nnx.Module):
 
 
 def teacher_of(config: RunOptions, **changes: Any) -> TeacherSpec:
-    """Returns the spec of the config's teacher.
+    """Returns the `TeacherSpec` of the config's teacher.
 
     Args:
       config: config of the run.
@@ -68,7 +69,7 @@ def teacher_of(config: RunOptions, **changes: Any) -> TeacherSpec:
 
 
 def teacher_patch(config: RunOptions, image_size: int) -> int:
-    """Returns the patch size, in pixels, that gives a teacher the same patch grid as the model.
+    """Returns the patch size, in pixels, that gives a teacher the patch grid of the run's model.
 
     Args:
       config: config of the run.

@@ -48,8 +48,8 @@ class HiddenPixels(Objective):
 
         Args:
           model: the encoder.
-          batch: `image` uint8 `[batch, height, width, channels]`, and the random draws of
-            `prepare`.
+          batch: `image` uint8 `[batch, height, width, channels]`, and the random order of the
+            patches from `prepare`.
           context: per-step context.
         """
         pixels = patchify(model.normalize(batch["image"]), self.patch)
@@ -76,8 +76,8 @@ class HiddenPixels(Objective):
         In the first version the hidden patches are grey. In the second version they contain the
         predicted pixels.
 
-        With normalized targets, the model does not predict the mean and std of a patch. The true
-        mean and std are used instead.
+        With normalized targets, the model does not predict the mean and std of a patch. The
+        predicted pixels are then denormalized with the true mean and std of the patch.
         """
         hidden = batch["order"][:, self.visible :]
         images = model.normalize(batch["image"])

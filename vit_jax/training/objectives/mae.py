@@ -31,7 +31,8 @@ class MAE(HiddenPixels):
         patch.
       dim, depth, heads: width, number of layers and number of heads of the decoder. The decoder's
         MLP has the width 4 `dim`.
-      position: position embedding of the decoder: `sincos2d_mae`, or `sincos2d`, as in `ViT`.
+      position: fixed position embedding of the decoder, with the frequencies of MAE
+        (`sincos2d_mae`) or of big_vision (`sincos2d`).
       rngs: the key for initialization.
 
     Raises:
@@ -108,8 +109,9 @@ class MAE(HiddenPixels):
         prefix = x[:, : model.prefix]
         seen = x[:, model.prefix : model.prefix + self.visible] + positions[visible]
         masks = self.mask[...].astype(x.dtype) + positions[hidden]
-        # Hidden patches come first because the last layer only computes the first tokens. The order
-        # of the tokens does not change the result of attention.
+        # The last layer only computes the first tokens, and only hidden patches are predicted.
+        # Hidden patches are therefore the first tokens. The order does not change the result of
+        # attention.
         x = named("tokens", jnp.concatenate([masks, prefix, seen], axis=1))
 
         def call(block, x, _, read=None):

@@ -35,7 +35,9 @@ class Weights(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Random points in an image: x and y in [0, 1], each array `[..., points, 2]`.
+    """Random points in an image.
+
+    Each field is an array `[..., points, 2]` with coordinates x and y in [0, 1].
 
     All masks of an image share these points. In Mask2Former each mask has its own candidates.
 
@@ -51,7 +53,7 @@ class Points(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """True masks of an image, one for each class in the image.
+    """True masks of an image: one mask for each class that occurs in the image.
 
     Attributes:
       labels: class of each mask, int32 `[..., targets]`.
@@ -65,7 +67,13 @@ class Targets(NamedTuple):
 
 
 def draw_points(key: jax.Array, points: int) -> Points:
-    """Draws random points of one image; the loss of each mask uses `points` of them."""
+    """Draws random points of one image.
+
+    Args:
+      key: random key of the image.
+      points: number of points at which the loss of a mask is computed. More points are drawn, as
+        candidates.
+    """
     chosen = int(UNCERTAIN * points)
     keys = jax.random.split(key, 3)
     sizes = points, OVERSAMPLED * points, points - chosen
@@ -92,7 +100,8 @@ def sample(maps: jax.Array, points: jax.Array) -> jax.Array:
 
     Args:
       maps: `[maps, height, width]`.
-      points: x and y in [0, 1]: `[points, 2]`, the same for all maps, or `[maps, points, 2]`.
+      points: x and y in [0, 1]. Either `[points, 2]`, the same points for all maps, or
+        `[maps, points, 2]`.
 
     Returns:
       float32 `[maps, points]`.
@@ -192,7 +201,10 @@ def most_uncertain(logits: jax.Array, count: int) -> jax.Array:
 
 
 class Sums(NamedTuple):
-    """Unweighted losses of an image: mask losses summed over masks, class losses over queries."""
+    """Unweighted losses of an image.
+
+    The mask losses are summed over the masks, and the class loss over the queries.
+    """
 
     mask: jax.Array
     dice: jax.Array
@@ -243,9 +255,12 @@ def set_losses(
 ) -> jax.Array:
     """Returns the weighted loss of each image, float32 `[batch]`.
 
-    Mask losses are divided by `count`, and the class loss by the sum of the queries' weights. If
-    `count` is the mean number of masks of an image, the mean of the result over the batch is
-    Mask2Former's loss.
+    Mask losses are divided by `count`. In the class loss, a query that is matched with a true mask
+    has the weight 1, and each other query has the weight `weights.no_object`. The class loss is
+    divided by the sum of these weights, computed as if `count` queries were matched.
+
+    If every element of `count` is the batch's mean number of masks per image, the mean of the
+    result over the batch is Mask2Former's loss.
 
     Args:
       masks: mask logits, `[batch, queries, rows, columns]`.
@@ -264,5 +279,6 @@ def set_losses(
     )
     of_queries = count + weights.no_object * (classes.shape[1] - count)
     of_masks = weights.mask * sums.mask + weights.dice * sums.dice
-    # If the count is 0, there are no mask losses either: the quotient is 0.
+    # If `count` is 0, the image has no masks, and the mask losses (`of_masks`) are 0. The maximum
+    # avoids the division 0 / 0.
     return of_masks / jnp.maximum(count, 1e-6) + weights.classes * sums.classes / of_queries

@@ -1,4 +1,4 @@
-"""Masked patch prediction: the paper's self-supervised objective (section 4.6, appendix B.1.2)."""
+"""Masked patch prediction, the ViT paper's self-supervised objective (sections 4.6 and B.1.2)."""
 
 import math
 from typing import ClassVar
@@ -26,8 +26,8 @@ from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objec
 
 LEVELS = 8  # Number of levels of each colour channel: 3 bits.
 COLORS = LEVELS**3
-# Of the corrupted patches, the first 80 % are masked and the next 10 % are replaced. The last 10 %
-# stay unchanged.
+# The first 80 % of the corrupted patches get the learned embedding. The next 10 % get the embedding
+# of another patch. The last 10 % stay unchanged.
 MASKED, REPLACED = (
     0.8,
     0.9,
@@ -44,9 +44,10 @@ class MaskedPatch(Objective):
     Args:
       model: the ViT to train.
       ratio: share of corrupted patches, rounded to whole patches.
-      target: what is predicted for a patch. `color`: the patch's mean colour with 3 bits per
-        channel, one of 512 classes. `cells`: the mean colour of each of 4 x 4 cells, 512 classes
-        each. `pixels`: all pixels, with the squared error as the loss.
+      target: the prediction target of a patch. `color`: the patch's mean colour with 3 bits per
+        channel, one of 512 classes. `cells`: the patch is divided into 4 x 4 cells, and the mean
+        colour of each cell is one of 512 classes. `pixels`: all pixels, with the squared error as
+        the loss.
       rngs: the key for initialization.
 
     Raises:
@@ -98,15 +99,22 @@ class MaskedPatch(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Formats of the metrics: the accuracy, for the targets `color` and `cells`."""
+        """A dict with the format of each metric.
+
+        The only metric is `patch_accuracy`. For the target `pixels` there is no metric.
+        """
         return {"patch_accuracy": "share"} if self.target in CELLS else {}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds random draws of each image to the batch: `corrupted` and `source`.
+        """Draws the corrupted patches of each image at random, and adds them to the batch.
 
-        `corrupted`, int32 `[batch, corrupted]`, contains the positions of corrupted patches.
-        `source`, int32 `[batch, patches]`, contains for each position the index of the patch whose
-        embedding is used there, or -1 for the learned embedding.
+        Returns:
+          The batch with two additional entries:
+
+          - `corrupted`, int32 `[batch, corrupted]`: indices of the corrupted patches.
+          - `source`, int32 `[batch, patches]`: for each patch, the index of the patch whose
+            embedding is the encoder's input at this position. -1: the learned embedding. Patches
+            that are not corrupted have their own index.
         """
         order_keys, kind_keys, other_keys = jax.vmap(
             lambda key: jax.random.split(key, 3), out_axes=1
@@ -128,11 +136,12 @@ class MaskedPatch(Objective):
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image: the mean over its corrupted patches.
 
-        The targets `color` and `cells` are classes. For these, the accuracy is also returned.
+        For the targets `color` and `cells`, which are classes, the metric `patch_accuracy` is also
+        returned: the accuracy over the image's corrupted patches.
 
         Args:
           model: the ViT.
-          batch: `image` uint8 `[batch, height, width, 3]`, and the random draws of `prepare`.
+          batch: `image` uint8 `[batch, height, width, 3]`, and the entries from `prepare`.
           context: per-step context.
         """
         predicted, targets = self.predict(model, batch, context.rngs), self.targets(batch["image"])
@@ -146,8 +155,9 @@ class MaskedPatch(Objective):
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Predicts the content of corrupted patches.
 
-        The result is logits `[batch, corrupted, cells, 512]`, or, for the target `pixels`, pixels
-        in the format of `targets`.
+        For the targets `color` (1 cell) and `cells` (16 cells), the result is logits,
+        `[batch, corrupted, cells, 512]`. For the target `pixels`, the result is pixels in [-1, 1],
+        `[batch, corrupted, patch * patch * 3]`.
         """
         x = model.patches(batch["image"])
         source = batch["source"]
@@ -165,9 +175,9 @@ class MaskedPatch(Objective):
         `color` and 16 for `cells`. For the target `pixels` they are pixels in [-1, 1],
         `[batch, patches, patch * patch * 3]`.
 
-        The class of a colour is 64 * red + 8 * green + blue, with levels from 0 to 7. A level is
-        min(7, floor(8 * mean)), where mean is the mean of the cell's pixels in [0, 1]. Levels are
-        computed with integers, so they are exact.
+        The class of a colour is 64 * red + 8 * green + blue, where red, green and blue are levels
+        from 0 to 7. A level is min(7, floor(8 * mean)), where mean is the mean of a channel over
+        the cell's pixels in [0, 1]. Levels are computed with integers, so they are exact.
         """
         if self.target == "pixels":
             return patchify(to_floats(images), self.patch)

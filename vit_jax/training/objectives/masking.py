@@ -43,7 +43,7 @@ def patchify(images: jax.Array, patch: int) -> jax.Array:
 
 
 def unpatchify(patches: jax.Array, grid: tuple[int, int], patch: int) -> jax.Array:
-    """Converts `[batch, patches, patch * patch * channels]` back to images."""
+    """Converts patches `[batch, patches, patch * patch * channels]` back to images."""
     rows, columns = grid
     pixels = patches.reshape(len(patches), rows, columns, patch, patch, -1)
     return pixels.swapaxes(2, 3).reshape(len(patches), rows * patch, columns * patch, -1)
@@ -66,6 +66,15 @@ def pick(x: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 def put(x: jax.Array, positions: jax.Array, rows: jax.Array) -> jax.Array:
-    """Replaces tokens of each image, `x[i, positions[i]] = rows[i]`; the inverse of `pick`."""
-    # `vmap` over images: if the batch axis were indexed, XLA would copy rows between devices.
+    """Replaces tokens of each image: `x[i, positions[i]] = rows[i]` for image i.
+
+    This is the inverse of `pick`.
+
+    Args:
+      x: tokens, `[batch, tokens, dim]`.
+      positions: positions of the tokens to replace, `[batch, picked]`.
+      rows: the new tokens, `[batch, picked, dim]`.
+    """
+    # `vmap` maps over images. If the batch axis were indexed instead, XLA would copy tokens between
+    # devices.
     return jax.vmap(lambda x, at, rows: x.at[at].set(rows))(x, positions, rows.astype(x.dtype))

@@ -30,7 +30,8 @@ class StepContext(NamedTuple):
       state: the objective's state after the last update, by name.
       update: number of this update, counted from 1. In evaluation it is the number of the last
         update.
-      mesh: devices over which the batch is split. None: the batch is only one device's part.
+      mesh: devices over which the batch is split. None: the batch contains only the images of one
+        device, as inside a `shard_map`.
     """
 
     rngs: nnx.Rngs | None = None
@@ -49,8 +50,9 @@ class Loss(NamedTuple):
       each: loss of each image, `[batch]`.
       metrics: metrics of each image, `[batch]`, by the names of `Objective.metrics`.
       aux: auxiliary outputs of each image for `Objective.update_state`, `[batch, ...]`.
-      logits: logits of each image, `[batch, classes]`, for the report's list of mistakes. If they
-        are None and the objective needs labels, evaluation calls the model to compute them.
+      logits: logits of each image, `[batch, classes]`, for the list of mistakes in the run's
+        report. If `logits` is None and the objective needs labels, the evaluation calls the model
+        to compute the logits.
       outputs: values of each image for `Objective.over_split`, `[batch, ...]`. Only in evaluation.
     """
 
@@ -62,7 +64,7 @@ class Loss(NamedTuple):
 
 
 class ImageScores(NamedTuple):
-    """A metric of each image. The report uses it to list the worst images.
+    """A metric of each image. The run's report lists the worst images by this metric.
 
     Attributes:
       name: name of the metric.
@@ -128,16 +130,16 @@ class Objective(nnx.Module):
       pictures: None, or a function `(model, batch, context) -> (visible, predicted)`. It returns
         pictures of the visible part and of the prediction, each `[batch, height, width, channels]`
         in [0, 255].
-      picture_rows: names of the rows of pictures in the report: the image, the visible part and the
-        prediction.
+      picture_rows: names of the rows of pictures in the run's report. The rows show the image, the
+        visible part and the prediction.
       image_scores: None, or a function `outputs -> ImageScores`. It computes a metric of each image
         from `Loss.outputs`, for the report's list of the worst images.
       objects: None, or a function `outputs -> (true, predicted)`. It returns the `Boxes` and the
-        `Detections` of each image. The report draws them over the worst images, in place of
-        `pictures`.
+        `Detections` of each image. The run's report draws these objects over the worst images, in
+        place of `pictures`.
       paired: None, or a function `outputs -> (paired, first)`. It returns the embeddings of images
-        and texts, and the index of each distinct text's first image. The report uses them to show
-        retrieved images.
+        and texts, and the index of each distinct text's first image. The run's report uses these
+        values to show retrieved images.
     """
 
     section: ClassVar[str] = ""
@@ -162,8 +164,8 @@ class Objective(nnx.Module):
         """Creates the config's objective.
 
         If an objective has a `teacher_spec`, its `make` has an additional argument `frozen`: the
-        frozen model with shapes in place of arrays. The calling code sets the attribute `frozen`
-        afterwards.
+        frozen model with shapes in place of arrays. `make` uses these shapes, but does not store
+        the frozen model. The calling code assigns it to the attribute `frozen` of the result.
 
         Args:
           config: config of the run.
@@ -178,7 +180,10 @@ class Objective(nnx.Module):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the views of each image that a batch contains; the first view is `image`."""
+        """Returns the views (such as crops) of each image that a batch contains.
+
+        The first view is `image`.
+        """
         return (View(),)
 
     @staticmethod
@@ -193,7 +198,10 @@ class Objective(nnx.Module):
 
     @staticmethod
     def teacher_spec(config: RunOptions) -> TeacherSpec | None:
-        """Returns the frozen model that the objective needs; None: no frozen model."""
+        """Returns the request for the frozen model that the objective needs, such as a teacher.
+
+        None: the objective needs no frozen model.
+        """
         return None
 
     @classmethod
@@ -250,10 +258,11 @@ class Objective(nnx.Module):
         return True
 
     def frozen_prefixes(self) -> Mapping[str, int]:
-        """Returns numbers of initial updates in which parameters are frozen, by path prefix.
+        """Returns the objective's parameters that are frozen in the first updates of a run.
 
-        For example, `{"head/prototypes": 100}` freezes the objective's parameters whose path starts
-        with `head/prototypes` for 100 updates. Skipped updates are counted. While parameters are
+        The result is a dict from a path prefix to a number of updates. For example,
+        `{"head/prototypes": 100}` freezes the objective's parameters whose path starts with
+        `head/prototypes` for the first 100 updates, including skipped updates. While parameters are
         frozen, the optimizer's moments are updated, but weight decay is not applied.
         """
         return {}
@@ -279,7 +288,9 @@ class Objective(nnx.Module):
         return {}
 
     def legend(self, outputs: dict[str, np.ndarray], class_names: Sequence[str]) -> dict[str, str]:
-        """Returns the legend of `pictures`: the HTML colour of each label, such as a class name.
+        """Returns the legend of `pictures`, a dict from labels to HTML colours.
+
+        A label is a text, such as a class name.
 
         Args:
           outputs: `Loss.outputs` of the images.
@@ -288,7 +299,7 @@ class Objective(nnx.Module):
         return {}
 
     def initial_state(self, params: dict) -> dict[str, Any]:
-        """Returns the state before the first update, by name.
+        """Returns the objective's state before the first update, a dict by name.
 
         Args:
           params: the model's parameters; `self` contains the objective's own parameters.
@@ -298,7 +309,7 @@ class Objective(nnx.Module):
     def update_state(
         self, state: dict, params: dict, aux: dict[str, jax.Array], update: jax.Array
     ) -> dict:
-        """Returns the state after an update.
+        """Returns the objective's state after an update.
 
         Args:
           state: the state before the update.
@@ -334,10 +345,12 @@ class Objective(nnx.Module):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Returns the multiply-adds of one image in the forward pass.
+        """Returns the multiply-adds of one image in the forward pass, for the cost of training.
 
-        The multiply-adds of parts without a backward pass, such as a teacher, are divided by 3.
-        Model and objective may be abstract.
+        `training_flops` counts the result three times, because a backward pass costs as much as two
+        forward passes. Parts without a backward pass, such as a teacher, must count only once.
+        Therefore this method divides the multiply-adds of these parts by 3. Model and objective may
+        be abstract.
 
         Args:
           model: model to train.

@@ -50,7 +50,7 @@ def sigmoid_losses(
     """Returns SigLIP's loss and the retrieval accuracy of each image, both `[batch]`.
 
     The loss is the binary cross-entropy, summed over all texts of the batch (Zhai et al., 2023,
-    equation 1). Blocks of texts are passed around the devices. At a time, each device computes the
+    equation 1). Blocks of texts are passed around the devices. In each turn, a device computes the
     logits of its own images with one block of texts (section 3.3). `_matched` defines the accuracy.
 
     Args:
@@ -60,8 +60,8 @@ def sigmoid_losses(
     """
     negatives, most, equal = _all_as_negatives(mesh, *pairs, bias)
     positive_logits = pairs.scale * _own_similarities(pairs) + bias
-    # `_all_as_negatives` also adds softplus(x) for the image's own text. The loss of this positive
-    # is softplus(-x) = softplus(x) - x.
+    # `_all_as_negatives` counts an image's own text as a negative, too, with the loss softplus(x).
+    # As a positive, its loss is softplus(-x) = softplus(x) - x, so x is subtracted.
     return negatives - positive_logits, _matched(positive_logits, most, equal)
 
 
@@ -81,13 +81,26 @@ def _matched(positive_logits: jax.Array, most: jax.Array, equal: jax.Array) -> j
 
 
 def _most_similar(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns each image's largest logit, and its number of texts with this logit, `[images]`."""
+    """Returns the largest logit of each image, and the number of texts with this logit.
+
+    Both results are `[images]`.
+
+    Args:
+      logits: logits of each image with each text, `[images, texts]`.
+    """
     most = logits.max(axis=1)
     return most, (logits >= _about(most)[:, None]).sum(axis=1, dtype=jnp.float32)
 
 
 def _about(most: jax.Array) -> jax.Array:
-    """Returns the bound above which a logit counts as equal to the largest logit, `most`."""
+    """Returns the smallest logit that counts as equal to the largest logit, `[images]`.
+
+    Because of rounding errors, equal logits may differ. A logit counts as equal if it is smaller
+    than the largest logit by a relative difference of at most 1e-5.
+
+    Args:
+      most: largest logit of each image, `[images]`.
+    """
     return most - 1e-5 * jnp.abs(most)
 
 
@@ -181,13 +194,20 @@ def _split(mesh: Mesh | None, call: Callable, inputs: tuple, outputs: tuple) -> 
 
 
 def _around(mesh: Mesh | None, block: Callable, totals, moving):
-    """Passes the parts of `moving` around a ring of all devices.
+    """Passes blocks of data, such as texts, around a ring of all devices.
 
-    Each device calls `block(totals, moving)` with each part of `moving`. At the end each part is on
-    its first device again.
+    In each turn, a device calls `totals, moving = block(totals, moving)` and passes `moving` to the
+    next device. After as many turns as devices, each device has processed all blocks, and each
+    block is on its first device again.
+
+    Args:
+      mesh: mesh of devices; None: `block` is called once.
+      block: function `(totals, moving) -> (totals, moving)`.
+      totals: initial sums of this device, which stay on this device.
+      moving: first block of this device.
 
     Returns:
-      The totals of this device, and this device's part of `moving`.
+      The final `totals` and `moving` of this device.
     """
     if mesh is None:
         return block(totals, moving)

@@ -46,7 +46,7 @@ def teacher_patch_features(teacher: ImageModel, batch: Batch, of_head: bool) -> 
       teacher: the frozen model.
       batch: batch of images.
       of_head: True: return the outputs of the teacher's head, applied to each patch token. False:
-        return the patch tokens (`features` with `dense=True`).
+        return the patch tokens, that is, the output of the method `features` with `dense=True`.
     """
     x = teacher.features(batch.get("taught", batch["image"]), dense=True)
     x = teacher.head(x) if of_head else x

@@ -49,8 +49,8 @@ class PrototypeHead(nnx.Module):
                 for number, (before, after) in enumerate(zip(widths, widths[1:], strict=False))
             }
         )
-        # DINO and DINOv2 use weight normalization and PyTorch's default initialization. DINOv3
-        # initializes prototypes like all other layers.
+        # The prototypes of DINO and DINOv2 have weight normalization and PyTorch's default
+        # initialization. DINOv3 initializes the prototypes like all other layers.
         drawn = normal if lengths == "free" else initializers.torch_convolution()
         self.prototypes = nnx.Param(drawn(rngs.params(), (bottleneck, prototypes)))
         self.gains = nnx.Param(jnp.ones(prototypes)) if lengths == "learned" else None
@@ -118,10 +118,12 @@ def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS
 
 
 def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None) -> jax.Array:
-    """Returns the KoLeo loss of each image, `[batch]`: -log(distance to the nearest other image).
+    """Returns the KoLeo loss of each image, `[batch]`.
 
-    The loss is Kozachenko and Leonenko's entropy estimator, negated (1806.03198, section 3.1). If
-    an image has no other image to compare with, the loss of the image is 0.
+    The loss is -log(distance). Features are scaled to unit norm, and the distance is the L2
+    distance from the image's features to the nearest features of another image. This is Kozachenko
+    and Leonenko's entropy estimator, negated (1806.03198, section 3.1). If an image has no other
+    image to compare with, the loss of the image is 0.
 
     Args:
       x: features, `[batch, features]`.
@@ -148,7 +150,8 @@ def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
 
     Args:
       x: features of two views, scaled to unit L2 norm, `[batch, 2, features]`.
-      real: bool `[batch]`, False for padding, which is not searched; None: there is no padding.
+      real: bool `[batch]`, False for padding, which cannot be the nearest image; None: there is no
+        padding.
     """
     near = jnp.einsum("id,jd->ij", x[:, 0], x[:, 1], precision="highest")
     near = near if real is None else jnp.where(real, near, -2)

@@ -101,11 +101,16 @@ class Segmentation(Objective):
         return {name: updated_statistics(old, aux) for name, old in state.items()}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds a random key of each image and the mean number of masks to the batch, for EoMT.
+        """Adds a random key of each image and the mean number of masks to the batch.
+
+        Only EoMT needs these entries. For other heads the batch is returned unchanged.
 
         Returns:
-          The batch with `key`, the data of random keys, `[batch, ...]`, and `masks_per_image`,
-          float32 `[batch]`: the mean number of masks in the batch, the same for all images.
+          The batch with two additional entries:
+
+          - `key`, `[batch, ...]`: the `jax.random.key_data` of each image's random key.
+          - `masks_per_image`, float32 `[batch]`: the mean number of masks per image in the batch,
+            the same value for all images.
         """
         if not isinstance(self.head, EoMT):
             return batch
@@ -194,7 +199,10 @@ class Segmentation(Objective):
         return jax.vmap(lambda mask: targets_of(mask, self.classes, most))(batch[MASK])
 
     def _masking(self, batch: Batch, update: jax.Array | int) -> Masking:
-        """Draws, for each image, the queries with masked attention in each layer with queries."""
+        """Draws the queries whose attention is masked, for each image and each layer with queries.
+
+        Such a query attends only to the patches within its own predicted mask.
+        """
         shape = self.head.layers, self.head.queries.shape[0]
         draws = jax.vmap(lambda key: jax.random.uniform(key, shape))(_keys(batch, 0))
         return Masking(mask_probabilities(update, *self.masked, self.steps), draws)
@@ -228,7 +236,7 @@ def _weights(options: SegmentationOptions) -> Weights:
 
 
 def _keys(batch: Batch, number: jax.Array | int) -> jax.Array:
-    """Returns a random key of each image, folded with `number`."""
+    """Returns a random key for each image: the image's key in the batch, folded with `number`."""
     keys = jax.random.wrap_key_data(batch["key"])
     return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
 

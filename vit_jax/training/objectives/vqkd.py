@@ -152,7 +152,11 @@ class Tokeniser(nnx.Module):
         return self.codebook.shape[0]
 
     def __call__(self, patches: jax.Array) -> jax.Array:
-        """Returns each patch's code, int32 `[...]`, from an encoder's tokens `[..., features]`."""
+        """Converts an encoder's patch tokens to indices of codes, int32 `[...]`.
+
+        Args:
+          patches: patch tokens of the encoder, `[..., features]`.
+        """
         return nearest(unit(self.projection(patches)), self.codebook[...])
 
 
@@ -171,9 +175,9 @@ class VQKD(Objective):
     Args:
       options: the section `vqkd` of the config.
       model: the ViT to train, the encoder.
-      features: number of the teacher's features for each patch.
+      features: length of the teacher's feature vector of a patch.
       of_head: True: the features are outputs of the teacher's head. False: they are the teacher's
-        patch tokens (`features` with `dense=True`).
+        patch tokens, that is, outputs of its method `features` with `dense=True`.
       seed: random seed of k-means, and of the new values of dead codes.
       rngs: the key for initialization.
 
@@ -280,8 +284,8 @@ class VQKD(Objective):
             dead = usage * self.codes < self.revive_below
             drawn = jax.random.permutation(jax.random.fold_in(key, 1), len(x))[: self.codes]
             codes = jnp.where(dead[:, None], x[drawn], codes)
-            # A revived code gets the uniform frequency. Otherwise the next update would treat it as
-            # dead again.
+            # The usage of a revived code is set to 1 / (number of codes). Otherwise the next update
+            # would treat the code as dead again.
             usage = jnp.where(dead, 1 / self.codes, usage)
         return {"codebook": codes, "usage": usage}
 
@@ -323,7 +327,9 @@ class VQKD(Objective):
         return unit(self.projection(x.reshape(len(x), self.patches, -1)))
 
     def quantise(self, x: jax.Array, codebook: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns each patch's nearest code: its index, int32 `[batch, patches]`, and its vector.
+        """Returns the index and the vector of each patch's nearest code.
+
+        Indices are int32 `[batch, patches]`, vectors are `[batch, patches, code_dim]`.
 
         Args:
           x: output of `project`, `[batch, patches, code_dim]`.
@@ -355,9 +361,11 @@ class VQKD(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of encoder, decoder, teacher and the search for codes.
+        """Counts the multiply-adds of encoder, decoder, teacher and code search for one image.
 
-        The teacher and the search have no backward pass.
+        `training_flops` counts the result three times, because a backward pass costs as much as two
+        forward passes. The teacher and the search for the nearest codes have no backward pass.
+        Therefore this method divides the multiply-adds of these two by 3.
         """
         graphdef, weights = nnx.split((model, self))
 

@@ -18,8 +18,8 @@ def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     the updates' RMS. In the original Adafactor the bound is 1.
     """
     return optax.chain(
-        # The two largest axes are factored if their sizes are at least 32. The axis that stacks q,
-        # k and v has size 3, so it is never factored.
+        # The second moment of an array is factored over its two largest axes, if both sizes are at
+        # least 32. An axis that stacks q, k and v has size 3, so it is never factored.
         optax.scale_by_factored_rms(
             min_dim_size_to_factor=32,
             decay_rate_fn=lambda step, power: jnp.minimum(config.beta2, 1 - (step + 1.0) ** -power),

@@ -9,7 +9,11 @@ from vit_jax.training.update_rules import adam
 
 
 def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
-    """Returns Adam's update rule. The optimizer applies `to_length` after weight decay."""
+    """Returns LAMB's first stage, which is Adam's update rule.
+
+    The optimizer adds weight decay to Adam's update. Then LAMB's second stage, `to_length`, scales
+    the update of each array to the norm of the array.
+    """
     return adam.update_rule(config)
 
 

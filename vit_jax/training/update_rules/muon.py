@@ -38,7 +38,7 @@ def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
 
 
 def matrix_axes(path: tuple, x: jax.Array) -> MuonDimensionNumbers | None:
-    """Returns the input and output axes of a kernel; None: the weight has Adam's update."""
+    """Returns the input axes and output axes of a kernel for Muon; None: the weight uses Adam."""
     axes = weight_axes(path_name(path), x.ndim)
     if axes is None or not axes.inputs or not {"channels", "classes"}.isdisjoint(axes.names):
         return None
