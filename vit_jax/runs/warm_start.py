@@ -239,8 +239,8 @@ def with_objective(
     Raises:
       UserError: the run cannot use the objective's parameters in the checkpoint. Checkpoint and run
         differ in the shapes of these parameters or of the state, in an option that determines
-        shapes, in the tokenizer (`contrastive`), in the indices of the same classes, or in modules
-        that must not be dropped.
+        shapes, in the tokenizer (`contrastive`), in modules that must not be dropped, or in the
+        indices of the same classes.
     """
     if not params or not origin.sources:
         return origin

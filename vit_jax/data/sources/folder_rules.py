@@ -131,8 +131,8 @@ def check_no_maps(where: str, folders: Collection[str]) -> None:
 def check_classes(where: str, folders: Collection[str]) -> None:
     """Raises UserError if the subfolders of a folder may be splits instead of classes.
 
-    For example, a subfolder `train` may be the split `train` or the class `train`. It is also an
-    error if two subfolders are named like folders of images and of their masks or depth maps.
+    For example, a subfolder `train` may be the split `train` or the class `train`. Subfolders
+    `images` and `masks` contain images and their masks, and are no classes either.
 
     Args:
       where: the folder.
@@ -222,7 +222,8 @@ def _names(entries: Collection[Entry]) -> list[str]:
 def _check_classes(root: str, entries: Collection[Entry]) -> None:
     """Raises UserError if folders may be splits, although none has the name of a split.
 
-    The folders may be splits if they have subfolders and do not directly contain images.
+    The folders may be splits if they have subfolders and do not directly contain images. Folders
+    with images and with their masks or depth maps are an error, too.
     """
     check_no_maps(root, _names(entries))
     if split_name(os.path.basename(os.path.abspath(root))):
