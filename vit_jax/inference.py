@@ -11,6 +11,7 @@ from flax import nnx
 
 from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.image_files import find_images
+from vit_jax.data.pipeline import SkipLog, why_skipped
 from vit_jax.data.sources import handed_in
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
@@ -29,8 +30,8 @@ TOP = 3  # Default number of classes for each image.
 class Predictor:
     """Callable that predicts the classes of images, with a checkpoint's preprocessing.
 
-    The model is compiled once for each batch size. It is not compiled again if its parameters
-    change.
+    The model is compiled once for each batch size and number of returned classes. It is not
+    compiled again if its parameters change.
 
     Args:
       checkpoint: the checkpoint with the preprocessing.
@@ -40,6 +41,7 @@ class Predictor:
     def __init__(self, checkpoint: Checkpoint, probabilities: str):
         self._checkpoint, self._probabilities = checkpoint, probabilities
         self._extractors: dict[Any, tuple[dict, Extractor]] = {}
+        self._compiled: dict[int, Callable] = {}  # For `MultichannelImages`, by `top`.
 
     def __call__(
         self,
@@ -80,8 +82,10 @@ class Predictor:
         for batch in batches:
             mask = batch["mask"][: len(source) - len(predictions)]
             if not mask.all():
-                unreadable = source.describe(len(predictions) + int(mask.argmin()))
-                raise UserError(f"cannot read {unreadable}: it is not an image")
+                index = len(predictions) + int(mask.argmin())
+                raise UserError(
+                    f"cannot read {source.describe(index)}: {why_skipped(source, index)}"
+                )
             for values, labels in zip(*(x[: len(mask)] for x in batch["values"]), strict=True):
                 count = reaching(threshold, values)
                 image = source.describe(len(predictions))
@@ -97,11 +101,12 @@ class Predictor:
         A batch is a dict. `values` contains the probabilities and the indices of the `top` most
         likely classes, both `[batch, top]`. `mask` is bool `[batch]`, and always True.
         """
-        compute = nnx.jit(likeliest(top, self._probabilities))
+        if top not in self._compiled:
+            self._compiled[top] = nnx.jit(likeliest(top, self._probabilities))
         crop = checkpoint_crop(self._checkpoint, model.image_size)
         for start in range(0, len(images), BATCH_SIZE):
             batch = images.cropped(crop, slice(start, start + BATCH_SIZE))
-            values = jax.device_get(compute(model, jnp.asarray(batch)))
+            values = jax.device_get(self._compiled[top](model, jnp.asarray(batch)))
             yield dict(values=values, mask=np.ones(len(batch), bool))
 
     def _read_batches(
@@ -128,12 +133,11 @@ class Predictor:
                 compute=likeliest(top, self._probabilities),
                 batch_size=batch_size,
                 workers=0,
-                max_unreadable=len(source),
-                log=lambda line: None,
             )
             self._extractors[key] = shardings, extractor
         shardings, extractor = self._extractors[key]
-        yield from extractor.stream(jax.tree.map(place, params, shardings), source)
+        skipped = SkipLog(source, limit=len(source), log=lambda line: None)
+        yield from extractor.stream(jax.tree.map(place, params, shardings), source, skipped)
 
 
 def image_source(images: Any) -> Source:
@@ -206,7 +210,9 @@ class MultichannelImages:
     def __init__(self, images: Any, channels: int):
         several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
         self._images: list[Any] = list(images) if several else [images]
-        for image in self._images or [None]:
+        if not self._images:
+            raise UserError("give at least one image: the list of images is empty")
+        for image in self._images:
             is_image = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3
             if not is_image or image.shape[-1] != channels or 0 in image.shape:
                 found = f"uint8 {list(image.shape)}" if is_image else f"a {type(image).__name__}"

@@ -226,18 +226,18 @@ class SkipLog:
                     self._seen.add(index)
                     self._log(
                         f"unreadable image skipped ({len(self._seen)}): "
-                        f"{self._source.describe(index)} ({_why(self._source, index)})"
+                        f"{self._source.describe(index)} ({why_skipped(self._source, index)})"
                     )
             if len(self._seen) > self._limit:
                 raise UserError(
                     f"more than {self._limit} unreadable images (data.max_unreadable); "
-                    f"the last: {self._source.describe(index)} ({_why(self._source, index)})"
+                    f"the last: {self._source.describe(index)} ({why_skipped(self._source, index)})"
                 )
         return batch
 
 
-def _why(source: Source, index: int) -> str:
-    """Reads an unreadable image again to get the error, which workers do not report."""
+def why_skipped(source: Source, index: int) -> str:
+    """Reads an unreadable image again, and returns the error, which workers do not report."""
     try:
         decode(source[index].image)
     except (Unreadable, OSError) as error:

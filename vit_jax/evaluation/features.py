@@ -124,16 +124,24 @@ class Extractor:
         labels = np.concatenate([part["labels"] for part in parts])[mask]
         return Features(values, labels, np.flatnonzero(mask))
 
-    def stream(self, params: dict, source: Source) -> Iterator[dict[str, Any]]:
+    def stream(
+        self, params: dict, source: Source, skipped: SkipLog | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Yields a dict for each batch of images: `values`, `labels` and `mask`.
 
         `values` are the outputs of `compute`. `labels` are the labels of the images. `mask` is
         False for unreadable images and padding.
+
+        Args:
+          params: the model's parameters.
+          source: source of the images.
+          skipped: counter of the source's unreadable images. None: the counter that all such calls
+            for this source share. The source then stays in memory as long as this object.
         """
-        # The dict maps a source's `id` to the `SkipLog` that counts the unreadable images of the
-        # source. The source itself is stored, too, because the `id` of a freed object may be
-        # reused.
-        _, skipped = self._skipped.setdefault(id(source), (source, self._skip_log(source)))
+        if skipped is None:
+            # The dict maps a source's `id` to its counter. The source itself is stored, too,
+            # because the `id` of a freed object may be reused.
+            _, skipped = self._skipped.setdefault(id(source), (source, self._skip_log(source)))
         running = None
         with contextlib.closing(evaluation_batches(source, **self._arguments)) as batches:
             for batch in batches:

@@ -502,12 +502,13 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
 
 
 def _check(image: bytes) -> None:
-    """Decodes a whole image; raises `Unreadable` if the image is damaged.
+    """Decodes an image; raises `Unreadable` if the image is damaged.
 
-    For speed, a JPEG is decoded at 1/8 of its size.
+    For speed, a JPEG is decoded at 1/8 of its size, without up to seven last rows and columns.
     """
     opened = open_image(image)
-    opened.region(Box(0, 0, opened.width, opened.height), 1)
+    height, width = opened.height, opened.width
+    opened.region(Box(0, 0, width, height), (max(1, height // 8), max(1, width // 8)))
 
 
 # Functions for the TFDS metadata, which TFDS itself writes.

@@ -10,7 +10,7 @@ RARE = 0.01  # A code counts as used if its frequency is at least RARE / number 
 FEWEST = 0.05  # If the share of used codes is smaller, the codebook has collapsed.
 EARLY = 500  # Default of `early` in `dead_codes`, in updates.
 
-METRICS = {"perplexity": "number", "codes_used": "share"}
+METRICS = {"perplexity": "number", "codes_used": "share"}  # Names of metrics, and their formats.
 
 
 def frequencies(codes: jax.Array, count: int) -> jax.Array:
@@ -25,9 +25,10 @@ def frequencies(codes: jax.Array, count: int) -> jax.Array:
 
 
 def usage_after(usage: jax.Array, seen: jax.Array, update: jax.Array) -> jax.Array:
-    """Updates the moving average of the codes' frequencies, float32 `[count]`, with the sum 1.
+    """Updates the moving average of the codes' frequencies, float32 `[count]`.
 
-    The average has the decay `RECENT` and bias correction, as in Adam.
+    The average has the decay `RECENT` and bias correction, as in Adam. Its sum is 1, unless the
+    caller changes the average between updates.
 
     Args:
       usage: average before the update; zeros before the first update.
@@ -39,11 +40,11 @@ def usage_after(usage: jax.Array, seen: jax.Array, update: jax.Array) -> jax.Arr
 
 
 def perplexity(usage: jax.Array) -> jax.Array:
-    """Returns the perplexity of the codes, at most `count`.
+    """Returns the perplexity of the codes.
 
     Args:
-      usage: frequencies with the sum 1, `[count]`. For zeros, as before the first update, the
-        result is 1.
+      usage: frequencies, `[count]`. If their sum is 1, the result is at most `count`. For zeros, as
+        before the first update, the result is 1.
     """
     return jnp.exp(-jnp.where(usage > 0, usage * jnp.log(jnp.maximum(usage, 1e-30)), 0).sum())
 

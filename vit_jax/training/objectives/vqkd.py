@@ -285,7 +285,7 @@ class VQKD(Objective):
             drawn = jax.random.permutation(jax.random.fold_in(key, 1), len(x))[: self.codes]
             codes = jnp.where(dead[:, None], x[drawn], codes)
             # The usage of a revived code is set to 1 / (number of codes). Otherwise the next update
-            # would treat the code as dead again.
+            # would treat the code as dead again. The sum of all usages is then above 1 for a while.
             usage = jnp.where(dead, 1 / self.codes, usage)
         return {"codebook": codes, "usage": usage}
 
