@@ -24,7 +24,7 @@ from vit_jax.paths import CONFIG, MANIFEST, is_url
 from vit_jax.runs.bucket import checkpoints_of, shown
 from vit_jax.runs.checkpoints import item_shapes, load_items
 from vit_jax.runs.workdir import check_name, place_of, saved_run
-from vit_jax.training.lora import effective, init_extra
+from vit_jax.training.lora import effective
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.classification import probabilities_of
 
@@ -97,7 +97,7 @@ def _load_params(
         items = load_items(folder, {evaluated: params}, which)
         return items[evaluated], items["step"]
     items = load_items(folder, {"params": params}, which)
-    if jax.eval_shape(functools.partial(init_extra, config.finetune, config.seed), params):
+    if config.finetune.train == "lora":
         # The item also contains the objective's own parameters, if there are any.
         extra = _abstract(item_shapes(folder, items["step"])["extra"])
         items |= load_items(folder, {"extra": extra}, str(items["step"]))
