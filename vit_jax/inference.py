@@ -25,6 +25,8 @@ from vit_jax.parallel.sharding import parameter_shardings
 
 BATCH_SIZE = 32  # Maximum batch size of `Predictor`.
 TOP = 3  # Default number of classes for each image.
+# Probabilities, float32, and indices of the most likely classes; both are `[batch, top]`.
+Likeliest = tuple[np.ndarray, np.ndarray]
 
 
 class Predictor:
@@ -80,13 +82,7 @@ class Predictor:
             batches = self._array_batches(model, source, top)
         predictions = []
         for batch in batches:
-            mask = batch["mask"][: len(source) - len(predictions)]
-            if not mask.all():
-                index = len(predictions) + int(mask.argmin())
-                raise UserError(
-                    f"cannot read {source.describe(index)}: {why_skipped(source, index)}"
-                )
-            for values, labels in zip(*(x[: len(mask)] for x in batch["values"]), strict=True):
+            for values, labels in zip(*batch, strict=True):
                 count = reaching(threshold, values)
                 image = source.describe(len(predictions))
                 found = tuple(names[int(label)] for label in labels[:count])
@@ -95,27 +91,20 @@ class Predictor:
 
     def _array_batches(
         self, model: ImageModel, images: "MultichannelImages", top: int
-    ) -> Iterator[dict[str, Any]]:
-        """Yields the predictions of each batch of images that are arrays in memory.
-
-        A batch is a dict. `values` contains the probabilities and the indices of the `top` most
-        likely classes, both `[batch, top]`. `mask` is bool `[batch]`, and always True.
-        """
+    ) -> Iterator[Likeliest]:
+        """Yields the predictions of each batch of images that are arrays in memory."""
         if top not in self._compiled:
             self._compiled[top] = nnx.jit(likeliest(top, self._probabilities))
         crop = checkpoint_crop(self._checkpoint, model.image_size)
         for start in range(0, len(images), BATCH_SIZE):
             batch = images.cropped(crop, slice(start, start + BATCH_SIZE))
-            values = jax.device_get(self._compiled[top](model, jnp.asarray(batch)))
-            yield dict(values=values, mask=np.ones(len(batch), bool))
+            yield jax.device_get(self._compiled[top](model, jnp.asarray(batch)))
 
-    def _read_batches(
-        self, model: ImageModel, source: Source, top: int
-    ) -> Iterator[dict[str, Any]]:
-        """Yields the predictions of each batch of images of a data source, as a dict.
+    def _read_batches(self, model: ImageModel, source: Source, top: int) -> Iterator[Likeliest]:
+        """Yields the predictions of each batch of images of a data source.
 
-        `values` contains the probabilities and the indices of the `top` most likely classes, both
-        `[batch, top]`. `mask`, bool `[batch]`, is False for padding and unreadable images.
+        Raises:
+          UserError: an image cannot be read.
         """
         # The batch size is a power of two, to compile only few batch sizes.
         batch_size = min(BATCH_SIZE, 1 << (len(source) - 1).bit_length())
@@ -137,7 +126,17 @@ class Predictor:
             self._extractors[key] = shardings, extractor
         shardings, extractor = self._extractors[key]
         skipped = SkipLog(source, limit=len(source), log=lambda line: None)
-        yield from extractor.stream(jax.tree.map(place, params, shardings), source, skipped)
+        done = 0
+        for batch in extractor.stream(jax.tree.map(place, params, shardings), source, skipped):
+            mask = batch["mask"][: len(source) - done]  # Without the padding of the last batch.
+            if not mask.all():
+                index = done + int(mask.argmin())
+                raise UserError(
+                    f"cannot read {source.describe(index)}: {why_skipped(source, index)}"
+                )
+            done += len(mask)
+            probabilities, labels = (x[: len(mask)] for x in batch["values"])
+            yield probabilities, labels
 
 
 def image_source(images: Any) -> Source:

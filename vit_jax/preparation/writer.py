@@ -355,8 +355,8 @@ def _claim(work: Path, settings: dict) -> None:
     written. In that case, UserError is raised.
     """
     settings_file = work / "settings.json"
-    # The setting `shots` may change, because few-shot splits are written last. For TFDS data sets it
-    # may not change from or to an empty value, because labels are only indexed for few-shot splits.
+    # The setting `shots` may change, because few-shot splits are written last. For TFDS data sets
+    # it may not become empty or cease to be, because labels are only indexed for such splits.
     settings = {key: value for key, value in settings.items() if key != "shots"}
     if settings_file.exists() and any(work.glob("shards/*.json")):
         return _same(json.loads(settings_file.read_text()), settings, work.parent)
