@@ -21,11 +21,13 @@ compiled = []
 jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiled.append(event))
 vit_jax.create_model("ViT-Ti/16")
 print(compiled.count("/jax/core/compile/backend_compile_duration"))
+jax.jit(lambda x: x + 1)(1.0)
+print(compiled.count("/jax/core/compile/backend_compile_duration"))
 print(*{name.partition(".")[0] for name in sys.modules})
 """
 
 
-def test_a_model_is_made_with_few_small_compilations_and_without_what_trains_it():
+def test_a_model_is_made_without_compilations_and_without_what_trains_it():
     process = subprocess.run(
         [sys.executable, "-c", CREATE],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
@@ -33,8 +35,8 @@ def test_a_model_is_made_with_few_small_compilations_and_without_what_trains_it(
         text=True,
     )
     assert process.returncode == 0, process.stderr
-    compiled, imported = process.stdout.splitlines()
-    assert 0 < int(compiled) <= 16
+    compiled, counted, imported = process.stdout.splitlines()
+    assert int(compiled) == 0 < int(counted)
     others = {
         "clu",
         "grain",
