@@ -109,11 +109,13 @@ def test_sizes_that_are_not_the_images_are_an_error(tmp_path, file):
         opened(tmp_path / "turned" / "list.json")
 
 
-def test_crowds_are_marked_and_ignored_in_masks(tmp_path):
+# Some programs write numbers as texts, or null for a missing value.
+@pytest.mark.parametrize("no", [0, "0", False, None], ids=repr)
+def test_crowds_are_marked_and_ignored_in_masks(no, tmp_path):
     pytest.importorskip("pycocotools")
     runs = {"size": [10, 20], "counts": [0, 10, 190]}  # The first column.
     crowd = annotation(0, [0, 0, 1, 10], 90, segmentation=runs, iscrowd=1)
-    one = annotation(0, [2, 2, 6, 6], 7, iscrowd="0")  # Some programs write numbers as texts.
+    one = annotation(0, [2, 2, 6, 6], 7, iscrowd=no)
     write(tmp_path / "a.json", content(annotations=[one, crowd]))
     values = opened(tmp_path / "a.json", fields=("mask", "boxes")).fields_of(0)
     assert values["boxes"].crowd.tolist() == [False, True]

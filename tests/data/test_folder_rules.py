@@ -125,7 +125,7 @@ def test_images_with_masks_or_depths_are_no_classes(maps, source, tmp_path):
     for name in ("images", maps):
         save(tmp_path / "data" / name / "a.png")
         save(tmp_path / "split" / "train" / name / "a.png")
-    message = rf"in the folders images and {maps}, and no classes: .*data.source={source}"
+    message = rf"folders images and {maps}, and no classes: .*data.source={source} trains"
     with pytest.raises(UserError, match=message):
         opened(tmp_path / "data", "all")
     with pytest.raises(UserError, match=message):

@@ -18,7 +18,6 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source
@@ -31,6 +30,7 @@ from vit_jax.models.dense.detector import Detections, Detector
 from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.models.image_model import ImageModel
 from vit_jax.models.retrieval import Paired
+from vit_jax.options.run import RunOptions
 
 Compute = Callable[[nnx.Module, jax.Array], jax.Array]
 Options = Mapping[str, Any]  # Values of a suite's options, by name.
@@ -199,7 +199,7 @@ class DenseHeads(NamedTuple):
 
     task: str | None
     load: Callable[[str], Any]
-    probe: Callable[[ConfigDict, str], Segmenter]
+    probe: Callable[[RunOptions, str], Segmenter]
     depth_scale: float = 0.001
 
 

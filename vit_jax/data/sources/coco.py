@@ -332,7 +332,7 @@ def _boxes(file: str, annotations: Sequence[Mapping], number: Mapping[int, int])
     boxes = np.array([_bbox(file, one) for one in annotations], np.float64).reshape(-1, 4)
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
     labels = np.array([number[one["category_id"]] for one in annotations], np.int32)
-    crowd = np.array([bool(int(one.get("iscrowd", 0))) for one in annotations], bool)
+    crowd = np.array([bool(int(one.get("iscrowd") or 0)) for one in annotations], bool)
     box_areas = boxes[:, 2:].prod(axis=1).tolist()
     stated = [one.get("area") for one in annotations]
     areas = [box if area is None else area for area, box in zip(stated, box_areas, strict=True)]

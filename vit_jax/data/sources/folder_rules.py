@@ -121,10 +121,13 @@ def check_no_maps(where: str, folders: Collection[str]) -> None:
         for names in (IMAGE_FOLDERS, MASK_FOLDERS, DEPTH_FOLDERS)
     )
     if images and (maps := masks or depths):
-        kind, source = ("masks", "masks") if masks else ("depth maps", "depth")
+        kind, config, source = (
+            ("masks", "segment", "masks") if masks else ("depth maps", "depth", "depth")
+        )
         raise UserError(
-            f"{where} has images with {kind}, in the folders {images[0]} and {maps[0]}, and no "
-            f"classes: train on it with data.source={source}; if they are classes, rename them"
+            f"{where} has images with {kind} by the names of its folders {images[0]} and "
+            f"{maps[0]}, and no classes: vit-jax train --config={config} "
+            f"--config.data.source={source} trains on them; if they are classes, rename them"
         )
 
 
