@@ -6,6 +6,8 @@ variants, and the compiler selects the variant for its device. Model cards count
 convolution. docs/measurements.md compares the speed of the variants.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 
@@ -61,15 +63,23 @@ depthwise.defvjp(_forward, _backward)
 
 @jax.jit
 def _shifted(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Computes the convolution as a sum of shifted images, each times one kernel element."""
+    """Computes the convolution as a sum of shifted images, each times one kernel element.
+
+    The upper and the lower half of the rows are computed apart. XLA would otherwise compute all
+    rows again within the layer norm that follows, and store each shifted image for this.
+    """
     (height, width), (rows, columns) = x.shape[1:3], kernel.shape[:2]
     padded = _pad(x, rows // 2, columns // 2)
     kernel = kernel[:, :, 0].astype(jnp.float32)
-    places = [(i, j) for i in range(rows) for j in range(columns)]
-    total = sum(
-        (padded[:, i : i + height, j : j + width] * kernel[i, j] for i, j in places), jnp.zeros(())
-    )
-    return total.astype(x.dtype)
+
+    def of_rows(first, last):
+        total = jnp.zeros(())
+        for i, j in itertools.product(range(rows), range(columns)):
+            total += padded[:, first + i : last + i, j : j + width] * kernel[i, j]
+        return total
+
+    halves = [of_rows(0, height // 2), of_rows(height // 2, height)]
+    return jnp.concatenate(halves, axis=1).astype(x.dtype)
 
 
 @jax.jit(static_argnums=2)
