@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.data.decode import Unreadable, open_image
-from vit_jax.data.dense_fields import TOLERANCE, check_size
+from vit_jax.data.dense_fields import TOLERANCE, check_size, check_upright
 from vit_jax.data.fields import BACKGROUND, BOXES, IGNORED, INSTANCES, MASK, Boxes
 from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.folder import file_sizes, read_file
@@ -57,7 +57,10 @@ class Coco(Source):
         return len(self.files)
 
     def __getitem__(self, index):
-        return Example(read_file(self.root + self.files[index]), ())
+        image = read_file(self.root + self.files[index])
+        return Example(
+            check_upright(image, self.describe(index), f"its objects in {self.file}"), ()
+        )
 
     def describe(self, index):
         return as_text(self.root + self.files[index])

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.data.decode import Unreadable, open_image
+from vit_jax.data.dense_fields import check_upright
 from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.folder import file_sizes, folders_in, read_file, walk
 from vit_jax.data.sources.folder_rules import IMAGE_FOLDERS, of_system, sort_out, split_name
@@ -61,7 +62,8 @@ class Pairs(Source):
         return len(self.images)
 
     def __getitem__(self, index):
-        return Example(read_file(self.root + self.images[index]), ())
+        image = read_file(self.root + self.images[index])
+        return Example(check_upright(image, self.describe(index), self.describe_map(index)), ())
 
     def describe(self, index):
         return as_text(self.root + self.images[index])
