@@ -284,10 +284,29 @@ def _check_ids(file: str, key: str, entries: Sequence[Mapping]) -> None:
         )
 
 
+def _check_files(file: str, images: Sequence[Mapping], files: Sequence[str]) -> None:
+    """Raises UserError if two images have the same file, each with a part of its objects.
+
+    Args:
+      file: the COCO file.
+      images: the images.
+      files: their files.
+    """
+    first: dict[str, int] = {}
+    for index, name in enumerate(files):
+        if (other := first.setdefault(os.path.normpath(name), index)) != index:
+            raise UserError(
+                f"{file} lists {as_text(name)} under two ids, {images[other]['id']!r} and "
+                f"{images[index]['id']!r}: give the annotations of both one image_id, and remove "
+                "the other image; different images need different file names"
+            )
+
+
 def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) -> Coco:
     """Returns the source for the content of a COCO file."""
     images = content["images"]
     files = tuple(str(image["file_name"]) for image in images)
+    _check_files(listed.file, images, files)
     shapes = np.array([(image["height"], image["width"]) for image in images], np.int64)
     fields = tuple(name for name in (BOXES, INSTANCES, MASK) if name in options.fields) or (BOXES,)
     names, number = _classes(listed.file, content, MASK in fields, options.class_names)
