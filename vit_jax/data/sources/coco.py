@@ -15,7 +15,7 @@ from vit_jax.data.dense_fields import TOLERANCE, check_size, check_upright
 from vit_jax.data.fields import BACKGROUND, BOXES, IGNORED, INSTANCES, MASK, Boxes
 from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.folder import file_sizes, read_file
-from vit_jax.data.sources.folder_rules import split_name
+from vit_jax.data.sources.folder_rules import check_no_text_labels, split_name
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.pairs import DEV, SAMPLES, folder_of, shortened
 from vit_jax.data.sources.slices import groups_by_path, shuffled
@@ -187,6 +187,8 @@ def splits_at(path: str) -> dict[str, Listed]:
         return splits
     if len(files) == 1:
         return {"all": _listed_in(root, *files.popitem())}
+    for folder in ("labels", "train/labels"):  # Those of YOLO.
+        check_no_text_labels(os.path.join(root, folder))
     raise UserError(
         f"{path} has no COCO files of splits (data.path), such as annotations/instances_train.json "
         f"or train/{IN_SPLIT}; there are: {', '.join([*files][:5]) or 'none'}"
