@@ -11,7 +11,7 @@ from vit_jax.data.image_files import ImageFiles
 from vit_jax.errors import UserError
 from vit_jax.inspection.html_page import render, write_text
 from vit_jax.inspection.page_images import image_address
-from vit_jax.mask_files import MOST_SHOWN, PAGE, mask_names, save_image
+from vit_jax.mask_files import MOST_SHOWN, PAGE, mask_names, remove_earlier, save_image
 from vit_jax.models.dense.depth_model import DepthModel
 from vit_jax.models.dense.palette import coloured_depth, depth_legend
 
@@ -70,14 +70,14 @@ def write_depths(
       UserError: no image can be read.
     """
     names = mask_names([images.path(index) for index in range(len(images))])
-    unit, figures, num_read = unit_of(model.head.range[1]), [], 0
+    unit, figures, written = unit_of(model.head.range[1]), [], []
     units = f"{UNITS[unit]} (config.data.depth_scale={unit:g})"
 
     def skip(index: int, error: Unreadable | OSError) -> None:
         log(f"unreadable image skipped: {images.describe(index)} ({why_unreadable(error)})")
 
     for index, depth in model.stream(images, skip):
-        num_read += 1
+        written.append(names[index])
         save_image(depth_image(depth, unit), folder / DEPTHS / f"{names[index]}.png")
         colours = in_colours(depth)
         save_image(Image.fromarray(colours), folder / COLOURS / f"{names[index]}.jpg")
@@ -87,8 +87,9 @@ def write_depths(
         if len(figures) < MOST_SHOWN:
             pictures = [*map(image_address, (decode(images[index].image), colours))]
             figures.append(dict(name=images.describe(index), pictures=pictures, caption=words))
-    if not num_read:
+    if not (num_read := len(written)):
         raise UserError(f"none of the {len(images)} files is an image that can be read")
+    remove_earlier(folder, written, {DEPTHS: ".png", COLOURS: ".jpg"})
     note = f"Depth maps in {DEPTHS} are in {units}."
     log(note)
     if num_read > MOST_SHOWN:

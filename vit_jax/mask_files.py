@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -79,13 +79,13 @@ def write_masks(
       UserError: no image can be read.
     """
     names = mask_names([images.path(index) for index in range(len(images))])
-    segments, num_read = Segments(segmenter.class_names), 0
+    segments, written = Segments(segmenter.class_names), []
 
     def skip(index: int, error: Unreadable | OSError) -> None:
         log(f"unreadable image skipped: {images.describe(index)} ({why_unreadable(error)})")
 
     for index, mask in segmenter.stream(images, skip):
-        num_read += 1
+        written.append(names[index])
         image = decode(images[index].image)
         save_image(palette_image(mask), folder / MASKS / f"{names[index]}.png")
         save_image(Image.fromarray(overlay(image, mask)), folder / OVERLAYS / f"{names[index]}.jpg")
@@ -93,8 +93,9 @@ def write_masks(
         on_mask(images.describe(index), shares)
         if len(segments) < MOST_SHOWN:
             segments.add(images.describe(index), image, [mask], shares_in_words(shares))
-    if not num_read:
+    if not (num_read := len(written)):
         raise UserError(f"none of the {len(images)} files is an image that can be read")
+    remove_earlier(folder, written, {MASKS: ".png", OVERLAYS: ".jpg"})
     note = "images, and their classes"
     if num_read > MOST_SHOWN:
         note = f"the first {MOST_SHOWN} {note}; the others are in {MASKS} and {OVERLAYS}"
@@ -114,6 +115,35 @@ def class_shares(mask: np.ndarray, class_names: Sequence[str]) -> list[tuple[str
 def shares_in_words(shares: Sequence[tuple[str, float]]) -> str:
     """Returns a text with classes and their shares in percent, separated by two spaces."""
     return "  ".join(f"{name} {share:.1%}" for name, share in shares)
+
+
+def remove_earlier(folder: Path, written: Collection[str], suffixes: Mapping[str, str]) -> None:
+    """Removes an earlier prediction's files that the present prediction did not write.
+
+    A file is only removed if all folders contain it. Other files, such as the user's own masks, are
+    kept.
+
+    Args:
+      folder: folder of the predictions.
+      written: names of the images whose files were written, as returned by `mask_names`.
+      suffixes: suffix of the files by folder in `folder`. An image has a file in each of them.
+    """
+    found = [
+        {
+            path.relative_to(folder / name).with_suffix("")
+            for path in files_in(folder / name, suffix)
+        }
+        for name, suffix in suffixes.items()
+    ]
+    for stem in set.intersection(*found) - {*map(Path, written)}:
+        for name, suffix in suffixes.items():
+            (folder / name / f"{stem}{suffix}").unlink()
+
+
+def files_in(folder: Path, suffix: str) -> Iterator[Path]:
+    """Yields the files with the given suffix below a folder, without hidden files."""
+    paths = folder.rglob(f"*{suffix}")
+    return (path for path in paths if path.is_file() and not path.name.startswith("."))
 
 
 def save_image(image: Image.Image, file: Path) -> None:

@@ -16,7 +16,7 @@ from vit_jax.data.map_files import run_lengths
 from vit_jax.errors import UserError, as_text
 from vit_jax.inspection.html_page import render, write_text
 from vit_jax.inspection.page_images import image_address
-from vit_jax.mask_files import MOST_SHOWN, OVERLAYS, PAGE, mask_names, save_image
+from vit_jax.mask_files import MOST_SHOWN, OVERLAYS, PAGE, mask_names, remove_earlier, save_image
 from vit_jax.models.dense.detector import Detections, Detector
 from vit_jax.models.dense.palette import class_legend, object_colour
 
@@ -49,7 +49,8 @@ def write_objects(
     """
     names = mask_names([images.path(index) for index in range(len(images))])
     rows: dict[str, list[dict[str, Any]]] = {"images": [], "annotations": []}
-    figures = []
+    figures, written = [], []
+    overwrites = (folder / OBJECTS).is_file()
 
     def skip(index: int, error: Unreadable | OSError) -> None:
         log(f"unreadable image skipped: {images.describe(index)} ({why_unreadable(error)})")
@@ -63,6 +64,7 @@ def write_objects(
         # Ids start at 1, because in ground truth pycocotools interprets the id 0 as "not found".
         rows["annotations"] += annotations(objects, number, len(rows["annotations"]) + 1)
         drawn = overlay(image, objects, detector.class_names)
+        written.append(names[index])
         save_image(drawn, folder / OVERLAYS / f"{names[index]}.jpg")
         words = in_words(objects, detector.class_names)
         on_objects(images.describe(index), words)
@@ -71,6 +73,8 @@ def write_objects(
             figures.append(dict(name=images.describe(index), pictures=pictures, caption=words))
     if not rows["images"]:
         raise UserError(f"none of the {len(images)} files is an image that can be read")
+    if overwrites:
+        remove_earlier(folder, written, {OVERLAYS: ".jpg"})
     categories = [dict(id=label, name=name) for label, name in enumerate(detector.class_names)]
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / OBJECTS, json.dumps(rows | {"categories": categories}))

@@ -114,7 +114,7 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
     from vit_jax.interop.open import open_checkpoint
     from vit_jax.interop.preprocessing import lost
     from vit_jax.publishing.hub_card import Published, card_text, properties_of
-    from vit_jax.publishing.usage import expected_output, usages
+    from vit_jax.publishing.usage import expected_output, usages, usages_of_depth
     from vit_jax.save import write_checkpoint
 
     jax.config.update("jax_platforms", "cpu")  # The files must not depend on the machine.
@@ -136,11 +136,28 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
         bool(checkpoint.class_names),
         checkpoint.probabilities,
     )
-    tried = run_examples(examples, *expected_output(checkpoint), folder, name)
+    picture, expected = expected_output(checkpoint)
+    tried = run_examples(examples, picture, expected, folder, name)
+    if checkpoint.objective and checkpoint.objective.name == "depth":
+        expected = expected_depth(source, picture)
+        tried += run_examples(usages_of_depth(name), picture, expected, folder, name)
     size = checkpoint.options.image_size
     differs = lost(checkpoint.preprocessing, checkpoint.probabilities, size, form)
     about = Published(name, form, *properties_of(checkpoint), licence, base, facts, differs, tried)
     (folder / "README.md").write_text(card_text(about))
+
+
+def expected_depth(source: str, picture: "np.ndarray") -> "np.ndarray":
+    """Returns the depth that a depth run predicts for an image, float32 `[pixels]`.
+
+    Args:
+      source: the run, as in `load_depth`.
+      picture: the image, uint8 `[height, width, 3]`.
+    """
+    from vit_jax.dense import load_depth
+
+    model = load_depth(source, log=lambda line: None, dtype="float32")
+    return model.predict(picture)[0].reshape(-1)
 
 
 def has_both_towers(source: str) -> bool:

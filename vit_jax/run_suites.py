@@ -16,6 +16,7 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.dense import PREDICTORS, load_segmenter
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
+from vit_jax.evaluation.flags_in_errors import naming_flags
 from vit_jax.evaluation.results import Results, in_words
 from vit_jax.evaluation.suite import (
     COMPARED_EXAMPLES,
@@ -36,6 +37,7 @@ from vit_jax.interop.dense import TASKS, with_head
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.load import build_model
+from vit_jax.options.data import DataOptions
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
@@ -110,7 +112,7 @@ def run_suites(
             raise Stopped
         return load_segmenter(workdir, log=lambda line: None)
 
-    mesh = make_mesh()
+    mesh, data_options = make_mesh(), data_options_of(checkpoint, opened)
     subject = Subject(
         str(checkpoint),
         mesh,
@@ -122,12 +124,14 @@ def run_suites(
         finetune=lambda config, folder: train(
             config, results.folder / f"{folder}-{version['content']}"
         ),
-        dense=DenseHeads(load=dense, probe=probe, **dense_facts(checkpoint, opened)),
+        dense=DenseHeads(load=dense, probe=probe, **dense_facts(opened, data_options)),
         num_classes=opened.options.num_classes,
         class_names=opened.class_names,
         batch_size=batch_size,
         workers=workers,
     )
+    if data_options:
+        subject.caption_key = data_options.caption_key
     subject.on_outputs = lambda outputs: log(f"page: {write_suite_page(results.folder, outputs)}")
     given = {"image_size": image_size} | dict(options or {})
     values = {suite.name: {"image_size": None} | suite.defaults() | given for suite in chosen}
@@ -135,16 +139,23 @@ def run_suites(
         settings = {"image_size": image_size} | suite.settings(subject, values[suite.name])
         results.begin(suite.name, settings)
     for suite in chosen:
-        for measurement in suite.measurements(subject, values[suite.name]):
+        with naming_flags():
+            measurements = suite.measurements(subject, values[suite.name])
+        for measurement in measurements:
             attempt(results, suite, measurement, subject)
     return results
 
 
-def dense_facts(source: str | Path, opened: Checkpoint) -> dict[str, Any]:
+def data_options_of(source: str | Path, opened: Checkpoint) -> DataOptions | None:
+    """Returns the data options of a run; None for a checkpoint that is not a run."""
+    saved = None if opened.step is None else saved_run(place_of(source)[0])
+    return saved.config.data if saved else None
+
+
+def dense_facts(opened: Checkpoint, data_options: DataOptions | None) -> dict[str, Any]:
     """Returns `task` and, for a run, `depth_scale` of the checkpoint's `DenseHeads`."""
     task = opened.objective.name if opened.objective else None
-    saved = None if opened.step is None else saved_run(place_of(source)[0])
-    return {"task": task} | ({"depth_scale": saved.config.data.depth_scale} if saved else {})
+    return {"task": task} | ({"depth_scale": data_options.depth_scale} if data_options else {})
 
 
 def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEncoder:
@@ -217,7 +228,8 @@ def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
     digests, failures = {}, {}
     for name in measurement.names:
         try:
-            digests[name] = digest_of(measurement.identify(name))
+            with naming_flags():
+                digests[name] = digest_of(measurement.identify(name))
         except UserError as error:
             failures[str(error)] = None
     return digests, "; ".join(failures)
@@ -269,7 +281,8 @@ def measured_rows(
     impossible = []
     try:
         try:
-            opened = measurement.open(names)
+            with naming_flags():
+                opened = measurement.open(names)
         except Impossible as error:
             impossible = [Row(suite.name, name, note=str(error)) for name in error.names]
             names = [name for name in names if name not in error.names]

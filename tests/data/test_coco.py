@@ -109,6 +109,22 @@ def test_sizes_that_are_not_the_images_are_an_error(tmp_path, file):
         opened(tmp_path / "turned" / "list.json")
 
 
+def test_a_file_of_two_ids_is_an_error(tmp_path, file):
+    """Each of the images would have only a part of the objects."""
+    for name in ("a.png", "./a.png"):
+        write(tmp_path / "twice.json", content(("a.png", "b.png", name)))
+        with pytest.raises(UserError, match=r"a.png under two ids, 0 and 20: give the annotations"):
+            opened(tmp_path / "twice.json")
+
+
+def test_an_image_that_exif_turns_within_its_size_is_an_error(tmp_path, file):
+    tags = Image.Exif()
+    tags[0x0112] = 3
+    Image.new("RGB", SIZE).save(tmp_path / "b.png", exif=tags)
+    with pytest.raises(UserError, match=r"b.png has the EXIF orientation 3, and its objects in"):
+        opened(file)
+
+
 # Some programs write numbers as texts, or null for a missing value.
 @pytest.mark.parametrize("no", [0, "0", False, None], ids=repr)
 def test_crowds_are_marked_and_ignored_in_masks(no, tmp_path):

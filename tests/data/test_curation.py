@@ -101,6 +101,15 @@ def retrieve(sets, out, model=None, run=run, **options) -> writer.Prepared:
     )
 
 
+@pytest.mark.parametrize("option", [{"retrieve_for": ("set",)}, {"embeddings": "model"}])
+def test_options_that_need_embeddings_are_rejected_without(option, sets, tmp_path):
+    source = readers.find(str(sets[0]), "images", None)
+    with pytest.raises(
+        UserError, match=f"{next(iter(option))}=.*: give prepare an embedding, such"
+    ):
+        writer.prepare(source, tmp_path / "out", writer.Options(**option), run, run)
+
+
 def read_csv(path: Path) -> list[list[str]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         return list(csv.reader(file))[1:]

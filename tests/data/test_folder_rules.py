@@ -157,3 +157,23 @@ def test_names_that_are_no_utf_8_are_text_that_can_be_written(tmp_path):
     assert source.class_names == ("caf\\udce9", "dog") and source[0].image[:4] == b"\x89PNG"
     assert source.describe(0).encode() == f"{tmp_path}/train/caf\\udce9/cat.png".encode()
     assert len(opened(tmp_path, class_names=source.class_names)) == 2
+
+
+@pytest.mark.parametrize("layout", ["images/train", "train/images"])
+def test_text_labels_of_yolo_are_no_masks(layout, tmp_path):
+    images = tmp_path / layout
+    labels = tmp_path / layout.replace("images", "labels")
+    labels.mkdir(parents=True)
+    for name in "ab":
+        save(images / f"{name}.jpg")
+        (labels / f"{name}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    (labels / "classes.txt").write_text("dog\n")
+    words = r"has text files such as a.txt, as YOLO's labels, .* Supported: COCO files, such as "
+    for kind in ("masks", "coco"):
+        with pytest.raises(UserError, match=words):
+            open_source(kind, "train", path=str(tmp_path), labels=False)
+    with pytest.raises(UserError, match=words):
+        find(str(tmp_path))
+    save(labels / "a.png")
+    with pytest.raises(UserError, match="1 of 2 images have no mask"):
+        open_source("masks", "train", path=str(tmp_path), labels=False)

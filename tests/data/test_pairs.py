@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.malformed import exif
 from tests.pages import ROOT
 from vit_jax.command import read_config
 from vit_jax.data.dense_fields import mask_field
@@ -222,6 +223,29 @@ def test_batches_have_the_masks_of_their_images(own):
     batches.close()
     assert batch["mask"].dtype == np.uint8 and batch["mask"].shape == (4, 8, 8)
     np.testing.assert_array_equal(batch["image"][..., 0], batch["mask"])
+
+
+@pytest.mark.parametrize(
+    ("suffix", "size", "orientation"),
+    [("jpg", SIZE, 2), ("png", SIZE, 3), ("webp", SIZE, 4), ("jpg", (8, 8), 6)],
+)
+def test_an_image_that_exif_turns_within_its_size_is_an_error(suffix, size, orientation, own):
+    """Its mask may fit the upright or the stored pixels."""
+    (own / "images/val/c.jpg").unlink()
+    file = own / f"images/val/c.{suffix}"
+    image = Image.new("RGB", size)
+    save(own / "masks/val/c.png", np.resize(np.array([0, 1, 2], np.uint8), size[::-1]))
+    image.save(file, exif=exif(1))
+    assert len(opened(own, "val")) == 1
+    image.save(file, exif=exif(orientation))
+    words = rf"c.{suffix} has the EXIF orientation {orientation}, and .*masks/val/c.png may fit"
+    with pytest.raises(UserError, match=words):
+        opened(own, "val")
+
+
+def test_an_image_that_exif_turns_to_the_size_of_its_mask_is_read(own):
+    Image.new("RGB", SIZE[::-1]).save(own / "images/val/c.jpg", exif=exif(6))
+    assert len(opened(own, "val")) == 1
 
 
 def test_changed_masks_are_noticed(own):

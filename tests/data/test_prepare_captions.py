@@ -206,6 +206,23 @@ def test_captions_of_a_kind_without_any_are_rejected(tmp_path):
         prepare(tmp_path / "pairs" / "images", tmp_path / "out", "caption")
 
 
+def test_a_label_key_of_images_without_columns_is_rejected(tmp_path):
+    make_csv(tmp_path)
+    for kind, labels in {"images": "no labels", "folder": "the names of their folders"}.items():
+        with pytest.raises(
+            UserError, match=f"--label_key=kind: data of the kind '{kind}' have {labels}.*: remove"
+        ):
+            readers.find(str(tmp_path / "pairs"), kind, label_key="kind")
+
+
+def test_skipping_uncaptioned_images_of_data_without_captions_is_rejected(tmp_path):
+    source = make_csv(tmp_path, labels=True)
+    with pytest.raises(UserError, match="only the kinds csv, .* may have captions: remove --skip"):
+        prepare(source / "images", tmp_path / "out", skip_uncaptioned=True)
+    with pytest.raises(UserError, match="no captions were found in .*; name them with"):
+        prepare(source, tmp_path / "out", readers.NO_CAPTIONS, skip_uncaptioned=True)
+
+
 def test_missing_images_of_a_list_are_counted_and_named(tmp_path):
     root = make_csv(tmp_path)
     for number in (1, 4):

@@ -151,9 +151,45 @@ def test_retrieval_is_that_of_all_captions(run, data, tmp_path):
     assert f"54 captions, {len({*listed})} of them distinct" in rows[f"pairs, {way}, recall@1"].note
 
 
+def test_captions_are_read_from_the_column_of_the_run(data, tmp_path):
+    text = (data / "pairs.csv").read_text().replace("file,caption", "file,words,caption", 1)
+    lines = [text.splitlines()[0], *(f"{line},other" for line in text.splitlines()[1:])]
+    (data / "words.csv").write_text("\n".join(lines))
+    config = small_config("softmax")
+    config.steps = config.evaluate_every = 1
+    config.optimizer.warmup_steps = 0
+    config.data.caption_key, config.data.workers = "words", 0
+    config.evaluate.suites = ("retrieval",)
+    config.evaluate.options = (f"set=csv:{data}/words.csv",)
+    vit_jax.train(config, tmp_path / "run", train=pairs(64, 0), test=pairs(32, 1))
+    row = evaluated(tmp_path / "run", "retrieval", f"csv:{data}/words.csv", tmp_path / "out")
+    (found,) = (value for name, value in row.items() if name.endswith("image to text, recall@5"))
+    assert found.note.startswith("54 captions, ") and found.accuracy < 1
+
+
+def test_labels_are_read_from_the_column_of_label_key(run, data, tmp_path):
+    files = sorted((data / "colours").rglob("*.png"))
+    rows = [f"{file},{file.parent.name},{number}" for number, file in enumerate(files)]
+    (data / "kinds.csv").write_text("\n".join(["file,kind,number", *rows]))
+    text = f"csv:{data}/kinds.csv@all[:50%],all"
+    rows = evaluated(run, "zero_shot", text, tmp_path, label_key="kind")
+    assert rows["kinds, top-1"].accuracy is not None, rows["kinds, top-1"].note
+    rows = evaluated(run, "knn", text, tmp_path, label_key="kind", neighbours=[1])
+    assert rows["kinds, 1-NN"].accuracy > 0.4, rows["kinds, 1-NN"].note
+
+
 @pytest.mark.parametrize(
     ("suite", "text", "options", "words"),
     [
+        ("knn", "csv:{}/several.csv", {"label_key": "kind"}, "column 'kind': .* --label_key=NAME"),
+        (
+            "knn",
+            "csv:{}/pairs.csv@a,b",
+            {"label_key": "caption"},
+            "--set=KIND:PATH@all.:80%.,all.80%",
+        ),
+        ("knn", "folder:{}/colours@dev,test", {}, r"\(--set=KIND:PATH and the split's name\)"),
+        ("retrieval", "digits:", {}, r"captions \(--set=csv:PATH\)"),
         ("retrieval", "digits:", {}, "the test data have no captions"),
         ("retrieval", "folder:{}/colours", {}, "no captions"),
         ("retrieval", "csv:{}/several.csv", {}, "no column 'caption': .* with --caption_key=NAME"),

@@ -286,6 +286,15 @@ def test_what_is_written_is_read_again(library, case, tmp_path):
     assert (crop.kind, crop.interpolation) == (seen.kind, seen.interpolation)
 
 
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_a_crop_that_libraries_lack_is_rejected_with_what_works(library, tmp_path):
+    model, seen = random_model(ViT, **TINY), Preprocessing("fit", Fraction(1), "bilinear")
+    about = described(ViT, **TINY), params_of(model).get
+    with pytest.raises(UserError, match="cannot store the crop fit .* vit_jax.export WORKDIR"):
+        save(tmp_path / "model", library, *about, seen)
+    save(tmp_path / "model.npz", "google", *about, seen)
+
+
 def test_the_share_of_the_image_stays_at_another_size(folder):
     checkpoint = open_checkpoint(folder("timm", config=timm_says(crop_pct=0.8)))
     assert [checkpoint_crop(checkpoint, size).resize for size in (32, 64, (40, 80))] == [40, 80, 50]

@@ -130,6 +130,33 @@ def test_a_loop_that_depends_on_the_data_counts_once(part, other):
     assert [x.name for x in operations if x.kind == UNKNOWN_LOOP] == ["while.1"]
 
 
+CHOICE = """\
+  %choice = f32[32,64]{1,0} conditional(%i.1, %m.1, %m.1), BRANCHES
+  ROOT %fusion.9 ="""
+BRANCH = """
+%NAME (e.NAME: f32[32,64]) -> f32[32,64] {
+  %e.NAME = f32[32,64]{1,0} parameter(0)
+  ROOT %mul.NAME = f32[32,64]{1,0} multiply(%e.NAME, %e.NAME), \
+backend_config={"window_config":{"estimated_cycles":"CYCLES"}}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        "branch_computations={%cheap, %dear}",
+        "true_computation=%dear, false_computation=%cheap",
+    ],
+)
+def test_of_a_conditional_the_branch_with_the_most_cycles_counts(branches):
+    module = MODULE.replace("STEP", "1").replace("  ROOT %fusion.9 =", CHOICE)
+    for name, cycles in {"cheap": "40", "dear": "900"}.items():
+        module += BRANCH.replace("NAME", name).replace("CYCLES", cycles)
+    operations = read_operations(module.replace("BRANCHES", branches))
+    assert total(operations, "cycles") == 12 * 1000 + 300 + 900
+
+
 def test_a_kernels_cycles_and_flops_are_in_its_metadata():
     start, end = MODULE.index("  %fusion.1 = bf16[8,64]"), MODULE.index("  %step = ")
     kernel = (

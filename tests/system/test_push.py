@@ -15,6 +15,7 @@ from PIL import Image
 import vit_jax
 from tests.hub_server import FakeHub
 from tests.system.conftest import ROOT
+from tests.system.test_depth import config_of_scenes, write_scenes
 from vit_jax.publishing.run_facts import without_folders
 
 pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
@@ -100,6 +101,18 @@ def test_what_is_sent_loads_in_each_library_by_the_lines_of_its_card(finished, p
     timm, transformers, *_, own = printed.stdout.splitlines()
     assert timm == transformers == expected.classes[0]
     assert own.split("  ")[1:] == str(expected).split("  ")[1:]
+
+
+def test_the_card_of_a_depth_run_loads_its_head(push, without_timm, tmp_path):
+    config = config_of_scenes(write_scenes(tmp_path / "scenes"))
+    config.data.test_crop, config.optimizer.warmup_steps = "square", 0
+    config.steps = config.evaluate_every = 1
+    vit_jax.train(config, tmp_path / "run")
+    arguments = tmp_path / "run", "ada/depth", "--licence=mit", f"--dry_run={tmp_path / 'out'}"
+    done = push(*arguments, path=without_timm)
+    assert done.returncode == 0, done.stderr
+    assert 'vit_jax.load_depth("hf://ada/depth")' in (tmp_path / "out" / "README.md").read_text()
+    assert "ran the card's lines for vit_jax with the depth head" in done.stdout
 
 
 def test_a_dry_run_writes_the_folder_and_its_card_and_asks_nobody(

@@ -437,6 +437,9 @@ class Turn(NamedTuple):
     flip_y: bool
 
 
+ORIENTATION = 0x0112  # EXIF tag.
+# Starts of the types and contents of a PNG's chunks that may contain an orientation.
+PNG_METADATA = (b"eXIf", b"zTXtRaw profile type exif", b"tEXtRaw profile", b"iTXtXML:com.adobe.xmp")
 # The turn for each EXIF orientation. With an unknown orientation an image counts as upright, as in
 # Pillow.
 TURNS = {
@@ -538,9 +541,48 @@ def _turn_of(jpeg: bytes) -> Turn:
 
 def _turn(opened: Image.Image) -> Turn:
     try:
-        return TURNS.get(opened.getexif().get(0x0112), TURNS[1])
+        return TURNS.get(opened.getexif().get(ORIENTATION), TURNS[1])
     except Exception:  # An image with damaged EXIF is still readable.
         return TURNS[1]
+
+
+def hidden_orientation(image: bytes) -> int | None:
+    """Returns the EXIF orientation of an image that is turned or mirrored, but keeps its size.
+
+    Annotations of such an image may fit the stored or the upright pixels: their size is the same.
+
+    Args:
+      image: an encoded image.
+
+    Returns:
+      The orientation, from 2 to 8; None: the image is upright, a turn changes its size, or it
+      cannot be read.
+    """
+    if not _may_be_turned(image):
+        return None
+    try:
+        opened = Image.open(io.BytesIO(image), formats=FORMATS)
+        orientation = opened.getexif().get(ORIENTATION, 1)
+    except Exception:  # Pillow's parsers raise errors of any type.
+        return None
+    turn = TURNS.get(orientation, TURNS[1])
+    if turn == TURNS[1] or (turn.swap and opened.height != opened.width):
+        return None
+    return orientation
+
+
+def _may_be_turned(image: bytes) -> bool:
+    """Returns False if an encoded image has no EXIF orientation; does not decode the image."""
+    if _jpeg is not None and (header := _jpeg.size(image)) is not None:
+        return header[2]
+    if not image.startswith(b"\x89PNG"):
+        return True
+    at = 8
+    while at < len(image):  # Pillow would decode the whole PNG to find chunks at its end.
+        if image.startswith(PNG_METADATA, at + 4):
+            return True
+        at += 12 + int.from_bytes(image[at : at + 4], "big")
+    return False
 
 
 def _upright(pixels: np.ndarray, turn: Turn) -> np.ndarray:

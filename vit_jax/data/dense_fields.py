@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 
+from vit_jax.data.decode import hidden_orientation
 from vit_jax.data.fields import BOXES, DEPTH, IGNORED, INSTANCES, MASK, Boxes, Field
 from vit_jax.data.placement import Placement
 from vit_jax.errors import UserError
@@ -156,6 +157,26 @@ def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) 
             f"{image} has {columns}x{rows} pixels, and its annotations are of {width}x{height}: "
             "scale the annotations, and save images upright, without an EXIF rotation"
         )
+
+
+def check_upright(image: bytes, where: str, annotations: str) -> bytes:
+    """Returns an encoded image; raises UserError if it is turned by EXIF and keeps its size.
+
+    Images are turned upright. If a turn changes the size, annotations of the stored pixels have
+    another size, which `check_size` and `Placement` detect.
+
+    Args:
+      image: the encoded image.
+      where: name of the image, for the error.
+      annotations: description of the annotations, for the error.
+    """
+    if orientation := hidden_orientation(image):
+        raise UserError(
+            f"{where} has the EXIF orientation {orientation}, and {annotations} may fit the "
+            "upright or the stored pixels: save the image without EXIF, upright "
+            "(PIL.ImageOps.exif_transpose) or as stored, such that they fit"
+        )
+    return image
 
 
 def boxes_of(rows: np.ndarray) -> Boxes:

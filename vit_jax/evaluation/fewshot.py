@@ -277,19 +277,24 @@ def no_test_split(described: DataSet, split: str) -> str:
 
 
 def open_data_set(
-    described: DataSet, image_size: int = 224, log: Callable[[str], None] = print
+    described: DataSet,
+    image_size: int = 224,
+    label_key: str = "label",
+    log: Callable[[str], None] = print,
 ) -> tuple[Source, Source]:
     """Opens a data set's training and test images. Both splits have the same class indices.
 
     Args:
       described: the data set.
       image_size: size of synthetic images, in pixels.
+      label_key: CSV column or TFDS feature of the labels.
       log: callback for messages about classes without images.
 
     Raises:
       UserError: the data set does not exist, is empty or cannot be read.
     """
     arguments = dict(path=described.path, image_size=image_size, each_labelled=True)
+    arguments["label_key"] = label_key
     train = open_source(described.kind, described.train_split, **arguments)
     names = train.class_names
     if len(names) < 2:

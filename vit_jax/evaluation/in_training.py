@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
+from vit_jax.evaluation.flags_in_errors import naming_flags
 from vit_jax.evaluation.suite import (
     Impossible,
     Measurement,
@@ -90,6 +91,7 @@ class TrainingSuites:
             threads=data.threads,
             max_unreadable=data.max_unreadable,
         )
+        self._subject.caption_key = data.caption_key
         self._opened: list[Opened] = []
         self.fingerprints: dict[str, dict[str, int | str]] = {}
         for name in OWN_SECTIONS:
@@ -135,11 +137,13 @@ class TrainingSuites:
         """
         suite = SUITES[name]
         values = {"image_size": image_size} | suite.defaults() | options
-        measurements = suite.measurements(self._subject, values)
+        with naming_flags():
+            measurements = suite.measurements(self._subject, values)
         places = where or [("evaluate.suites", f"{name}, {one.names[0]}") for one in measurements]
         for measurement, (key, what) in zip(measurements, places, strict=True):
             try:
-                opened = measurement.open(measurement.names)
+                with naming_flags():
+                    opened = measurement.open(measurement.names)
             except Impossible as error:
                 raise (error.__cause__ or error) from None
             except UserError as error:

@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from vit_jax.data.fields import CAPTION_KEYS
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
@@ -226,6 +227,7 @@ class Subject:
 
     Attributes:
       go_on: function that is called between batches. If it returns False, the evaluation stops.
+      caption_key: column or key of the captions, such as the run's `data.caption_key`.
       on_outputs: callback that receives outputs for a page of images, such as `Classified`.
     """
 
@@ -248,6 +250,7 @@ class Subject:
         self.name, self.mesh, self.log, self.finetune = name, mesh, log, finetune
         self.num_classes, self.class_names = num_classes, tuple(class_names)
         self.go_on: Callable[[], bool] = lambda: True
+        self.caption_key = CAPTION_KEYS[0]
         self.on_outputs: Callable[[Outputs], None] = lambda outputs: None
         self._load, self._options, self._extractors = load, options, {}
         self._transfer_crop, self._test_crop, self._texts = transfer_crop, test_crop, texts
@@ -459,6 +462,7 @@ def in_data_dir(path: str, data_dir: str) -> str:
 
 
 DATA_DIR = text_option("Where TFDS's data sets are, if not in ~/tensorflow_datasets.")
+LABEL_KEY = SuiteOption("label", "CSV column or TFDS feature of the labels; by default label.")
 
 
 def digest_of(values: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from vit_jax.evaluation.fewshot import (
 from vit_jax.evaluation.suite import (
     COMPARED_EXAMPLES,
     DATA_DIR,
+    LABEL_KEY,
     Impossible,
     Measurement,
     Options,
@@ -103,7 +104,8 @@ def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Sour
 
     @functools.cache
     def sources_of(described: DataSet) -> tuple[Source, Source]:
-        return open_data_set(described, options["image_size"] or 224, log=subject.log)
+        size = options["image_size"] or 224
+        return open_data_set(described, size, options["label_key"], log=subject.log)
 
     return sources_of
 
@@ -199,6 +201,7 @@ SUITE = Suite(
         "shots": whole_numbers_option(SHOTS, "Training images of each class.", 1),
         "seeds": whole_numbers_option(SEEDS, "Of the choice of few-shot images.", 0),
         "penalty": SuiteOption(PENALTY, "Penalty of least squares.", float),
+        "label_key": LABEL_KEY,
         "data_dir": DATA_DIR,
     },
     settings=lambda subject, options: {

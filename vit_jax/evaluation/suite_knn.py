@@ -11,6 +11,7 @@ from vit_jax.evaluation.fewshot import fingerprints, read_single_labels
 from vit_jax.evaluation.knn import NEIGHBOURS, knn_accuracies
 from vit_jax.evaluation.suite import (
     DATA_DIR,
+    LABEL_KEY,
     Impossible,
     Measurement,
     Options,
@@ -93,6 +94,7 @@ SUITE = Suite(
     options={
         "set": SETS,
         "neighbours": whole_numbers_option(NEIGHBOURS, "Training images that vote.", 1),
+        "label_key": LABEL_KEY,
         "data_dir": DATA_DIR,
     },
     settings=lambda subject, options: {"crop": str(subject.transfer_crop)},

@@ -7,7 +7,7 @@ from vit_jax.data.sources import DataSet
 from vit_jax.data.sources.base import Source
 from vit_jax.evaluation.fewshot import fingerprints
 from vit_jax.evaluation.probe import linear_probe
-from vit_jax.evaluation.suite import DATA_DIR, Measurement, Options, Row, Subject, Suite
+from vit_jax.evaluation.suite import DATA_DIR, LABEL_KEY, Measurement, Options, Row, Subject, Suite
 from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, identify, opener, split_note
 
 
@@ -46,6 +46,6 @@ SUITE = Suite(
     title="Linear probe on all training images",
     needs="data sets of --set, folders too; by default big_vision's nine of TFDS",
     measurements=measurements,
-    options={"set": SETS, "data_dir": DATA_DIR},
+    options={"set": SETS, "label_key": LABEL_KEY, "data_dir": DATA_DIR},
     settings=lambda subject, options: {"crop": str(subject.transfer_crop)},
 )

@@ -20,7 +20,7 @@ from vit_jax.evaluation.suite import (
     Row,
     Subject,
     Suite,
-    SuiteOption,
+    text_option,
 )
 from vit_jax.evaluation.suite_fewshot import SETS
 from vit_jax.evaluation.suite_zero_shot import tested_sets
@@ -44,19 +44,15 @@ def open_captioned(described: DataSet, options: Options, subject: Subject) -> Op
       UserError: the model has no text encoder, or the data cannot be opened or have no captions.
     """
     _ = subject.texts  # Raises UserError if the model has no text encoder.
-    try:
-        source = open_source(
-            described.kind,
-            described.test_split,
-            path=described.path,
-            image_size=options["image_size"] or 224,
-            labels=False,
-            fields=(TEXT,),
-            caption_key=options["caption_key"],
-        )
-    except UserError as error:  # The error names the flag of a run, which the command lacks.
-        text = str(error).replace("--config.data.caption_key", "--caption_key")
-        raise UserError(text) from error
+    source = open_source(
+        described.kind,
+        described.test_split,
+        path=described.path,
+        image_size=options["image_size"] or 224,
+        labels=False,
+        fields=(TEXT,),
+        caption_key=options["caption_key"] or subject.caption_key,
+    )
     check_fields(source, (TEXT,), "test")
     return Opened(source, [source.fields_of(index)[TEXT] for index in range(len(source))])
 
@@ -140,13 +136,14 @@ SUITE = Suite(
     measurements=measurements,
     options={
         "set": SETS,
-        "caption_key": SuiteOption(
-            "caption", "Column or key of the captions; by default caption, captions or text."
+        "caption_key": text_option(
+            "Column or key of the captions; by default the run's data.caption_key, or for another "
+            "checkpoint caption, captions or text."
         ),
         "data_dir": DATA_DIR,
     },
     settings=lambda subject, options: {
-        "caption_key": options["caption_key"],
+        "caption_key": options["caption_key"] or subject.caption_key,
         "crop": str(subject.test_crop),
     },
     spoken="retrieval on",

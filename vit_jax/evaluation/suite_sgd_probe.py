@@ -13,6 +13,7 @@ from vit_jax.evaluation.fewshot import fingerprints, read_single_labels
 from vit_jax.evaluation.sgd_probe import STEPS, Fitted, SgdProbe
 from vit_jax.evaluation.suite import (
     DATA_DIR,
+    LABEL_KEY,
     Measurement,
     Options,
     Row,
@@ -119,6 +120,7 @@ SUITE = Suite(
     options={
         "set": SETS,
         "probe_steps": SuiteOption(STEPS, "Steps of sgd_probe, of 1,024 images.", parse_steps),
+        "label_key": LABEL_KEY,
         "data_dir": DATA_DIR,
     },
     settings=lambda subject, options: {

@@ -17,6 +17,7 @@ from vit_jax.evaluation.imagenet import accuracy, synsets
 from vit_jax.evaluation.suite import (
     COMPARED_EXAMPLES,
     DATA_DIR,
+    LABEL_KEY,
     Classified,
     Measurement,
     Options,
@@ -153,6 +154,7 @@ def open_labelled(described: DataSet, options: Options, subject: Subject) -> Ope
         path=described.path,
         image_size=options["image_size"] or 224,
         each_labelled=True,
+        label_key=options["label_key"],
     )
     if not source.class_names:
         raise UserError(f"{described.name} has no labels: zero_shot needs one for each image")
@@ -253,6 +255,7 @@ SUITE = Suite(
             "imagenet: CLIP's 80; by default 'a photo of a {}.'",
             parse_templates,
         ),
+        "label_key": LABEL_KEY,
         "data_dir": DATA_DIR,
     },
     settings=lambda subject, options: {

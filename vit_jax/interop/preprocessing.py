@@ -358,6 +358,13 @@ def lost(
 
 
 def _require(seen: Preprocessing, names: dict, library: str) -> None:
+    if seen.kind == "fit":
+        raise UserError(
+            f"{library} cannot store the crop fit (the whole image, padded to a square). Use the "
+            "workdir itself, or export the model with its preprocessing and the head of a dense "
+            "run, python -m vit_jax.export WORKDIR FILE.onnx, or convert a ViT without head and "
+            "crop to FILE.npz"
+        )
     if seen.kind not in ("short_side", "square"):
         raise UserError(f"{library} cannot store the crop {seen.kind}, which is unsupported here")
     if seen.interpolation not in names:

@@ -3,7 +3,8 @@
 The TPU compiler estimates the cycles of each operation, and writes them into the operation's
 `backend_config`. It does not estimate kernels; ours have cycles and FLOPs in their metadata.
 Operations in a loop are counted once per iteration. If the number of iterations depends on the
-data, as in the matching of detections, they are counted only once.
+data, as in the matching of detections, they are counted only once. Of the branches of a conditional
+only the one with the most cycles is counted, so that the estimate is an upper bound.
 """
 
 import math
@@ -82,8 +83,7 @@ def read_operations(text: str) -> list[Operation]:
             if key not in seen:
                 seen.add(key)
                 kind, sent = name, sent + module.payload(inner)
-        cycles = re.search(r'"(?:estimated_)?cycles":"(\d+)"', instruction.rest)
-        cycles, flops = int(cycles[1]) if cycles else 0, module.flops(instruction)
+        cycles, flops = _cycles(instruction), module.flops(instruction)
         if cycles or flops or sent or kind == UNKNOWN_LOOP:
             source = re.search(r'op_name="([^"]*)"', instruction.rest)
             source, part = source[1] if source else "", module.part(instruction)
@@ -158,6 +158,8 @@ class _Module:
     def walk(self, name: str, times: int = 1) -> Iterator[tuple[int, _Instruction]]:
         """Yields (number of executions, operation) for a computation and all computations it calls.
 
+        Of a conditional, only the branch with the most cycles is included.
+
         Args:
           name: name of the computation.
           times: number of executions of this computation in a step.
@@ -168,16 +170,18 @@ class _Module:
                 turns = self.turns(instruction) or 1
                 for inner in _called(instruction, "condition", "body"):
                     yield from self.walk(inner, times * turns)
-            elif instruction.opcode in ("call", "conditional", "async-start"):
-                names = (
-                    "to_apply",
-                    "calls",
-                    "true_computation",
-                    "false_computation",
-                    "branch_computations",
-                )
-                for inner in _called(instruction, *names):
+            elif instruction.opcode == "conditional":
+                names = "true_computation", "false_computation", "branch_computations"
+                branches = (list(self.walk(x, times)) for x in _called(instruction, *names))
+                yield from max(branches, key=self._costs, default=())
+            elif instruction.opcode in ("call", "async-start"):
+                for inner in _called(instruction, "to_apply", "calls"):
                     yield from self.walk(inner, times)
+
+    def _costs(self, operations: Sequence[tuple[int, _Instruction]]) -> tuple[int, int]:
+        """Returns the cycles and the FLOPs of operations with their numbers of executions."""
+        cycles = sum(times * _cycles(x) for times, x in operations)
+        return cycles, sum(times * self.flops(x) for times, x in operations)
 
     def kind(self, instruction: _Instruction) -> str:
         """Returns the opcode, or `UNKNOWN_LOOP` if the number of iterations is unknown."""
@@ -348,6 +352,12 @@ def _called(instruction: _Instruction, *attributes: str) -> list[str]:
         if found := re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.-]+)", instruction.rest):
             names += re.findall(r"[\w.-]+", found[1])
     return names
+
+
+def _cycles(instruction: _Instruction) -> int:
+    """Returns the compiler's estimate for one execution of an instruction; 0: there is none."""
+    cycles = re.search(r'"(?:estimated_)?cycles":"(\d+)"', instruction.rest)
+    return int(cycles[1]) if cycles else 0
 
 
 def _numbers(text: str) -> list[int]:

@@ -61,7 +61,7 @@ ENTRY = np.dtype(
         ("key", "u8"),  # Sort key of the order: a hash of the seed and the example's name.
     ]
 )
-WITH_CAPTIONS = ("csv", "webdataset", "parquet", "tfds")
+WITH_COLUMNS = ("csv", "webdataset", "parquet", "tfds")  # Kinds with named labels and captions.
 OF_FILES = ("folder", "csv")  # Kinds of data sets in which each example is a file.
 MOST_CLASSES = 2**22  # Limit for class indices, because the names of all classes are written.
 MOST_NOTE = 2**20  # Maximum size of a WebDataset label, in bytes.
@@ -231,11 +231,7 @@ def find(
         raise UserError(f"unknown --kind={kind}; {nearest(kind, KINDS)}")
     try:
         root, kind = _locate(source, kind)
-        if caption_key and kind not in WITH_CAPTIONS:
-            raise UserError(
-                f"--caption_key={caption_key}: data of the kind {kind!r} have no captions; kinds "
-                f"that may have them are {', '.join(WITH_CAPTIONS)}"
-            )
+        _check_keys(kind, label_key, caption_key)
         data_set = KINDS[kind].find(root, Keys(label_key, caption_key))
     except PermissionError as error:
         raise UserError(f"no permission to read {error.filename}") from error
@@ -247,6 +243,23 @@ def find(
                 f"{source} has {count} classes of the name {name!r}: TFDS requires distinct names"
             )
     return data_set
+
+
+def _check_keys(kind: str, label_key: str | None, caption_key: str | None) -> None:
+    """Raises UserError if a label or captions are chosen by name in data that have no names."""
+    if kind in WITH_COLUMNS:
+        return
+    kinds = f"kinds that may have them are {', '.join(WITH_COLUMNS)}"
+    if caption_key:
+        raise UserError(
+            f"--caption_key={caption_key}: data of the kind {kind!r} have no captions; {kinds}"
+        )
+    if label_key is not None:
+        labels = "no labels" if kind == "images" else "the names of their folders or tars as labels"
+        raise UserError(
+            f"--label_key={label_key}: data of the kind {kind!r} have {labels}, and no columns or "
+            f"keys with labels: remove --label_key; {kinds}"
+        )
 
 
 def _locate(source: str, kind: str | None) -> tuple[Path, str]:

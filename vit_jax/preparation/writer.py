@@ -140,8 +140,10 @@ def prepare(
       log: callback for messages about progress.
 
     Raises:
-      UserError: a file of the source is damaged, or the data set's folder contains other files.
+      UserError: a file of the source is damaged, the data set's folder contains other files, or an
+        option would have no effect.
     """
+    _check_effect(source, options, embedding)
     if options.shots and source.kind == "tfds":
         source = dataclasses.replace(source, index_labels=True)
     identity = _identity(source, options.name)
@@ -176,6 +178,31 @@ def prepare(
         _finish(folder, info, splits, chosen, summary)
     shutil.rmtree(work)
     return _prepared(out, identity)
+
+
+def _check_effect(
+    source: readers.RawDataSet, options: Options, embedding: tuple[Embedder, Run] | None
+) -> None:
+    """Raises UserError if an option would have no effect, or lacks the model for embeddings."""
+    if options.retrieve_for and not embedding:
+        raise UserError(
+            f"retrieve_for={options.retrieve_for!r} needs embeddings: give prepare an embedding, "
+            "such as (vit_jax.prepare.make_embedder(CHECKPOINT, None), run)"
+        )
+    if options.embeddings and not embedding:
+        raise UserError(
+            f"embeddings={options.embeddings!r} names the model only: give prepare an embedding, "
+            f"such as (vit_jax.prepare.make_embedder({options.embeddings!r}, None), run)"
+        )
+    if options.skip_uncaptioned and source.caption_key is None:
+        kinds = ", ".join(readers.WITH_COLUMNS)
+        remedy = f"only the kinds {kinds} may have captions: remove --skip_uncaptioned"
+        if source.kind in readers.WITH_COLUMNS:
+            remedy = "name them with --caption_key=NAME, or remove --skip_uncaptioned"
+        raise UserError(
+            f"--skip_uncaptioned has no effect: no captions were found in {source.root}, data of "
+            f"the kind {source.kind!r}; {remedy}"
+        )
 
 
 def _settings(

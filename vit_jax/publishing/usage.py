@@ -112,6 +112,13 @@ model = vit_jax.load_model("hf://{name}")
 (prediction,) = model.predict("{picture}")
 print(prediction)
 """
+_VIT_JAX_DEPTH = """\
+import vit_jax
+
+model = vit_jax.load_depth("hf://{name}")
+(depth,) = model.predict("{picture}")  # Metres, float32 [height, width].
+print(depth.min(), depth.max())
+"""
 _TEXTS = ("a photo of a cat", "a photo of a red car", "three dogs")
 _TRANSFORMERS_BOTH = """\
 import torch
@@ -195,6 +202,12 @@ def usages(
             [_ranked(_VIT_JAX.format(**fixed))],
         ]
     return found if form == "timm" else found[1:]
+
+
+def usages_of_depth(name: str) -> list[list[Usage]]:
+    """Returns the usage example of a depth run's model with its head, in the form of `usages`."""
+    code = _VIT_JAX_DEPTH.format(name=name, picture=PICTURE)
+    return [[Usage("vit_jax with the depth head", ("vit_jax",), code, "depth")]]
 
 
 def usages_of_towers(name: str, length: int, probabilities: str) -> list[list[Usage]]:

@@ -1,7 +1,8 @@
 """The files that a run keeps in its workdir, next to its checkpoints.
 
 config.json       the config, as the user set it
-manifest.json     values from config and data: model, classes, steps, versions, commit, devices
+manifest.json     values from config and data: model, classes, steps, versions, commit, devices,
+                  and whether VIT_JAX_KERNELS is 1
 checkpoints/      a folder for each step
 metrics.jsonl, log.txt, events.out.tfevents.*, report.html
 predictions.npz   predictions for the images of the last evaluation, and some of the images
@@ -35,6 +36,7 @@ from vit_jax.models import stored_options
 from vit_jax.options.model import ImageOptions
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.peers import Peers
+from vit_jax.parallel.sharding import KERNELS
 from vit_jax.paths import CONFIG, MANIFEST, absolute, is_url, split_checkpoint
 from vit_jax.runs import data_identity
 from vit_jax.runs.bucket import Bucket, checkpoints_of, fetched, shown, url_of
@@ -84,26 +86,60 @@ def claim(
                 fetched(url)
             # Second check, since the lock's previous owner may have changed the workdir meanwhile.
             saved = _belongs(workdir, config, manifest)
-            if not saved:
+            if saved:
+                _continue(workdir, saved, config, manifest, log)
+            else:
                 _write(workdir, manifest, configs.to_json(config))
-            elif changed := data_identity.differences(saved.manifest, _as_saved(manifest)):
-                log(
-                    "note: this run continues with other data than it began with: "
-                    f"{'; '.join(changed)}"
-                )
-                identity = {key: manifest[key] for key in data_identity.KEYS if key in manifest}
-                saved = saved._replace(manifest=saved.manifest | identity)
-                _write(workdir, saved.manifest, saved.text.rstrip())
-            if saved and configs.differences(configs.to_json(saved.config), config):
-                before, after = saved.manifest["steps"], manifest["steps"]
-                log(f"note: this run is made longer: {after:,} steps in place of {before:,}")
-                text = json.loads(saved.text) | {name: getattr(config, name) for name in LENGTH}
-                _write(workdir, saved.manifest | {"steps": after}, json.dumps(text, indent=2))
         except OSError as error:
             raise UserError(
                 f"cannot write to the workdir {shown(workdir)}: {error.strerror}"
             ) from error
         yield lock
+
+
+def _continue(
+    workdir: Path, saved: SavedRun, config: RunOptions, manifest: dict, log: Callable[[str], None]
+) -> None:
+    """Writes changed data and a changed length into a saved run's files, and logs the changes.
+
+    Args:
+      workdir: the run's workdir.
+      saved: the saved run.
+      config, manifest: the config and the manifest of the process that resumes the run.
+      log: callback for each change.
+    """
+    if line := _changed_kernels(saved.manifest, manifest):
+        log(line)
+    if changed := data_identity.differences(saved.manifest, _as_saved(manifest)):
+        log(f"note: this run continues with other data than it began with: {'; '.join(changed)}")
+        identity = {key: manifest[key] for key in data_identity.KEYS if key in manifest}
+        saved = saved._replace(manifest=saved.manifest | identity)
+        _write(workdir, saved.manifest, saved.text.rstrip())
+    if configs.differences(configs.to_json(saved.config), config):
+        before, after = saved.manifest["steps"], manifest["steps"]
+        log(f"note: this run is made longer: {after:,} steps in place of {before:,}")
+        text = json.loads(saved.text) | {name: getattr(config, name) for name in LENGTH}
+        _write(workdir, saved.manifest | {"steps": after}, json.dumps(text, indent=2))
+
+
+def _changed_kernels(saved: dict, manifest: dict) -> str | None:
+    """Returns a note if the run began with another value of the environment variable `KERNELS`.
+
+    The result is None if the values are equal, or if the saved manifest contains none, as in runs
+    of earlier versions.
+
+    Args:
+      saved: the saved run's manifest.
+      manifest: the manifest of the process that resumes the run.
+    """
+    now = manifest.get("kernels")
+    if saved.get("kernels", now) == now:
+        return None
+    began, found, remedy = ("with", "without", "set") if not now else ("without", "with", "unset")
+    return (
+        f"note: this run began {began} {KERNELS}=1 and continues {found} it: on TPUs its steps "
+        f"differ from the earlier ones by rounding; {remedy} the variable to continue bit-exactly"
+    )
 
 
 def _write(workdir: Path, manifest: dict, config: str) -> None:
@@ -411,6 +447,7 @@ def make_manifest(
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "commit": commit_of_package(),
         "versions": versions_here(),
+        "kernels": os.environ.get(KERNELS) == "1",
     }
 
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.data.decode import Unreadable, open_image
-from vit_jax.data.dense_fields import TOLERANCE, check_size
+from vit_jax.data.dense_fields import TOLERANCE, check_size, check_upright
 from vit_jax.data.fields import BACKGROUND, BOXES, IGNORED, INSTANCES, MASK, Boxes
 from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.folder import file_sizes, read_file
-from vit_jax.data.sources.folder_rules import split_name
+from vit_jax.data.sources.folder_rules import check_no_text_labels, split_name
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.pairs import DEV, SAMPLES, folder_of, shortened
 from vit_jax.data.sources.slices import groups_by_path, shuffled
@@ -57,7 +57,10 @@ class Coco(Source):
         return len(self.files)
 
     def __getitem__(self, index):
-        return Example(read_file(self.root + self.files[index]), ())
+        image = read_file(self.root + self.files[index])
+        return Example(
+            check_upright(image, self.describe(index), f"its objects in {self.file}"), ()
+        )
 
     def describe(self, index):
         return as_text(self.root + self.files[index])
@@ -184,6 +187,8 @@ def splits_at(path: str) -> dict[str, Listed]:
         return splits
     if len(files) == 1:
         return {"all": _listed_in(root, *files.popitem())}
+    for folder in ("labels", "train/labels"):  # Those of YOLO.
+        check_no_text_labels(os.path.join(root, folder))
     raise UserError(
         f"{path} has no COCO files of splits (data.path), such as annotations/instances_train.json "
         f"or train/{IN_SPLIT}; there are: {', '.join([*files][:5]) or 'none'}"
@@ -281,10 +286,29 @@ def _check_ids(file: str, key: str, entries: Sequence[Mapping]) -> None:
         )
 
 
+def _check_files(file: str, images: Sequence[Mapping], files: Sequence[str]) -> None:
+    """Raises UserError if two images have the same file, each with a part of its objects.
+
+    Args:
+      file: the COCO file.
+      images: the images.
+      files: their files.
+    """
+    first: dict[str, int] = {}
+    for index, name in enumerate(files):
+        if (other := first.setdefault(os.path.normpath(name), index)) != index:
+            raise UserError(
+                f"{file} lists {as_text(name)} under two ids, {images[other]['id']!r} and "
+                f"{images[index]['id']!r}: give the annotations of both one image_id, and remove "
+                "the other image; different images need different file names"
+            )
+
+
 def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) -> Coco:
     """Returns the source for the content of a COCO file."""
     images = content["images"]
     files = tuple(str(image["file_name"]) for image in images)
+    _check_files(listed.file, images, files)
     shapes = np.array([(image["height"], image["width"]) for image in images], np.int64)
     fields = tuple(name for name in (BOXES, INSTANCES, MASK) if name in options.fields) or (BOXES,)
     names, number = _classes(listed.file, content, MASK in fields, options.class_names)

@@ -120,6 +120,8 @@ def check_no_maps(where: str, folders: Collection[str]) -> None:
         [name for name in folders if name.lower() in names]
         for names in (IMAGE_FOLDERS, MASK_FOLDERS, DEPTH_FOLDERS)
     )
+    if images and masks:
+        check_no_text_labels(os.path.join(where, masks[0]))
     if images and (maps := masks or depths):
         kind, config, source = (
             ("masks", "segment", "masks") if masks else ("depth maps", "depth", "depth")
@@ -129,6 +131,27 @@ def check_no_maps(where: str, folders: Collection[str]) -> None:
             f"{maps[0]}, and no classes: vit-jax train --config={config} "
             f"--config.data.source={source} trains on them; if they are classes, rename them"
         )
+
+
+def check_no_text_labels(folder: str) -> None:
+    """Raises UserError if a folder contains text files instead of masks, as YOLO's labels do.
+
+    Only the first folder with files is read. A `classes.txt` may be next to masks.
+
+    Args:
+      folder: local folder that may contain masks, also in subfolders.
+    """
+    for inner, _, names in os.walk(folder):
+        files = {name.lower() for name in names if not of_system(name)} - {"classes.txt"}
+        if files and all(name.endswith(".txt") for name in files):
+            raise UserError(
+                f"{inner} has text files such as {min(files)}, as YOLO's labels, which are "
+                "unsupported. Supported: COCO files, such as annotations/instances_train.json or "
+                "train/_annotations.coco.json. Export or convert the labels to COCO, then train "
+                "with vit-jax train --config=detect --config.data.path=FOLDER"
+            )
+        if files:
+            return
 
 
 def check_classes(where: str, folders: Collection[str]) -> None:

@@ -11,9 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.data.decode import Unreadable, open_image
+from vit_jax.data.dense_fields import check_upright
 from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.folder import file_sizes, folders_in, read_file, walk
-from vit_jax.data.sources.folder_rules import IMAGE_FOLDERS, of_system, sort_out, split_name
+from vit_jax.data.sources.folder_rules import (
+    IMAGE_FOLDERS,
+    check_no_text_labels,
+    of_system,
+    sort_out,
+    split_name,
+)
 from vit_jax.data.sources.slices import groups_by_path, stratified
 from vit_jax.errors import UserError, as_text
 
@@ -61,7 +68,8 @@ class Pairs(Source):
         return len(self.images)
 
     def __getitem__(self, index):
-        return Example(read_file(self.root + self.images[index]), ())
+        image = read_file(self.root + self.images[index])
+        return Example(check_upright(image, self.describe(index), self.describe_map(index)), ())
 
     def describe(self, index):
         return as_text(self.root + self.images[index])
@@ -179,6 +187,8 @@ def find_pairs(
         for file in _files(root + split.maps)
         if file.lower().endswith(tuple(suffixes)) and not of_system(file)
     ]
+    if not maps:
+        check_no_text_labels(root + split.maps)
     image_of = _by_name(root + split.images, images, split.image_end)
     map_of = _by_name(root + split.maps, maps, split.map_end)
     names = sorted(image_of)
