@@ -151,7 +151,8 @@ def test_figures_of_a_gpu_are_kept_as_they_come(run, tmp_path):
     assert record["complete"] and record["platform"] == "cpu"
     kept = record["figures"]
     printed = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    assert [row["name"] for row in printed] == [*kept]
+    # On a CPU both measurements of attention have the same shape, and so the same name.
+    assert [*dict.fromkeys(row["name"] for row in printed)] == [*kept]
     assert [name.split()[0] for name in kept] == [
         "machine",
         "train",
