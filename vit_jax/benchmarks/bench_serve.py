@@ -81,7 +81,7 @@ def _server(command: Sequence[str]) -> Iterator[str]:
     assert server.stdout is not None
     try:
         for line in server.stdout:
-            if found := re.match(r"serving on http://([^, ]+)", line):
+            if found := re.match(r"serving on http://([^,\s]+)", line):
                 yield found[1]
                 break
         else:

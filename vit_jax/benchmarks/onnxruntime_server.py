@@ -3,6 +3,7 @@
 import http.server
 import io
 import json
+import signal
 import sys
 
 from vit_jax.benchmarks.bench_inference import export_to_onnxruntime
@@ -31,6 +32,7 @@ def main(model: str, image_size: str) -> None:
         def log_message(self, format: str, *args: object) -> None:
             """Logs nothing."""
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # Otherwise JAX prints a stack trace.
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         print(f"serving on http://127.0.0.1:{server.server_port}", flush=True)
         server.serve_forever()
