@@ -1,5 +1,14 @@
-"""Measures this machine: python -m vit_jax.benchmark overhead.
+"""Measures this machine: python -m vit_jax.benchmark all --out=DIR.
 
+Prints tables. With --out=DIR, the figures are also written to NAME.json in this folder, with
+versions, machine, date and commit.
+
+all: runs the benchmarks below that this machine can run, the most important first, each in its own
+  process. Benchmarks with figures in --out that have the same commit, versions, machine and flags
+  are not repeated (--again: repeat them). At the end all figures in --out are printed; figures with
+  another commit, versions or machine are marked as old. --minutes is the time after which no
+  benchmark starts, and --only=NAME,NAME selects benchmarks. Other flags, except --config, apply to
+  all benchmarks.
 overhead: time of a training step of --config on the host, outside the compiled program.
 load: time and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, compared with reading
   the file.
@@ -13,10 +22,12 @@ fewshot: seconds of the least squares of few-shot evaluation for 1,000 classes a
 memory: memory of the input pipeline over 100,000 batches, drawn to input_memory.png.
 inference: images/s of --models at --image_sizes in wall-clock time, compared with other libraries
   (--against=onnxruntime,timm). --largest finds the largest batch that fits into memory, and
-  --out=FILE.png draws a plot.
-predict: images/s of the command predict with --models on a folder of 2,000 JPEGs, compared with the
-  model alone.
-serve: images/s and latency of a server of --models under 1, 4 and 16 clients, each for --seconds.
+  --out=DIR draws a plot, inference.png.
+predict: images/s from 1,024 JPEGs in a folder to the five likeliest classes and to features, with
+  --models. It is compared with the model alone, and with the same in other libraries
+  (--against=onnxruntime,timm).
+serve: images/s and latency of a server of --models under 1, 4 and 16 clients, each for --seconds,
+  compared with a minimal server with ONNX Runtime (--against=onnxruntime).
 train: wall-clock time of training steps of --models, compared with other projects (--against),
   whose checkouts are in the folder --checkouts.
 objectives: wall-clock time and compiled FLOPs of training steps of --models: supervised, masked
@@ -27,13 +38,16 @@ crops: the TPU compiler's estimates for --models. DINO's step is compared with t
   and separate passes for crops of each size are compared with one packed pass.
 gpu: benchmarks of a GPU, the most important first, within --minutes: training steps compared with
   timm's in PyTorch, attention, agreement with float32 on the CPU. Each result is written to
-  gpu.jsonl in the folder --out.
+  gpu.json in the folder --out as soon as it is measured.
 tpu: the TPU compiler's estimates for the training step of --models on --slices, compiled on this
   machine's CPU, compared with the compiler's estimates for other projects.
 """
 
 import importlib
+import math
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -63,9 +77,7 @@ LARGEST = flags.DEFINE_bool("largest", False, "For `inference`: also the largest
 MEMORY_GIB = flags.DEFINE_float(
     "memory_gib", None, "For --largest: a device's memory, if not its own.", lower_bound=0
 )
-OUT = flags.DEFINE_string(
-    "out", None, "For `inference`: the plot's file, such as inference.png; for `gpu`: a folder."
-)
+OUT = flags.DEFINE_string("out", None, "Folder for NAME.json with the figures, and for plots.")
 SLICES = flags.DEFINE_list(
     "slices", ["v3:2x2", "v5e:2x2"], "For `tpu` and `crops`: chips and topologies."
 )
@@ -80,11 +92,17 @@ SECONDS = flags.DEFINE_float(
     "seconds", 60, "For `serve`: duration of each measurement.", lower_bound=1
 )
 MINUTES = flags.DEFINE_float(
-    "minutes", 8, "For `gpu`: time after which no measurement starts.", lower_bound=0
+    "minutes",
+    None,
+    "For `gpu` and `all`: time after which no measurement starts; by default 8, and no limit.",
+    lower_bound=0,
 )
+ONLY = flags.DEFINE_list("only", [], "For `all`: names of benchmarks; by default all.")
+AGAIN = flags.DEFINE_bool("again", False, "For `all`: repeat benchmarks with current figures.")
 HOST = flags.DEFINE_bool("host", False, "For `input`: measure only the main process.")
 PARTS = flags.DEFINE_list("parts", [], "For `gpu`: parts to measure; by default all.")
 BENCHMARKS = (
+    "all",
     "overhead",
     "load",
     "input",
@@ -111,13 +129,36 @@ def main(arguments: list[str]) -> None:
     if name in ("tpu", "crops"):
         # This is set before JAX is imported. Otherwise libtpu would search for a TPU.
         os.environ["JAX_PLATFORMS"] = "cpu"
+    if name == "all":
+        return run_all()
     command.use_compilation_cache()
     benchmark = importlib.import_module(f"vit_jax.benchmarks.bench_{name}")
-    if name in ("inference", "train", "tpu"):
-        for peer in set(AGAINST.value) - set(benchmark.PEERS):
-            raise UserError(f"unknown {peer!r} (--against); {nearest(peer, benchmark.PEERS)}")
+    if peers := getattr(benchmark, "PEERS", None):
+        for peer in set(AGAINST.value) - set(peers):
+            raise UserError(f"unknown {peer!r} (--against); {nearest(peer, peers)}")
     read_arguments = ARGUMENTS.get(name, dict)
-    benchmark.measure(**read_arguments())
+    figures = benchmark.measure(**read_arguments())
+    if OUT.value:
+        from vit_jax.benchmarks.figures import facts, write_record
+
+        write_record(OUT.value, name, figures, facts())
+
+
+def run_all() -> None:
+    """Runs the benchmark `all` with the flags of the command line."""
+    from vit_jax.benchmarks import bench_all
+
+    if not OUT.value:
+        raise UserError("benchmark all writes files: give --out=DIR")
+    own = (CONFIG.name, OUT.name, MINUTES.name, ONLY.name, AGAIN.name)
+    known = flags.FLAGS.get_key_flags_for_module(sys.modules[__name__])
+    bench_all.measure(
+        OUT.value,
+        minutes=math.inf if MINUTES.value is None else MINUTES.value,
+        only=ONLY.value,
+        again=AGAIN.value,
+        more=[flag.serialize() for flag in known if flag.present and flag.name not in own],
+    )
 
 
 def _of_overhead() -> dict[str, Any]:
@@ -135,7 +176,7 @@ def _of_inference() -> dict[str, Any]:
         dtype=DTYPE.value,
         largest=LARGEST.value,
         memory_gib=MEMORY_GIB.value,
-        out=OUT.value,
+        out=str(Path(OUT.value) / "inference.png") if OUT.value else None,
     )
 
 
@@ -167,7 +208,7 @@ def _of_crops() -> dict[str, Any]:
 def _of_gpu() -> dict[str, Any]:
     given = {name for name in ("models", "images", "image_size") if flags.FLAGS[name].present}
     return dict(
-        minutes=MINUTES.value,
+        minutes=8 if MINUTES.value is None else MINUTES.value,
         out=OUT.value,
         parts=PARTS.value,
         **{name: flags.FLAGS[name].value for name in given},
@@ -175,12 +216,17 @@ def _of_gpu() -> dict[str, Any]:
 
 
 def _of_serving() -> dict[str, Any]:
-    return dict(models=MODELS.value, image_size=IMAGE_SIZE.value, seconds=SECONDS.value)
+    return dict(
+        models=MODELS.value,
+        image_size=IMAGE_SIZE.value,
+        seconds=SECONDS.value,
+        against=AGAINST.value,
+    )
 
 
 def _of_prediction() -> dict[str, Any]:
     images = IMAGES.value if flags.FLAGS["images"].present else None
-    return dict(models=MODELS.value, images=images)
+    return dict(models=MODELS.value, images=images, against=AGAINST.value)
 
 
 # Maps a benchmark to a function without arguments. The function reads the flags, and returns the
@@ -188,6 +234,7 @@ def _of_prediction() -> dict[str, Any]:
 ARGUMENTS = {
     "overhead": _of_overhead,
     "input": lambda: dict(host=HOST.value),
+    "memory": lambda: dict(out=OUT.value),
     "inference": _of_inference,
     "train": _of_training,
     "tpu": _of_tpu,

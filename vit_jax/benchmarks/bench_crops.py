@@ -12,6 +12,7 @@ from flax import nnx
 
 from vit_jax.benchmarks import other_projects
 from vit_jax.benchmarks.bench_tpu import STEPS
+from vit_jax.benchmarks.figures import Table
 from vit_jax.config import with_values
 from vit_jax.models import model_factory
 from vit_jax.models.attention import attend
@@ -33,8 +34,8 @@ from vit_jax.planning.hlo import total
 CROPS = {224: 2, 96: 8}  # Number of crops per image, by side in pixels.
 
 
-def measure(configs: Mapping[str, RunOptions], slices: Sequence[str], images: int) -> None:
-    """Prints FLOPs, estimated cycles and memory of four programs for each model.
+def measure(configs: Mapping[str, RunOptions], slices: Sequence[str], images: int) -> dict:
+    """Prints and returns FLOPs, estimated cycles and memory of four programs for each model.
 
     The programs are a supervised step, DINO's step, and the backbone's forward and backward pass in
     two variants. The first variant has a pass for large crops and a pass for small crops. The
@@ -47,11 +48,9 @@ def measure(configs: Mapping[str, RunOptions], slices: Sequence[str], images: in
       slices: chip and topology, such as `v5e:2x2`.
       images: images per device.
     """
-    print(
-        "| program | slice | TFLOP a device | to the first | M cycles (estimated) | to the first "
-        "| GiB |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    columns = {"TFLOP a device": ".2f", "FLOPs to the first": ".2f"}
+    columns |= {"M cycles (estimated)": ".1f", "cycles to the first": ".2f", "GiB": ".2f"}
+    table = Table("program, slice", columns)
     for name, teacher in configs.items():
         for each in slices:
             chip, _, topology = each.partition(":")
@@ -61,16 +60,16 @@ def measure(configs: Mapping[str, RunOptions], slices: Sequence[str], images: in
             taught = with_values(teacher, {"batch_size": batch_size})
             for label, config in {"supervised step": supervised, "DINO's step": taught}.items():
                 steps[label] = compile_step(config, where, other_projects.CLASSES, STEPS)
-            show(name, where, steps)
-            show(
-                name,
-                where,
-                {label: compile_form(form, name, where, images) for label, form in FORMS.items()},
-            )
+            show(table, name, where, steps)
+            forms = {
+                label: compile_form(form, name, where, images) for label, form in FORMS.items()
+            }
+            show(table, name, where, forms)
+    return table.figures
 
 
-def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
-    """Prints a table row for each program. The last column is the memory of temporaries in GiB."""
+def show(table: Table, name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
+    """Adds a row for each program. The last column is the memory of temporaries in GiB."""
     sums = {
         label: [total(compiled.operations, key) for key in ("flops", "cycles")]
         for label, compiled in programs.items()
@@ -78,11 +77,9 @@ def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
     first = next(iter(sums.values()))
     for label, (flops, cycles) in sums.items():
         memory = programs[label].memory.temporaries / GIB
-        print(
-            f"| {name}, {label} | {where} | {flops / 1e12:.2f} | {flops / first[0]:.2f} "
-            f"| {cycles / 1e6:.1f} | {cycles / first[1]:.2f} | {memory:.2f} |",
-            flush=True,
-        )
+        relative = flops / first[0], cycles / first[1]
+        values = flops / 1e12, relative[0], cycles / 1e6, relative[1], memory
+        table.row(f"{name}, {label}, {where}", *values)
 
 
 def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compiled:

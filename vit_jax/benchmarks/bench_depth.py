@@ -17,12 +17,12 @@ STEPS = {
 }
 
 
-def measure(**values) -> None:
-    """Prints FLOPs and time of training steps with both kinds of stochastic depth.
+def measure(**values) -> dict:
+    """Prints and returns FLOPs and time of training steps with both kinds of stochastic depth.
 
     Each kind is measured with the drop rates 0.3 and 0.4.
 
     Args:
       **values: arguments of `bench_train.compare`, except `steps`.
     """
-    compare(STEPS, **values)
+    return compare(STEPS, **values)

@@ -4,14 +4,15 @@ import time
 
 import numpy as np
 
+from vit_jax.benchmarks.figures import Table
 from vit_jax.evaluation.least_squares import CONSTANT, GUARD, accuracy, fit
 from vit_jax.parallel.mesh import make_mesh, over_devices
 
 CLASSES, FEATURES, TEST_IMAGES, PENALTY = 1000, 1024, 50_000, 2.0**10
 
 
-def measure(shots: tuple[int, ...] = (1, 5, 10, 25)) -> None:
-    """Prints the seconds of a least squares fit with 1,000 classes and 1,024 features.
+def measure(shots: tuple[int, ...] = (1, 5, 10, 25)) -> dict:
+    """Prints and returns the seconds of a least squares fit with 1,000 classes and 1,024 features.
 
     The seconds do not include the compilation.
 
@@ -34,6 +35,8 @@ def measure(shots: tuple[int, ...] = (1, 5, 10, 25)) -> None:
         f"{CLASSES:,} classes, {FEATURES:,} features, penalty {PENALTY:g}; {TEST_IMAGES:,} test "
         "images"
     )
+    columns = {"fit, s": ".2f", "scores, s": ".2f", "accuracy": ".1%"}
+    table = Table("images per class", columns | {"difference from NumPy": ".0e"})
     for count in shots:
         features, labels = draw(count * CLASSES)
         for _ in range(2):  # The first iteration compiles.
@@ -44,11 +47,8 @@ def measure(shots: tuple[int, ...] = (1, 5, 10, 25)) -> None:
             scored = time.perf_counter()
         plain = _plain(features.astype(np.float64), labels)
         error = np.linalg.norm(classifier.coefficients - plain) / np.linalg.norm(plain)
-        print(
-            f"{count:2} shots: fitted in {fitted - started:.2f} s, scored in "
-            f"{scored - fitted:.2f} s, accuracy {share:.1%}, coefficients {error:.0e} from NumPy's",
-            flush=True,
-        )
+        table.row(str(count), fitted - started, scored - fitted, share, error)
+    return table.figures
 
 
 def _plain(features: np.ndarray, labels: np.ndarray) -> np.ndarray:

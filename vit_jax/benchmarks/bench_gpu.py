@@ -27,6 +27,7 @@ from flax import nnx
 
 from vit_jax.benchmarks import other_projects
 from vit_jax.benchmarks.bench_train import compile_ours, fast_dtype, timm_step
+from vit_jax.benchmarks.figures import facts, write_record
 from vit_jax.errors import UserError, nearest
 from vit_jax.models import attention, create_model, model_card, vit
 from vit_jax.models.layers import placing
@@ -58,23 +59,20 @@ class Program(NamedTuple):
 
 
 class Stopwatch:
-    """The benchmark's time limit, and its log of results in JSON lines."""
+    """The benchmark's time limit, and the results so far."""
 
     def __init__(self, minutes: float, out: str | None):
         self.ends = time.perf_counter() + 60 * minutes
         self.out = Path(out) if out else None
-        if self.out:
-            self.out.mkdir(parents=True, exist_ok=True)
+        self.conditions, self.figures = facts(), dict[str, dict[str, Any]]()
 
-    def row(self, what: str, **figures: Any) -> None:
-        """Prints the results of one measurement as JSON, and appends them to gpu.jsonl."""
-        line = json.dumps(
-            {"what": what, "seconds_left": round(self.ends - time.perf_counter()), **figures}
-        )
-        print(line, flush=True)
+    def row(self, name: str, **figures: Any) -> None:
+        """Prints the results of one measurement as JSON, and writes all results to gpu.json."""
+        left = round(self.ends - time.perf_counter())
+        print(json.dumps({"name": name, "seconds_left": left, **figures}), flush=True)
+        self.figures[name] = figures
         if self.out:
-            with (self.out / "gpu.jsonl").open("a") as file:
-                file.write(line + "\n")
+            write_record(self.out, "gpu", self.figures, self.conditions, complete=False)
 
 
 def measure(
@@ -84,12 +82,12 @@ def measure(
     models: Sequence[str] = (),
     images: int | None = None,
     image_size: int | None = None,
-) -> None:
-    """Prints a JSON line for each result, and writes it to gpu.jsonl in `out`.
+) -> dict[str, dict[str, Any]]:
+    """Prints a JSON line for each result, and writes it to gpu.json in `out`; returns all results.
 
     Args:
       minutes: time limit; no measurement starts after it.
-      out: folder of gpu.jsonl; None: the file is not written.
+      out: folder of gpu.json; None: the file is not written.
       parts: names of the benchmarks to run, from `PARTS`; empty: all of `PARTS`, in its order.
       models: models to time; empty: the models in the table `TRAINED`.
       images: batch size of all models; None: as in `TRAINED`.
@@ -109,14 +107,14 @@ def measure(
         "attention": [partial(time_attention, shape) for shape in ATTENDED],
     }
     stopwatch = Stopwatch(minutes, out)
-    for name in parts or PARTS:
-        for call in calls[name]:
-            if time.perf_counter() > stopwatch.ends:
-                return
-            try:
-                call(stopwatch)
-            except (UserError, RuntimeError) as error:  # Continue with other measurements.
-                stopwatch.row(name, error=f"{type(error).__name__}: {error}"[:2000])
+    for name, call in ((part, call) for part in parts or PARTS for call in calls[part]):
+        if time.perf_counter() > stopwatch.ends:
+            break
+        try:
+            call(stopwatch)
+        except (UserError, RuntimeError) as error:  # Continue with other measurements.
+            stopwatch.row(f"{name}: failed", error=f"{type(error).__name__}: {error}"[:2000])
+    return stopwatch.figures
 
 
 def trained_models(
@@ -215,7 +213,7 @@ def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> No
                 for f in (attention.attend, jax.grad(loss, (0, 1, 2)))
             ]
         found[name] = [1e3 * timed(partial(program, *inputs)) for program in programs]
-    stopwatch.row("attention", shape=shape, milliseconds_forward_and_both=found)
+    stopwatch.row(f"attention {shape}", milliseconds_forward_and_both=found)
 
 
 def compare_with_cpu(name: str, image_size: int, stopwatch: Stopwatch) -> None:
@@ -248,7 +246,7 @@ def compare_with_cpu(name: str, image_size: int, stopwatch: Stopwatch) -> None:
             key: float(np.linalg.norm(found[key] - reference[key]) / np.linalg.norm(reference[key]))
             for key in reference
         }
-        stopwatch.row("parity", model=name, program=row, relative_errors=errors)
+        stopwatch.row(f"parity {name}, {row}", relative_errors=errors)
 
 
 def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[str, np.ndarray]:
@@ -337,10 +335,7 @@ def race(
     least = training_flops(images * model_card(model, image_size=image_size).multiply_adds)
     peak = peak_flops(jax.devices()[0].device_kind)
     stopwatch.row(
-        "train",
-        model=model,
-        image_size=image_size,
-        images=images,
+        f"train {model} {image_size}, {images} images",
         milliseconds={key: [round(1e3 * t, 2) for t in x] for key, x in times.items()},
         images_per_second={key: round(images / x, 1) for key, x in medians.items()},
         mfu={key: round(least / x / peak, 4) if peak else None for key, x in medians.items()},
@@ -455,6 +450,4 @@ def keep_profile(stopwatch: Stopwatch, name: str, program: Program) -> None:
     (stopwatch.out / f"kernels-{name}.json").write_text(json.dumps(longest, indent=1))
     with gzip.open(stopwatch.out / f"program-{name}.txt.gz", "wt") as file:
         file.write(program.text)
-    stopwatch.row(
-        "profile", attention=name, milliseconds=sum(kernels.values()), kernels=len(kernels)
-    )
+    stopwatch.row(f"profile {name}", milliseconds=sum(kernels.values()), kernels=len(kernels))

@@ -20,11 +20,12 @@ from vit_jax.benchmarks.bench_train import (
     Runner,
     compile_timed,
     fast_dtype,
-    print_header,
+    program_table,
     race,
     random_batch,
     timm_model,
 )
+from vit_jax.benchmarks.figures import Table
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
 from vit_jax.parallel.chips import GIB
@@ -46,8 +47,8 @@ def measure(
     out: str | None = None,
     turns: int = 5,
     seconds: float = 4.0,
-) -> None:
-    """Prints the images/s of our models, and of the same models in other libraries.
+) -> dict[str, dict[str, Any]]:
+    """Prints and returns the images/s of our models, and of the same models in other libraries.
 
     All programs compute logits from uint8 images. They run in turns; the results are medians.
 
@@ -76,59 +77,60 @@ def measure(
     keep_freed_memory()
     limit = memory_limit(memory_gib) if largest else None
     dtype, batch = dtype or fast_dtype(), images * jax.device_count()
-    print_header(images, dtype, "batch")
+    table = program_table(images, dtype, "batch")
     speeds: dict[str, dict[int, float]] = {}  # Keyed by program and image size.
     for (model, size), card in cards.items():
-        runners = make_runners(model, batch, size, dtype, against)
-        measured = race(
-            list(runners.values()), batch, 2 * batch * card.multiply_adds, turns, seconds
-        )
+        runners = {model: make_ours(model, batch, size, dtype)}
+        runners |= make_others(table, model, batch, size, against)
+        race(table, [*runners.values()], batch, 2 * batch * card.multiply_adds, turns, seconds)
         for line, runner in runners.items():
-            speeds.setdefault(line, {})[size] = measured[runner.name]
+            speeds.setdefault(line, {})[size] = table.figures[runner.name]["images/s"]
     plots = {"images/s": speeds}
     if limit:
-        plots["largest batch on a device"] = print_largest_batches([*cards], limit, dtype)
+        plots["largest batch on a device"] = print_largest_batches(table, [*cards], limit, dtype)
     if out:
         draw(plots, Path(out))
         print(f"\ndrawn: {out}")
+    return table.figures
 
 
-def make_runners(
-    model: str, batch: int, image_size: int, dtype: str, against: Sequence[str]
-) -> dict[str, Any]:
-    """Returns the compiled programs of a model: ours and those of other libraries, by their titles.
+def make_others(
+    table: Table, model: str, batch: int, image_size: int, against: Sequence[str]
+) -> dict[str, Runner]:
+    """Returns the programs of other libraries for a model, by their titles.
 
-    If a library does not have the model, the reason is printed.
+    If a library does not have the model, the reason is added to the table.
     """
-    runners = {model: make_ours(model, batch, image_size, dtype)}
+    runners = {}
     for peer in against:
         try:
             runners[f"{model}, {peer}"] = PEERS[peer](model, batch, image_size)
         except UserError as error:
-            print(f"| {peer}: skipped | {error} ||||||")
+            table.skip(peer, error)
     return runners
 
 
 def print_largest_batches(
-    models: Sequence[tuple[str, int]], limit: int, dtype: str
+    table: Table, models: Sequence[tuple[str, int]], limit: int, dtype: str
 ) -> dict[str, dict[int, int]]:
     """Prints and returns the largest batch on a device, by model and image size.
 
     Args:
+      table: the table of inference speed, whose figures also contain the results.
       models: pairs of a model's name and its image size.
       limit: memory of the device in bytes.
       dtype: dtype of the computation.
     """
-    print(
-        f"\n| model | images on a device, the most that fit into {limit / GIB:.2f} GiB |\n|---|---|"
-    )
+    print()
+    column = f"images on a device, the most that fit into {limit / GIB:.2f} GiB"
+    table = Table("model", {column: ",d"}, table.figures)
     batches: dict[str, dict[int, int]] = {}
     for model, size in models:
         fitting = largest_batch(
             lambda b, m=model, s=size: program_memory(compile_ours(m, b, s, dtype)), limit
         )
         batches.setdefault(model, {})[size] = fitting
-        print(f"| {model} {size} | {fitting:,} |", flush=True)
+        table.row(f"{model} {size}", fitting)
     return batches
 
 
@@ -179,25 +181,51 @@ def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
 def make_timm(model: str, batch: int, image_size: int) -> Runner:
     """Prepares timm's model for inference in PyTorch. On a GPU it is compiled, and in bfloat16."""
     torch, name, module = timm_model(model, image_size)
-    gpu = torch.cuda.is_available() and jax.default_backend() == "gpu"
-    device = torch.device("cuda" if gpu else "cpu")
-    module = module.eval().to(device, torch.bfloat16 if gpu else torch.float32)
+    device, dtype = timm_device(torch)
+    module = module.eval().to(device, dtype)
     images = torch.from_numpy(random_images(batch, image_size)).to(device)
     started = time.perf_counter()
-    forward = torch.compile(module) if gpu else module
+    forward = module if device == "cpu" else torch.compile(module)
 
     def step():
         with torch.inference_mode():
-            forward(images.to(next(module.parameters()).dtype) / 127.5 - 1).cpu()
+            forward(images.to(dtype) / 127.5 - 1).cpu()
 
     step()
     return Runner(name, time.perf_counter() - started, None, step)
 
 
-def make_onnxruntime(model: str, batch: int, image_size: int) -> Runner:
-    """Prepares timm's model for inference in ONNX Runtime, with one thread per core.
+def timm_device(torch) -> tuple[str, Any]:
+    """Returns PyTorch's device and dtype for inference: a GPU in bfloat16 if JAX also uses one."""
+    gpu = torch.cuda.is_available() and jax.default_backend() == "gpu"
+    return ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float32)
 
-    PyTorch exports the model.
+
+def make_onnxruntime(model: str, batch: int, image_size: int) -> Runner:
+    """Prepares timm's model for inference in ONNX Runtime, with one thread per core."""
+    started = time.perf_counter()
+    name, run = export_to_onnxruntime(model, batch, image_size)
+    images = random_images(batch, image_size)
+    return Runner(name, time.perf_counter() - started, None, lambda: run(images))
+
+
+def export_to_onnxruntime(
+    model: str, batch: int, image_size: int, features: bool = False
+) -> tuple[str, Callable[[np.ndarray], np.ndarray]]:
+    """Exports timm's model with PyTorch to ONNX Runtime, with one thread per core.
+
+    Args:
+      model: our name of the model.
+      batch: batch size.
+      image_size: image size in pixels.
+      features: True: the output is the input of the head instead of logits.
+
+    Returns:
+      A title for tables, and a function from images to the output. The images are uint8 `[batch,
+      channels, height, width]`.
+
+    Raises:
+      UserError: a package is not installed, timm has no such model, or JAX does not use the CPU.
     """
     absent = [
         name for name in ("onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None
@@ -211,6 +239,9 @@ def make_onnxruntime(model: str, batch: int, image_size: int) -> Runner:
     torch, name, module = timm_model(model, image_size)
     import onnxruntime
 
+    if features:
+        module.reset_classifier(0)
+
     class FromBytes(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -219,23 +250,15 @@ def make_onnxruntime(model: str, batch: int, image_size: int) -> Runner:
         def forward(self, images):
             return self.model(images.float() / 127.5 - 1)
 
-    images = random_images(batch, image_size)
-    started = time.perf_counter()
+    images = torch.from_numpy(random_images(batch, image_size))
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/model.onnx"
-        torch.onnx.export(
-            FromBytes().eval(), (torch.from_numpy(images),), path, dynamo=True, verbose=False
-        )
+        torch.onnx.export(FromBytes().eval(), (images,), path, dynamo=True, verbose=False)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = os.cpu_count()
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    data = {session.get_inputs()[0].name: images}
-    return Runner(
-        f"onnxruntime {onnxruntime.__version__}, {name.split(', ')[1]}",
-        time.perf_counter() - started,
-        None,
-        lambda: session.run(None, data),
-    )
+    title = f"onnxruntime {onnxruntime.__version__}, {name.split(', ')[1]}"
+    return title, lambda x: session.run(None, {session.get_inputs()[0].name: x})[0]
 
 
 PEERS = {"onnxruntime": make_onnxruntime, "timm": make_timm}

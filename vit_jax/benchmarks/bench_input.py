@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from PIL import Image
 
+from vit_jax.benchmarks.figures import Table
 from vit_jax.data import decode
 from vit_jax.data.decode import Box
 from vit_jax.data.order import Order
@@ -38,10 +39,10 @@ PHOTOGRAPHS = (  # Colour photographs in scikit-image's package.
 
 def measure(
     rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000), host: bool = False
-) -> None:
-    """Prints images/s of each input pipeline on one core.
+) -> dict:
+    """Prints and returns images/s of each input pipeline on one core.
 
-    It also prints how much crops of the mode `fast` differ from crops of the mode `exact`.
+    It also measures how much crops of the mode `fast` differ from crops of the mode `exact`.
 
     Each pipeline runs in a separate process, which is bound to one core, and reads the same files.
     After a warm-up the pipelines take turns of `IMAGES` images. The speed is measured by CPU time,
@@ -55,8 +56,7 @@ def measure(
       host: measure only the main process's share of the work, with `measure_host`.
     """
     if host:
-        measure_host(max(rates))
-        return
+        return measure_host(max(rates))
     with tempfile.TemporaryDirectory() as folder:
         make_photographs(Path(folder))
         files = sorted(Path(folder).rglob("*.jpg"))
@@ -70,37 +70,32 @@ def measure(
                 "vit_jax has no JPEG decoder of its own here, so Pillow decodes: apt install "
                 "libjpeg-dev"
             )
-        figures = take_turns(WAYS, folder, rounds, one_core=True)
-        full = figures["full decode"]
-        for name, rate in figures.items():
-            print(f"{name:34} {rate:7,.0f} images/s  {rate / full:5.2f} of the full decode")
-        print(draws())
-        for name in ("tf.data, fused decode and crop", "Pillow"):
-            if name in figures:
-                print(f"vit_jax is {figures['vit_jax'] / figures[name]:.2f} times {name}")
+        columns = {"images/s": ",.0f", "relative to the full decode": ".2f"}
+        table = Table("pipeline", columns | {"vit_jax relative to it": ".2f"})
+        speeds = take_turns(table, WAYS, folder, rounds, one_core=True)
+        for name, speed in speeds.items():
+            table.row(name, speed, speed / speeds["full decode"], speeds["vit_jax"] / speed)
 
-        workers = take_turns(SHARED, folder, rounds, one_core=False)
-        for name, rate in workers.items():
-            print(f"{name:34} {rate:7,.0f} images/s")
-        for what in ("thread", "worker"):
-            print(f"two {what}s are {workers[f'2 {what}s'] / workers[f'1 {what}']:.2f} times one")
-        print(
-            f"two processes of the plain full decode are {two_processes(folder, rounds):.2f} "
-            "times one"
-        )
-        print(
-            "cores that a host needs: "
-            + ", ".join(
-                f"{math.ceil(rate / figures['vit_jax'])} for {rate:,} images/s" for rate in rates
-            )
-        )
-        print(quality(files))
+        print()
+        table = Table("by the clock", {"images/s": ",.0f", "relative to one": ".2f"}, table.figures)
+        shared = take_turns(table, SHARED, folder, rounds, one_core=False)
+        for name, speed in shared.items():
+            table.row(name, speed, speed / shared["1 " + name[2:].removesuffix("s")])
+        table.row("2 processes, full decode", None, two_processes(folder, rounds))
+
+        print()
+        table = Table("other figures", {"value": ".3f"}, table.figures)
+        for name, value in (draws() | quality(files)).items():
+            table.row(name, value)
+        for rate in rates:
+            table.row(f"cores for {rate:,} images/s", math.ceil(rate / speeds["vit_jax"]))
+        return table.figures
 
 
 def measure_host(
     rate: int, batch_sizes: tuple[int, ...] = (64, 256, 1024), images: int = 8192, workers: int = 2
-) -> None:
-    """Prints the processor time of the main process for each image, in microseconds.
+) -> dict:
+    """Prints and returns the processor time of the main process for each image, in microseconds.
 
     Worker processes decode the images and write them to shared memory; their time is not included.
     The main process waits for the chunks of a batch, and copies the batch to the devices.
@@ -113,6 +108,9 @@ def measure_host(
       workers: number of worker processes.
     """
     mesh = make_mesh()
+    columns = {"receive, us an image": ".1f", "with the copy to the device": ".1f"}
+    columns |= {f"cores for {rate:,} images/s": ".1f", "cores with the copy": ".1f"}
+    table = Table("batch size", columns)
     with tempfile.TemporaryDirectory() as folder:
         make_photographs(Path(folder))
         for size in batch_sizes:
@@ -124,12 +122,9 @@ def measure_host(
                 copied = _microseconds(
                     lambda: jax.block_until_ready(to_devices(next(stream), mesh)), batches
                 )
-            print(
-                f"batches of {size:5,}: {received:5.1f} us an image to receive it, "
-                f"{copied / size:5.1f} with the copy to the device; "
-                f"{received * rate / 1e6:.1f} and {copied / size * rate / 1e6:.1f} cores for "
-                f"{rate:,} images/s"
-            )
+            times = received, copied / size
+            table.row(f"{size:,}", *times, *(time * rate / 1e6 for time in times))
+    return table.figures
 
 
 def _microseconds(function: Callable[[], Any], calls: int) -> float:
@@ -164,8 +159,13 @@ def make_photographs(folder: Path, images: int = IMAGES) -> None:
         photograph.resize((width, height), Image.Resampling.LANCZOS, box=box).save(path, quality=92)
 
 
-def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str, float]:
-    """Returns the median images/s of each pipeline; in each round every pipeline has one turn."""
+def take_turns(
+    table: Table, ways: dict, folder: str, rounds: int, one_core: bool
+) -> dict[str, float]:
+    """Returns the median images/s of each pipeline; in each round every pipeline has one turn.
+
+    If a pipeline's library is missing, the reason is added to the table.
+    """
     context = multiprocessing.get_context("spawn")
     core = max(os.sched_getaffinity(0))
     rates = {}
@@ -183,7 +183,7 @@ def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str
             if ready is True:
                 ends[name] = ours
             else:
-                print(f"{name}: skipped, {ready}")
+                table.skip(name, ready)
         for turn, (name, end) in itertools.product(range(rounds), ends.items()):
             end.send(turn)
             rates.setdefault(name, []).append(end.recv())
@@ -367,13 +367,13 @@ SHARED = {
 }
 
 
-def draws(count: int = 10_000, rounds: int = 5) -> str:
-    """Measures two functions that sample random crop boxes; returns a line of text.
+def draws(count: int = 10_000, rounds: int = 5) -> dict[str, float]:
+    """Measures two functions that sample random crop boxes in images of 500x375 pixels.
 
-    For each function, the line contains the time per box in the fastest round, and the mean area of
-    a box as a share of the image.
+    The values are the time per box in the fastest round, and the mean area of a box as a share of
+    the image.
     """
-    parts = []
+    values = {}
     for draw in (inception_box, random_resized_box):
         seconds = []
         for _ in range(rounds):
@@ -382,14 +382,13 @@ def draws(count: int = 10_000, rounds: int = 5) -> str:
             boxes = [draw(rng, 375, 500) for _ in range(count)]
             seconds.append(time.process_time() - started)
         share = sum(box.width * box.height for box in boxes) / count / (375 * 500)
-        parts.append(
-            f"{draw.__name__} takes {min(seconds) / count * 1e6:.1f} us, {share:.1%} of the image"
-        )
-    return "rectangles of 500x375 pixels: " + ", ".join(parts)
+        values[f"{draw.__name__}, us"] = min(seconds) / count * 1e6
+        values[f"{draw.__name__}, share of the image"] = share
+    return values
 
 
-def quality(files: list[Path]) -> str:
-    """Returns a line with mean absolute differences of pixel values (0 to 255) between crops.
+def quality(files: list[Path]) -> dict[str, float]:
+    """Returns mean absolute differences of pixel values (0 to 255) between crops.
 
     Crops of the mode `exact`, for which the whole JPEG is decoded, are compared with two other
     kinds: crops of the mode `fast`, which decodes only the cropped rectangle and at a reduced size
@@ -414,9 +413,8 @@ def quality(files: list[Path]) -> str:
                 difference(_pillow_crop(data, np.random.default_rng(i)).astype(int), exact),
             )
         )
-    whole, shrunk, smooth = np.mean(rows, axis=0)
-    return (
-        f"mean absolute difference of a value (0 to 255): fast from exact {whole:.3f} at {SIZE} "
-        f"pixels, {shrunk:.3f} at 96 (decoded at 1/2 or 1/4); Pillow's smoothed resize from exact "
-        f"{smooth:.3f}"
-    )
+    names = (f"fast at {SIZE} pixels", "fast at 96 pixels (decoded at 1/2 or 1/4)", "Pillow")
+    return {
+        f"mean difference of pixels from exact: {name}": value
+        for name, value in zip(names, np.mean(rows, axis=0), strict=True)
+    }

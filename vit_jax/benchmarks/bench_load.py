@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
+from vit_jax.benchmarks.figures import Table
 from vit_jax.interop.checkpoint import sketch
 from vit_jax.interop.writing import save
 from vit_jax.models import model_options
 from vit_jax.models.model_card import parameter_shapes
 
 
-def measure(runs: int = 5) -> None:
-    """Prints duration and memory of `load_model` for each format, with a model of 1.2 GB.
+def measure(runs: int = 5) -> dict:
+    """Prints and returns duration and memory of `load_model` for a model of 1.2 GB in each format.
 
     The memory is the peak memory minus the size of the model. For comparison, only the arrays of
     the file are read, by `np.load` or safetensors' `load_file`. `load_model` and the comparison
@@ -33,6 +34,8 @@ def measure(runs: int = 5) -> None:
     params = {path: rng.standard_normal(shape, np.float32) for path, shape in shapes.items()}
     size = sum(x.nbytes for x in params.values())
     print(f"ViT-L/16, {size / 1e9:.2f} GB, medians of {runs} turns")
+    columns = {"read, s": ".2f", "load_model, s": ".2f", "ratio": ".2f"}
+    table = Table("format", columns | {"memory beyond the model, relative to its size": ".2f"})
     with tempfile.TemporaryDirectory() as folder:
         for library, name in dict(
             google="model.npz", timm="timm", transformers="transformers"
@@ -41,7 +44,8 @@ def measure(runs: int = 5) -> None:
             save(path, library, options, params.__getitem__)
             for state in ("cold", "warm"):
                 turns = [_turn(path, is_cold=state == "cold") for _ in range(runs)]
-                print(f"{library:13}{state}  {_summary(turns, size)}")
+                table.row(f"{library}, {state}", *_summary(turns, size))
+    return table.figures
 
 
 def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -59,8 +63,10 @@ def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, 
     return arrays, _alone(_load_model, path)
 
 
-def _summary(turns: list[tuple[tuple[float, float], tuple[float, float]]], size: int) -> str:
-    """Returns a line of text with the median times and memory over all repetitions.
+def _summary(
+    turns: list[tuple[tuple[float, float], tuple[float, float]]], size: int
+) -> tuple[float, ...]:
+    """Returns the table's values: medians of times and memory over all repetitions.
 
     Args:
       turns: the results of `_turn` for each repetition.
@@ -70,10 +76,7 @@ def _summary(turns: list[tuple[tuple[float, float], tuple[float, float]]], size:
     ours = statistics.median(model[0] for _, model in turns)
     ratio = statistics.median(model[0] / arrays[0] for arrays, model in turns)
     beyond = statistics.median(model[1] for _, model in turns) - size
-    return (
-        f"read {plain:5.2f} s, load_model {ours:5.2f} s, ratio {ratio:4.2f}; memory beyond the "
-        f"model {beyond / size:4.2f} x its size"
-    )
+    return plain, ours, ratio, beyond / size
 
 
 def _forget(file: Path) -> None:

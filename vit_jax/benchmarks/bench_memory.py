@@ -6,6 +6,7 @@ import statistics
 from concurrent import futures
 from pathlib import Path
 
+from vit_jax.benchmarks.figures import Table
 from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.sources.digits import digits
@@ -13,17 +14,20 @@ from vit_jax.data.sources.digits import digits
 BATCH, EVERY = 16, 500
 
 
-def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
+def measure(batches: int = 100_000, out: str | None = None) -> dict:
     """Reads batches without and with worker processes, and plots the memory over the batches.
 
     The memory is the proportional set size (PSS) of the reading process and its workers.
 
     Args:
       batches: number of batches.
-      picture: file for the plot.
+      out: folder for the plot, input_memory.png; None: the current folder.
     """
     import matplotlib.pyplot as plt
 
+    print(f"{batches:,} batches of {BATCH}")
+    columns = {"MB in the second tenth": ",.1f", "MB in the last tenth": ",.1f", "growth": "+.2%"}
+    table = Table("workers", columns)
     figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
     for workers in (0, 2):
         # Each measurement runs in a new process, because memory of an earlier measurement would be
@@ -35,16 +39,16 @@ def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
         # short run has no second tenth: there the mean of all measurements is used instead.
         early = statistics.mean(megabytes[tenth : 2 * tenth] or megabytes)
         late = statistics.mean(megabytes[-tenth:])
-        print(
-            f"{workers} workers, {batches:,} batches of {BATCH}: {early:.1f} MB in the second "
-            f"tenth, {late:.1f} MB in the last ({late / early - 1:+.2%})"
-        )
+        table.row(str(workers), early, late, late / early - 1)
         axes.plot(steps, megabytes, label=f"{workers} workers")
     axes.set(xlabel="batches read", ylabel="memory, MB", ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend()
+    picture = Path(out or ".") / "input_memory.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=130)
     print(f"plot: {picture}")
+    return table.figures
 
 
 def _watch(batches: int, workers: int) -> tuple[list[int], list[float]]:

@@ -14,13 +14,15 @@ STEPS = {
 OF_CONVNEXTS = {"supervised": {}, "masked autoencoder": {"objective.name": "fcmae"}}
 
 
-def measure(models: Sequence[str], **values) -> None:
-    """Prints FLOPs and time of each objective's training step for each model.
+def measure(models: Sequence[str], **values) -> dict:
+    """Prints and returns FLOPs and time of each objective's training step for each model.
 
     Args:
       models: names of models.
       **values: arguments of `bench_train.compare`, except `steps` and `models`.
     """
+    figures = {}
     for convolutional, steps in ((False, STEPS), (True, OF_CONVNEXTS)):
         if those := [model for model in models if model.startswith("ConvNeXt") == convolutional]:
-            compare(steps, those, **values)
+            figures |= compare(steps, those, **values)
+    return figures

@@ -5,13 +5,14 @@ import time
 import jax
 import numpy as np
 
+from vit_jax.benchmarks.figures import Table
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.runs.assemble import assemble, open_feed
 
 
-def measure(config: RunOptions, steps: int = 100) -> None:
-    """Prints the time per step that the host spends outside the compiled program.
+def measure(config: RunOptions, steps: int = 100) -> dict:
+    """Prints and returns the time per step that the host spends outside the compiled program.
 
     In training most of the host's work overlaps with the computation on the devices. Here each step
     starts after the end of the previous one, so all of the host's work is measured. Images are
@@ -41,7 +42,9 @@ def measure(config: RunOptions, steps: int = 100) -> None:
         rows.append(np.diff([started, dispatched, taken, clock()]))
     feed.close()
     dispatch, take, program = np.median(rows[10:], axis=0) * 1e3
-    print(f"start the program       {dispatch:8.3f} ms")
-    print(f"take the next batch     {take:8.3f} ms")
-    print(f"host overhead           {dispatch + take:8.3f} ms a step (median of {steps})")
-    print(f"the program itself      {program:8.3f} ms")
+    table = Table("part of a step", {f"ms (median of {steps})": ".3f"})
+    table.row("start the program", dispatch)
+    table.row("take the next batch", take)
+    table.row("host overhead, both", dispatch + take)
+    table.row("the program itself", program)
+    return table.figures

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+from vit_jax.benchmarks.figures import Table
 from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.sources.synthetic import Synthetic
@@ -17,8 +18,8 @@ BATCH = 10
 EXAMPLES = (10, 100_000_000)
 
 
-def measure(rounds: int = 7) -> None:
-    """Prints the seconds from the start of a process until its first batch.
+def measure(rounds: int = 7) -> dict:
+    """Prints and returns the seconds from the start of a process until its first batch.
 
     The first batch starts at the 10th or at the 100,000,000th example (`EXAMPLES`) of a source with
     a billion generated images. Measurements with these two examples alternate.
@@ -28,9 +29,11 @@ def measure(rounds: int = 7) -> None:
     """
     turns = [[_alone(example) for example in EXAMPLES] for _ in range(rounds)]
     medians = [statistics.median(times) for times in zip(*turns, strict=True)]
+    columns = {"seconds from the start of the process": ".3f", "relative to the first": ".3f"}
+    table = Table("first batch at example", columns)
     for example, seconds in zip(EXAMPLES, medians, strict=True):
-        print(f"first batch at example {example:11,}: {seconds:.3f} s after the process began")
-    print(f"ratio {medians[1] / medians[0]:.3f} (medians of {rounds} turns)")
+        table.row(f"{example:,}", seconds, seconds / medians[0])
+    return table.figures
 
 
 def _alone(example: int) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 
+from vit_jax.benchmarks.figures import Table
 from vit_jax.config import base_config, run_options
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
@@ -18,8 +19,8 @@ from vit_jax.training.program import make_program
 EVERY = 20
 
 
-def measure(pairs: int = 6) -> None:
-    """Prints the speed of training with a checkpoint every 20 steps, and without checkpoints.
+def measure(pairs: int = 6) -> dict:
+    """Prints and returns the speed of training with a checkpoint every 20 steps, and without.
 
     The benchmark trains a ViT-Ti/16 with batch size 8. Turns of 20 steps with and without a
     checkpoint alternate; a turn with a checkpoint ends when the checkpoint is written.
@@ -77,8 +78,10 @@ def measure(pairs: int = 6) -> None:
     feed.close()
     without, with_saving = (statistics.median(seconds[kind]) for kind in (False, True))
     ratio = statistics.median(a / b for a, b in zip(seconds[False], seconds[True], strict=True))
-    for name, value in (("without saving", without), ("with saving", with_saving)):
-        print(f"{name:16}{EVERY * config.batch_size / value:8.2f} images/s")
-    print(f"writing         {size / with_saving / 1e6:8.2f} MB/s")
-    print(f"a save holds up a step for {statistics.median(blocked[1:]):.2f} s")
-    print(f"ratio {ratio:.3f} (medians of {pairs} turns of {EVERY} steps)")
+    table = Table("medians", {"value": ".3f"})
+    table.row("without saving, images/s", EVERY * config.batch_size / without)
+    table.row("with saving, images/s", EVERY * config.batch_size / with_saving)
+    table.row("ratio", ratio)
+    table.row("writing, MB/s", size / with_saving / 1e6)
+    table.row("delay of a step by a save, s", statistics.median(blocked[1:]))
+    return table.figures

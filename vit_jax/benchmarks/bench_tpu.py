@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vit_jax.benchmarks import other_projects
+from vit_jax.benchmarks.figures import Table
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
 from vit_jax.models.attention import SCORES, VALUES
@@ -51,8 +52,8 @@ def measure(
     image_size: int,
     against: Sequence[str],
     checkouts: str | None,
-) -> None:
-    """Prints two tables of training steps.
+) -> dict:
+    """Prints and returns two tables of training steps.
 
     The first table contains each step's estimated cycles, memory and sent bytes. The second table
     contains the cycles of each component of our steps, such as the MLP.
@@ -65,12 +66,10 @@ def measure(
       against: projects to compare with.
       checkouts: folder with the projects' checkouts.
     """
-    print(
-        "| program | slice | cycles a step (estimated) | MFU | temporaries, GiB | FLOPs to least "
-        "| sent, MB | ours to it: cycles | temporaries |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    parts = []
+    columns = {"M cycles a step (estimated)": ".1f", "MFU": ".1%", "temporaries, GiB": ".2f"}
+    columns |= {"FLOPs to least": ".1%", "sent, MB": ".0f"}
+    columns |= {"ours to it: cycles": ".3f", "ours to it: temporaries": ".3f"}
+    table, parts = Table("program, slice", columns), []
     for model in models:
         for name in slices:
             chip, _, topology = name.partition(":")
@@ -80,7 +79,7 @@ def measure(
             ours = compile_step(config, where, other_projects.CLASSES, STEPS)
             card = model_card(model, image_size=image_size)
             least = training_flops(config.batch_size * card.multiply_adds)
-            row(f"{model} {image_size}, {images} images", ours, where, least)
+            row(table, f"{model} {image_size}, {images} images", ours, where, least)
             parts.append(
                 (f"{model}, {where}", ours, least / where.devices / flops_in_a_cycle(where))
             )
@@ -88,7 +87,7 @@ def measure(
                 try:
                     checkout = other_projects.find_checkout(peer, checkouts)
                 except UserError as error:
-                    print(f"| {peer}: skipped | {error} ||||||||")
+                    table.skip(peer, error)
                     continue
                 for option, values in other_projects.PEERS[peer].options.items():
                     mesh = make_mesh(config.mesh, topology_devices(where))
@@ -106,16 +105,23 @@ def measure(
                     compiled = compile_lowered(
                         lowered, where, step.state["params"], step.state["optimizer"]
                     )
-                    row(f"{peer}, {option}", compiled, where, least, ours)
-    show_parts(parts)
+                    row(table, f"{peer}, {option}", compiled, where, least, ours)
+    show_parts(table, parts)
+    return table.figures
 
 
 def row(
-    name: str, compiled: Compiled, where: Slice, least: float, ours: Compiled | None = None
+    table: Table,
+    name: str,
+    compiled: Compiled,
+    where: Slice,
+    least: float,
+    ours: Compiled | None = None,
 ) -> None:
-    """Prints a row of the table.
+    """Adds a row to the table.
 
     Args:
+      table: the table.
       name: title of the program.
       compiled: the program.
       where: the TPU slice.
@@ -124,23 +130,25 @@ def row(
       ours: our program. The row compares `compiled` with it. None: `compiled` is our program.
     """
     memory = compiled.memory.temporaries / GIB
+    values, ratios = ("does not fit", None, memory, None, None), (None, None)
     if compiled.fits:
         cycles = total(compiled.operations, "cycles")
         mfu = least / where.devices / flops_in_a_cycle(where) / cycles
         flops = total(compiled.operations, "flops") * where.devices / least
-        sent = total(compiled.operations, "sent") / 1e6
-        cells = f"{cycles / 1e6:.1f} M | {mfu:.1%} | {memory:.2f} | {flops:.1%} | {sent:.0f}"
-    else:
-        cells = f"does not fit | | {memory:.2f} | |"
-    ratios = " | "
+        values = cycles / 1e6, mfu, memory, flops, total(compiled.operations, "sent") / 1e6
     if ours and ours.fits:
-        faster = f"{total(ours.operations, 'cycles') / cycles:.3f}" if compiled.fits else ""
-        ratios = f"{faster} | {ours.memory.temporaries / compiled.memory.temporaries:.3f}"
-    print(f"| {name} | {where} | {cells} | {ratios} |", flush=True)
+        faster = total(ours.operations, "cycles") / cycles if compiled.fits else None
+        ratios = faster, ours.memory.temporaries / compiled.memory.temporaries
+    table.row(f"{name}, {where}", *values, *ratios)
 
 
-def show_parts(programs: list[tuple[str, Compiled, float]]) -> None:
-    """Prints a table with the millions of cycles that each part of our programs takes."""
+def show_parts(table: Table, programs: list[tuple[str, Compiled, float]]) -> None:
+    """Prints a table with the millions of cycles that each part of our programs takes.
+
+    Args:
+      table: the table of programs, whose figures also contain the results.
+      programs: title, program and number of cycles at the peak of our programs.
+    """
     sums = [
         Counter({"all products at the peak": round(least)})
         + sum(
@@ -152,10 +160,11 @@ def show_parts(programs: list[tuple[str, Compiled, float]]) -> None:
         )
         for _, compiled, least in programs
     ]
-    print("\n| M cycles | " + " | ".join(name for name, *_ in programs) + " |")
-    print("|---|" + "---|" * len(programs))
+    print()
+    columns = {f"M cycles of {name}": ".2f" for name, *_ in programs}
+    table = Table("part", columns, table.figures)
     for part in dict.fromkeys(["all products at the peak", *PARTS.values(), "other"]):
-        print(f"| {part} | " + " | ".join(f"{count[part] / 1e6:.2f}" for count in sums) + " |")
+        table.row(part, *(count[part] / 1e6 for count in sums))
 
 
 def flops_in_a_cycle(where: Slice) -> float:

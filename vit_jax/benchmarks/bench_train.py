@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from vit_jax.benchmarks import other_projects
+from vit_jax.benchmarks.figures import Table
 from vit_jax.config import with_values
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
@@ -45,8 +46,8 @@ def measure(
     dtype: str | None = None,
     turns: int = 5,
     seconds: float = 4.0,
-) -> None:
-    """Prints the time of each model's training step, here and in other projects.
+) -> dict[str, dict[str, Any]]:
+    """Prints and returns the time of each model's training step, here and in other projects.
 
     The steps take turns; the results are medians.
 
@@ -64,7 +65,7 @@ def measure(
     share_interpreter()
     keep_freed_memory()
     dtype, batch = dtype or fast_dtype(), images * jax.device_count()
-    print_header(images, dtype, "step")
+    table = program_table(images, dtype, "step")
     for model in models:
         config = other_projects.our_config(model, image_size, dtype, batch)
         runners = [make_ours(f"{model} {image_size}", config)[0]]
@@ -72,9 +73,10 @@ def measure(
             try:
                 runners += make_others(peer, model, batch, image_size, dtype, checkouts)
             except UserError as error:
-                print(f"| {peer}: skipped | {error} ||||||")
+                table.skip(peer, error)
         least = training_flops(batch * model_card(model, image_size=image_size).multiply_adds)
-        race(runners, batch, least, turns, seconds)
+        race(table, runners, batch, least, turns, seconds)
+    return table.figures
 
 
 def compare(
@@ -85,8 +87,8 @@ def compare(
     dtype: str | None = None,
     turns: int = 5,
     seconds: float = 4.0,
-) -> None:
-    """Compares training steps with different config values: prints FLOPs and time for each model.
+) -> dict[str, dict[str, Any]]:
+    """Compares training steps with different config values: FLOPs and time for each model.
 
     The steps take turns; the results are medians.
 
@@ -103,11 +105,9 @@ def compare(
     share_interpreter()
     keep_freed_memory()
     dtype, batch, first = dtype or fast_dtype(), images * jax.device_count(), next(iter(steps))
-    print(
-        f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"
-    )
-    print(f"| step | compiled GFLOPs an image | to {first} | ms a step | images/s to {first} |")
-    print("|---|---|---|---|---|")
+    print_devices(images, dtype)
+    columns = {"compiled GFLOPs an image": ",.1f", f"to {first}": ".2f", "ms a step": ",.1f"}
+    table = Table("step", columns | {f"images/s to {first}": ".2f"})
     for model in models:
         runners, flops = [], []
         for name, values in steps.items():
@@ -121,15 +121,19 @@ def compare(
             pairs = zip(times[runners[0].name], times[runner.name], strict=True)
             faster = statistics.median(before / own for before, own in pairs)
             milliseconds = 1e3 * statistics.median(times[runner.name])
-            gigaflops, ratio = found / images / 1e9, found / flops[0]
-            print(
-                f"| {runner.name} | {gigaflops:,.1f} | {ratio:.2f} | {milliseconds:,.1f} | "
-                f"{faster:.2f} |"
-            )
+            table.row(runner.name, found / images / 1e9, found / flops[0], milliseconds, faster)
+    return table.figures
 
 
-def print_header(images: int, dtype: str, call: str) -> None:
-    """Prints the header of the table whose rows `race` prints.
+def print_devices(images: int, dtype: str) -> None:
+    """Prints a line with the devices, the images per device and the dtype of the computation."""
+    print(
+        f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"
+    )
+
+
+def program_table(images: int, dtype: str, call: str) -> Table:
+    """Returns the table to which `race` adds rows.
 
     Args:
       images: images per device.
@@ -137,22 +141,18 @@ def print_header(images: int, dtype: str, call: str) -> None:
       call: name of the measured call of a program, such as `step`. It is part of the column's
         heading, `ms a step`.
     """
-    print(
-        f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"
-    )
-    print(
-        f"| program | compile, s | ms a {call} | images/s | MFU | memory, GiB | ours to it: "
-        "images/s |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    print_devices(images, dtype)
+    columns = {"compile, s": ".1f", f"ms a {call}": ",.1f", "images/s": ",.1f", "MFU": ".1%"}
+    return Table("program", columns | {"memory, GiB": ".2f", "ours to it: images/s": ".2f"})
 
 
 def race(
-    runners: Sequence[Runner], batch: int, least: float, turns: int, seconds: float
-) -> dict[str, float]:
-    """Measures programs in turns, prints a row for each, and returns their images/s by name.
+    table: Table, runners: Sequence[Runner], batch: int, least: float, turns: int, seconds: float
+) -> None:
+    """Measures programs in turns, and adds a row for each to a table.
 
     Args:
+      table: the result of `program_table`.
       runners: the programs; ours is the first.
       batch: number of images that a program processes at once, on all devices.
       least: FLOPs of training on this number of images, from which the MFU is computed.
@@ -160,17 +160,15 @@ def race(
       seconds: minimum duration of a turn.
     """
     times = take_turns(runners, turns, seconds)
-    peak, speeds = peak_flops(jax.devices()[0].device_kind), {}
+    peak = peak_flops(jax.devices()[0].device_kind)
     for runner in runners:
         second = statistics.median(times[runner.name])
-        speeds[runner.name] = batch / second
-        mfu = f"{least / second / peak / jax.device_count():.1%}" if peak else "peak not known"
-        memory = f"{runner.memory / GIB:.2f}" if runner.memory else ""
+        mfu = least / second / peak / jax.device_count() if peak else "peak not known"
         pairs = zip(times[runner.name], times[runners[0].name], strict=True)
-        ratio = "" if runner is runners[0] else f"{statistics.median(a / b for a, b in pairs):.2f}"
-        speed = f"{runner.compile_seconds:.1f} | {second * 1e3:,.1f} | {batch / second:,.1f}"
-        print(f"| {runner.name} | {speed} | {mfu} | {memory} | {ratio} |", flush=True)
-    return speeds
+        ratio = None if runner is runners[0] else statistics.median(a / b for a, b in pairs)
+        memory = runner.memory and runner.memory / GIB
+        speed = runner.compile_seconds, second * 1e3, batch / second
+        table.row(runner.name, *speed, mfu, memory, ratio)
 
 
 def take_turns(runners: Sequence[Runner], turns: int, seconds: float) -> dict[str, list[float]]:

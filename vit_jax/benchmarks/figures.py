@@ -1,0 +1,154 @@
+"""Figures of benchmarks: tables, which are printed row by row, and a JSON file per benchmark."""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from vit_jax.runs.workdir import commit_of_package, versions_here
+
+PEERS = ("libtpu", "torch", "timm", "onnxruntime", "tensorflow", "safetensors", "scikit-image")
+COMPILED = ("tpu", "crops")  # Their figures are the TPU compiler's, on any machine.
+
+
+class Table:
+    """A Markdown table. Each row is printed as soon as it is measured.
+
+    Args:
+      title: heading of the rows' names.
+      columns: format of each column's numbers by heading, such as `{"images/s": ",.1f"}`.
+      figures: figures of an earlier table, to which rows are added.
+
+    Attributes:
+      figures: the values by row and column.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        columns: Mapping[str, str],
+        figures: dict[str, dict[str, Any]] | None = None,
+    ):
+        self.columns, self.figures = columns, {} if figures is None else figures
+        print("| " + " | ".join([title, *columns]) + " |\n|" + "---|" * (1 + len(columns)))
+
+    def row(self, name: str, *values: float | str | None) -> None:
+        """Prints a row.
+
+        Args:
+          name: name of the row.
+          *values: a value for each column; None: the cell is empty. A text is printed as it is.
+        """
+        cells = dict(zip(self.columns, values, strict=True))
+        known = {column: value for column, value in cells.items() if value is not None}
+        self.figures.setdefault(name, {}).update(known)
+        texts = [
+            format(value, "" if isinstance(value, str) else self.columns[column])
+            if column in known
+            else ""
+            for column, value in cells.items()
+        ]
+        print("| " + " | ".join([name, *texts]) + " |", flush=True)
+
+    def skip(self, name: str, reason: Exception | str) -> None:
+        """Prints a row with the reason why a program is not measured."""
+        self.figures[f"{name}: skipped"] = {"reason": str(reason)}
+        print(f"| {name}: skipped | {reason} |" + "|" * (len(self.columns) - 1), flush=True)
+
+
+def numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Yields all numbers in nested figures, each with the names of its row and columns."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from numbers(f"{name}, {key}" if name else key, inner)
+    elif isinstance(value, int | float):
+        yield name, value
+
+
+def facts() -> dict[str, Any]:
+    """Returns the conditions of a measurement: commit, versions, JAX's platform and the machine."""
+    versions = versions_here()
+    for package in PEERS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    on_cpu = jax.default_backend() == "cpu"
+    return {
+        "commit": commit_of_package(),
+        "versions": versions,
+        "platform": jax.default_backend(),
+        "machine": f"{os.cpu_count()} cores of {_cpu_model()}"
+        if on_cpu
+        else f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    }
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(": ")[2]
+    return platform.processor() or platform.machine()
+
+
+def write_record(
+    folder: str | Path,
+    name: str,
+    figures: Mapping[str, Any],
+    conditions: Mapping[str, Any],
+    complete: bool = True,
+) -> None:
+    """Writes a benchmark's figures and their conditions to NAME.json. The file is replaced.
+
+    Args:
+      folder: folder of the file; it is created if it does not exist.
+      name: name of the benchmark.
+      figures: the values by row and column.
+      conditions: the result of `facts`.
+      complete: False: the benchmark has not finished yet.
+    """
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--out=")]
+    record = {
+        "name": name,
+        "arguments": arguments,
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        **conditions,
+        "complete": complete,
+        "figures": figures,
+    }
+    file = Path(folder) / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(record, indent=1, default=float) + "\n")
+    temporary.replace(file)
+
+
+def read_record(folder: str | Path, name: str) -> dict[str, Any] | None:
+    """Returns the content of NAME.json in a folder; None: the file is missing or damaged."""
+    try:
+        record = json.loads((Path(folder) / f"{name}.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and "figures" in record else None
+
+
+def changes(record: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Returns the conditions in which a record differs from those now: empty for current figures.
+
+    Args:
+      record: content of a JSON file.
+      here: the result of `facts` now.
+    """
+    keys = ["commit", "versions", *([] if record["name"] in COMPILED else ["machine"])]
+    return [key for key in keys if record[key] != here[key]]
+
+
+if __name__ == "__main__":
+    print(json.dumps(facts()))
