@@ -29,7 +29,9 @@ gpu: benchmarks of a GPU, the most important first, within --minutes: training s
   timm's in PyTorch, attention, agreement with float32 on the CPU. Each result is written to
   gpu.jsonl in the folder --out.
 tpu: the TPU compiler's estimates for the training step of --models on --slices, compiled on this
-  machine's CPU, compared with the compiler's estimates for other projects.
+  machine's CPU, compared with the compiler's estimates for other projects. A second estimate takes
+  for each operation the larger of its schedule and its memory traffic; --operations=10 prints the
+  10 most expensive ones.
 """
 
 import importlib
@@ -68,6 +70,9 @@ OUT = flags.DEFINE_string(
 )
 SLICES = flags.DEFINE_list(
     "slices", ["v3:2x2", "v5e:2x2"], "For `tpu` and `crops`: chips and topologies."
+)
+OPERATIONS = flags.DEFINE_integer(
+    "operations", 0, "For `tpu`: most expensive operations to print.", lower_bound=0
 )
 AGAINST = flags.DEFINE_list(
     "against",
@@ -147,7 +152,10 @@ def _of_training() -> dict[str, Any]:
 
 def _of_tpu() -> dict[str, Any]:
     return _of_peers() | dict(
-        image_size=IMAGE_SIZE.value, checkouts=CHECKOUTS.value, slices=SLICES.value
+        image_size=IMAGE_SIZE.value,
+        checkouts=CHECKOUTS.value,
+        slices=SLICES.value,
+        operations=OPERATIONS.value,
     )
 
 
