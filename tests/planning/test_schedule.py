@@ -154,3 +154,15 @@ def test_flags_of_the_compiler_are_restored(monkeypatch, given):
         assert given is None or given in flags
     assert os.environ.get("LIBTPU_INIT_ARGS") == given
     assert not folder.exists()
+
+
+def test_a_kernel_with_several_results_is_counted_once():
+    metadata = 'frontend_attributes={kernel_metadata={"cycles":"500","flops":"70"}}'
+    text = f"""\
+ENTRY %main (x: f32[8,128]) -> f32[8,128] {{
+  %x = f32[8,128]{{1,0:T(8,128)}} parameter(0)
+  %call = (f32[8,128]{{1,0:T(8,128)}}, f32[8,128]{{1,0:T(8,128)}}) custom-call(%x), {metadata}
+  ROOT %result = f32[8,128]{{1,0:T(8,128)}} get-tuple-element(%call), index=0, {metadata}
+}}
+"""
+    assert [(x.name, x.cycles, x.flops) for x in read_operations(text)] == [("call", 500, 70)]

@@ -81,6 +81,9 @@ def read_operations(text: str, every: bool = False) -> list[Operation]:
     module = _Module(text)
     operations, seen = [], set()
     for times, instruction in module.walk(module.entry):
+        # The compiler copies a kernel's metadata to its results.
+        if instruction.opcode == "get-tuple-element":
+            continue
         kind, sent = module.kind(instruction), 0
         for name, inner in module.collectives(instruction):
             key = _identity(name, inner, instruction)
