@@ -86,6 +86,8 @@ def larger_cycles(operation: Operation, bytes_per_cycle: float) -> float:
 
     The copies of an operation overlap with its computation, so it takes at least the larger of
     both. Stalls, overlaps between operations and asynchronous copies are not included.
+    Traffic is overestimated where an operation reads or writes a slice of an array,
+    as in loops over stacked layers.
 
     Args:
       operation: an operation with a schedule.
