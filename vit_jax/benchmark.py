@@ -40,7 +40,9 @@ gpu: benchmarks of a GPU, the most important first, within --minutes: training s
   timm's in PyTorch, attention, agreement with float32 on the CPU. Each result is written to
   gpu.json in the folder --out as soon as it is measured.
 tpu: the TPU compiler's estimates for the training step of --models on --slices, compiled on this
-  machine's CPU, compared with the compiler's estimates for other projects.
+  machine's CPU, compared with the compiler's estimates for other projects. A second estimate takes
+  for each operation the larger of its schedule and its memory traffic; --operations=10 prints the
+  10 most expensive ones.
 """
 
 import importlib
@@ -80,6 +82,9 @@ MEMORY_GIB = flags.DEFINE_float(
 OUT = flags.DEFINE_string("out", None, "Folder for NAME.json with the figures, and for plots.")
 SLICES = flags.DEFINE_list(
     "slices", ["v3:2x2", "v5e:2x2"], "For `tpu` and `crops`: chips and topologies."
+)
+OPERATIONS = flags.DEFINE_integer(
+    "operations", 0, "For `tpu`: most expensive operations to print.", lower_bound=0
 )
 AGAINST = flags.DEFINE_list(
     "against",
@@ -131,7 +136,8 @@ def main(arguments: list[str]) -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"
     if name == "all":
         return run_all()
-    command.use_compilation_cache()
+    if name != "tpu":  # The compiler writes no schedules of programs from JAX's cache.
+        command.use_compilation_cache()
     benchmark = importlib.import_module(f"vit_jax.benchmarks.bench_{name}")
     if peers := getattr(benchmark, "PEERS", None):
         for peer in set(AGAINST.value) - set(peers):
@@ -188,7 +194,10 @@ def _of_training() -> dict[str, Any]:
 
 def _of_tpu() -> dict[str, Any]:
     return _of_peers() | dict(
-        image_size=IMAGE_SIZE.value, checkouts=CHECKOUTS.value, slices=SLICES.value
+        image_size=IMAGE_SIZE.value,
+        checkouts=CHECKOUTS.value,
+        slices=SLICES.value,
+        operations=OPERATIONS.value,
     )
 
 

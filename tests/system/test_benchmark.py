@@ -125,14 +125,22 @@ def test_a_checkout_is_compiled_for_tpus_beside_ours(run, checkouts):
         "--image_size=32",
         "--slices=v5e:1x1",
         "--against=big_vision",
+        "--operations=3",
         f"--checkouts={checkouts}",
         module="vit_jax.benchmark",
     )
     assert result.returncode == 0, result.stderr
-    table = rows(result.stdout)
+    estimates, schedules, operations, *_ = result.stdout.split("\n\n")
     # One dense layer: ours takes more.
     for option in other_projects.PEERS["big_vision"].options:
-        assert float(table[f"big_vision, {option}, 1 TPU v5e (1x1)"][5]) > 1
+        assert float(rows(estimates)[f"big_vision, {option}, 1 TPU v5e (1x1)"][5]) > 1
+    ours = rows(schedules)["ViT-mu/16 32, 1 images, 1 TPU v5e (1x1)"]
+    computed, moved, larger = map(float, ours[:3])
+    # The table has one decimal.
+    assert larger > 0
+    assert max(computed, moved) <= larger + 0.1 and larger <= computed + moved + 0.2
+    assert len(operations.splitlines()) == 2 + 3
+    assert all("jit(train_step)" in line for line in operations.splitlines()[2:])
 
 
 @pytest.mark.slow

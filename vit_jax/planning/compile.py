@@ -20,11 +20,12 @@ from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB, Chip, compiler_options, find_chip
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning.hlo import Operation, read_operations
+from vit_jax.planning.schedule import take_schedules, with_schedules
 from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.runs.memory_check import held
 from vit_jax.training.program import Program, abstract_batch, make_program
 
-VERSION = "3"  # Version of the cache's format, and of the operations that are read.
+VERSION = "4"  # Version of the cache's format, and of the operations that are read.
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,17 @@ def topology_devices(where: Slice) -> list[jax.Device]:
     return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
 
 
-def compile_step(config: RunOptions, where: Slice, num_classes: int, steps: int) -> Compiled:
+def compile_step(
+    config: RunOptions, where: Slice, num_classes: int, steps: int, dump: Path | None = None
+) -> Compiled:
     """Compiles a config's training step, or returns the result of an earlier call from the cache.
+
+    Args:
+      config: the config.
+      where: the TPU slice.
+      num_classes: number of classes.
+      steps: number of steps of the learning rate schedule.
+      dump: see `compile_lowered`.
 
     Raises:
       UserError: the config is incompatible with the devices.
@@ -123,7 +133,7 @@ def compile_step(config: RunOptions, where: Slice, num_classes: int, steps: int)
     lowered = program.train_step.lower(program.state, program.metrics, batch)
     flags = compiler_options(where.chip.kind)
     return compile_lowered(
-        lowered, where, parameters_of(program), program.state["optimizer"], flags
+        lowered, where, parameters_of(program), program.state["optimizer"], flags, dump
     )
 
 
@@ -138,6 +148,7 @@ def compile_lowered(
     params,
     optimizer_state,
     options: Mapping[str, str] = {},
+    dump: Path | None = None,
 ) -> Compiled:
     """Compiles a lowered training step, or returns the result of an earlier call from the cache.
 
@@ -147,10 +158,13 @@ def compile_lowered(
       params: shapes and shardings of the parameters, which are arguments and results of the step.
       optimizer_state: shapes and shardings of the optimizer's state.
       options: options of the compiler.
+      dump: the folder of `dumped_schedules`; the operations then have schedules.
     """
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
     more = [f"{option}={value}" for option, value in options.items()]
     described = "\n".join([lowered.as_text(), str(where), *versions, VERSION, *more])
+    if dump:
+        described += "\nschedules"
     known = _cache() / f"{hashlib.sha256(described.encode()).hexdigest()}.json"
     if known.exists():
         return replace(_from_json(known.read_text()), cached=True)
@@ -173,13 +187,24 @@ def compile_lowered(
             - sizes.alias_size_in_bytes,
             code=sizes.generated_code_size_in_bytes,
         )
-        result = Compiled(memory, True, tuple(read_operations(compiled.as_text())))
+        result = Compiled(memory, True, _operations(compiled.as_text(), dump))
     result = replace(result, seconds=time.process_time() - started)
     _cache().mkdir(parents=True, exist_ok=True)
     temporary = known.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(asdict(result)))
     temporary.replace(known)
     return result
+
+
+def _operations(text: str, dump: Path | None) -> tuple[Operation, ...]:
+    if dump is None:
+        return tuple(read_operations(text))
+    if not (schedules := take_schedules(dump)):
+        raise UserError(
+            "the TPU compiler wrote no schedules, because the program is in JAX's compilation cache "
+            "or libtpu was loaded before: unset JAX_COMPILATION_CACHE_DIR, and start a new process"
+        )
+    return tuple(with_schedules(read_operations(text, every=True), schedules))
 
 
 def _cache() -> Path:

@@ -30,8 +30,8 @@ _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128} | {
 class Operation:
     """One operation of a step on one device.
 
-    `cycles`, `flops` and `sent` are for a single execution. In a loop, an operation is
-    executed several times in a step.
+    `cycles`, `flops`, `sent`, `traffic` and `schedule` are for a single execution. In a loop, an
+    operation is executed several times in a step.
     """
 
     name: str
@@ -43,6 +43,9 @@ class Operation:
     flops: int = 0  # FLOPs of the operation's matrix products and convolutions.
     # Bytes that a collective sends: its inputs or its outputs, whichever are larger.
     sent: int = 0
+    # Bytes of all operands and results in HBM, with padding. 0 for asynchronous operations.
+    traffic: int = 0
+    schedule: int = 0  # Cycles of its instructions (planning/schedule.py), if they were read.
 
 
 def total(operations: Iterable[Operation], value: str) -> int:
@@ -65,7 +68,7 @@ def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
     return {name: count for name, count in sums.most_common() if count}
 
 
-def read_operations(text: str) -> list[Operation]:
+def read_operations(text: str, every: bool = False) -> list[Operation]:
     """Returns those operations of an HLO module that take time.
 
     They are operations with cycles, FLOPs or bytes to send. A loop with an unknown number of
@@ -73,10 +76,15 @@ def read_operations(text: str) -> list[Operation]:
 
     Args:
       text: result of `compiled.as_text()`.
+      every: also returns all other operations, such as reshapes, which the compiler does not
+        estimate, and parameters.
     """
     module = _Module(text)
     operations, seen = [], set()
     for times, instruction in module.walk(module.entry):
+        # The compiler copies a kernel's metadata to its results.
+        if instruction.opcode == "get-tuple-element":
+            continue
         kind, sent = module.kind(instruction), 0
         for name, inner in module.collectives(instruction):
             key = _identity(name, inner, instruction)
@@ -84,11 +92,21 @@ def read_operations(text: str) -> list[Operation]:
                 seen.add(key)
                 kind, sent = name, sent + module.payload(inner)
         cycles, flops = _cycles(instruction), module.flops(instruction)
-        if cycles or flops or sent or kind == UNKNOWN_LOOP:
+        if every or cycles or flops or sent or kind == UNKNOWN_LOOP:
             source = re.search(r'op_name="([^"]*)"', instruction.rest)
             source, part = source[1] if source else "", module.part(instruction)
             operations.append(
-                Operation(instruction.name, kind, source, part, times, cycles, flops, sent)
+                Operation(
+                    instruction.name,
+                    kind,
+                    source,
+                    part,
+                    times,
+                    cycles,
+                    flops,
+                    sent,
+                    module.traffic(instruction),
+                )
             )
     return operations
 
@@ -231,6 +249,19 @@ class _Module:
         taken = sum(_bytes(shapes[name].shape) for name in collective.operands)
         given = _bytes(collective.shape) - (taken if collective.opcode.endswith("-start") else 0)
         return max(taken, given)
+
+    def traffic(self, instruction: _Instruction) -> int:
+        """Returns the bytes of an operation's operands and results in HBM, with padding.
+
+        Asynchronous operations overlap with others, so their result is 0.
+        """
+        if re.search(r"^async-|-start$|-done$", instruction.opcode):
+            return 0
+        shapes = self._of[id(instruction)].instructions
+        names = [name for name in instruction.operands if name in shapes]
+        return _padded_bytes(instruction.shape) + sum(
+            _padded_bytes(shapes[name].shape) for name in names
+        )
 
     def flops(self, instruction: _Instruction) -> int:
         """Returns the FLOPs of an operation's matrix products and convolutions.
@@ -379,3 +410,23 @@ def _bytes(shape: str) -> int:
         _BITS.get(kind, 8) * math.prod(int(size) for size in sizes.split(",") if size) // 8
         for kind, sizes in arrays
     )
+
+
+def _padded_bytes(shape: str) -> int:
+    """Returns the bytes of an array, or of all arrays in a tuple, with padding to tiles.
+
+    Arrays outside of HBM are not counted: their layout contains a memory space, such as `S(1)`.
+    """
+    count = 0
+    for kind, sizes, layout in re.findall(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^{}]*)\})?", shape):
+        if kind not in _BITS or re.search(r"S\([1-9]", layout):
+            continue
+        sizes = [int(size) for size in sizes.split(",") if size]
+        order = [int(axis) for axis in layout.partition(":")[0].split(",") if axis]
+        tile = re.search(r"T\(([\d,]+)\)", layout)
+        tile = [int(size) for size in tile[1].split(",")] if tile else []
+        # The layout lists the axes from the fastest to the slowest, the tile in reverse.
+        for axis, size in zip(order, reversed(tile), strict=False):
+            sizes[axis] = math.ceil(sizes[axis] / size) * size
+        count += math.prod(sizes) * _BITS[kind] // 8
+    return count
