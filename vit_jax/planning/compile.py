@@ -201,8 +201,9 @@ def _operations(text: str, dump: Path | None) -> tuple[Operation, ...]:
         return tuple(read_operations(text))
     if not (schedules := take_schedules(dump)):
         raise UserError(
-            "the TPU compiler wrote no schedules, because the program is in JAX's compilation cache "
-            "or libtpu was loaded before: unset JAX_COMPILATION_CACHE_DIR, and start a new process"
+            "the TPU compiler wrote no schedules, because the program is in JAX's compilation "
+            "cache or libtpu was loaded before: unset JAX_COMPILATION_CACHE_DIR, and start a new "
+            "process"
         )
     return tuple(with_schedules(read_operations(text, every=True), schedules))
 
