@@ -113,6 +113,12 @@ def test_parts_of_a_step_are_functions_that_there_are(part):
     assert callable(getattr(getattr(module, owner), method))
 
 
+def test_a_method_belongs_to_the_part_of_its_class():
+    assert bench_tpu.name_of_part("Mlp._first") == bench_tpu.name_of_part("Mlp") == "MLP"
+    assert bench_tpu.name_of_part("ViT._embed") == "patch embedding"
+    assert bench_tpu.name_of_part("Sampler.draw") == "other"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'

@@ -31,7 +31,7 @@ STEPS = 100_000  # Number of steps of the schedule; the compiled program does no
 # cycles of the operations that the function adds to the program. The compiler fuses most norms with
 # matmuls; the cycles of such a norm are in the row of the matmul.
 PARTS = {
-    "ViT.patches": "patch embedding",
+    "ViT._embed": "patch embedding",
     "ViT.assemble": "patch embedding",
     SCORES: "attention scores",
     VALUES: "attention values",
@@ -221,7 +221,7 @@ def show_parts(table: Table, programs: list[Program]) -> None:
         Counter({"all products at the peak": round(program.peak_cycles)})
         + sum(
             (
-                Counter({PARTS.get(part, "other"): cycles})
+                Counter({name_of_part(part): cycles})
                 for part, cycles in by(program.compiled.operations, "part", "cycles").items()
             ),
             Counter(),
@@ -234,6 +234,11 @@ def show_parts(table: Table, programs: list[Program]) -> None:
     table = Table("part", columns, table.figures)
     for part in dict.fromkeys(["all products at the peak", *PARTS.values(), "other"]):
         table.row(part, *(count[part] / 1e6 for count in sums))
+
+
+def name_of_part(part: str) -> str:
+    """Returns the name of an operation's part, as in `PARTS`; parts of a class may be methods."""
+    return PARTS.get(part) or PARTS.get(part.partition(".")[0], "other")
 
 
 def flops_in_a_cycle(where: Slice) -> float:
