@@ -12,7 +12,6 @@ from helpers import described, params_of, random_images, random_model, write
 
 import vit_jax
 from vit_jax.errors import UserError
-from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.writing import save
 from vit_jax.models import parse_name
 from vit_jax.save import library_of
@@ -312,14 +311,3 @@ def test_written_files_have_the_mode_of_new_ones(tmp_path, library):
         os.umask(before)
     modes = {path.stat().st_mode & 0o777 for path in [place, *place.glob("*")] if path.is_file()}
     assert modes == {0o640} and (library == "google" or place.stat().st_mode & 0o777 == 0o750)
-
-
-@pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_the_head_of_a_clip_without_class_names_is_described_as_a_projection(library, tmp_path):
-    model = vit_jax.create_model("ViT-32x1/8", num_classes=3, image_size=32, **CLIP)
-    vit_jax.save_model(model, tmp_path / "clip", library=library, log=str)
-    words = open_checkpoint(tmp_path / "clip").describe()
-    assert "a projection to 3 numbers" in words and "classes" not in words
-    names = ("cat", "dog", "newt")
-    save(tmp_path / "named", library, model.options, params_of(model).get, class_names=names)
-    assert "3 classes" in open_checkpoint(tmp_path / "named").describe()

@@ -66,8 +66,6 @@ class Checkpoint(NamedTuple):
         parameters = sum(int(np.prod(shape)) for shape in self.shapes.values())
         height, width = height_and_width(self.options.image_size)
         head = f"{n:,} classes" if (n := self.options.num_classes) else "no head"
-        if n and self._projects():
-            head = f"a projection to {n:,} numbers"
         head += " with a sigmoid each" if n and self.probabilities == "sigmoid" else ""
         named = self.step is None or self.place.endswith(f"@{self.step}")
         step = "" if named else f", step {self.step:,}"
@@ -79,19 +77,6 @@ class Checkpoint(NamedTuple):
             + (f"; assumed: {self.assumed}" if self.assumed else "")
             + (f"; with {self.objective.words}" if self.objective else "")
         )
-
-    def _projects(self) -> bool:
-        """Returns True if the head is the projection of an image-text model, not a classifier.
-
-        CLIP's files do not name its head. A CLIP that was fine-tuned to classify has class names.
-        """
-        if self.class_names:
-            return False
-        if self.objective and self.objective.name == "contrastive":
-            return True
-        values = self.arguments
-        clip = values.get("stem_norm") == "tokens" and values.get("pooling") == "cls"
-        return clip and self.step is None
 
     def _statistics(self) -> str:
         """Describes the mean and std of pixels; returns "" if both are 0.5, the default."""
