@@ -147,7 +147,8 @@ def main(arguments: list[str]) -> None:
     if OUT.value:
         from vit_jax.benchmarks.figures import facts, write_record
 
-        write_record(OUT.value, name, figures, facts())
+        complete = not any("error" in row for row in figures.values())
+        write_record(OUT.value, name, figures, facts(), complete)
 
 
 def run_all() -> None:

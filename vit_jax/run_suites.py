@@ -286,7 +286,8 @@ def measured_rows(
         except Impossible as error:
             impossible = [Row(suite.name, name, note=str(error)) for name in error.names]
             names = [name for name in names if name not in error.names]
-            opened = measurement.open(names) if names else None
+            with naming_flags():
+                opened = measurement.open(names) if names else None
         rows = [*measurement.measure(subject, opened)] if names else []
     except UserError as error:
         rows = [Row(suite.name, name, note=str(error)) for name in names]

@@ -165,6 +165,9 @@ def test_captions_are_read_from_the_column_of_the_run(data, tmp_path):
     row = evaluated(tmp_path / "run", "retrieval", f"csv:{data}/words.csv", tmp_path / "out")
     (found,) = (value for name, value in row.items() if name.endswith("image to text, recall@5"))
     assert found.note.startswith("54 captions, ") and found.accuracy < 1
+    # Data without this column: the captions are in the usual one.
+    row = evaluated(tmp_path / "run", "retrieval", f"csv:{data}/pairs.csv", tmp_path / "usual")
+    assert all(value.accuracy is not None for value in row.values()), row
 
 
 def test_labels_are_read_from_the_column_of_label_key(run, data, tmp_path):

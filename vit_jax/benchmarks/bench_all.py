@@ -118,8 +118,13 @@ def _result(done: subprocess.CompletedProcess, record: Mapping | None) -> str:
         word = "skipped" if done.returncode == 2 else "failed"  # 2 is a user error.
         return f"{word}: {reason.removeprefix('error: ')}"
     figures = record["figures"] if record else {}
-    skipped = [f"{name}, {row['reason']}" for name, row in figures.items() if "reason" in row]
-    return "; ".join(["measured", *skipped])
+    reasons = [
+        f"{name}, {row[key]}"
+        for name, row in figures.items()
+        for key in ("reason", "error")
+        if key in row
+    ]
+    return "; ".join(["measured", *reasons])
 
 
 def print_figures(out: str | Path, names: Iterable[str], here: Mapping[str, Any]) -> None:

@@ -109,6 +109,7 @@ def measure(
     stopwatch = Stopwatch(minutes, out)
     for name, call in ((part, call) for part in parts or PARTS for call in calls[part]):
         if time.perf_counter() > stopwatch.ends:
+            stopwatch.row("not finished", error=f"{name} and later parts: no time left (--minutes)")
             break
         try:
             call(stopwatch)

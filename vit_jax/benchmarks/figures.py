@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Table:
         figures: dict[str, dict[str, Any]] | None = None,
     ):
         self.columns, self.figures = columns, {} if figures is None else figures
+        self._printed: Counter[str] = Counter()  # Number of rows by name.
         print("| " + " | ".join([title, *columns]) + " |\n|" + "---|" * (1 + len(columns)))
 
     def row(self, name: str, *values: float | str | None) -> None:
@@ -49,7 +51,7 @@ class Table:
         """
         cells = dict(zip(self.columns, values, strict=True))
         known = {column: value for column, value in cells.items() if value is not None}
-        self.figures.setdefault(name, {}).update(known)
+        self.figures.setdefault(self._key(name), {}).update(known)
         texts = [
             format(value, "" if isinstance(value, str) else self.columns[column])
             if column in known
@@ -60,8 +62,13 @@ class Table:
 
     def skip(self, name: str, reason: Exception | str) -> None:
         """Prints a row with the reason why a program is not measured."""
-        self.figures[f"{name}: skipped"] = {"reason": str(reason)}
+        self.figures[self._key(f"{name}: skipped")] = {"reason": str(reason)}
         print(f"| {name}: skipped | {reason} |" + "|" * (len(self.columns) - 1), flush=True)
+
+    def _key(self, name: str) -> str:
+        """Returns the key of a new row: its name, with a number if an earlier row has the name."""
+        self._printed[name] += 1
+        return name if self._printed[name] == 1 else f"{name} ({self._printed[name]})"
 
 
 def numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:

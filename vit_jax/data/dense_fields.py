@@ -159,8 +159,8 @@ def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) 
         )
 
 
-def check_upright(image: bytes, where: str, annotations: str) -> bytes:
-    """Returns an encoded image; raises UserError if it is turned by EXIF and keeps its size.
+def check_upright(image: bytes, where: str, annotations: str) -> None:
+    """Raises UserError if an encoded image is turned by EXIF and keeps its size.
 
     Images are turned upright. If a turn changes the size, annotations of the stored pixels have
     another size, which `check_size` and `Placement` detect.
@@ -176,7 +176,6 @@ def check_upright(image: bytes, where: str, annotations: str) -> bytes:
             "upright or the stored pixels: save the image without EXIF, upright "
             "(PIL.ImageOps.exif_transpose) or as stored, such that they fit"
         )
-    return image
 
 
 def boxes_of(rows: np.ndarray) -> Boxes:

@@ -13,7 +13,7 @@ FLAGS = (
     (r"\bdata\.train_split and data\.test_split\b", "--set=KIND:PATH@TRAIN,TEST"),
     (r"\bdata\.train_split=(\w+)", r"--set=KIND:PATH@\1,TEST"),
     (r"\(data\.path\b", "(--set=KIND:PATH"),
-    (r"(?<= )--config\.data\.path=", "--set=KIND:"),
+    (r"(?<=folder of the data, )--config\.data\.path=", "--set=KIND:"),
     (r"\(data\.source=(\w+)\)", r"(--set=\1:PATH)"),
     (
         r"\bgive --config\.data\.num_classes\b",

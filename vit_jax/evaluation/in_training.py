@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
-from vit_jax.evaluation.flags_in_errors import naming_flags
 from vit_jax.evaluation.suite import (
     Impossible,
     Measurement,
@@ -137,13 +136,11 @@ class TrainingSuites:
         """
         suite = SUITES[name]
         values = {"image_size": image_size} | suite.defaults() | options
-        with naming_flags():
-            measurements = suite.measurements(self._subject, values)
+        measurements = suite.measurements(self._subject, values)
         places = where or [("evaluate.suites", f"{name}, {one.names[0]}") for one in measurements]
         for measurement, (key, what) in zip(measurements, places, strict=True):
             try:
-                with naming_flags():
-                    opened = measurement.open(measurement.names)
+                opened = measurement.open(measurement.names)
             except Impossible as error:
                 raise (error.__cause__ or error) from None
             except UserError as error:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data.fields import TEXT
+from vit_jax.data.fields import CAPTION_KEYS, TEXT
 from vit_jax.data.sources import DataSet, open_source
 from vit_jax.data.sources.base import Source, check_fields, fingerprint
 from vit_jax.errors import UserError
@@ -40,21 +40,36 @@ class Opened(NamedTuple):
 def open_captioned(described: DataSet, options: Options, subject: Subject) -> Opened:
     """Opens the test images of a data set with all their captions.
 
+    Without the option `caption_key`, the captions are in the run's column, or else in a column with
+    a usual name.
+
     Raises:
       UserError: the model has no text encoder, or the data cannot be opened or have no captions.
     """
     _ = subject.texts  # Raises UserError if the model has no text encoder.
+    size = options["image_size"] or 224
+    key = options["caption_key"] or subject.caption_key
+    try:
+        source = _open_source(described, size, key)
+    except UserError:
+        if options["caption_key"] or key == CAPTION_KEYS[0]:
+            raise
+        source = _open_source(described, size, CAPTION_KEYS[0])
+    return Opened(source, [source.fields_of(index)[TEXT] for index in range(len(source))])
+
+
+def _open_source(described: DataSet, image_size: int, caption_key: str) -> Source:
     source = open_source(
         described.kind,
         described.test_split,
         path=described.path,
-        image_size=options["image_size"] or 224,
+        image_size=image_size,
         labels=False,
         fields=(TEXT,),
-        caption_key=options["caption_key"] or subject.caption_key,
+        caption_key=caption_key,
     )
     check_fields(source, (TEXT,), "test")
-    return Opened(source, [source.fields_of(index)[TEXT] for index in range(len(source))])
+    return source
 
 
 def embedded(described: DataSet, subject: Subject, opened: Opened) -> Matched:

@@ -40,6 +40,7 @@ class Coco(Source):
       objects: corners, labels, crowds and areas of the objects of all images.
       fields: the requested fields: some of `boxes`, `instances` and `mask`.
       segmentations: COCO's `segmentation` of each object; empty if only boxes are requested.
+      annotated: the objects are used. False: only the images are.
     """
 
     file: str
@@ -52,15 +53,16 @@ class Coco(Source):
     fields: tuple[str, ...]
     segmentations: tuple[Any, ...] = ()
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    annotated: bool = True
 
     def __len__(self):
         return len(self.files)
 
     def __getitem__(self, index):
         image = read_file(self.root + self.files[index])
-        return Example(
-            check_upright(image, self.describe(index), f"its objects in {self.file}"), ()
-        )
+        if self.annotated:
+            check_upright(image, self.describe(index), f"its objects in {self.file}")
+        return Example(image, ())
 
     def describe(self, index):
         return as_text(self.root + self.files[index])
@@ -337,6 +339,7 @@ def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) 
         fields,
         _segmentations(listed.file, annotations, valid) if {INSTANCES, MASK} & {*fields} else (),
         {EMPTY: removed} if removed else {},
+        annotated=bool(options.fields),
     )
 
 

@@ -42,7 +42,9 @@ def open_depths(split: str, options: SourceOptions) -> Depths:
     _, splits = _layout(root)
     found = split_of(options.path, splits, split)
     images, maps, left_out = find_pairs(root, found, DEPTH_SUFFIXES, "depth map")
-    source = Depths(root, tuple(images), tuple(maps), dict(left_out), scale=options.depth_scale)
+    pairs = tuple(images), tuple(maps), dict(left_out)
+    annotated = bool(options.fields)
+    source = Depths(root, *pairs, scale=options.depth_scale, annotated=annotated)
     source.check_sizes(DEPTH)
     return source
 

@@ -143,6 +143,7 @@ def check_no_text_labels(folder: str) -> None:
     """
     for inner, _, names in os.walk(folder):
         files = {name.lower() for name in names if not of_system(name)} - {"classes.txt"}
+        files -= {name for name in files if name.endswith(".cache")}  # Those of Ultralytics.
         if files and all(name.endswith(".txt") for name in files):
             raise UserError(
                 f"{inner} has text files such as {min(files)}, as YOLO's labels, which are "

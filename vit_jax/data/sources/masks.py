@@ -117,7 +117,8 @@ def open_masks(split: str, options: SourceOptions) -> Masks:
         )
     classes = as_they_are(len(names)) if layout.classes is None else layout.classes
     pairs = tuple(images), tuple(maps), dict(left_out)
-    source = Masks(root, *pairs, names, classes, numbered, layout.words)
+    annotated = bool(options.fields)
+    source = Masks(root, *pairs, names, classes, numbered, layout.words, annotated=annotated)
     source.check_sizes(MASK)
     check_palettes(source)
     if layout.classes is None and len(names) == 2:

@@ -56,6 +56,7 @@ class Pairs(Source):
     Attributes:
       root: folder of the data set, with a trailing slash.
       images, maps: paths of the files, relative to the root.
+      annotated: the maps are used. False: only the images are.
     """
 
     root: str
@@ -63,13 +64,16 @@ class Pairs(Source):
     maps: tuple[str, ...]
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
     class_names: tuple[str, ...] = ()
+    annotated: bool = dataclasses.field(default=True, kw_only=True)
 
     def __len__(self):
         return len(self.images)
 
     def __getitem__(self, index):
         image = read_file(self.root + self.images[index])
-        return Example(check_upright(image, self.describe(index), self.describe_map(index)), ())
+        if self.annotated:
+            check_upright(image, self.describe(index), self.describe_map(index))
+        return Example(image, ())
 
     def describe(self, index):
         return as_text(self.root + self.images[index])
@@ -187,7 +191,7 @@ def find_pairs(
         for file in _files(root + split.maps)
         if file.lower().endswith(tuple(suffixes)) and not of_system(file)
     ]
-    if not maps:
+    if not maps and what == "mask":
         check_no_text_labels(root + split.maps)
     image_of = _by_name(root + split.images, images, split.image_end)
     map_of = _by_name(root + split.maps, maps, split.map_end)
