@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from vit_jax.benchmarks import bench_all
+from vit_jax.benchmarks.figures import Table
 
 HERE = {
     "commit": "0a1b2c",
@@ -137,3 +138,16 @@ def test_a_benchmark_of_this_package_is_measured_and_skipped_without_its_device(
     parts = {name: row["ms (median of 100)"] for name, row in record["figures"].items()}
     assert 0 < parts["start the program"] < parts["host overhead, both"]
     assert record["versions"]["jax"] == jax.__version__ and " cores of " in record["machine"]
+
+
+def test_all_rows_of_equal_names_are_kept():
+    first = Table("program", {"images/s": ".1f"})
+    for speed in (1.0, 2.0):
+        first.row("timm", speed)
+        first.skip("flax", "not installed")
+    second = Table("program", {"GiB": ".1f"}, first.figures)
+    for size in (3.0, 4.0):
+        second.row("timm", size)
+    assert first.figures["timm"] == {"images/s": 1.0, "GiB": 3.0}
+    assert first.figures["timm (2)"] == {"images/s": 2.0, "GiB": 4.0}
+    assert {"flax: skipped", "flax: skipped (2)"} < first.figures.keys()
