@@ -51,9 +51,10 @@ def open_captioned(described: DataSet, options: Options, subject: Subject) -> Op
     key = options["caption_key"] or subject.caption_key
     try:
         source = _open_source(described, size, key)
-    except UserError:
+    except UserError as error:
         if options["caption_key"] or key == CAPTION_KEYS[0]:
             raise
+        subject.log(f"note: not the run's captions {key!r}, but those with a usual name ({error})")
         source = _open_source(described, size, CAPTION_KEYS[0])
     return Opened(source, [source.fields_of(index)[TEXT] for index in range(len(source))])
 
@@ -152,8 +153,8 @@ SUITE = Suite(
     options={
         "set": SETS,
         "caption_key": text_option(
-            "Column or key of the captions; by default the run's data.caption_key, or for another "
-            "checkpoint caption, captions or text."
+            "Column or key of the captions; by default the run's data.caption_key, or else "
+            "caption, captions or text."
         ),
         "data_dir": DATA_DIR,
     },
