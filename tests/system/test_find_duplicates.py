@@ -1,4 +1,4 @@
-"""The command that finds near-duplicates."""
+"""The command that finds near-duplicates writes a page and a table."""
 
 import shutil
 

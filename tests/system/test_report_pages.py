@@ -1,6 +1,4 @@
-"""The report command: pages as files, as a browser on this machine is served them, and as it shows
-them.
-"""
+"""The report command: pages as files, served by a local server, and rendered by a browser."""
 
 import re
 import shutil
@@ -25,7 +23,7 @@ pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for sec
 
 @pytest.fixture(scope="module")
 def of(run):
-    """Starts the command with these arguments."""
+    """Returns a function that starts the command with arguments."""
 
     environment = run.environment | {"PYTHONPATH": python_path(ROOT)}
 
@@ -44,7 +42,7 @@ def said(process):
 
 @pytest.fixture(scope="module")
 def begun(finished, tmp_path_factory):
-    """A run that was not evaluated yet."""
+    """Returns the workdir of a run that has no evaluation yet."""
     folder = tmp_path_factory.mktemp("begun") / "run"
     folder.mkdir()
     for name in ("config.json", "manifest.json", "metrics.jsonl"):
@@ -56,7 +54,7 @@ def begun(finished, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(of, finished, begun, tmp_path_factory):
-    """The pages of a run and of a comparison."""
+    """Returns a folder with the page of a run and the page of a comparison."""
     out = tmp_path_factory.mktemp("pages")
     one = of(finished, f"--out={out / 'one.html'}")
     several = of(finished, begun, f"--out={out / 'several.html'}")
@@ -74,7 +72,7 @@ def test_report_of_a_workdir_is_that_of_its_run(pages, finished):
     assert "Worst mistakes" in without_times(pages / "one.html")
 
 
-def test_comparison_without_a_name_is_written_here_over_its_like_alone(
+def test_comparison_without_a_name_overwrites_only_an_earlier_report(
     of, finished, begun, pages, tmp_path
 ):
     here, theirs = tmp_path / "comparison.html", tmp_path / "theirs"
@@ -127,7 +125,7 @@ def test_served_page_follows_the_run(of, finished, begun):
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(f"{address}/config.json", timeout=60)
             port = int(address.rpartition(":")[2])
-            # What is written meanwhile is seen at the next look.
+            # The next request displays changes of the run.
             shutil.copy(finished / "metrics.jsonl", begun / "metrics.jsonl")
             text = urllib.request.urlopen(address, timeout=60).read().decode()
             assert "<td>test accuracy<td>" in text and 'http-equiv="refresh"' not in text
@@ -140,7 +138,7 @@ def test_served_page_follows_the_run(of, finished, begun):
 @browser.needed
 @pytest.mark.parametrize("name", ["one", "several"])
 def test_page_fits_a_phone_and_a_desk(pages, tmp_path, name):
-    """Nothing is wider than the window or faint, by day and by night, and no picture or figure is
+    """No element exceeds the window or has low contrast, in light and dark mode, and no figure is
     empty.
     """
     probe = f"""page => {{
@@ -153,7 +151,8 @@ def test_page_fits_a_phone_and_a_desk(pages, tmp_path, name):
     assert browser.looked_at(text, probe, tmp_path) == 4 * ["empty false figures true "]
 
 
-# Words of class names, and layout faults: a word broken over two lines, a row of charts with a gap.
+# Finds layout faults: a word of a class name that is broken over two lines, and a row of charts
+# with a gap at its end.
 BROKEN = """page => {
     const broken = [];
     for (const part of page.querySelectorAll('.bar span, figcaption')) {
