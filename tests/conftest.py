@@ -41,7 +41,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # For the workers, the main p
 
 
 def python_path(*folders: Path | str) -> str:
-    """Returns a PYTHONPATH of these folders and the folder with the settings of all test processes."""
+    """Returns a PYTHONPATH of the folder with the settings of test processes and other folders."""
     return os.pathsep.join(map(str, (PROCESSES, *folders)))
 
 

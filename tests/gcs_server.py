@@ -46,7 +46,7 @@ class FakeStorage:
     def write(
         self, bucket: str, key: str, content: bytes, if_generation: int | None = None
     ) -> Stored | None:
-        """Stores an object and returns it; returns None if its generation is not `if_generation`."""
+        """Stores and returns an object; returns None if its generation is not `if_generation`."""
         with self.lock:
             there = self.buckets[bucket].get(key)
             if if_generation is not None and if_generation != (there.generation if there else 0):

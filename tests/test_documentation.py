@@ -1,4 +1,4 @@
-"""README and docs refer only to pages, headings, configs, options, commands and flags that exist."""
+"""All pages, headings, configs, options, commands and flags that README and docs name exist."""
 
 import ast
 import contextlib

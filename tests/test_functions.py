@@ -26,7 +26,7 @@ MANY_PARAMETERS = {
 
 
 def definitions(file: Path) -> Iterator[tuple[str, ast.AST, ast.ClassDef | None, bool]]:
-    """Yields qualified name, node, enclosing class and publicity of a file's functions and classes."""
+    """Yields qualified name, node, class and publicity of a file's functions and classes."""
 
     def within(node: ast.AST, prefix: str, owner: ast.ClassDef | None, public: bool) -> Iterator:
         for child in ast.iter_child_nodes(node):

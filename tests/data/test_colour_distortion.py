@@ -1,4 +1,4 @@
-"""Colour distortions of views equal torchvision's, and have the right probabilities for each view."""
+"""Colour distortions of views equal torchvision's and have each view's probabilities."""
 
 import itertools
 import pickle

@@ -155,7 +155,7 @@ def test_test_digits_are_composed_of_the_test_scans():
 
 
 def test_masks_of_objects_cover_their_pixels():
-    """Without noise, each object has one colour. This test finds that colour in spite of the noise."""
+    """Without noise, each object has one colour. The median finds it in spite of the noise."""
     source = opened("glyphs", size=128)
     for index in range(12):
         image, (label,) = source[index]

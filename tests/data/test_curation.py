@@ -1,4 +1,4 @@
-"""Curation retrieves images that are similar to a curated set from a larger set, each of them once."""
+"""Curation retrieves images that are similar to a curated set from a larger set, each once."""
 
 import csv
 import subprocess

@@ -142,7 +142,7 @@ def found_by_comparing_all(candidates, references, distance):
 @settings(max_examples=60, deadline=None)
 def test_find_returns_what_comparing_all_pairs_does(seed, n, m, distance):
     rng = np.random.default_rng(seed)
-    # Copies of a few fingerprints with a few changed bits: all distances, ties and equal ones occur.
+    # Copies of a few fingerprints with some changed bits: all distances, ties and equal ones occur.
     bases = np.concatenate([[0], rng.integers(2**64, size=3, dtype=np.uint64)]).astype(np.uint64)
 
     def draw(count):

@@ -31,7 +31,7 @@ ONE_HOT = [
 
 
 class Items:
-    """A data set like those of torch, with `classes`, and `targets` that may differ from the items."""
+    """A data set like those of torch. It has `classes`, and `targets` that may differ from items."""
 
     def __init__(self, classes, labels, targets=None):
         self.classes, self.labels = classes, labels
@@ -165,7 +165,7 @@ def test_test_data_of_other_classes_are_refused():
 
 
 def test_parts_of_other_class_names_are_refused():
-    """The data sets are joined as in torch's `ConcatDataset`, which keeps the numbers of each part."""
+    """The data sets are joined as in torch's `ConcatDataset`, which keeps each part's numbers."""
 
     class Joined(Items):
         def __init__(self, *parts):

@@ -26,7 +26,7 @@ def in_hsv(pixels: np.ndarray, change) -> np.ndarray:
 
 
 def mmsegmentation(pixels: np.ndarray, name: str, strength: float) -> np.ndarray:
-    """Applies a distortion of mmsegmentation with its defaults: 32, (0.5, 1.5), (0.5, 1.5) and 18."""
+    """Applies a distortion of mmsegmentation with its defaults 32, (0.5, 1.5), (0.5, 1.5), 18."""
     floats = pixels.astype(np.float32)
     if name == "brightness":
         return (floats + 32 * strength).clip(0, 255).astype(np.uint8)

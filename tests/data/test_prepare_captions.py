@@ -354,7 +354,7 @@ def test_images_without_a_caption_are_counted_and_named_or_skipped(make, first, 
     ids=range(7),
 )
 def test_hostile_captions_of_a_tar_are_one_line(notes, message, tmp_path):
-    """The captions are in the third tar, which is not read when the kind of captions is detected."""
+    """The captions are in the third tar, which is not read to detect the kind of captions."""
 
     def of_row(row) -> dict[str, bytes]:
         return (

@@ -246,7 +246,7 @@ def test_exact_test_crop_is_bit_exact_with_pillows_resize_and_a_central_crop(
 @pytest.mark.parametrize(("share", "size"), [(0.9, 224), (0.96, 384), (0.95, 224), (0.875, 96)])
 @pytest.mark.parametrize("kind", ["square", "short_side"])
 def test_share_of_the_crop_is_cut_to_whole_pixels(share, size, kind):
-    """timm resizes to the image size divided by the crop's share, truncated: 224 / 0.9 gives 248."""
+    """timm resizes to the image size divided by the share, truncated: 224 / 0.9 gives 248."""
     pixels = natural(250, 317)
     crop = TestCrop(size, kind, size / share, "exact", "bicubic")
     expected = literal(
@@ -285,7 +285,7 @@ def test_very_long_image_is_resized_in_part_only_and_to_the_same_picture():
 @pytest.mark.parametrize("interpolation", [*sorted(PILLOWS), "area"])
 @pytest.mark.parametrize(("shape", "most"), [((150, 200), 0.1), ((480, 640), 1.2)])
 def test_fast_test_crop_is_near_the_exact_one(interpolation, shape, most):
-    """The difference is also small if the JPEG is decoded at half size, as in docs/measurements.md."""
+    """The difference is also small if the JPEG is decoded at half size: docs/measurements.md."""
     data = jpeg(natural(*shape), quality=92)
     fast, exact = (
         TestCrop(90, "short_side", 100, mode, interpolation)(data) for mode in ("fast", "exact")
@@ -306,7 +306,7 @@ def test_fast_crop_of_a_turned_jpeg_is_upright_in_every_interpolation(interpolat
 
 @pytest.mark.parametrize("interpolation", sorted(PILLOWS))
 def test_train_crop_is_pillows_resize_of_the_rectangle_alone(interpolation):
-    """As in torchvision's `RandomResizedCrop`: the filter uses no pixels outside of the rectangle."""
+    """As in torchvision's `RandomResizedCrop`: the filter uses no pixels outside the rectangle."""
     pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8)
     crop = TrainCrop(32, "random_resized", interpolation=interpolation, mode="exact")
     box = random_resized_box(np.random.default_rng(5), 90, 120)
@@ -366,7 +366,7 @@ def covered(before: int, after: int) -> np.ndarray:
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_only_bilinear_without_antialiasing_aliases_stripes(interpolation):
-    """With antialiasing, stripes finer than the output pixels become grey. Without it, they alias."""
+    """With antialiasing, stripes finer than output pixels become grey. Without it, they alias."""
     stripes = np.tile(
         np.array([0, 255, 255], np.uint8)[np.arange(180) % 3][None, :, None], (180, 1, 3)
     )

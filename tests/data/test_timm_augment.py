@@ -1,4 +1,4 @@
-"""timm's RandAugment equals timm: the pixels of each operation, and the distribution of operations."""
+"""timm's RandAugment equals timm's code: the pixels and the distribution of operations."""
 
 import pickle
 import random

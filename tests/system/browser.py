@@ -81,7 +81,7 @@ def looked_at(text: str, probe: str, folder: Path) -> list[str]:
 
 
 def dom(address: str, folder: Path) -> str:
-    """Returns the HTML of a page after its scripts have run; fails if the page logs to the console."""
+    """Returns a page's HTML after its scripts have run; fails if the page logs to the console."""
     process = subprocess.run(
         [
             *(CHROMIUM, *FLAGS.split(), f"--user-data-dir={folder / 'profile'}"),

@@ -142,7 +142,7 @@ class Soak:
         return processes
 
     def _kill_at_random(self, processes: list[subprocess.Popen], startup: float) -> float:
-        """Kills processes at a random moment. Returns the time from the start to the second step."""
+        """Kills processes at a random moment; returns the time from the start to step 2."""
         began = time.monotonic()
         kind = self.random.choices(["starting", "training", "saving"], [3, 5, 2])[0]
         if kind == "starting":

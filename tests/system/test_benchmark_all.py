@@ -40,7 +40,7 @@ RUNS = {"broken": (), "good": ("--images=2",), "absent": ()}
 
 @pytest.fixture
 def benchmarks(tmp_path):
-    """Returns a function that runs the three benchmarks and returns the names of the started ones."""
+    """Returns a function that runs the three benchmarks and returns the names of started ones."""
     program, log = tmp_path / "program.py", tmp_path / "log"
     program.write_text(f"LOG, HERE = {str(log)!r}, {HERE}\n{PROGRAM}")
 

@@ -30,7 +30,7 @@ def get_config(argument=None):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Returns a folder with the package as in a wheel, without the other files of the repository."""
+    """Returns a folder with the package as in a wheel, without other files of the repository."""
     folder = tmp_path_factory.mktemp("installed")
     command = "setup.py", "-q", "build_py", f"--build-lib={folder}"
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""A run that chooses its best checkpoint by a dev split, and reports the metrics of a test split."""
+"""A run that chooses its best checkpoint by a dev split, and reports metrics of a test split."""
 
 import json
 import re

@@ -61,7 +61,7 @@ class Pairs:
 
 
 class Rows(Pairs):
-    """A data set like those of Hugging Face: it has rows by index, columns by name, and features."""
+    """A data set like those of Hugging Face: rows by index, columns by name, and features."""
 
     column_names = ["picture", "digit"]
 
@@ -335,7 +335,7 @@ class Stopped(Exception):
 
 
 def stopped_and_continued(workdir, **handed_in):
-    """Stops a run after its second step and continues it; returns losses and metrics of the rest."""
+    """Stops a run after step 2 and continues it; returns losses and metrics of the rest."""
 
     def stop(step, row):
         if step == 2:

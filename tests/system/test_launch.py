@@ -29,7 +29,7 @@ exit $code
 
 
 def put(folder, **scripts):
-    """Writes executables that replace those of a cluster, and returns a PATH that finds them first."""
+    """Writes executables that replace those of a cluster, and returns a PATH with them first."""
     folder.mkdir(exist_ok=True)
     for name, text in scripts.items():
         (folder / name).write_text(text)

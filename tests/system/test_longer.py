@@ -17,7 +17,7 @@ CONSTANT = {"optimizer.schedule": "constant"}
 
 
 def claimed(workdir, steps: int, **values) -> None:
-    """Claims the workdir for a run of `steps` steps, adds a checkpoint of step 1, and releases it."""
+    """Claims the workdir for a run of `steps` steps, adds a checkpoint and releases the workdir."""
     config = base_config()
     config.update_from_flattened_dict({"steps": steps} | values)
     options = run_options(config)

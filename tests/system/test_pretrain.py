@@ -62,7 +62,7 @@ def test_reconstructions_of_every_evaluation_are_in_the_report(pretrained):
         3 * 68,
         6 * 68,
         3,
-        # The picture has 3 rows of 6 images. Each image of 16 pixels is enlarged to 64 and has a frame.
+        # There are 3 rows of 6 images. Images of 16 pixels are enlarged to 64 and have a frame.
     )
     original, visible, predicted = np.split(pixels, 3)
     shares = [(original == other).all(-1).mean() for other in (visible, predicted)]

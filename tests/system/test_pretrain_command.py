@@ -1,4 +1,4 @@
-"""`vit-jax pretrain PHOTOS` makes a checkpoint for `finetune` from a folder of unlabelled images."""
+"""`vit-jax pretrain PHOTOS` makes a checkpoint for `finetune` from unlabelled images."""
 
 import re
 

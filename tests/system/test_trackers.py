@@ -1,4 +1,4 @@
-"""Metrics are also sent to tracking libraries, each once, even if the run is killed and continued."""
+"""Tracking libraries receive each metric once, even if the run is killed and continued."""
 
 import json
 import struct

@@ -67,7 +67,7 @@ def installed(tmp_path_factory):
 
 @pytest.fixture
 def surroundings(tmp_path):
-    """Returns arguments of `subprocess` for a process in an empty folder outside of the checkout."""
+    """Returns arguments of `subprocess` for a process in an empty folder outside the checkout."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return dict(
         cwd=tmp_path,
