@@ -19,7 +19,7 @@ SPLITS = ("all[:50%]", "all[50%:][:60%]", "all[50%:][60%:]")
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Returns a folder with images in folders of classes, and a CSV of the same files with patients."""
+    """Returns a folder with images in folders of classes, and a CSV of them with their patients."""
     root = tmp_path_factory.mktemp("groups")
     rows = ["file,label,patient"]
     for number, (patient, name) in enumerate(zip(PATIENTS, CLASSES, strict=True)):

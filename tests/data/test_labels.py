@@ -31,7 +31,7 @@ ONE_HOT = [
 
 
 class Items:
-    """A data set like those of torch. It has `classes`, and `targets` that may differ from items."""
+    """A data set like those of torch, with `classes`, and `targets` that may differ from items."""
 
     def __init__(self, classes, labels, targets=None):
         self.classes, self.labels = classes, labels
