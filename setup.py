@@ -99,7 +99,7 @@ setup(
     entry_points={"console_scripts": ["vit-jax = vit_jax.__main__:main"]},
     ext_modules=[
         # The fast JPEG decoder needs a C compiler and libjpeg-turbo (apt install libjpeg-dev).
-        # Without it, Pillow decodes all images.
+        # Without it, Pillow decodes JPEGs.
         Extension(
             DECODER,
             ["vit_jax/data/_jpeg.c"],

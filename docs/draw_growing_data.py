@@ -22,7 +22,7 @@ TABLES = {"scattered": ("digits", 32), "centred": ("letters", 16)}
 
 
 def sheet(collection: str) -> Image.Image:
-    """Returns a contact sheet: three rows of images, and a row with the objects of the third row."""
+    """Returns a contact sheet: three rows of images, and the objects of the third row."""
     source = open_source("scattered", "train", path=collection, image_size=64)
     rows = [
         np.concatenate([source[10 * row + i].image for i in range(10)], axis=1) for row in range(3)
@@ -36,7 +36,7 @@ def sheet(collection: str) -> Image.Image:
 
 
 def coloured_sheet() -> Image.Image:
-    """Returns a contact sheet of coloured digits: a row of the split `train`, and a row of `test`."""
+    """Returns a contact sheet of coloured digits: a row of the split `train`, and one of `test`."""
     rows = []
     for split in ("train", "test"):
         source = open_source("coloured", split, path="digits", image_size=64)

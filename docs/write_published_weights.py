@@ -44,7 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def page() -> str:
     """Returns the page with a table for each family of models.
 
-    The family is the first letters of a model's name.
+    The family is the beginning of a model's name, up to a hyphen or slash.
     """
     families: dict[str, list[Weights]] = {}
     for weights in sorted(all_weights(), key=lambda x: x.model.lower()):
