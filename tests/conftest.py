@@ -88,8 +88,9 @@ class SkippedTests:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks tests as slow if they need PyTorch's libraries, or are further variants of
-    `one_variant`.
+    """Marks tests as slow that use PyTorch's libraries, and all but one variant of others.
+
+    The latter are tests with the marker `one_variant`, of which the first variant is not slow.
 
     `pytest` alone skips slow tests; `--rest` runs them. Importing PyTorch's libraries takes much
     time and memory.

@@ -689,8 +689,8 @@ def test_every_value_is_read(tmp_path, monkeypatch):
     config.update_from_flattened_dict(
         {key: value for key, value in smaller.items() if value is not None}
     )
-    # Their sizes are read only if there are local crops, and mask options only if masked patches
-    # have a loss.
+    # Options of local crops are read only if there are local crops, and options of masks only if
+    # masked patches have a loss.
     config.dino.local_crops, config.dino.patch_weight = 1, 1.0
     for name in OBJECTIVES.keys() - {"classification"}:
         taught = name in ("distillation", "eva", "vqkd", "beit", "beitv2")

@@ -58,7 +58,8 @@ def prepare(
     Args:
       dataset: TFDS's `name/config:version`.
       data_dir: the folder of TFDS data sets.
-      splits: the number of examples of each split. Examples are numbered consecutively through all splits.
+      splits: the number of examples of each split. Examples are numbered consecutively through
+        all splits.
       example: returns the features of an example by its number; they replace the made-up ones.
     """
     builder = tfds.builder(dataset, data_dir=data_dir, file_format="array_record")

@@ -21,8 +21,9 @@ ENTRIES = {"image": Entry((24, 24, 3), np.uint8), "labels": Entry((2,), np.int32
 
 
 def noise_batches():
-    """Returns endless batches of noise images. Crops of 24 pixels are large enough not to be
-    copied.
+    """Returns endless batches of noise images.
+
+    Images of 24 pixels are large enough to be used in shared memory without a copy.
     """
     pixels = np.random.default_rng(0).integers(256, size=(100, 24, 24, 3), dtype=np.uint8)
     source = InMemory("noise", pixels, np.arange(100), tuple(map(str, range(100))))

@@ -34,7 +34,8 @@ def rectangle(height: int, width: int, edges: tuple[float, ...]) -> tuple[np.nda
     The rectangle is at least 10 pixels wide and high, so that nearest-neighbour sampling finds it.
 
     Args:
-      edges: left and right edge, and top and bottom edge, each pair in any order, as shares of the image's sides.
+      edges: left and right edge, and top and bottom edge, each pair in any order, as shares of
+        the image's sides.
     """
     left, right = (round(x * width) for x in sorted(edges[:2]))
     top, bottom = (round(x * height) for x in sorted(edges[2:]))

@@ -29,7 +29,7 @@ from vit_jax.preparation.duplicates import (
 
 @functools.cache
 def scene(seed: int, height: int = 240, width: int = 320) -> np.ndarray:
-    """Returns a random image whose amplitudes fall with the frequency, as in photographs."""
+    """Returns a random image whose amplitudes decrease with the frequency, as in photographs."""
     noise = np.fft.fft2(np.random.default_rng(seed).normal(size=(height, width, 3)), axes=(0, 1))
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)) + 1 / width
     image = np.fft.ifft2(noise / frequency[..., None], axes=(0, 1)).real

@@ -38,7 +38,7 @@ def farthest(found: np.ndarray, shares: dict, height: int, width: int) -> float:
     """Returns the largest difference between the actual and the expected shares of rectangles.
 
     Args:
-      shares: for each measure, pairs of a value and the expected share of rectangles at or below it.
+      shares: for each measure, pairs of a value and the expected share of rectangles up to it.
     """
     values = make_inception.measures(found, height, width)
     return max(

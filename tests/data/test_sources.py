@@ -376,7 +376,7 @@ def test_tfds_folder_without_a_data_set_is_named(tmp_path):
 
 def test_error_of_another_tfds_format_contains_the_command_to_convert(tmp_path):
     prepare(tmp_path, **ONE_LABEL)
-    # TFRecord files need TensorFlow. The description determines the format.
+    # Writing TFRecord files needs TensorFlow. Changing the description is enough for this error.
     info = tmp_path / "one_label" / "1.0.0" / "dataset_info.json"
     info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
     for file in info.parent.glob("*.array_record*"):

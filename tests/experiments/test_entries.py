@@ -1,6 +1,4 @@
-"""All experiments of the ledger run from their stages to their finding, and parts shared by
-experiments.
-"""
+"""The ledger's experiments, from their stages to their finding, and parts that they share."""
 
 from pathlib import Path
 
@@ -332,7 +330,7 @@ def test_bit_is_fine_tuned_by_its_own_rule_too_and_the_better_is_kept(made_up, t
     (flags,) = (trial.job.flags for trial in by_rule)
     assert flags[0].endswith(
         "bit_hyperrule.py:dataset=imagenet2012,model=BiT-R152x4"
-    )  # 480 pixels.
+    )  # The hyperrule uses 480 pixels for this model.
     assert "--config.data.test_split=train[99%:]" in flags
     # The run of the hyperrule is the last one, so its made-up metric is the highest.
     recipes = [(trial.factors["model"], trial.factors["recipe"]) for trial in conduct(here)]

@@ -436,7 +436,7 @@ def test_minutes_of_an_experiment_agree_with_its_record():
             record["runs"]["known"] and record["scale"] == "laptop"
         ):  # Two runs are made at once, each on one core.
             assert 0.45 * recorded <= said <= 1.2 * recorded, (
-                f"{name}: {said} min, {recorded:.1f} of runs"
+                f"{name}: {said} min instead of the {recorded:.1f} min of its runs"
             )
 
 

@@ -24,7 +24,7 @@ def test_attention_covers_an_object_as_far_as_its_largest_shares_do():
     heads[0, 1] = [[0.5, 0.3], [0.15, 0.05]]
     mask = np.zeros((1, 4, 4), bool)
     mask[0, :2] = True
-    # The second head's two largest patches have a weight of 0.8 and are the upper half. The largest
+    # The second head's two largest patches have a weight of 0.8 and cover the object. The largest
     # one alone has 0.5.
     assert best_jaccard(heads, mask, 0.6) == pytest.approx([1.0])
     assert best_jaccard(heads[:, 1:], mask, 0.4) == pytest.approx([0.5])

@@ -137,7 +137,8 @@ def train(
     """Trains a few steps.
 
     Returns:
-      The losses of the steps, the share of parameters and optimizer moments on the first device, and the number of operations of forward and backward pass that fetch data from other devices.
+      The losses of the steps, the share of parameters and optimizer moments on the first device,
+      and the number of operations of forward and backward pass that fetch data from other devices.
     """
     config = base_config()
     config.batch_size = batch_size

@@ -91,6 +91,6 @@ def test_a_restarted_process_has_huge_pages_and_its_arguments_and_its_children_h
     assert huge_kilobytes("", JAX_PLATFORMS="cpu")[0] < 2**12
     assert huge_kilobytes(call, JAX_PLATFORMS="cuda")[0] < 2**12
     pages, tunables, arguments = huge_kilobytes(call, JAX_PLATFORMS="cpu", GLIBC_TUNABLES=others)
-    # All pages have 2**16 kilobytes; there may be fewer if the memory is fragmented.
+    # The block has 2**16 kilobytes. Fewer are in huge pages if the memory is fragmented.
     assert pages > 2**12
     assert (tunables, arguments) == (others, "-c an argument\n")

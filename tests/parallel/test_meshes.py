@@ -36,7 +36,7 @@ def losses(*cases: str) -> dict[str, dict]:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    # Earlier lines are messages of writing a teacher.
+    # Earlier lines are messages from the code that writes a teacher.
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -77,9 +77,7 @@ def test_losses_with_teachers_and_crops_of_two_sizes_are_the_same_on_one_device_
 
 @pytest.mark.slow
 def test_dense_heads_are_alike_on_one_device_and_on_eight():
-    """The statistics of batch norms, the numbers of masks and boxes, and points are those of the
-    whole batch.
-    """
+    """Batch norms, numbers of masks and boxes, and sampled points depend on the whole batch."""
     names = ("linear segmentation", "UPerNet", "EoMT", "detection", "depth")
     found = losses(*(f"{name}: {mesh}" for name in names for mesh in ("one", "all")))
     for name in names:

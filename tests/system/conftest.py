@@ -82,7 +82,7 @@ class Runner:
     def killed(
         self, *arguments, workdir: Path, when: Callable[[], bool], **options
     ) -> subprocess.Popen:
-        """Starts a run on `workdir` and kills it as soon as `when()` is true.
+        """Starts a run on `workdir`, kills it as soon as `when()` is true, and returns its process.
 
         On a busy machine the run may end before this process tests `when()` again. Then it is
         started again in a new workdir.

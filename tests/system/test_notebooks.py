@@ -100,7 +100,7 @@ def test_all_notebooks_have_the_same_first_cell():
 def test_first_cell_installs_its_version_from_a_wheel_or_an_address(where, installed, tmp_path):
     """The cell runs in a process without vit_jax, next to a folder `vit_jax` that is not a package.
 
-    In a checkout, too, the repository's folder has this name.
+    A checkout of the repository next to the notebook is such a folder.
     """
     for version in ("0.0.9", "0.1.0"):
         (tmp_path / f"vit_jax-{version}-py3-none-any.whl").write_bytes(b"")

@@ -58,7 +58,7 @@ def test_images_of_the_named_colour_come_first_and_are_embedded_once(run, workdi
 
     Image.fromarray(np.full((21, 24, 3), COLOURS["red"], np.uint8)).save(photos / "green <b>0.png")
     again = search(run, workdir, "it is red", photos, "--top=5", f"--page={page}", **own)
-    # All but the changed and the broken image.
+    # All except the changed and the broken image.
     assert "8 of 10 images are in the cache" in again.stdout
     assert "green <b>0.png" in [name for _, name in lines_of(again)[:4]]
 

@@ -1,4 +1,4 @@
-"""The server command `vit_jax.serve`, with requests of programs, of browsers and of attackers."""
+"""The command `vit_jax.serve`, with valid, invalid and malicious requests."""
 
 import base64
 import contextlib
