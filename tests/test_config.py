@@ -142,7 +142,7 @@ def test_config_holds_the_paper_row(name):
 
 
 @pytest.mark.parametrize("name", TABLE_3)
-def test_config_holds_what_all_rows_share(name):
+def test_config_has_the_values_that_all_rows_share(name):
     config = load(name)
     optimizer = config.optimizer
     assert (config.batch_size, config.data.image_size, config.steps) == (4096, 224, None)
@@ -795,7 +795,7 @@ def test_a_run_that_began_with_an_unread_value_goes_on_without_it():
     ]
 
 
-def test_every_objective_is_known_to_the_options_of_objectives():
+def test_only_with_objective_supports_every_objective():
     for name in OBJECTIVES:
         config = configs.base_config()
         config.objective.name = name

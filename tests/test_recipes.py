@@ -67,7 +67,7 @@ def test_config_holds_the_row_of_vtab(dataset):
 
 
 @pytest.mark.parametrize("dataset", [*TABLE_4, "folder", "vtab/dtd", "vtab/dmlab"])
-def test_config_holds_what_all_rows_share(dataset):
+def test_config_has_the_values_that_all_rows_share(dataset):
     config = load("finetune", f"dataset={dataset},model=ViT-B/16")
     check(config)
     optimizer = config.optimizer
@@ -97,7 +97,7 @@ def test_images_of_other_sizes_are_cropped_in_the_same_ratio(size, squeezed):
 
 
 @pytest.mark.parametrize("dataset", [*TABLE_4, "folder", "vtab/dtd"])
-def test_highest_rate_is_tried_for_resnets_and_hybrids_on_imagenet_alone(dataset):
+def test_highest_rate_is_only_tried_for_resnets_and_hybrids_on_imagenet(dataset):
     sweep = finetune(dataset).sweep
     assert 0.06 not in sweep.rates
     assert sweep.resnet_rates == ((0.06,) if dataset == "imagenet2012" else ())
@@ -816,7 +816,7 @@ def test_hyperrule_has_the_values_that_all_its_runs_share(dataset):
     assert (config.data.flip, config.data.crop) == (plain.data.flip, plain.data.crop)
 
 
-def test_hyperrule_asks_for_the_number_of_a_folders_images():
+def test_hyperrule_requires_the_number_of_a_folders_images():
     with pytest.raises(UserError, match="number of training images: dataset=folder,images=4000"):
         load("bit_hyperrule", "dataset=folder")
 

@@ -151,14 +151,14 @@ def test_splits_are_the_benchmarks(name):
     assert tfds_slices(task, "test", sizes) == test
 
 
-def test_tasks_are_the_papers():
+def test_tasks_are_those_of_the_paper():
     table = published.table("table9")
     assert [task.name for task in TASKS.values()] == list(table.rows)
     groups = [task.group for task in TASKS.values()]
     assert groups == ["natural"] * 7 + ["specialized"] * 4 + ["structured"] * 8
 
 
-def test_flips_and_crops_are_left_out_where_they_change_the_label():
+def test_flips_and_crops_that_change_the_label_are_disabled():
     no_flip = {name for name, task in TASKS.items() if not task.flip}
     no_crop = {name for name, task in TASKS.items() if not task.crop}
     assert no_flip == {"dspr-ori", "snorb-azim", "dspr-loc"}

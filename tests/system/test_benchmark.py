@@ -220,7 +220,7 @@ def test_the_largest_batch_is_the_last_whose_compiled_program_fits(capsys):
 
 
 @pytest.mark.parametrize("most", [0, 1, 5, 64, 1000])
-def test_the_largest_batch_is_found_to_one_part_in_32_where_the_compiler_refuses_too(most):
+def test_the_largest_batch_is_found_to_one_part_in_32_even_if_the_compiler_fails(most):
     def memory(images):
         if images > 2 * most:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
@@ -240,7 +240,7 @@ def test_inference_without_onnxruntime_is_a_row_with_the_remedy(monkeypatch, cap
 
 
 @pytest.mark.slow
-def test_onnxruntime_runs_timms_model_beside_ours(capsys):
+def test_onnxruntime_also_runs_timms_model(capsys):
     name_missing_operators(pytest.importorskip("torch"))
     for name in ("timm", "onnxruntime", "onnxscript"):
         pytest.importorskip(name)

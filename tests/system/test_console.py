@@ -55,7 +55,7 @@ def test_command_fails_as_its_module_does(run, start, arguments):
     assert modules.returncode == 2
 
 
-def test_fine_tuning_takes_its_own_config_where_none_is_given(start, tmp_path):
+def test_fine_tuning_has_a_default_config(start, tmp_path):
     result = start("finetune", f"--workdir={tmp_path}/run")
     assert result.returncode == 2 and "name the images: vit-jax finetune PHOTOS" in result.stderr
     assert "did you mean 'quickstart'" in start("finetune", "--config", "quikstart").stderr

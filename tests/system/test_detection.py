@@ -119,7 +119,7 @@ def test_detector_finds_the_same_objects_as_the_command(data, workdir, run, tmp_
 
 
 @pytest.mark.slow
-def test_the_suite_measures_what_the_detector_finds(data, workdir, tmp_path):
+def test_the_suite_measures_the_objects_of_the_detector(data, workdir, tmp_path):
     file = tmp_path / "near" / "instances_test.json"
     shutil.copytree(data / "test", file.parent)
     content = json.loads((file.parent / "_annotations.coco.json").read_text())

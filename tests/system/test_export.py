@@ -180,7 +180,7 @@ def test_onnx_in_bfloat16_is_rejected_with_the_remedy(run, half, tmp_path):
 
 
 @pytest.mark.parametrize("name, dtype", [("m.stablehlo", "bfloat16"), ("m.onnx", "float16")])
-def test_features_are_float32_whatever_computes_them(tmp_path, name, dtype):
+def test_features_are_float32_for_any_computation_dtype(tmp_path, name, dtype):
     values = dict(dim=16, depth=1, mlp_dim=32, heads=2, image_size=16, patch_size=4, num_classes=0)
     model = vit_jax.create_model("ViT-Ti/16", dtype=dtype, **values)
     write = programs.write_onnx if name.endswith("onnx") else programs.write_stablehlo

@@ -139,7 +139,7 @@ def test_checkpoint_or_split_that_does_not_fit_is_one_line(flags, words, finishe
         train(options, tmp_path / "run")
 
 
-def test_sweep_has_the_rates_of_resnets_where_the_checkpoint_is_one(run, tmp_path):
+def test_sweep_has_the_rates_of_resnets_for_a_resnet_checkpoint(run, tmp_path):
     small = dict(image_size=32, num_classes=2, resnet_blocks=(1, 1))
     model = write(
         random_model("BiT-R50x1", **small), tmp_path / "model.npz", "google", "BiT-R50x1", **small

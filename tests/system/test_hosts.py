@@ -118,7 +118,7 @@ def kill(pair, victim: int, when: Path) -> str:
 
 
 @pytest.mark.slow
-def test_killed_host_is_named_and_the_other_goes_on_alone(run, tmp_path):
+def test_killed_host_is_named_and_one_host_can_continue(run, tmp_path):
     arguments = (*SMALL, "--config.evaluate_every=40", f"--workdir={tmp_path / 'run'}")
     pair = run.start_pair(*arguments, "--config.data.workers=1")
     line = kill(pair, 1, when=tmp_path / "run" / "checkpoints" / "10")

@@ -462,7 +462,7 @@ def test_other_values_than_a_new_objective_are_rejected(tmp_path, objective):
 
 
 @pytest.mark.slow
-def test_the_process_stays_as_it_was(tmp_path):
+def test_training_restores_the_state_of_the_process(tmp_path):
     def state():
         return (
             [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],

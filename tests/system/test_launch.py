@@ -81,7 +81,7 @@ def test_slurm_script_trains_over_two_tasks(run, tmp_path):
     ("ended", "restarts", "code", "requeued"),
     [(0, 0, 0, True), (1, 3, 0, True), (137, 0, 0, True), (2, 0, 2, False), (1, 20, 1, False)],
 )
-def test_slurm_job_is_requeued_unless_it_is_hopeless(tmp_path, ended, restarts, code, requeued):
+def test_slurm_job_is_requeued_unless_it_cannot_succeed(tmp_path, ended, restarts, code, requeued):
     scontrol = f'#!/bin/bash\necho "$@" > {tmp_path / "requeued"}\n'
     result = bash(
         "slurm.sh",
@@ -132,7 +132,7 @@ def tpu_vm(tmp_path, states, endings):
 
 
 @pytest.mark.slow
-def test_preempted_slice_is_asked_for_again_until_the_run_is_finished(tmp_path):
+def test_preempted_slice_is_requested_again_until_the_run_is_finished(tmp_path):
     states = ["NONE", "WAITING_FOR_RESOURCES", "ACTIVE", "SUSPENDED", "NONE", "ACTIVE"]
     result, calls = tpu_vm(tmp_path, states, ["vit_jax-exit=1", "vit_jax-exit=0"])
     assert result.returncode == 0, result.stdout + result.stderr
@@ -184,7 +184,7 @@ def test_gke_manifest_has_a_pod_for_each_host_of_its_topology():
     assert job["completionMode"] == "Indexed"
 
 
-def test_gke_command_runs_the_training_and_tells_saved_from_finished(tmp_path):
+def test_gke_command_runs_the_training_and_distinguishes_saved_from_finished(tmp_path):
     manifest = yaml.safe_load((LAUNCH / "gke.yaml").read_text())
     job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]

@@ -55,7 +55,7 @@ def test_evaluation_covers_the_whole_split(finished):
     assert [row["test/images"] for row in rows if "test/images" in row] == [360, 360]
 
 
-def test_model_loads_from_the_workdir_alone(finished):
+def test_model_can_be_loaded_from_the_workdir(finished):
     model = vit_jax.load_model(finished)
     assert model(np.zeros((1, 16, 16, 3), np.float32)).shape == (1, 10)
 

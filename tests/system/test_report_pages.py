@@ -35,7 +35,7 @@ def of(run):
     return start
 
 
-def said(process):
+def outputs_of(process):
     out, err = process.communicate(timeout=200)
     return process.returncode, out, err
 
@@ -58,8 +58,8 @@ def pages(of, finished, begun, tmp_path_factory):
     out = tmp_path_factory.mktemp("pages")
     one = of(finished, f"--out={out / 'one.html'}")
     several = of(finished, begun, f"--out={out / 'several.html'}")
-    assert said(one)[0] == 0
-    code, _, err = said(several)
+    assert outputs_of(one)[0] == 0
+    code, _, err = outputs_of(several)
     assert code == 0, err
     return out
 
@@ -80,16 +80,16 @@ def test_comparison_without_a_name_overwrites_only_an_earlier_report(
     theirs.mkdir()
     (theirs / here.name).write_text("<p>Two hotels</p>")
     written, refused = of(finished, begun, cwd=tmp_path), of(finished, begun, cwd=theirs)
-    code, out, err = said(written)
+    code, out, err = outputs_of(written)
     assert code == 0 and out.splitlines()[-1] == str(here), err
     assert here.read_text() == (pages / "several.html").read_text()
-    code, _, err = said(refused)
+    code, _, err = outputs_of(refused)
     assert code == 2 and f"{theirs / here.name} is not a page of vit_jax; give --out=FILE" in err
     assert (theirs / here.name).read_text() == "<p>Two hotels</p>"
 
 
 def test_run_without_evaluation_is_one_line(of, begun):
-    code, out, err = said(of(begun))
+    code, out, err = outputs_of(of(begun))
     assert code == 0, err
     note, written = out.splitlines()
     assert note.startswith(f"note: {begun} has no evaluation yet") and written == str(
@@ -109,7 +109,7 @@ def test_run_without_evaluation_is_one_line(of, begun):
 )
 def test_mistake_is_one_line(of, finished, tmp_path, arguments, line):
     places = dict(run=finished, nothing=tmp_path / "nothing")
-    code, _, err = said(of(*(argument.format(**places) for argument in arguments)))
+    code, _, err = outputs_of(of(*(argument.format(**places) for argument in arguments)))
     assert code == 2 and err.startswith("error: ") and line in err and err.count("\n") == 1
 
 
@@ -129,7 +129,7 @@ def test_served_page_follows_the_run(of, finished, begun):
             shutil.copy(finished / "metrics.jsonl", begun / "metrics.jsonl")
             text = urllib.request.urlopen(address, timeout=60).read().decode()
             assert "<td>test accuracy<td>" in text and 'http-equiv="refresh"' not in text
-            code, _, err = said(of(finished, "--serve", f"--port={port}"))
+            code, _, err = outputs_of(of(finished, "--serve", f"--port={port}"))
             assert code == 2 and f"error: port {port} cannot be had" in err and err.count("\n") == 1
         finally:
             server.kill()
@@ -180,7 +180,7 @@ BROKEN = """page => {
 
 
 @browser.needed
-def test_class_names_break_between_words_alone_and_charts_fill_their_rows(tmp_path):
+def test_class_names_only_break_between_words_and_charts_fill_their_rows(tmp_path):
     names = (
         "Lophophorus impejanus, Himalayan monal",
         "Donaudampfschifffahrtsgesellschaft",

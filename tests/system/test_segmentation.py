@@ -143,7 +143,7 @@ def test_predict_prints_the_shares_of_the_classes(written, photos):
     assert 400 < sum(shares) <= 501
 
 
-def test_predict_never_overwrites_unasked(run, segmentation_run, written, photos):
+def test_predict_does_not_overwrite_by_default(run, segmentation_run, written, photos):
     arguments = f"--checkpoint={segmentation_run[0]}", photos / "a.png", f"--out={written[1]}"
     done = run(*arguments, module="vit_jax.predict")
     assert done.returncode == 2 and "exists and has files; give --overwrite" in done.stderr

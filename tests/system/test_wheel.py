@@ -87,7 +87,7 @@ def start(installed, surroundings):
     return run
 
 
-def test_a_folder_of_photographs_becomes_a_served_model_by_the_pages_lines(
+def test_commands_of_the_install_page_train_and_serve_a_model(
     installed, start, surroundings, tmp_path
 ):
     for number, item in zip(range(24), digits("train"), strict=False):
