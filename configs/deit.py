@@ -59,7 +59,7 @@ DEIT3_TASKS = {
     "i21k": (240, 2048, 1e-3, 0.02),
     "finetune": (50, 2048, 3e-4, 0.02),
 }
-# Image sizes of pre-training, where they are not 224.
+# Image sizes of pre-training other than 224.
 DEIT3_SIZES = {("i1k", "ViT-B/16"): 192, ("i1k", "ViT-L/16"): 192}
 DEIT3_SIZES |= {("i1k", "ViT-H/14"): 154, ("i21k", "ViT-H/14"): 126}
 

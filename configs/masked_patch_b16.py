@@ -2,7 +2,7 @@
 
 Labels are not read. JFT-300M is not public: train on a folder of images with
 --config.data.source=folder --config.data.path=DIR, or on a data set that is prepared for TFDS with
---config.data.path=NAME. --config.masked_patch.target=color, cells or pixels sets what is predicted.
+--config.data.path=NAME. --config.masked_patch.target=color, cells or pixels sets the target.
 --config.masked_patch.mask_ratio=0.15 masks 15 % of the patches instead of half.
 
 python -m vit_jax.main --config=configs/masked_patch_b16.py --workdir=DIR

@@ -1,7 +1,7 @@
 """The documentation site: sphinx-build -W -c docs . build/site
 
-The pages are those of the repository, README first; they link to each other as they do there. What
-is in the margin, and in which order, is said here, since README shall not show it.
+The pages are those of the repository, starting with README, and link to each other as in the
+repository. The sidebar's contents are defined here, because README has no list of them.
 """
 
 import re
@@ -38,7 +38,7 @@ html_search_scorer = str(ROOT / "docs" / "search_order.js")
 html_theme_options = {"navigation_with_keys": True}
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 
-# The margin: a title, and its pages by the names that they have there.
+# The sidebar: titles of sections, with their pages by the names in the sidebar.
 MARGIN = {
     "Begin": {"Install": "docs/install"},
     "Tutorials": {
@@ -103,7 +103,7 @@ MARGIN = {
     },
 }
 
-# What is asked for in words that a page has not, beside its name in the margin.
+# Search terms that a page does not contain, in addition to its name in the sidebar.
 KEYWORDS = {
     "docs/data": "custom dataset image folder own",
     "docs/export": "push hub deploy",
@@ -122,7 +122,7 @@ KEYWORDS = {
 
 
 def add_keywords(app, name, source):
-    """Adds words by which the site's search finds a page."""
+    """Adds words to a page by which the site's search finds it."""
     names = [title for pages in MARGIN.values() for title, path in pages.items() if path == name]
     words = " ".join([*names, KEYWORDS.get(name, "")]).lower()
     keywords = ", ".join(re.findall(r"\w+", words))
@@ -131,7 +131,7 @@ def add_keywords(app, name, source):
 
 
 def add_margin(app, name, source):
-    """Puts the site's contents behind the first page."""
+    """Adds the site's table of contents to the first page."""
     if name == root_doc:
         for caption, pages in MARGIN.items():
             lines = [f"{title} <{path}>" for title, path in pages.items()]
@@ -140,20 +140,20 @@ def add_margin(app, name, source):
 
 
 def lead_to_first_page(app, error):
-    """Writes `index.html`, which the first page is asked for by."""
+    """Writes `index.html`, which redirects to the first page."""
     if error is None:
         lead = f'<meta http-equiv="refresh" content="0; url={root_doc}.html">'
         Path(app.outdir, "index.html").write_text(f"<!doctype html><title>{project}</title>{lead}")
 
 
 def mark_code(app, what, name, subject, options, lines):
-    """Marks `code` in a docstring as reStructuredText does."""
+    """Converts `code` in docstrings to reStructuredText."""
     text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", "\n".join(lines))
     lines[:] = text.split("\n")
 
 
 def setup(app):
-    """Connects them."""
+    """Registers the functions of this file as Sphinx event handlers."""
     app.connect("autodoc-process-docstring", mark_code)
     app.connect("source-read", add_keywords)
     app.connect("source-read", add_margin)

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/growing_data.md, and prints its tables of what simple models reach.
+"""Draws the pictures of docs/growing_data.md, and prints its tables of simple models' accuracies.
 
 python docs/draw_growing_data.py                   # the pictures
 python docs/draw_growing_data.py --table           # many minutes
@@ -15,14 +15,14 @@ from vit_jax.data.sources import open_source
 
 IMAGES = Path(__file__).parent / "images"
 SIZES = 1_000, 10_000, 100_000
-SEEN = 200_000  # Images that a model is shown, some of them many times.
+SEEN = 200_000  # The number of training images, including repetitions.
 MODELS = {"logistic regression": (), "MLP, 128 hidden": (128,)}
-# By the source: a collection and the pixels that it is drawn on.
+# For each source: the collection, and the image size in pixels.
 TABLES = {"scattered": ("digits", 32), "centred": ("letters", 16)}
 
 
 def sheet(collection: str) -> Image.Image:
-    """A contact sheet: three rows of images, and what is seen of the objects of the third."""
+    """Returns a contact sheet: three rows of images, and the objects of the third row."""
     source = open_source("scattered", "train", path=collection, image_size=64)
     rows = [
         np.concatenate([source[10 * row + i].image for i in range(10)], axis=1) for row in range(3)
@@ -36,7 +36,7 @@ def sheet(collection: str) -> Image.Image:
 
 
 def coloured_sheet() -> Image.Image:
-    """A contact sheet of coloured digits: a row of the split `train`, and one of `test`."""
+    """Returns a contact sheet of coloured digits: a row of the split `train`, and one of `test`."""
     rows = []
     for split in ("train", "test"):
         source = open_source("coloured", split, path="digits", image_size=64)
@@ -45,8 +45,9 @@ def coloured_sheet() -> Image.Image:
 
 
 def pixels(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images of a split of a source of `TABLES`, uint8 `[images, size * size * 3]`, and their
-    classes.
+    """Returns the images of a split of a source in `TABLES`, and their classes.
+
+    The images are uint8 `[images, size * size * 3]`.
     """
     collection, size = TABLES[name]
     source = open_source(name, split, path=collection, image_size=size)
@@ -59,9 +60,7 @@ def pixels(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 def accuracy(
     model, images: np.ndarray, labels: np.ndarray, tests: np.ndarray, answers: np.ndarray
 ) -> float:
-    """Accuracy on test images after the model has been shown `SEEN` training images, in random
-    order.
-    """
+    """Returns the accuracy on test images after training on `SEEN` images in random order."""
     rng, classes = np.random.default_rng(0), np.unique(answers)
     for _ in range(SEEN // 1000):
         some = rng.choice(len(images), 1000, replace=False)
@@ -70,7 +69,7 @@ def accuracy(
 
 
 def table(name: str) -> None:
-    """Prints accuracies on a source of `TABLES`, by model and number of training images."""
+    """Prints the accuracies on a source of `TABLES`, by model and number of training images."""
     from sklearn.neural_network import MLPClassifier
 
     images, labels = pixels(name, f"train[:{max(SIZES)}]")

@@ -11,8 +11,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def page() -> str:
-    """The page: what each command says with `--help`, less the values of a config, which have a
-    page.
+    """Returns the page with the `--help` output of each command.
+
+    The config's options are omitted, because another page describes them.
     """
     running = {
         name: _help(command.module) for name, command in COMMANDS.items() if not command.config

@@ -33,8 +33,7 @@ own files mean exact GELU, which `pretrained=` corrects. For such a repository i
 Written by `python docs/write_published_weights.py`.
 """
 
-# Names of means and deviations, as of `convert --pixels` and of those that leave pixels between 0
-# and 1.
+# Names of pairs of mean and std: those of `convert --pixels`, and two further ones.
 WAYS: dict[str, dict[str, Any]] = {
     **PIXELS,
     "half": dict(mean=0.5, std=0.5),
@@ -43,7 +42,10 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def page() -> str:
-    """The page: a table for each family, by the letters with which its models' names begin."""
+    """Returns the page with a table for each family of models.
+
+    The family is the beginning of a model's name, up to a hyphen or slash.
+    """
     families: dict[str, list[Weights]] = {}
     for weights in sorted(all_weights(), key=lambda x: x.model.lower()):
         families.setdefault(re.split(r"[-/]", weights.model)[0], []).append(weights)
@@ -68,8 +70,9 @@ def page() -> str:
 
 
 def _name(weights: Weights) -> str:
-    """What finds these weights of their model: their tag, or their repository where several have
-    the tag.
+    """Returns the tag or repository by which weights of a model are found.
+
+    It is the repository if several weights of the model have the same tag.
     """
     try:
         found = find_weights(weights.model, weights.tag)

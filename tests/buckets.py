@@ -1,4 +1,4 @@
-"""Servers on this machine that speak the protocols of Google Cloud Storage and of S3."""
+"""Local servers with the protocols of Google Cloud Storage and S3, for tests of buckets."""
 
 import contextlib
 import functools
@@ -14,7 +14,10 @@ KINDS = ("gs", "s3")
 
 @contextlib.contextmanager
 def serving(kind: str) -> Iterator[dict[str, str]]:
-    """The variables by which a process, this one too, finds a server that has the bucket `pods`."""
+    """Yields the environment variables that lead a process to a server with a bucket `pods`.
+
+    The variables are also set in this process while the context is open.
+    """
     with pytest.MonkeyPatch.context() as patch:
         variables = variables_of_server(kind)
         for name, value in variables.items():
@@ -22,16 +25,17 @@ def serving(kind: str) -> Iterator[dict[str, str]]:
         if kind == "s3":
             import boto3
 
-            boto3.client("s3").create_bucket(Bucket="pods")  # Where it is there already, too.
+            # S3 accepts the request if the bucket already exists.
+            boto3.client("s3").create_bucket(Bucket="pods")
         yield variables
 
 
 @functools.cache
 def variables_of_server(kind: str) -> dict[str, str]:
-    """The variables by which a process finds the one server of this kind that this process has.
+    """Returns the environment variables that lead a process to this process's server of a kind.
 
-    One, since fsspec and etils keep a process's clients: they would go on asking the server that
-    was first.
+    There is only one server of each kind, because fsspec and etils cache their clients: they would
+    continue to use the first server.
     """
     if kind == "gs":
         pytest.importorskip("gcsfs", reason='pip install -e ".[cloud]"')
@@ -40,11 +44,12 @@ def variables_of_server(kind: str) -> dict[str, str]:
         return {
             "STORAGE_EMULATOR_HOST": endpoint,
             "TENSORSTORE_GCS_HTTP_URL": endpoint,
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # Asks Google itself.
+            # This check would send requests to Google.
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
         }
     pytest.importorskip("s3fs", reason='pip install -e ".[cloud]"')
     moto = pytest.importorskip("moto.moto_server.werkzeug_app")
-    from werkzeug.serving import make_server  # Which moto brings.
+    from werkzeug.serving import make_server  # werkzeug is a dependency of moto.
 
     application = moto.DomainDispatcherApplication(moto.create_backend_app)
     server = make_server(
@@ -64,10 +69,10 @@ def variables_of_server(kind: str) -> dict[str, str]:
 
 
 def one_at_a_time(application: Callable) -> Callable:
-    """The application, which begins with a request when it has done the one before.
+    """Returns the application with a lock, so that it answers one request at a time.
 
-    S3 makes an object of a name once, whoever asks at the same moment; moto looks whether it is
-    there and then stores it, so that two requests at once both made it.
+    If several clients create the same object at once, S3 lets only one of them succeed. moto tests
+    whether the object exists and then stores it, so two concurrent requests would both succeed.
     """
     turn = threading.Lock()
 

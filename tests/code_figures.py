@@ -3,7 +3,7 @@
     python -m tests.code_figures
 
 Complexity is that of radon (`pip install radon`), which counts comprehensions and boolean
-operators. `--list` also prints the functions that the counts are of.
+operators. `--list` also prints the counted functions.
 """
 
 import ast
@@ -22,7 +22,7 @@ COMPLEX = 12  # The largest complexity of a function that is easy to read.
 CONFIGS = {"ConfigDict", "TypedConfig", "Config"}
 TRAINING_SIDE = ("vit_jax.training", "vit_jax.runs", "vit_jax.data", "orbax")
 SAYING = r"\b(say|says|said|saying|tell|tells|told)\b"
-# A clause as a noun: "what it does", but not a question or "what ...?".
+# Relative clauses such as "what it does", but not questions.
 RELATIVE_WHAT = r"(?i)\bwhat\b(?![^.]*\?)"
 
 LIST = flags.DEFINE_bool("list", False, "Also print the functions that the counts are of.")

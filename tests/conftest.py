@@ -1,7 +1,8 @@
-"""Before anything imports JAX: programs that compile in half the time, whose speed does not matter
-here.
+"""Settings that must be made before JAX is imported, and the fixtures of all tests.
 
-They are compiled once for all workers, and for the processes that tests start.
+XLA compiles with few optimizations: this halves the compilation time, and the speed of the programs
+does not matter in tests. A compilation cache is shared by all workers and by the processes that
+tests start.
 """
 
 import atexit
@@ -20,35 +21,36 @@ import pytest
 
 import tests.processes.sitecustomize  # noqa: F401
 
-# XLA's fusion emitters go through MLIR, which takes a third of the time; from 0.11 there is no
-# other way.
+# XLA's fusion emitters use MLIR, which takes a third of the compilation time. From jaxlib 0.11 they
+# cannot be switched off.
 OLD_EMITTERS = " --xla_cpu_use_fusion_emitters=false" if version("jaxlib") < "0.11" else ""
-# Splitting a program for several threads costs a tenth of the processor time of compiling it; here
-# other tests are run by the other cores.
+# Splitting a program for parallel code generation adds a tenth to the processor time of its
+# compilation, and the other cores are busy with other tests.
 ONE_THREAD = " --xla_cpu_parallel_codegen_split_count=1"
 FAST_COMPILE = "--xla_backend_optimization_level=0" + OLD_EMITTERS + ONE_THREAD
-# Where a process computes for a minute, so that code twice as fast is worth its compilation.
+# For processes that compute for a minute: code that is twice as fast is worth its compilation time.
 SOME_SPEED = "--xla_backend_optimization_level=1" + OLD_EMITTERS + ONE_THREAD
 os.environ.setdefault("XLA_FLAGS", FAST_COMPILE)
-PROCESSES = Path(__file__).parent / "processes"  # Its settings are of each Python process.
-HANG = 600  # Seconds after which a process hangs, however busy the machine is.
-if (
-    "JAX_COMPILATION_CACHE_DIR" not in os.environ
-):  # Set for the workers by the process that starts them.
+# Its sitecustomize.py is imported by every Python process.
+PROCESSES = Path(__file__).parent / "processes"
+HANG = 600  # Seconds. A process that takes longer hangs, even on a busy machine.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # For the workers, the main process has set it.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 def python_path(*folders: Path | str) -> str:
-    """PYTHONPATH with these folders, and the settings of all processes of the tests."""
+    """Returns a PYTHONPATH of the folder with the settings of test processes and other folders."""
     return os.pathsep.join(map(str, (PROCESSES, *folders)))
 
 
-if str(PROCESSES) not in os.environ.get("PYTHONPATH", ""):  # Else set by the process above.
+# Otherwise, the parent process has set it.
+if str(PROCESSES) not in os.environ.get("PYTHONPATH", ""):
     os.environ["PYTHONPATH"] = python_path(*filter(None, [os.environ.get("PYTHONPATH")]))
 
-SKIPPED = "vit_jax/skipped"  # In pytest's cache: the tests that the last `pytest` skipped.
+# Key in pytest's cache: names of the tests that the last `pytest` skipped.
+SKIPPED = "vit_jax/skipped"
 
 
 def pytest_addoption(parser):
@@ -64,12 +66,12 @@ def pytest_configure(config):
         config.option.markexpr = "not study"
     elif not hasattr(config, "workerinput") and hasattr(
         config, "cache"
-    ):  # It gets the workers' reports.
+    ):  # The main process receives the reports of all workers.
         config.pluginmanager.register(SkippedTests(config.cache))
 
 
 class SkippedTests:
-    """Keeps the names of the tests that were skipped when they last ran, for `--rest`."""
+    """Stores in pytest's cache which tests were skipped when they last ran, for `--rest`."""
 
     def __init__(self, cache):
         self.cache, self.names = cache, {*cache.get(SKIPPED, [])}
@@ -86,10 +88,12 @@ class SkippedTests:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leaves tests that need PyTorch's libraries, and further variants of `one_variant`, to
-    `--rest`.
+    """Marks tests as slow that use PyTorch's libraries, and all but one variant of others.
 
-    Importing these libraries takes long, and much memory.
+    The latter are tests with the marker `one_variant`, of which the first variant is not slow.
+
+    `pytest` alone skips slow tests; `--rest` runs them. Importing PyTorch's libraries takes much
+    time and memory.
     """
     seen = set()
     for item in items:
@@ -107,34 +111,32 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
-    """Gives back the memory of a file's compiled programs, so that a worker does not grow with
-    every file.
-    """
+    """Frees the memory of a test file's compiled programs, so that workers do not grow."""
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
         gc.collect()
         with contextlib.suppress(
             OSError, AttributeError
-        ):  # There is no glibc, which keeps what it is given.
+        ):  # There is no glibc. Only glibc keeps freed memory.
             ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-# The PyTorch libraries that are compared with.
+# PyTorch and libraries based on it, whose results are compared with those of vit_jax.
 
 
 @pytest.fixture(scope="session")
 def torch():
-    """PyTorch; the test is skipped where it is not installed."""
+    """Returns PyTorch; the test is skipped if it is not installed."""
     library = pytest.importorskip("torch")
-    library.set_num_threads(1)  # More would spin, on the cores of the other tests.
+    library.set_num_threads(1)  # Idle threads would busy-wait on cores that other tests need.
     name_missing_operators(library)
     return library
 
 
 @pytest.fixture(scope="session")
 def timm(torch):
-    """timm; the test is skipped where it is not installed."""
+    """Returns timm; the test is skipped if it is not installed."""
     if importlib.util.find_spec("torchvision") is None:
         pytest.skip("timm needs torchvision")
     return pytest.importorskip("timm")
@@ -160,7 +162,7 @@ def name_missing_operators(torch) -> None:
 
 @pytest.fixture(scope="session")
 def transformers(torch):
-    """Transformers; the test is skipped where it is not installed."""
+    """Returns Transformers; the test is skipped if it is not installed."""
     library = pytest.importorskip("transformers")
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
@@ -169,5 +171,5 @@ def transformers(torch):
 
 @pytest.fixture(scope="session")
 def open_clip(torch, timm, transformers):
-    """open_clip; the test is skipped where it is not installed."""
+    """Returns open_clip; the test is skipped if it is not installed."""
     return pytest.importorskip("open_clip")

@@ -1,5 +1,5 @@
-"""A server on this machine that answers as Google Cloud Storage does: the parts of its JSON API
-that gcsfs, google-cloud-storage and TensorStore use.
+"""A local fake of Google Cloud Storage: the parts of its JSON API that gcsfs, google-cloud-storage
+and TensorStore use.
 """
 
 import base64
@@ -18,7 +18,7 @@ import google_crc32c
 
 
 class Stored(NamedTuple):
-    """An object's content; each write of any object has a higher generation."""
+    """An object's content and generation; each write to the storage increases the generation."""
 
     content: bytes
     generation: int
@@ -26,10 +26,11 @@ class Stored(NamedTuple):
 
 
 class FakeStorage:
-    """Buckets that exist, by name their objects by key.
+    """A server with fixed buckets.
 
     Attributes:
-      closed: True: every request is refused, as without credentials.
+      buckets: the objects of each bucket, by the bucket's name and the object's key.
+      closed: if True, every request fails with 401, as without credentials.
     """
 
     def __init__(self, *buckets: str):
@@ -45,9 +46,7 @@ class FakeStorage:
     def write(
         self, bucket: str, key: str, content: bytes, if_generation: int | None = None
     ) -> Stored | None:
-        """The object as it is stored; None where another generation is there than that which is
-        asked for.
-        """
+        """Stores and returns an object; returns None if its generation is not `if_generation`."""
         with self.lock:
             there = self.buckets[bucket].get(key)
             if if_generation is not None and if_generation != (there.generation if there else 0):
@@ -92,7 +91,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.answer(status, content, headers)
 
     def handle_one(self, method: str, target: str, body: bytes) -> tuple[int, bytes | dict, dict]:
-        """Status, content and headers of the answer to a request."""
+        """Returns status, content and headers of the response to a request."""
         url = urlsplit(target)
         query = {
             name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()
@@ -151,7 +150,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def upload(self, bucket: str, query: dict, body: bytes) -> tuple[int, bytes | dict, dict]:
         key, wanted = query.get("name"), query.get("ifGenerationMatch")
-        if "upload_id" in query:  # A piece, or all, of an upload that was announced.
+        # The request contains all or a part of an upload that an earlier request started.
+        if "upload_id" in query:
             key, wanted, before = self.storage.uploads[query["upload_id"]]
             body = before + body
             self.storage.uploads[query["upload_id"]] = (key, wanted, body)
@@ -190,7 +190,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return {"kind": "storage#objects", "items": items, "prefixes": sorted(prefixes)}
 
     def batch(self, body: bytes) -> None:
-        """Answers several requests that came as one."""
+        """Answers a batch request, which contains several requests."""
         kind = self.headers["Content-Type"]
         message = email.message_from_bytes(b"Content-Type: " + kind.encode() + b"\r\n\r\n" + body)
         answers = []
@@ -241,14 +241,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def parts(kind: str, body: bytes) -> list[bytes]:
-    """The contents of a request of several parts, of this Content-Type."""
+    """Returns the contents of the parts of a multipart request with this Content-Type."""
     boundary = b"--" + re.search('boundary="?([^";]+)', kind)[1].encode()
     found = re.split(b"\r?\n?" + re.escape(boundary) + b"(?:--)?\r?\n?", body)
     return [re.split(rb"\r?\n\r?\n", part, maxsplit=1)[1] for part in found if part.strip()]
 
 
 def about(bucket: str, key: str, stored: Stored) -> dict:
-    """What the server says of an object."""
+    """Returns the metadata of an object, as in Google's JSON API."""
     when = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(stored.updated))
     checksum = google_crc32c.Checksum(stored.content).digest()
     return {

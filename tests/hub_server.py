@@ -1,6 +1,4 @@
-"""A server on this machine that answers as the Hugging Face Hub does, and keeps what is sent to
-it.
-"""
+"""A local fake of the Hugging Face Hub that stores uploaded files."""
 
 import base64
 import hashlib
@@ -11,17 +9,23 @@ import re
 import threading
 from pathlib import Path
 
-TOKENS = {"hf_writes": "write", "hf_reads": "read"}  # Of the user ada.
+# Access tokens of the user ada, with their roles.
+TOKENS = {"hf_writes": "write", "hf_reads": "read"}
 
 
 class FakeHub:
-    """The repositories, by name their files by path; those of `private` are seen with a token
-    alone, and the files of those of `gated` by nobody.
+    """A server with model repositories.
+
+    Attributes:
+      repositories: the files of each repository, by the repository's name and the file's path.
+      private: names of repositories that are visible only with an access token.
+      gated: names of repositories whose files nobody may download.
     """
 
     def __init__(self, repositories: dict[str, dict[str, bytes]] | None = None):
         self.repositories, self.private, self.gated = dict(repositories or {}), set(), set()
-        self.large: dict[str, bytes] = {}  # Files that were sent apart, by their SHA-256.
+        # Large files, by their SHA-256. They are uploaded before the commit that refers to them.
+        self.large: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.server = http.server.ThreadingHTTPServer(
             ("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self})
@@ -30,7 +34,9 @@ class FakeHub:
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
 
     def environment(self, home: Path, token: str | None = None) -> dict[str, str]:
-        """What makes huggingface_hub ask this server, with an empty cache."""
+        """Returns environment variables that lead huggingface_hub to this server, with an empty
+        cache.
+        """
         return {
             name: value
             for name, value in os.environ.items()
@@ -44,7 +50,7 @@ class FakeHub:
         }
 
     def sha(self, name: str) -> str:
-        """The commit: another for other files."""
+        """Returns the id of a repository's commit, which is a hash of its files."""
         files = sorted(self.repositories[name].items())
         return hashlib.sha1(
             b"".join(path.encode() + content for path, content in files)

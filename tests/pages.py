@@ -1,8 +1,8 @@
-"""The pages of the documentation, and the blocks of code on them.
+"""The pages of the documentation and their blocks of code.
 
-The first word behind a fence is the block's language. A test runs `python` and `sh` as they stand;
-`text` is no code. A block that no test can run says by a second word what it needs: `text
-needs=data`.
+The first word after a fence is the language of the block. Tests run blocks of `python` and `sh` as
+they are. Blocks of `text` are not code. If tests cannot run a block, its second word names the
+reason: `text needs=data`.
 """
 
 import re
@@ -16,12 +16,12 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "experiments/launch/README.md",
 ]
-# A reader's own data or checkpoint, something that is installed or fetched, accelerators, minutes.
+# The reader's own data or checkpoint, an installation or a download, accelerators, minutes of time.
 NEEDS = ("data", "network", "devices", "time")
 
 
 class Block(NamedTuple):
-    """A block of code; `needs` is empty where it needs nothing."""
+    """A block of code; `needs` is empty if tests can run it."""
 
     language: str
     needs: str
@@ -29,7 +29,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path, *languages: str) -> list[Block]:
-    """The blocks of a page; with languages those of them that need nothing."""
+    """Returns a page's blocks. With `languages`: only runnable blocks in these languages."""
     found = []
     for words, text in re.findall(r"(?ms)^```([^\n]*)\n(.*?)^```$", page.read_text()):
         language, _, needs = words.partition(" needs=")

@@ -1,4 +1,4 @@
-"""A data set of coloured rectangles with their masks, and a run that segments them."""
+"""A data set of coloured rectangles with masks, and a run that learns to segment them."""
 
 from pathlib import Path
 
@@ -14,7 +14,10 @@ COLOURS = np.array([[90, 120, 90], [220, 40, 40], [40, 40, 220]], np.uint8)
 
 
 def draw(index: int) -> tuple[np.ndarray, np.ndarray]:
-    """A noisy image of 40 to 80 pixels with a rectangle of each colour, and its mask."""
+    """Returns a noisy image with a rectangle of each colour, and its mask.
+
+    Height and width are 40 to 79 pixels.
+    """
     rng = np.random.default_rng(index)
     height, width = rng.integers(40, 80, 2)
     mask = np.zeros((height, width), np.uint8)
@@ -37,7 +40,7 @@ def write_shapes(folder: Path) -> Path:
 
 
 def config_of_shapes(folder):
-    """The config of a run that learns the shapes' classes by their colours."""
+    """Returns the config of a run that learns to classify pixels by their colour."""
     config = base_config()
     config.model.name = "ViT-Ti/8"
     config.model.update(dict(dim=32, depth=1, mlp_dim=32, heads=2))
@@ -53,12 +56,12 @@ def config_of_shapes(folder):
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory):
-    """A folder of the source `masks`."""
+    """Returns the data set's folder, in the layout of the source `masks`."""
     return write_shapes(tmp_path_factory.mktemp("shapes"))
 
 
 @pytest.fixture(scope="session")
 def segmentation_run(shapes, tmp_path_factory):
-    """A workdir, and its last metrics."""
+    """Returns the workdir of a finished run and its final metrics."""
     folder = tmp_path_factory.mktemp("segmentation") / "run"
     return folder, train(config_of_shapes(shapes), folder)

@@ -1,4 +1,4 @@
-"""The shipped configs hold the paper's values, run, and have no value that nothing reads."""
+"""Shipped configs contain the published values, run, and set only options that their run reads."""
 
 import contextlib
 import importlib.util
@@ -50,8 +50,8 @@ def load(name: str, *arguments: str) -> ConfigDict:
     return module.get_config(*arguments)
 
 
-# Table 3 of the paper: epochs, learning rate, decay, weight decay, dropout. H/14 on ImageNet-21k
-# and on ImageNet are not in it and take the values of L and of "ViT".
+# Table 3 of the paper: epochs, learning rate, schedule, weight decay, dropout. The table lacks H/14
+# on ImageNet-21k and on ImageNet; their configs use the values of L/16 and of "ViT".
 I1K, I21K = (300, 3e-3, "cosine", 0.3, 0.1), (90, 1e-3, "linear", 0.03, 0.1)
 TABLE_3 = {f"vit_{model}_i1k": I1K for model in ("b32", "b16", "l32", "l16", "h14")}
 TABLE_3 |= {f"vit_{model}_i21k": I21K for model in ("b32", "b16", "l32", "l16", "h14")}
@@ -65,13 +65,13 @@ TABLE_3 |= {
     "r50_vit_b16_jft": (7, 8e-4, "linear", 0.1, 0.0),
     "r50_vit_l32_jft": (7, 2e-4, "linear", 0.1, 0.0),
     "r50_vit_l16_jft": (14, 4e-4, "linear", 0.1, 0.0),
-    # A ResNet has no dropout to set.
+    # ResNets have no dropout.
     "bit_r50x1_jft": (7, 1e-3, "linear", 0.1, None),
     "bit_r50x2_jft": (7, 1e-3, "linear", 0.1, None),
     "bit_r101x1_jft": (7, 8e-4, "linear", 0.1, None),
     "bit_r152x1_jft": (7, 6e-4, "linear", 0.1, None),
     "bit_r152x2_jft": (7, 6e-4, "linear", 0.1, None),
-    "bit_r200x3_jft": (14, 6e-4, "linear", 0.1, None),  # Its rate is not published.
+    "bit_r200x3_jft": (14, 6e-4, "linear", 0.1, None),  # Its learning rate is not published.
 }
 OTHER_JOBS = (
     "augreg_i1k",
@@ -142,7 +142,7 @@ def test_config_holds_the_paper_row(name):
 
 
 @pytest.mark.parametrize("name", TABLE_3)
-def test_config_holds_what_all_rows_share(name):
+def test_config_has_the_values_that_all_rows_share(name):
     config = load(name)
     optimizer = config.optimizer
     assert (config.batch_size, config.data.image_size, config.steps) == (4096, 224, None)
@@ -158,7 +158,8 @@ def test_config_holds_what_all_rows_share(name):
     assert optimizer.end_learning_rate == (0.0 if name.endswith("i1k") else 1e-5)
 
 
-# BiT's own recipe (1912.11370, section 3.2): epochs, and those after which the rate is a tenth.
+# BiT's own recipe (arXiv 1912.11370, section 3.2): the number of epochs, the epochs after which the
+# learning rate is divided by 10, and the loss.
 BIT = {
     "bit_i1k": (90, (30, 60, 80), "softmax"),
     "bit_i21k": (90, (30, 60, 80), "sigmoid"),
@@ -193,7 +194,7 @@ def test_bit_config_holds_the_values_of_its_own_paper(name):
     )
 
 
-# The level that AugReg's authors suggest for each model.
+# The augmentation level that AugReg's authors recommend for each model.
 AUGREG = {
     "augreg_i1k": {"ViT-Ti/16": "light1", "ViT-S/32": "medium1"}
     | dict.fromkeys(["ViT-S/16", "ViT-B/32", "ViT-B/16", "ViT-L/16", "R26+ViT-S/32"], "medium2"),
@@ -211,7 +212,7 @@ def test_augreg_config_holds_the_level_of_its_model(name, model):
 
 
 @pytest.mark.parametrize("name", AUGREG)
-def test_augreg_config_holds_what_its_runs_share(name):
+def test_augreg_config_has_the_values_that_its_runs_share(name):
     config = load(name)
     optimizer, model = config.optimizer, config.model
     assert (model.name, config.batch_size, config.epochs, config.data.image_size) == (
@@ -238,7 +239,7 @@ def test_model_that_augreg_names_no_level_for_is_refused():
         load("augreg_i21k", "model=ViT-L/32")
 
 
-def test_argument_names_the_model_and_asks_for_a_smoke_test():
+def test_argument_sets_the_model_and_the_smoke_test():
     config = load("augreg_i1k", "model=ViT-S/16,smoke")
     assert (config.model.name, config.steps, config.data.source) == ("ViT-S/16", 2, "synthetic")
 
@@ -248,7 +249,7 @@ def test_unknown_name_in_the_argument_is_named():
         load("augreg_i1k", "modle=ViT-S/16")
 
 
-# These need the name of a model where there is no checkpoint.
+# Configs that need a model name if no checkpoint is given, with an argument for it.
 OF_MODEL = {
     "finetune": "model=ViT-B/16",
     "bit_hyperrule": "model=ViT-B/16",
@@ -263,7 +264,7 @@ OF_MODEL = {
 def test_config_describes_a_model(name):
     config = load(name, OF_MODEL.get(name))
     configs.check(config)
-    if not config.model.name:  # The checkpoint's.
+    if not config.model.name:  # The config uses the checkpoint's model.
         config.model.name = "ViT-S/16"
     factory = model_factory(num_classes=10, **model_arguments(config))
     assert count_parameters(abstract(factory)) > 1000
@@ -277,8 +278,9 @@ def test_a_dense_head_is_trained_on_a_model_without_weights(head):
 
 
 def finished_runs(output: str) -> int:
-    """Returns how many runs logged their report's path; "writing the report: 5 s so far" does not
-    count.
+    """Returns the number of runs that logged the path of their report.
+
+    Progress lines such as "writing the report: 5 s so far" are not counted.
     """
     return len(re.findall("^report: ", output, re.MULTILINE))
 
@@ -287,11 +289,12 @@ def without_network(*_, **__):
     raise AssertionError("a smoke test asks the network")
 
 
-# Configs that differ from an earlier one in sizes and numbers alone, or that go on from a
+# Configs that differ from another one only in sizes and other numbers, or that continue from a
 # checkpoint.
 SAME = re.compile(r"(vit_.*_(i1k|i21k|jft)|r50_vit_.*|bit_r\d+.*|mae_[lh]1.)$")
-# These are run below, with an argument or with the run that goes on from theirs; the quickstart by
-# .ci/run, and the images of one's own by tests/system/test_finetune_command.py and
+# Configs that are tested elsewhere. Tests below run some with an argument, or together with the run
+# that continues from theirs. The quickstart is run by .ci/run. `my_images` and
+# `my_images_unlabelled` are run by tests/system/test_finetune_command.py and
 # test_pretrain_command.py.
 WITH_OTHERS = ("finetune", "bit_hyperrule", "eva02", "fcmae", "vqkd", "beitv2")
 WITH_OTHERS += ("quickstart", "my_images", "my_images_unlabelled")
@@ -301,7 +304,7 @@ SMOKE = (
     *("deit:recipe=deit3", "deit:teacher=random", "dinov2:run=high_resolution"),
     *("finetune:model=ViT-B/16", "bit_hyperrule:model=BiT-R50x1", "beit:task=finetune"),
 )
-# `pytest` runs one of them.
+# Only one of them is run by `pytest` without `--rest`.
 SMOKE = [
     name if name == "vit_s16_i1k" else pytest.param(name, marks=pytest.mark.slow) for name in SMOKE
 ]
@@ -404,7 +407,7 @@ def test_difference_is_named_with_both_values():
     ]
 
 
-def test_value_that_is_newer_than_a_run_is_its_default():
+def test_options_that_a_saved_config_lacks_have_their_defaults():
     config = load("quickstart")
     saved = json.loads(configs.to_json(configs.run_options(config)))
     del saved["objective"], saved["fewshot"]["seeds"]
@@ -415,7 +418,7 @@ def test_value_that_is_newer_than_a_run_is_its_default():
 
 
 @pytest.mark.parametrize("key", sorted(configs.OPERATIONAL))
-def test_values_that_training_does_not_see_may_change(key):
+def test_options_that_do_not_affect_training_may_change(key):
     config = load("quickstart")
     saved = configs.to_json(configs.run_options(config))
     others = {str: "steps:1-2" if key == "profile" else "full", bool: True, tuple: (7,)}
@@ -485,7 +488,7 @@ def test_impossible_value_is_named(key, value):
 
 
 @pytest.mark.parametrize("other", [("augment.level", "light2"), ("augment.randaugment", (2, 9))])
-def test_one_randaugment_at_a_time(other):
+def test_two_kinds_of_randaugment_are_rejected(other):
     config = load("quickstart")
     config.update_from_flattened_dict({"augment.policy": "rand-m9", other[0]: other[1]})
     with pytest.raises(
@@ -513,12 +516,12 @@ def test_page_of_all_values_is_up_to_date():
 
 
 @pytest.mark.parametrize("key", configs.VALUES)
-def test_value_says_what_it_means(key):
+def test_every_option_has_a_help_text(key):
     assert len(configs.VALUES[key].help.split()) > 1 and configs.VALUES[key].rule.words
 
 
-# What stands in a text that a user mistyped: a sign, nothing, no number, far too much, none of a
-# kind.
+# Values that a mistyped text may have: negative, zero or huge numbers, nan, infinity, texts, empty
+# or wrong tuples, a boolean.
 HOSTILE = (
     -1,
     0,
@@ -544,7 +547,7 @@ BOUNDED_BELOW = [
 
 
 @pytest.mark.parametrize("key", configs.VALUES)
-def test_value_keeps_its_rule_or_is_named(key):
+def test_invalid_values_raise_an_error_with_the_key(key):
     defaults = dict(configs.leaves(configs.base_config()))
     for value in HOSTILE:
         kept = configs.VALUES[key].rule.holds(value)
@@ -582,7 +585,7 @@ def test_every_default_keeps_its_rule():
         ("sweep.rates", (math.nan,)),
     ],
 )
-def test_value_that_once_trained_in_silence_or_ended_in_a_traceback_is_named(key, value):
+def test_values_that_once_passed_validation_are_rejected(key, value):
     config = load("quickstart")
     config.update_from_flattened_dict({key: value})
     with pytest.raises(UserError, match=f"config.{key} is .* and must be "):
@@ -590,7 +593,7 @@ def test_value_that_once_trained_in_silence_or_ended_in_a_traceback_is_named(key
 
 
 @pytest.mark.parametrize("suite", ["fewshot", "knn"])
-def test_suite_that_is_due_without_data_sets_is_refused(suite):
+def test_periodic_suite_without_data_sets_is_rejected(suite):
     config = load("quickstart")
     config[suite].every = config.evaluate_every
     with pytest.raises(
@@ -610,7 +613,7 @@ def test_suite_that_is_due_without_data_sets_is_refused(suite):
         (dict(keep_last=0), "checkpoint.keep_last is 0 and must be a whole number, 1 or above"),
     ],
 )
-def test_retention_that_no_checkpoint_meets_is_refused(values, words):
+def test_retention_options_that_keep_no_checkpoint_are_rejected(values, words):
     config = configs.base_config()
     config.steps = 1
     config.checkpoint.update(values)
@@ -618,7 +621,7 @@ def test_retention_that_no_checkpoint_meets_is_refused(values, words):
         configs.check(config)
 
 
-# Models of objectives that train no ViT.
+# Models of the objectives that do not train a ViT.
 CONVOLUTIONS = {
     "fcmae": dict(name="ConvNeXtV2-T", blocks=(1,), widths=(8,)),
     "dvae": dict(name="DVAE", blocks=(1, 1, 1), widths=(8, 16, 32)),
@@ -626,7 +629,7 @@ CONVOLUTIONS = {
 
 
 class Reads:
-    """Notes which options are read."""
+    """Records which options are read."""
 
     def __init__(self, monkeypatch):
         self.keys, self._noting, self._patch = set(), True, monkeypatch
@@ -649,7 +652,7 @@ class Reads:
             self._note_options(part, f"{name}.")
 
     def unnoted(self, function):
-        """The function, whose own reads do not count."""
+        """Returns the function without recording the options that it reads."""
 
         def called(*args, **kwargs):
             self._noting = False
@@ -670,14 +673,14 @@ def test_every_value_is_read(tmp_path, monkeypatch):
     options = ("set=digits:", "shots=1", "seeds=0")
     config.evaluate.update(dict(suites=("fewshot",), options=options))
     reads = Reads(monkeypatch)
-    # Writing the config down, sending and copying it reads all of it and uses nothing.
+    # These functions read the whole config to write, send or copy it, without using its values.
     (tmp_path / "run").mkdir()
     monkeypatch.setattr("vit_jax.runs.loop.claim", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr("vit_jax.runs.loop.deliveries", lambda *_: ())
     monkeypatch.setattr("vit_jax.runs.assemble.with_images_of", reads.unnoted(with_images_of))
     train(configs.run_options(config), tmp_path / "run")
     config.finetune.train, config.optimizer.average = "all", 0.0
-    config.optimizer.name = "adafactor"  # It alone bounds its updates.
+    config.optimizer.name = "adafactor"  # Only Adafactor clips its updates.
     smaller = {
         key: value.smoke
         for key, value in configs.VALUES.items()
@@ -686,7 +689,8 @@ def test_every_value_is_read(tmp_path, monkeypatch):
     config.update_from_flattened_dict(
         {key: value for key, value in smaller.items() if value is not None}
     )
-    # Without any nobody asks for their size, and for what is masked.
+    # Options of local crops are read only if there are local crops, and options of masks only if
+    # masked patches have a loss.
     config.dino.local_crops, config.dino.patch_weight = 1, 1.0
     for name in OBJECTIVES.keys() - {"classification"}:
         taught = name in ("distillation", "eva", "vqkd", "beit", "beitv2")
@@ -694,7 +698,7 @@ def test_every_value_is_read(tmp_path, monkeypatch):
         frozen = frozen_shapes(configs.run_options(config))
         assert (frozen is not None) == taught
         trained = config
-        if name in CONVOLUTIONS:  # These have no options of a ViT.
+        if name in CONVOLUTIONS:  # They have no options of a ViT.
             trained = config.copy_and_resolve_references()
             trained.model = configs.base_config().model
             trained.model.update(CONVOLUTIONS[name])
@@ -702,7 +706,7 @@ def test_every_value_is_read(tmp_path, monkeypatch):
         classes = 10 if OBJECTIVES[name].labels else OBJECTIVES[name].outputs(typed)
         mesh = make_mesh(typed.mesh)
         make_program(typed, num_classes=classes, steps=2, mesh=mesh, frozen=frozen)
-    # Some options are read with other values of their sections only.
+    # Some options are read only if other options of their section have certain values.
     for name, argument in (
         ("siglip2", "smoke"),
         ("segment", "head=eomt,smoke"),
@@ -716,8 +720,9 @@ def test_every_value_is_read(tmp_path, monkeypatch):
     rate_search.rate_jobs(config, tmp_path / "sweep", flags=())
     rate_search.seed_jobs(config, tmp_path / "sweep", flags=(), rate=0.1)
     monkeypatch.undo()
-    # The length is given in steps, no checkpoint has parameters of an objective, nothing is chosen
-    # by the time, and the last step is kept.
+    # Not read: `epochs`, because the length is given in steps; `finetune.objective`, because no
+    # checkpoint has parameters of an objective; `minutes`, because no option is chosen by a time
+    # limit; `early_stopping`, because the run keeps its last checkpoint instead of the best.
     assert configs.VALUES.keys() - reads.keys == {
         "epochs",
         "finetune.objective",
@@ -790,7 +795,7 @@ def test_a_run_that_began_with_an_unread_value_goes_on_without_it():
     ]
 
 
-def test_every_objective_is_known_to_the_options_of_objectives():
+def test_only_with_objective_supports_every_objective():
     for name in OBJECTIVES:
         config = configs.base_config()
         config.objective.name = name
@@ -798,7 +803,7 @@ def test_every_objective_is_known_to_the_options_of_objectives():
         assert (only_with_objective("classification")(config) == "") == (name == "classification")
 
 
-def test_a_files_values_may_stay_where_a_change_of_others_leaves_them_unread():
+def test_options_of_a_config_file_may_become_unread_by_overrides():
     config = read_config("quickstart")
     file = as_in_file(config)
     config.data.crop = "none"
@@ -842,13 +847,13 @@ def test_a_files_values_may_stay_where_a_change_of_others_leaves_them_unread():
         (lambda c: setattr(c, "optimizer", "sgd"), "config.optimizer is a section, not a value"),
     ],
 )
-def test_mistake_in_python_is_a_line_with_the_nearest_key(change, words):
+def test_unknown_key_in_python_raises_a_one_line_error_with_the_nearest_key(change, words):
     with pytest.raises(UserError) as raised:
         change(configs.base_config())
     assert words in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_config_is_asked_for_what_it_lacks_as_any_object():
+def test_config_supports_hasattr_getattr_and_get_for_missing_keys():
     config = configs.base_config()
     assert (
         not hasattr(config, "lr")

@@ -1,4 +1,4 @@
-"""What README and docs name exists: pages, headings, configs, values, commands and their flags."""
+"""All pages, headings, configs, options, commands and flags that README and docs name exist."""
 
 import ast
 import contextlib
@@ -19,30 +19,30 @@ from vit_jax.config import check
 from vit_jax.data.sources import SOURCES, open_source
 from vit_jax.training.objectives.objective import Objective
 
-# The pages whose blocks tests run.
+# The pages whose blocks are run by tests.
 RUN = {
     *(
         "docs/python.md",
         "docs/models.md",
         "docs/ledger.md",
         "docs/growing_data.md",
-    ),  # test_python_page.py
-    "docs/extending.md",  # Here.
-    "docs/install.md",  # test_wheel.py
+    ),  # Run by test_python_page.py.
+    "docs/extending.md",  # Run in this file.
+    "docs/install.md",  # Run by test_wheel.py.
     *(
         f"docs/tutorials/{name}.md" for name in ("train", "finetune", "self_supervised")
-    ),  # test_tutorials.py
+    ),  # Run by test_tutorials.py.
 }
 
 
 def anchors(page: Path) -> set[str]:
-    """The names of a page's headings, as GitHub makes them."""
+    """Returns the anchors of a page's headings, as GitHub generates them."""
     headings = re.findall(r"(?m)^#+ (.*)$", page.read_text())
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def commands(page: Path) -> list[str]:
-    """Commands of a page's blocks that start the package, with continued lines joined."""
+    """Returns the commands of the package in a page's blocks, with continued lines joined."""
     wanted = (block.text for block in blocks(page) if block.language == "sh" or block.needs)
     text = re.sub(r"\\\n\s*", "", "\n".join(wanted))
     lines = re.sub(r"(?m)^vit-jax (\w+)", lambda named: as_module(named[1]), text).splitlines()
@@ -52,7 +52,7 @@ def commands(page: Path) -> list[str]:
 
 
 def as_module(name: str) -> str:
-    """The start of a command that `vit-jax` has by a name."""
+    """Returns `python -m` with the module of a `vit-jax` subcommand."""
     return f"python -m vit_jax.{NAMED[name].module}"
 
 
@@ -82,7 +82,7 @@ def test_pages_that_are_written_by_a_program_are_up_to_date(name):
     assert (ROOT / f"docs/{name}.md").read_text() == program["page"]()
 
 
-def test_parts_of_ones_own_are_as_the_page_says(monkeypatch):
+def test_examples_of_the_extending_page_work(monkeypatch):
     code = "\n".join(block.text for block in blocks(ROOT / "docs/extending.md", "python"))
     made: dict[str, Any] = {"__name__": "page"}
     exec(compile(code, "docs/extending.md", "exec"), made)
@@ -94,7 +94,7 @@ def test_parts_of_ones_own_are_as_the_page_says(monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_of_code_is_run_or_says_what_it_needs(page):
+def test_every_block_of_code_is_run_or_has_a_reason(page):
     for language, needs, text in blocks(page):
         if needs:
             assert needs in NEEDS and language in ("text", "python"), text
@@ -106,7 +106,7 @@ def test_every_block_of_code_is_run_or_says_what_it_needs(page):
             assert language != "text" or not starts, text
 
 
-def test_pages_are_of_this_version():
+def test_pages_contain_the_current_version():
     version = re.escape(vit_jax.__version__)
     assert re.search(rf"(?m)^version: {version}$", (ROOT / "CITATION.cff").read_text())
     assert re.search(rf"version = {{{version}}}", PAGES[0].read_text())
@@ -130,7 +130,7 @@ def test_configs_of_commands_are_valid(line, monkeypatch):
             key, value = word.removeprefix("--config.").split("=", 1)
             with contextlib.suppress(
                 ValueError, SyntaxError
-            ):  # A text stays one, as on the command line.
+            ):  # The value is a text, as on the command line.
                 value = ast.literal_eval(value)
             config.update_from_flattened_dict({key: value})
     check(config)
@@ -140,7 +140,7 @@ def test_configs_of_commands_are_valid(line, monkeypatch):
 def test_commands_and_their_flags_exist(line):
     words = shlex.split(line, comments=True)
     files = [ROOT / f"{words[2].replace('.', '/')}.py", ROOT / "vit_jax/command.py"]
-    if words[2] == "vit_jax.evaluate":  # Suites have flags of their own, and so do experiments.
+    if words[2] == "vit_jax.evaluate":  # Evaluation suites define flags of their own.
         files += (ROOT / "vit_jax/evaluation").glob("suite_*.py")
     source = "".join(file.read_text() for file in files)
     if words[2] == "vit_jax.experiment" and words[3] != "--list":
@@ -163,7 +163,7 @@ def test_values_that_pages_name_exist():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_pages_name_exist(page):
     files = [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py")]
-    files += ["/mine/table8.py"] if page.name == "commands.md" else []  # A user's.
+    files += ["/mine/table8.py"] if page.name == "commands.md" else []  # A file of the user.
     files += [
         f"/{made}" for made in re.findall(r'Path\("(\w+\.py)"\)\.write_text', page.read_text())
     ]

@@ -1,4 +1,4 @@
-"""Functions are documented, short and simple."""
+"""Public functions have docstrings, and all functions are short and simple."""
 
 import ast
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ FOLDERS = ("vit_jax", "configs", "experiments")
 FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
 IDS = [str(file.relative_to(ROOT)) for file in FILES]
 
-ENTRIES = ("main", "get_config")  # The module's docstring says what a command or a config is.
+ENTRIES = ("main", "get_config")  # Described by the docstring of their module.
 LINES, PARAMETERS, COMPLEXITY = 85, 12, 12
-# Functions beyond that bound, each for a reason.
+# Functions that exceed `COMPLEXITY`, with the reason.
 COMPLEX = {
     "vit_jax/ledger/dinov2_weights.py: read_weights": "It maps the names of one exporter's graph.",
     "vit_jax/runs/loop.py: Run.turns": "It is read from top to bottom: a turn of the loop.",
@@ -26,7 +26,7 @@ MANY_PARAMETERS = {
 
 
 def definitions(file: Path) -> Iterator[tuple[str, ast.AST, ast.ClassDef | None, bool]]:
-    """Name, node, class and publicity of all functions and classes of a file."""
+    """Yields qualified name, node, class and publicity of a file's functions and classes."""
 
     def within(node: ast.AST, prefix: str, owner: ast.ClassDef | None, public: bool) -> Iterator:
         for child in ast.iter_child_nodes(node):
@@ -43,8 +43,10 @@ def definitions(file: Path) -> Iterator[tuple[str, ast.AST, ast.ClassDef | None,
 
 
 def documented_members() -> set[str]:
-    """Names of methods and attributes that some class of the package declares: others may override
-    them.
+    """Returns the names of documented methods, classes and annotated attributes in the package's
+    classes.
+
+    Methods of subclasses with these names override documented ones, and need no docstring.
     """
     names = set()
     for file in (ROOT / "vit_jax").rglob("*.py"):
@@ -78,8 +80,10 @@ def test_public_names_have_docstrings(file):
 
 
 def measured() -> Iterator[tuple[str, int, int]]:
-    """Name, lines without the signature, and parameters of all functions; none for those that are
-    private.
+    """Yields name, number of lines without the signature, and number of parameters of all
+    functions.
+
+    The number of parameters is 0 for private functions.
     """
     for file, name in zip(FILES, IDS, strict=True):
         for qualified, node, _, public in definitions(file):
@@ -96,12 +100,12 @@ def test_functions_are_short():
 
 
 def test_functions_are_simple():
-    """As radon counts: branches, loops, boolean operators and comprehensions."""
+    """Complexity is measured by radon: branches, loops, boolean operators and comprehensions."""
     blocks = {
         f"{name}: {block.fullname}": block.complexity
         for file, name in zip(FILES, IDS, strict=True)
         for block in cc_visit(file.read_text())
-        if block.letter != "C"  # Functions and methods, not classes.
+        if block.letter != "C"  # Without classes: only functions and methods.
     }
     assert {name for name, value in blocks.items() if value > COMPLEXITY} == set(COMPLEX)
 

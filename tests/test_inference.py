@@ -1,4 +1,4 @@
-"""Predictions in Python: errors, memory and compilations of repeated calls."""
+"""Predictions in Python: errors, memory, and the number of compilations of repeated calls."""
 
 import gc
 import weakref
@@ -14,7 +14,7 @@ from vit_jax.errors import UserError
 
 @pytest.fixture(scope="module", params=[3, 5], ids=["RGB", "five channels"])
 def model(request, tmp_path_factory):
-    """A small model that was loaded from a file."""
+    """Returns a small model, loaded from a file."""
     folder = tmp_path_factory.mktemp("model")
     made = vit_jax.create_model(
         "ViT-mu/16", image_size=32, num_classes=7, channels=request.param, seed=0
@@ -47,7 +47,7 @@ def test_the_same_number_of_classes_is_compiled_once(model, monkeypatch):
     assert asked == [2]
 
 
-def test_no_images_are_one_line(model):
+def test_no_images_raise_an_error(model):
     with pytest.raises(UserError, match="empty|no images|at least one"):
         model.predict([])
 

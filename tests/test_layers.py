@@ -1,4 +1,4 @@
-"""Dependencies point one way (see docs/architecture.md)."""
+"""Parts of the package import each other only in the direction of docs/architecture.md."""
 
 import ast
 import importlib.util
@@ -11,8 +11,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "vit_jax"
 
 # The parts of the package that each part may import, in addition to itself, `errors`, `paths`,
-# `progress` and
-# `small_files`. `models` and `interop` are the centre: they read and write models without the rest.
+# `progress` and `small_files`. `models` and `interop` are at the centre: they read and write models
+# without the other parts.
 ALLOWED = {
     "models": {"options", "published"},
     "data": {"options"},
@@ -72,7 +72,7 @@ ALLOWED = {
         "models",
         "options",
         "runs",
-    },  # `runs` where a checkpoint has parameters of an objective.
+    },  # `runs` is imported if a checkpoint has parameters of an objective.
     "checkpoint_crop": {"data", "interop", "options"},
     "inference": {"checkpoint_crop", "data", "evaluation", "interop", "models", "parallel"},
     "publishing": {
@@ -122,7 +122,7 @@ COMMANDS = {
 
 
 def imports(path: Path) -> set[str]:
-    """Our own parts that a file or a folder imports."""
+    """Returns the parts of vit_jax that a file or a folder imports."""
     files = [path.with_suffix(".py")] if path.with_suffix(".py").exists() else path.rglob("*.py")
     names = set()
     for file in files:
@@ -157,8 +157,8 @@ def test_importing_the_package_loads_no_library():
 
 
 @pytest.mark.parametrize("folder", ["vit_jax", "configs", "experiments", "tests"])
-def test_what_files_import_of_ours_exists(folder):
-    """Also what functions import when they are called."""
+def test_imported_names_of_vit_jax_exist(folder):
+    """Imports inside of functions are also tested."""
     for path in (PACKAGE.parent / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if (
@@ -169,15 +169,14 @@ def test_what_files_import_of_ours_exists(folder):
                 module = importlib.import_module(node.module)
                 for name in {alias.name for alias in node.names} - {
                     "_jpeg"
-                }:  # It need not be built.
+                }:  # The extension may not be built.
                     exists = hasattr(module, name) or importlib.util.find_spec(
                         f"{node.module}.{name}"
                     )
                     assert exists, f"{path}: {node.module} has no {name}"
 
 
-# Prints the modules of the training side, of data and of Orbax that the code before it has
-# imported.
+# Prints the imported modules of the training side, of data and of Orbax.
 REPORT = """
 import sys
 OUTSIDE = ("vit_jax.training", "vit_jax.runs", "vit_jax.data", "vit_jax.config", "orbax")
@@ -186,7 +185,7 @@ print(*sorted(name for name in sys.modules if name.startswith(OUTSIDE)))
 
 
 def imported_outside(code: str, *arguments: str) -> str:
-    """Runs code in a new process, and returns what it prints and the modules of `REPORT`."""
+    """Runs code in a new process. Returns its output, including the modules of `REPORT`."""
     command = [sys.executable, "-c", code + REPORT, *arguments]
     run = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
     assert not run.returncode, run.stderr

@@ -1,4 +1,4 @@
-"""The TPU compiler beside everything else, on a machine without TPU."""
+"""libtpu, the TPU compiler, does not disturb other programs on a machine without TPU."""
 
 import importlib.util
 import os
@@ -20,8 +20,10 @@ pytestmark = [
 
 
 def start(*arguments, **environment):
-    """A process of Python to which nobody said what devices there are; libtpu's lock of the
-    machine, which would keep it silent, is not asked for.
+    """Runs Python without environment variables about devices.
+
+    libtpu's lock file is ignored: while another process has the lock, libtpu is not loaded and
+    prints nothing.
     """
     others = {
         name: value
@@ -37,13 +39,13 @@ def start(*arguments, **environment):
 
 
 @pytest.mark.parametrize("imports", ["import vit_jax, jax", "import jax, vit_jax"])
-def test_jax_finds_its_devices_without_a_word_of_libtpu(imports):
+def test_jax_finds_its_devices_without_messages_of_libtpu(imports):
     process = start("-c", f"{imports}; print(jax.default_backend())")
     assert process.returncode == 0
     assert process.stderr == ""
 
 
-def test_what_the_user_told_libtpu_is_left():
+def test_environment_variables_of_the_user_are_kept():
     code = (
         "import os, vit_jax; print(os.environ['TPU_ACCELERATOR_TYPE'], "
         "os.environ['TPU_SKIP_MDS_QUERY'])"

@@ -1,4 +1,6 @@
-"""Predictions as files, read back by other readers; cells that a spreadsheet would evaluate."""
+"""Files of predictions are read by other libraries, and contain no cells that a spreadsheet would
+evaluate.
+"""
 
 import csv
 import io
@@ -37,15 +39,16 @@ def test_arrow_reads_a_row_for_each_image(tmp_path):
     assert rows[3]["file"] == "caf\\udce9\n.png"
 
 
-def test_spreadsheet_sees_utf_8_and_no_formulas(tmp_path):
-    """Excel reads UTF-8 by its mark, and evaluates cells by their first character."""
+def test_csv_is_utf_8_with_a_byte_order_mark_and_without_formulas(tmp_path):
+    """Excel detects UTF-8 by the byte order mark, and evaluates cells by their first character."""
     content = written(tmp_path / "p.csv", "csv").read_bytes()
     assert content.startswith(b"\xef\xbb\xbf")
     rows = list(csv.reader(io.StringIO(content.decode("utf-8-sig"))))
     assert not [
         cell for row in rows for cell in row if cell.startswith(("=", "+", "-", "@", "\t", "\r"))
     ]
-    assert [row[0] for row in rows[2:4]] == ["./=HYPERLINK(1).png", "./-x.png"]  # The same files.
+    # Paths that start with `./` refer to the same files.
+    assert [row[0] for row in rows[2:4]] == ["./=HYPERLINK(1).png", "./-x.png"]
     assert rows[2][1] == "'=1+1"
 
 

@@ -1,4 +1,4 @@
-"""Folders of predicted masks, depth maps and objects, when a second prediction overwrites them."""
+"""Folders of predicted masks, depth maps and objects, after a second prediction overwrites them."""
 
 from types import SimpleNamespace
 

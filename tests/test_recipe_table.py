@@ -1,4 +1,4 @@
-"""Configs against the values of the authors' recipes, which `recipes.toml` cites line by line."""
+"""Configs have the values of the authors' recipes; `recipes.toml` cites a line of code for each."""
 
 import ast
 import math
@@ -20,7 +20,7 @@ OPERATORS = {ast.Mult: operator.mul, ast.Div: operator.truediv, ast.FloorDiv: op
 
 
 def by_config() -> dict[str, list[list]]:
-    """The rows of each config, by its name and argument."""
+    """Returns the rows of `recipes.toml` for each config, by the config's name and argument."""
     rows = defaultdict(list)
     for recipe in TABLE["recipes"]:
         for config in recipe["configs"]:
@@ -32,7 +32,9 @@ RECIPES = by_config()
 
 
 def value_of(text: Any) -> Any:
-    """A value of the table: arithmetic is computed, lists are tuples, `None` is None."""
+    """Parses a value of the table: evaluates arithmetic, and converts lists to tuples and "None" to
+    None.
+    """
     if isinstance(text, list):
         return tuple(map(value_of, text))
     if not isinstance(text, str) or not text[:1].isdigit():
@@ -49,8 +51,9 @@ def value_of(text: Any) -> Any:
 
 
 def found_in(config, epoch: float) -> dict[str, Any]:
-    """A config's values by option, with those that the model's name implies, and its lengths in
-    epochs.
+    """Returns a config's values by option name.
+
+    Values that the model name implies are included. Lengths are also given in epochs.
     """
     found = dict(leaves(config))
     if config.model.name:
@@ -93,14 +96,14 @@ def test_config_has_the_values_of_its_authors(name):
         elif isinstance(expected, tuple):
             same = tuple(value) == pytest.approx(expected)
         else:
-            # Epochs are rounded to steps; what is off is 0 or None.
+            # Epochs are rounded to steps. Disabled options are 0 or None.
             close = 2 / epoch / expected if option.endswith("epochs") and expected else 1e-6
             same = (value or 0) == pytest.approx(expected, rel=close, abs=1e-12)
         assert same, f"{option}: {value} here, {expected} in {line}: {part}"
 
 
 def test_every_recipe_that_has_authors_code_is_in_the_table():
-    """Other configs are those of the paper, which has tables and no code, of BiT, and our own."""
+    """The other configs follow papers without published training code, or are our own."""
     others = {"bit_", "vit_", "r50_"}
     others |= {
         "clip",  # Its training code is not published.

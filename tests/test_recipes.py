@@ -1,4 +1,4 @@
-"""Fine-tuning holds the paper's table 4, its crops, and how it chooses the learning rate."""
+"""Configs of published recipes have the published values, and reject models without a recipe."""
 
 import numpy as np
 import pytest
@@ -11,11 +11,12 @@ from vit_jax.errors import UserError
 from vit_jax.models import parse_name
 from vit_jax.recipes import TRANSFER, finetune
 
-# Steps and rates are table 4's, the shares held out appendix B.1.1's, the warm-ups the authors'
-# code's.
+# Steps and learning rates are from table 4, the shares of the dev splits from appendix B.1.1, and
+# the warm-ups from the authors' code.
 RATES = (0.001, 0.003, 0.01, 0.03)
 TABLE_4 = {
-    # steps, warm-up, rates, splits to choose the rate with, test split
+    # Steps, warm-up steps, learning rates, training and dev split for choosing the learning rate,
+    # test split.
     "imagenet2012": (20_000, 500, (0.003, 0.01, 0.03), ("[:99%]", "[99%:]"), "validation"),
     "cifar100": (10_000, 500, RATES, ("[:98%]", "[98%:]"), "test"),
     "cifar10": (10_000, 500, RATES, ("[:98%]", "[98%:]"), "test"),
@@ -66,7 +67,7 @@ def test_config_holds_the_row_of_vtab(dataset):
 
 
 @pytest.mark.parametrize("dataset", [*TABLE_4, "folder", "vtab/dtd", "vtab/dmlab"])
-def test_config_holds_what_all_rows_share(dataset):
+def test_config_has_the_values_that_all_rows_share(dataset):
     config = load("finetune", f"dataset={dataset},model=ViT-B/16")
     check(config)
     optimizer = config.optimizer
@@ -79,7 +80,7 @@ def test_config_holds_what_all_rows_share(dataset):
         "all",
     )
     assert (config.loss.name, config.loss.label_smoothing) == ("softmax", 0.0)
-    # None is left to the model, which has none.
+    # None means the model's default, which is 0.
     assert (
         not config.model.dropout and not config.model.stochastic_depth and not config.augment.mixup
     )
@@ -96,13 +97,13 @@ def test_images_of_other_sizes_are_cropped_in_the_same_ratio(size, squeezed):
 
 
 @pytest.mark.parametrize("dataset", [*TABLE_4, "folder", "vtab/dtd"])
-def test_highest_rate_is_tried_for_resnets_and_hybrids_on_imagenet_alone(dataset):
+def test_highest_rate_is_only_tried_for_resnets_and_hybrids_on_imagenet(dataset):
     sweep = finetune(dataset).sweep
     assert 0.06 not in sweep.rates
     assert sweep.resnet_rates == ((0.06,) if dataset == "imagenet2012" else ())
 
 
-def test_no_data_set_has_a_recipe_that_the_paper_lacks_but_the_users_folder():
+def test_only_the_users_folder_has_a_recipe_that_the_paper_lacks():
     assert TRANSFER.keys() == {*TABLE_4, "folder"}
     assert row(finetune("folder")) == row(finetune("oxford_iiit_pet"))
 
@@ -142,14 +143,14 @@ def test_mae_config_holds_the_published_values(model):
     )
     assert optimizer.warmup_steps == 12_511  # 40 epochs.
     assert (config.model.position, config.data.crop_area) == ("sincos2d_mae", (0.2, 1.0))
-    # timm's add_weight_decay spares what has one axis.
+    # As timm's add_weight_decay: parameters with one axis have no weight decay.
     assert (config.model.initialization, optimizer.decay) == ("mae", "matrices")
     assert config.model.mean == (0.485, 0.456, 0.406) and config.model.std == (
         0.229,
         0.224,
         0.225,
     )
-    assert load("mae_finetune").model.mean is None  # The checkpoint's.
+    assert load("mae_finetune").model.mean is None  # It uses the checkpoint's mean.
     assert config.augment.level == "none" and config.augment.policy is None and config.data.flip
     assert (config.data.crop, config.data.interpolation) == ("random_resized", "bicubic")
     assert optimizer.count_from == 0
@@ -300,7 +301,8 @@ def test_convnext_config_holds_the_published_values(argument, row):
         "bicubic",
     )
     assert data.test_crop == ("square" if data.image_size == 384 else "short_side")
-    assert (config.model.mean is None) == ("finetune" in argument)  # The checkpoint's.
+    # Fine-tuning uses the checkpoint's mean.
+    assert (config.model.mean is None) == ("finetune" in argument)
 
 
 @pytest.mark.parametrize(
@@ -351,8 +353,8 @@ def test_evas_pre_training_holds_the_published_values(file, argument, row):
     assert config.augment.policy is None and config.augment.level == "none"
 
 
-# Pixels, epochs, batch, rate, warm-up, layer-wise decay, stochastic depth, smoothing, crops,
-# average, CutMix.
+# Image size, epochs, batch size, learning rate, warm-up steps, layer-wise learning rate decay,
+# stochastic depth, label smoothing, smallest crop area, decay of the parameter average, CutMix.
 TUNED = [
     (
         "eva02:model=EVA02-Ti/14,task=finetune",
@@ -408,7 +410,8 @@ def test_evas_fine_tuning_holds_the_published_values(name, row):
         0.0,
     )
     assert optimizer.beta2 == (0.98 if of_eva else 0.999)
-    assert (config.model.fc_norm, config.model.mean) == (True, None)  # The checkpoint's.
+    # The mean is that of the checkpoint.
+    assert (config.model.fc_norm, config.model.mean) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -441,7 +444,7 @@ def test_the_discrete_autoencoders_config_holds_the_papers_values():
     assert (config.batch_size, config.steps, optimizer.schedule) == (512, 1_200_000, "cosine")
     assert (optimizer.learning_rate, optimizer.end_learning_rate) == (1e-4, 1.25e-6)
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 1e-4)
-    # Of a photograph of 4:3 the squares of the paper's listing 1, in shares of the area.
+    # The square crops of the paper's listing 1, as shares of the area of a 4:3 photograph.
     shares = [3 / 4 * (8 / of) ** 2 for of in (12, 9)]
     assert config.data.crop_area == pytest.approx(shares, abs=0.005)
     assert (config.data.crop_aspect, config.data.interpolation) == ((1.0, 1.0), "area")
@@ -558,7 +561,7 @@ def test_the_tokeniser_of_beit_v2_holds_the_authors_values():
         None,
         None,
         "vqkd",
-    )  # 0.5; absolute.
+    )  # A mean of 0.5, and an absolute position embedding.
 
 
 @pytest.mark.parametrize(
@@ -665,8 +668,8 @@ def test_fine_tuning_resizes_as_its_checkpoint():
     assert load("finetune", "dataset=cifar10").data.interpolation is None
 
 
-# big_vision's configs/vit_s16_i1k.py, and what its code has where that is silent; its names in
-# comments.
+# Values of big_vision's configs/vit_s16_i1k.py, or its code's defaults. Comments contain
+# big_vision's names.
 BETTER_PLAIN_VIT = {
     "seed": 0,
     "batch_size": 1024,  # input.batch_size
@@ -683,7 +686,7 @@ BETTER_PLAIN_VIT = {
     "model.head_bias": 0.0,
     "model.gelu": None,  # tanh
     "model.norm_epsilon": None,  # 1e-6
-    "model.initialization": None,  # Flax's
+    "model.initialization": None,  # The default of Flax.
     "model.dtype": "float32",  # model.dtype_mm
     "data.path": "imagenet2012",  # input.data
     "data.train_split": "train[:99%]",
@@ -691,7 +694,7 @@ BETTER_PLAIN_VIT = {
     "data.image_size": 224,  # input.pp: decode_jpeg_and_inception_crop(224)
     "data.crop": "inception",
     "data.crop_area": (0.05, 1.0),
-    "data.crop_aspect": (0.75, 1.33),  # its ratio_min, ratio_max
+    "data.crop_aspect": (0.75, 1.33),  # Defaults of the crop's ratio_min and ratio_max.
     "data.interpolation": "bilinear",
     "data.flip": True,  # flip_lr
     "data.test_crop": "short_side",  # pp_eval: resize_small(256)|central_crop(224)
@@ -733,8 +736,8 @@ def test_better_plain_vit_has_the_values_of_big_vision(epochs, steps):
     check(config)
     given = dict(leaves(config))
     assert {key: given[key] for key in BETTER_PLAIN_VIT} == BETTER_PLAIN_VIT
-    assert config.steps == steps  # train.py rounds epochs * images / batch.
-    # Its decay is multiplied by the schedule and not by the learning rate.
+    assert config.steps == steps  # big_vision's train.py rounds epochs * images / batch size.
+    # big_vision multiplies its weight decay by the schedule, but not by the learning rate.
     assert config.optimizer.weight_decay * config.optimizer.learning_rate == pytest.approx(
         1e-4, rel=1e-12
     )
@@ -766,7 +769,7 @@ def test_better_plain_vit_was_published_for_three_lengths(epochs, message):
     ],
 )
 def test_hyperrule_is_the_authors(images, rule):
-    # Read in bit_hyperrule.py of google-research/big_transfer.
+    # Expected values are from bit_hyperrule.py of google-research/big_transfer.
     config = load("bit_hyperrule", f"dataset=folder,images={images}")
     optimizer = config.optimizer
     steps = tuple(round(stair * config.steps) for stair in optimizer.stairs)
@@ -783,17 +786,17 @@ def test_hyperrule_is_the_authors(images, rule):
         ("dataset=folder,images=100,side=95", (160, 128)),
         ("dataset=folder,images=100,side=96", (448, 384)),
         ("dataset=vtab/svhn", (160, 128)),
-        ("dataset=vtab/camelyon", (448, 384)),  # Of 96 pixels.
+        ("dataset=vtab/camelyon", (448, 384)),  # Its images have 96 pixels per side.
     ],
 )
-def test_hyperrule_sees_images_by_their_own_size(argument, sizes):
+def test_hyperrule_resizes_images_by_their_original_size(argument, sizes):
     data = load("bit_hyperrule", argument).data
     assert (data.crop_resize, data.image_size) == sizes
     assert (data.test_crop, data.test_resize) == ("square", data.image_size)
 
 
 @pytest.mark.parametrize("dataset", [*TABLE_4, *VTAB])
-def test_hyperrule_has_what_all_its_runs_share(dataset):
+def test_hyperrule_has_the_values_that_all_its_runs_share(dataset):
     config = load("bit_hyperrule", f"dataset={dataset},model=BiT-R50x1")
     plain = load("finetune", f"dataset={dataset}")
     check(config)
@@ -813,12 +816,13 @@ def test_hyperrule_has_what_all_its_runs_share(dataset):
     assert (config.data.flip, config.data.crop) == (plain.data.flip, plain.data.crop)
 
 
-def test_hyperrule_asks_for_the_number_of_a_folders_images():
+def test_hyperrule_requires_the_number_of_a_folders_images():
     with pytest.raises(UserError, match="number of training images: dataset=folder,images=4000"):
         load("bit_hyperrule", "dataset=folder")
 
 
-# Epochs, batch, weight decay; rate and its floor; image, test images.
+# Epochs, batch size, weight decay; learning rate and its final value; image size in training, size
+# to which test images are resized.
 DEIT = {
     "model=ViT-Ti/16": (300, 1024, 0.05, 1e-3, 1e-5, 224, 256),
     "model=ViT-B/16,teacher=hf://timm/teacher": (300, 1024, 0.05, 1e-3, 1e-5, 224, 256),
@@ -863,7 +867,7 @@ def test_deit_config_holds_the_published_values(argument):
         )
 
 
-def test_deit_config_names_what_has_no_recipe():
+def test_deit_config_rejects_models_without_a_recipe():
     with pytest.raises(UserError, match="no recipe for 'ViT-L/16' and task=i1k"):
         load("deit", "model=ViT-L/16")
     with pytest.raises(UserError, match="no recipe for 'ViT-S/16' and task=finetune_i1k"):
@@ -874,7 +878,7 @@ def test_deit_config_names_what_has_no_recipe():
         load("deit", "recipe=deit3,teacher=x")
 
 
-# Epochs, batch, weight decay; rate, warm-up; stochastic depth, pixels.
+# Epochs, batch size, weight decay; learning rate, warm-up steps; stochastic depth, image size.
 DEIT3 = {
     "model=ViT-S/16": (800, 2048, 0.05, 4e-3, 3128, 0.05, 224),
     "model=ViT-B/16": (800, 2048, 0.05, 3e-3, 3128, 0.2, 192),
@@ -925,8 +929,9 @@ def test_deit3_config_holds_the_published_values(argument):
     assert model.head_std == (None if tuned else 0.02)
 
 
-# Epochs, batch, weight decay; rate, its floor and start, warm-up; stochastic depth, image, test
-# images.
+# Epochs, batch size, weight decay; learning rate, its final value, its value at the start of the
+# warm-up, warm-up steps; stochastic depth, image size in training, size to which test images are
+# resized.
 SWIN = {
     "model=Swin-T": (300, 1024, 0.05, 1e-3, 1e-5, 1e-6, 25_023, 0.2, 224, 256),
     "model=Swin-B": (300, 1024, 0.05, 1e-3, 1e-5, 1e-6, 25_023, 0.5, 224, 256),
@@ -969,7 +974,7 @@ def test_swin_config_holds_the_published_values(argument):
         ("model=Swin-L", "no recipe for 'Swin-L' and task=i1k"),
     ],
 )
-def test_swin_config_names_what_has_no_recipe(argument, words):
+def test_swin_config_rejects_models_without_a_recipe(argument, words):
     with pytest.raises(UserError, match=words):
         load("swin", argument)
 
@@ -1028,9 +1033,9 @@ def test_dinov2_refuses_an_argument_that_its_run_does_not_read(argument, unread)
         load("dinov2", argument)
 
 
-# Batch; epochs of 1,250 steps, DINO's of all images: all, of the rate's warm-up, of the
-# temperature's; rate; first momentum; weight decay at first and at the end; temperature at first
-# and at the end.
+# Batch size; epochs of training, of the learning rate's warm-up and of the teacher temperature's
+# warm-up; learning rate; teacher momentum at the start; first and last weight decay; first and last
+# teacher temperature. An epoch is 1,250 steps; for DINO it is ImageNet.
 SELF_DISTILLED = {
     "dino": (512, (100, 10, 0), 1e-3, 0.996, (0.04, 0.4), (0.04, 0.04)),
     "dino:run=boosted": (1024, (300, 10, 30), 2e-3, 0.996, (0.04, 0.4), (0.04, 0.07)),
@@ -1062,9 +1067,9 @@ def test_self_distillation_holds_the_published_schedules(name):
     assert (optimizer.clip_norm, optimizer.decay) == (3.0, "matrices")
 
 
-# Model; areas of large and of small crops; blur; clipping, layer decay, rate of the patch
-# embedding; prototypes of images and of patches; centring, lengths of prototypes; stochastic depth;
-# KoLeo, patches.
+# Model; areas of large and of small crops; blur probabilities; gradient clipping, layer-wise
+# learning rate decay, learning rate factor of the patch embedding; prototypes for images and for
+# patches; centring, prototype lengths; stochastic depth; weights of KoLeo and of the patch loss.
 OF_MODELS = {
     "dino": (
         *("ViT-S/16", (0.4, 1.0), (0.05, 0.4), (1.0, 0.1, 0.5), ("tensor", 1.0, 1.0)),

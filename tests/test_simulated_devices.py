@@ -1,4 +1,4 @@
-"""Several devices that XLA makes of one CPU."""
+"""Tests of simulated devices, which XLA creates on one CPU."""
 
 import os
 import subprocess
@@ -16,7 +16,9 @@ import pytest
         ("", {}, "None"),
     ],
 )
-def test_they_have_threads_enough_unless_the_user_says_how_many(flags, given, threads):
+def test_number_of_threads_grows_with_simulated_devices_unless_set_by_the_user(
+    flags, given, threads
+):
     others = {
         name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")
     }

@@ -1,4 +1,4 @@
-"""What a new user asks the site's search: the page that answers is one click away."""
+"""The documentation's search finds the right page among its first results for common questions."""
 
 import functools
 import html
@@ -16,9 +16,9 @@ import pytest
 from tests.system import browser
 
 ROOT = Path(__file__).parents[1]
-FIRST = 3  # Hits that are seen without scrolling on a phone.
+FIRST = 3  # The number of results that a phone displays without scrolling.
 
-# What is typed, and the page that answers it.
+# Queries, and the page that answers each.
 QUESTIONS = {
     "train on my own images": "docs/tutorials/train",
     "fine-tune a pretrained model": "docs/tutorials/finetune",
@@ -48,8 +48,10 @@ QUESTIONS = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The address of the site, of which `.ci/run` has the files (VIT_JAX_SITE) or which is built
-    here.
+    """Serves the documentation on localhost and yields its address.
+
+    The environment variable VIT_JAX_SITE names the folder of the built site, as in `.ci/run`.
+    Without it, the site is built.
     """
     folder = os.environ.get("VIT_JAX_SITE")
     if not folder:
@@ -69,7 +71,7 @@ def site(tmp_path_factory):
 
     class Files(SimpleHTTPRequestHandler):
         def log_message(self, format, *arguments):
-            """Says nothing of what is asked for."""
+            """Suppresses the log of requests."""
 
         def do_GET(self):
             if self.path != "/questions":
@@ -107,7 +109,7 @@ def site(tmp_path_factory):
 
 @pytest.mark.slow
 @browser.needed
-def test_a_new_users_questions_are_answered_by_one_click(site, tmp_path):
+def test_first_results_contain_the_right_page(site, tmp_path):
     hits = re.findall("<pre>(.*?)</pre>", browser.dom(f"{site}/questions", tmp_path))
     answers = {
         question: html.unescape(found).split()[:FIRST]

@@ -1,4 +1,4 @@
-"""Files that are no files, or too large, in the place of those that are read whole."""
+"""Files that are read as a whole are rejected if they are too large or not regular files."""
 
 import errno
 import json
@@ -19,13 +19,13 @@ GIGABYTE = 2**30
 
 @pytest.fixture
 def pipe(tmp_path):
-    """A pipe into which nobody writes: who opens it waits for ever."""
+    """Returns a named pipe without a writer: opening it for reading would block forever."""
     os.mkfifo(tmp_path / "pipe")
     return tmp_path / "pipe"
 
 
 def sparse(path):
-    """A file of a GiB that takes no room."""
+    """Creates a sparse file of 1 GiB."""
     with path.open("wb") as file:
         file.truncate(GIGABYTE)
     return path
@@ -74,7 +74,7 @@ def test_failures_of_a_disk_are_one_line_with_the_file(number):
     assert line.startswith(f"{os.strerror(number)}: /runs/a")
 
 
-def test_lines_of_metrics_that_cannot_be_read_are_passed_over(tmp_path):
+def test_unreadable_lines_of_metrics_are_skipped(tmp_path):
     rows = [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": 1.0}]
     first, second = (json.dumps(row).encode() + b"\n" for row in rows)
     damaged = (

@@ -1,4 +1,4 @@
-"""Types of what a program calls, as an editor shows them."""
+"""Type annotations of the public interface are complete and correct."""
 
 import dataclasses
 import shutil
@@ -14,12 +14,12 @@ from vit_jax.shipped import PACKAGE
 
 SCRIPTS = (
     ROOT / "tests" / "typed"
-)  # Ten scripts as those of docs/python.md, docs/models.md, docs/extending.md.
+)  # Ten scripts like those of docs/python.md, docs/models.md and docs/extending.md.
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pyright") is None, reason="needs pyright")
-def test_pyright_finds_no_fault_in_scripts_of_the_documentation_in_its_strict_mode():
+def test_pyright_finds_no_errors_in_scripts_of_the_documentation_in_strict_mode():
     assert len([*SCRIPTS.glob("*.py")]) == 10
     command = ["pyright", "-p", SCRIPTS, "--pythonpath", sys.executable]
     result = subprocess.run(command, capture_output=True, text=True)

@@ -1,6 +1,6 @@
-"""Images that are damaged, odd, mislabelled or meant to harm, the same in every run.
+"""A fixed set of images that are damaged, unusual, mislabelled or malicious.
 
-python -m tests.data.malformed FOLDER writes them as files.
+`python -m tests.data.malformed FOLDER` writes them as files.
 """
 
 import functools
@@ -20,8 +20,10 @@ UNREADABLE, EITHER = "unreadable", "either"
 
 
 class Case(NamedTuple):
-    """A file, and what it shows (uint8 `[height, width, 3]`), or UNREADABLE, or EITHER: no
-    promise.
+    """A file and its expected pixels.
+
+    Attributes:
+      expected: uint8 `[height, width, 3]`, or UNREADABLE; EITHER accepts pixels and errors.
     """
 
     name: str
@@ -30,7 +32,11 @@ class Case(NamedTuple):
 
 
 def picture(height: int = 60, width: int = 80) -> np.ndarray:
-    """Smooth, so that every resize agrees; and no turn or mirroring of it looks like another."""
+    """Returns a test image.
+
+    It is smooth, so that all resizing methods give similar results, and it looks different after
+    each rotation or mirroring.
+    """
     y, x = np.mgrid[:height, :width] + 0.5
     y, x = y / height, x / width
     planes = (x * 0.8 + y * 0.2, y * y, (np.sin(3 * x + 1) * np.cos(2 * y) + 1) / 2)
@@ -47,7 +53,7 @@ def encode(
 
 
 def shown(data: bytes) -> np.ndarray:
-    """By Pillow alone, and what is transparent on white."""
+    """Decodes an image with Pillow only, with transparent pixels on white."""
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     if image.mode.startswith("I"):
         return np.repeat((np.asarray(image) / 257).round().astype(np.uint8)[..., None], 3, axis=-1)
@@ -65,7 +71,10 @@ def exif(orientation) -> Image.Exif:
 
 
 def segments(jpeg: bytes) -> Iterator[tuple[int, int, int]]:
-    """Marker, start and end of each segment; the end of SOS is that of its entropy-coded data."""
+    """Yields marker, start and end of each segment.
+
+    The end of the start-of-scan segment (SOS) is the end of its entropy-coded data.
+    """
     at = 2
     while jpeg[at + 1] != 0xD9:
         end = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
@@ -81,7 +90,7 @@ def segment(marker: int, content: bytes) -> bytes:
 
 
 def resized(jpeg: bytes, height: int, width: int) -> bytes:
-    """Its header claims another size."""
+    """Returns the JPEG with another size in its header."""
     for marker, start, _ in segments(jpeg):
         if marker in (0xC0, 0xC1, 0xC2):
             return jpeg[: start + 5] + struct.pack(">HH", height, width) + jpeg[start + 9 :]
@@ -103,7 +112,7 @@ def png(height: int, width: int, depth: int, colour: int, *chunks: bytes) -> byt
 
 
 def chunks(data: bytes) -> Iterator[tuple[str, int, int]]:
-    """Kind, start and end of each chunk of a PNG."""
+    """Yields type, start and end of each chunk of a PNG."""
     at = 8
     while at < len(data):
         end = at + 12 + int.from_bytes(data[at : at + 4], "big")
@@ -119,7 +128,7 @@ def corpus() -> tuple[Case, ...]:
 
 
 def _odd() -> Iterator[Case]:
-    """What is whole, though few write it so."""
+    """Yields valid files with unusual encodings."""
 
     def whole(name: str, data: bytes) -> Case:
         return Case(name, data, shown(data))
@@ -229,7 +238,7 @@ def _odd() -> Iterator[Case]:
 
 
 def _cut() -> Iterator[Case]:
-    """Files that end early: in each part, after each part."""
+    """Yields files that end early: inside of each part and after each part."""
     base = picture()
     profile = dict(icc_profile=bytes(600), comment=b"a comment", exif=exif(6))
     for kind, progressive in (("baseline", False), ("progressive", True)):
@@ -243,7 +252,7 @@ def _cut() -> Iterator[Case]:
             yield Case(f"cut-{kind}-{place}.jpg", data[:place], UNREADABLE)
         yield Case(f"cut-{kind}-end.jpg", data[:-2], EITHER)
         yield Case(f"cut-{kind}-half-end.jpg", data[:-1], EITHER)
-        for part in range(1, 8):  # As a careless tool ends it.
+        for part in range(1, 8):  # Some tools add the end marker to truncated files.
             yield Case(
                 f"cut-{kind}-closed-{part}.jpg", data[: len(data) * part // 8] + b"\xff\xd9", EITHER
             )
@@ -268,7 +277,7 @@ def _cut() -> Iterator[Case]:
 
 
 def _damaged() -> Iterator[Case]:
-    """Bits changed at random."""
+    """Yields files with random bit errors."""
     base = picture()
     draw = random.Random(0)
     for name, data in {
@@ -298,7 +307,7 @@ def _damaged() -> Iterator[Case]:
 
 
 def _mislabelled() -> Iterator[Case]:
-    """The name says one thing, the bytes another."""
+    """Yields files whose suffix does not match their content."""
     base = picture()
     forms = {"PNG": "jpg", "WEBP": "png", "GIF": "jpg", "BMP": "png", "JPEG": "png"}
     for form, suffix in forms.items():
@@ -333,7 +342,7 @@ def _mislabelled() -> Iterator[Case]:
 
 
 def _bombs() -> Iterator[Case]:
-    """Small files that ask for much memory or time."""
+    """Yields small files that would take much memory or time to decode."""
     base = picture()
     plain, progressive = encode(base), encode(base, progressive=True)
     whole = encode(base, "PNG")

@@ -1,6 +1,7 @@
-"""TFDS data sets of a few made-up examples, as TFDS itself would prepare them, without TensorFlow.
+"""Writes TFDS data sets with a few made-up examples, as TFDS would prepare them, without
+TensorFlow.
 
-The builders are TFDS's own, so that features have their real names, types and encodings.
+The builders are those of TFDS, so the features have their real names, types and encodings.
 """
 
 import io
@@ -17,7 +18,7 @@ BOX = features.BBox(0.0, 0.0, 1.0, 1.0)
 
 
 def png(pixels: np.ndarray) -> io.BytesIO:
-    """uint8 `[height, width, 1 or 3]`."""
+    """Encodes uint8 pixels `[height, width, 1 or 3]` as PNG."""
     file = io.BytesIO()
     Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
     file.seek(0)
@@ -25,7 +26,10 @@ def png(pixels: np.ndarray) -> io.BytesIO:
 
 
 def made_up(feature, number: int):
-    """A value of a feature; an image's pixels and a label are the example's number."""
+    """Returns a value of a feature, which contains the example's number.
+
+    Pixels and labels are equal to the number.
+    """
     if isinstance(feature, features.FeaturesDict):
         return {name: made_up(part, number) for name, part in feature.items()}
     if isinstance(feature, features.Sequence):
@@ -53,8 +57,10 @@ def prepare(
 
     Args:
       dataset: TFDS's `name/config:version`.
-      splits: how many examples each has; they are numbered through all splits.
-      example: features of an example by its number, in the place of those made up.
+      data_dir: the folder of TFDS data sets.
+      splits: the number of examples of each split. Examples are numbered consecutively through
+        all splits.
+      example: returns the features of an example by its number; they replace the made-up ones.
     """
     builder = tfds.builder(dataset, data_dir=data_dir, file_format="array_record")
     starts = np.cumsum([0, *splits.values()])

@@ -1,4 +1,4 @@
-"""RandAugment's operations against Pillow and plain NumPy, and what all augmentations promise."""
+"""RandAugment's operations equal those of Pillow and NumPy, and augmentations are deterministic."""
 
 import pickle
 
@@ -34,7 +34,7 @@ from vit_jax.options.data import LEVELS
 
 
 def picture(height=40, width=56, seed=0) -> np.ndarray:
-    """Smooth and colourful, of all values in one channel and of few in another."""
+    """Returns a smooth image: one channel has all values, another has few."""
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(256, size=(5, 7, 3), dtype=np.uint8))
     pixels = np.asarray(small.resize((width, height), Image.Resampling.BICUBIC)).astype(int)
@@ -47,7 +47,7 @@ def close(ours: np.ndarray, theirs, levels: float) -> None:
 
 
 class Draws:
-    """A generator whose every number is the given one."""
+    """A random generator that always returns the same number."""
 
     def __init__(self, value: float):
         self.random = lambda: value
@@ -70,7 +70,7 @@ def test_autocontrast_is_pillows(seed):
 
 
 @pytest.mark.parametrize("operation", [autocontrast, equalize])
-def test_one_colour_stays(operation):
+def test_images_of_one_colour_are_unchanged(operation):
     pixels = np.full((9, 11, 3), (7, 200, 0), np.uint8)
     np.testing.assert_array_equal(operation(pixels), pixels)
 
@@ -110,7 +110,8 @@ def test_solarize_add_raises_the_dark_values(addition):
     ("ours", "theirs", "levels"),
     [
         (adjust_brightness, ImageEnhance.Brightness, 1),
-        # Both sides round what they blend with, and beyond 1 the factor magnifies that.
+        # Both implementations round the image that they blend with. Factors above 1 magnify the
+        # error.
         (adjust_contrast, ImageEnhance.Contrast, 3),
         (adjust_saturation, ImageEnhance.Color, 3),
         (adjust_sharpness, ImageEnhance.Sharpness, 3),
@@ -130,7 +131,7 @@ def test_factor_of_one_changes_nothing(change):
 
 
 def sample(pixels: np.ndarray, matrix) -> np.ndarray:
-    """What `affine` describes, pixel by pixel."""
+    """Computes the result of `affine` pixel by pixel."""
     height, width, _ = pixels.shape
     sampled = np.full_like(pixels, GREY)
     for y in range(height):
@@ -153,7 +154,8 @@ def sample(pixels: np.ndarray, matrix) -> np.ndarray:
 def test_affine_takes_the_nearest_pixel_or_grey(matrix):
     pixels = picture()
     same = (affine(pixels, matrix) == sample(pixels, matrix)).all(-1)
-    assert same.mean() > 0.97  # OpenCV rounds midpoints in fixed point.
+    # OpenCV computes coordinates in fixed point, which changes the rounding of midpoints.
+    assert same.mean() > 0.97
 
 
 @pytest.mark.parametrize("quarters", [1, 2, 3, -1])
@@ -179,14 +181,14 @@ def test_cutout_greys_a_square_that_may_leave_the_image():
     assert (corner[:6, :6] == GREY).all() and (corner == GREY).sum() == 3 * 6 * 6
 
 
-def test_operations_are_those_of_the_tensorflow_code():
+def test_operations_are_those_of_the_tensorflow_implementation():
     colours = {"AutoContrast", "Equalize", "Invert", "Posterize", "Solarize", "SolarizeAdd"}
     colours |= {"Color", "Contrast", "Brightness", "Sharpness"}
     places = {"Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY", "Cutout"}
     assert set(OPERATIONS) == colours | places
 
 
-# The draw of 0 is the positive sign.
+# The random number 0 gives the positive sign.
 @pytest.mark.parametrize(
     ("name", "magnitude", "expected"),
     [
@@ -205,13 +207,17 @@ def test_operations_are_those_of_the_tensorflow_code():
         ("Sharpness", 20, lambda x: adjust_sharpness(x, 3.7)),
         ("ShearX", 10, lambda x: affine(x, [[1, 0.3, 0], [0, 1, 0]])),
         ("ShearY", 20, lambda x: affine(x, [[1, 0, 0], [0.6, 1, 0]])),
-        ("TranslateX", 10, lambda x: translate(x, right=25)),  # 100 of 224 pixels are 25 of 56,
-        ("TranslateY", 15, lambda x: translate(x, down=27)),  # 150 are 27 of 40.
+        # 100 of 224 pixels correspond to 25 of 56.
+        ("TranslateX", 10, lambda x: translate(x, right=25)),
+        # 150 of 224 pixels correspond to 27 of 40.
+        ("TranslateY", 15, lambda x: translate(x, down=27)),
         ("Cutout", 20, lambda x: cutout(x, Draws(0), 14)),
         ("SolarizeAdd", 15, lambda x: solarize_add(x, 165)),
     ],
 )
-def test_magnitude_means_what_it_does_there(name, magnitude, expected):
+def test_magnitude_has_the_same_effect_as_in_the_tensorflow_implementation(
+    name, magnitude, expected
+):
     pixels = picture()
     np.testing.assert_array_equal(apply(name, pixels, magnitude), expected(pixels))
 
@@ -247,7 +253,7 @@ def test_brightness_jitter_is_uniform_about_one():
 
 
 def test_jitter_comes_in_random_order():
-    # A bright picture is clipped before or after its contrast changes.
+    # The values of a bright image are clipped before or after the contrast changes.
     class Ordered(Draws):
         def __init__(self, order):
             self.permutation = lambda n: order
@@ -290,7 +296,7 @@ def test_operation_leaves_its_input_as_it_is(name):
     np.testing.assert_array_equal(pixels, picture())
 
 
-def test_augmentation_crosses_to_another_process():
+def test_augmentation_can_be_pickled():
     augment = host_augmentation((2, 15), (0.3, 0.3, 0.3))
     copy = pickle.loads(pickle.dumps(augment))
     pixels = picture()
@@ -299,7 +305,7 @@ def test_augmentation_crosses_to_another_process():
     )
 
 
-def test_nothing_to_do_is_none():
+def test_no_augmentation_is_none():
     assert host_augmentation() is None
 
 

@@ -1,4 +1,4 @@
-"""Unequal classes: the order that balances them, and their weights in the loss."""
+"""Unequal classes: the order that balances them, and the weights of classes in the loss."""
 
 import numpy as np
 import pytest
@@ -11,13 +11,13 @@ from vit_jax.errors import UserError
 
 LABELS = np.random.default_rng(0).permutation(
     np.repeat([0, 1, 3], [400, 90, 10])
-)  # None of class 2.
+)  # Class 2 has no images.
 
 
 @pytest.mark.parametrize(
     ("kind", "shares"), [("full", [1, 1, 0, 1]), ("sqrt", [20, 90**0.5, 0, 10**0.5])]
 )
-def test_classes_come_as_often_as_the_balance_says(kind, shares):
+def test_classes_have_the_shares_of_the_balance(kind, shares):
     indices = balanced_order(LABELS, kind, 0)(np.arange(50_000))
     drawn = np.bincount(LABELS[indices])
     np.testing.assert_allclose(drawn / 50_000, np.array(shares) / np.sum(shares), atol=2e-3)
@@ -35,11 +35,12 @@ def test_images_of_a_class_come_equally_often(kind):
     counts = np.bincount(indices, minlength=len(LABELS))
     for label in (0, 1, 3):
         spread = np.ptp(counts[np.isin(LABELS, label)])
-        assert spread <= 2, label  # Of a started epoch of its images, and a round that is cut off.
+        # One for an incomplete epoch over the class's images, and one for an incomplete round.
+        assert spread <= 2, label
 
 
 @pytest.mark.parametrize("kind", ["sqrt", "full"])
-def test_balanced_position_is_found_at_once(kind):
+def test_balanced_order_has_random_access(kind):
     order, far = balanced_order(LABELS, kind, 3), 2**61
     positions = np.arange(far, far + 200)
     assert order(positions).tolist() == [order(positions[i : i + 1])[0] for i in range(200)]
@@ -98,7 +99,7 @@ def test_note_names_the_classes_and_the_flags():
         ({"data.balance": "half"}, "none or sqrt or full"),
     ],
 )
-def test_balance_that_makes_no_sense_is_refused(values, error):
+def test_contradicting_options_of_balance_are_rejected(values, error):
     config = base_config()
     config.update_from_flattened_dict({"model.name": "ViT-Ti/4", "steps": 1} | values)
     with pytest.raises(UserError, match=error):

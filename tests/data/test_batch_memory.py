@@ -1,4 +1,4 @@
-"""Shared memory of batches: it is reused, but never while an array or a running step reads it."""
+"""Shared memory of batches is reused, but not while an array or a running step reads it."""
 
 import contextlib
 import os
@@ -21,7 +21,10 @@ ENTRIES = {"image": Entry((24, 24, 3), np.uint8), "labels": Entry((2,), np.int32
 
 
 def noise_batches():
-    """Endless batches of noise; with crops of 24 pixels, their images are not copied."""
+    """Returns endless batches of noise images.
+
+    Images of 24 pixels are large enough to be used in shared memory without a copy.
+    """
     pixels = np.random.default_rng(0).integers(256, size=(100, 24, 24, 3), dtype=np.uint8)
     source = InMemory("noise", pixels, np.arange(100), tuple(map(str, range(100))))
     crop = TrainCrop(24, "random_resized", area=(0.3, 1.0))
@@ -35,7 +38,7 @@ def fill(memory: BatchMemory, step: int) -> None:
     memory.rows_to_write(step, 0, memory.rows)["image"][:] = step
 
 
-def test_batches_keep_their_values_while_any_number_of_them_is_held():
+def test_batches_keep_their_values_while_any_number_of_them_is_referenced():
     with noise_batches() as batches:
         held = [
             (batch, batch["image"].copy()) for batch, _ in zip(batches, range(40), strict=False)
@@ -57,7 +60,7 @@ def test_device_batch_keeps_its_values_until_the_step_that_reads_it_has_ended():
     @jax.jit
     def step(matrix, images):
         slow = jax.lax.fori_loop(0, 3000, lambda _, x: jnp.tanh(x @ matrix), matrix)
-        return images + (0 * slow[0, 0]).astype(jnp.uint8)  # The images are read at the end.
+        return images + (0 * slow[0, 0]).astype(jnp.uint8)  # The step reads the images at its end.
 
     matrix = jnp.eye(128)
     with noise_batches() as batches:
@@ -67,7 +70,8 @@ def test_device_batch_keeps_its_values_until_the_step_that_reads_it_has_ended():
         before = batch["image"].copy()
         device = to_devices(batch, make_mesh())["image"]
         first = device.addressable_shards[0].data
-        assert first.unsafe_buffer_pointer() == batch["image"].ctypes.data  # No copy.
+        # The device array has the same address: no copy was made.
+        assert first.unsafe_buffer_pointer() == batch["image"].ctypes.data
         result = step(matrix, device)
         del batch, device, first
         for _ in range(40):
@@ -76,7 +80,7 @@ def test_device_batch_keeps_its_values_until_the_step_that_reads_it_has_ended():
         np.testing.assert_array_equal(result, before)
 
 
-def test_images_are_in_the_same_memory_again_though_labels_are_held():
+def test_memory_of_images_is_reused_while_labels_are_referenced():
     addresses, labels = set(), []
     with noise_batches() as batches:
         for batch, _ in zip(batches, range(100), strict=False):
@@ -84,7 +88,8 @@ def test_images_are_in_the_same_memory_again_though_labels_are_held():
             labels.append(batch["labels"])
             del batch
     assert len(addresses) < 20
-    assert all(address % 64 == 0 for address in addresses)  # A copy would be at any address.
+    # A copy would have an arbitrary address.
+    assert all(address % 64 == 0 for address in addresses)
     assert sorted(np.concatenate(labels)[:100, 0].tolist()) == list(range(100))
 
 

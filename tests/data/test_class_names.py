@@ -1,4 +1,4 @@
-"""Classes of a model and a data set, matched by their names."""
+"""Classes of a model and of a data set are matched by their names."""
 
 import pytest
 

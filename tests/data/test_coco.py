@@ -1,4 +1,6 @@
-"""COCO files: their boxes and masks, the folders they come in, and files that contradict images."""
+"""COCO files: their boxes and masks, the layouts of their folders, and files that contradict
+images.
+"""
 
 import json
 
@@ -18,7 +20,9 @@ SQUARE = [[2, 2, 8, 2, 8, 8, 2, 8]]  # A polygon.
 
 
 def content(names=("a.png", "b.png"), annotations=None) -> dict:
-    """A COCO file: the second image comes first in the annotations, and category ids have gaps."""
+    """Returns a COCO file. The first annotation belongs to the second image; category ids have
+    gaps.
+    """
     images = [
         {"id": 10 * k, "file_name": name, "width": SIZE[0], "height": SIZE[1]}
         for k, name in enumerate(names)
@@ -97,8 +101,8 @@ def test_a_file_without_objects_has_empty_masks(tmp_path):
     assert not values["mask"].any()
 
 
-def test_sizes_that_are_not_the_images_are_an_error(tmp_path, file):
-    """A photograph that a camera turned, annotated as it is stored."""
+def test_sizes_that_differ_from_the_images_are_an_error(tmp_path, file):
+    """The camera stored a rotation in EXIF, and the annotations refer to the stored pixels."""
     image = Image.new("RGB", SIZE)
     exif = image.getexif()
     exif[0x0112] = 6
@@ -110,7 +114,7 @@ def test_sizes_that_are_not_the_images_are_an_error(tmp_path, file):
 
 
 def test_a_file_of_two_ids_is_an_error(tmp_path, file):
-    """Each of the images would have only a part of the objects."""
+    """If this was allowed, each of the images would have only a part of the objects."""
     for name in ("a.png", "./a.png"):
         write(tmp_path / "twice.json", content(("a.png", "b.png", name)))
         with pytest.raises(UserError, match=r"a.png under two ids, 0 and 20: give the annotations"):
@@ -123,7 +127,7 @@ def test_an_image_that_exif_turns_within_its_size_is_an_error(tmp_path, file):
     Image.new("RGB", SIZE).save(tmp_path / "b.png", exif=tags)
     with pytest.raises(UserError, match=r"b.png has the EXIF orientation 3, and its objects in"):
         opened(file, fields=("boxes",))
-    assert len(opened(file)) == 2  # Without the boxes.
+    assert len(opened(file)) == 2  # The image is accepted without the boxes.
 
 
 # Some programs write numbers as texts, or null for a missing value.
@@ -207,7 +211,7 @@ def _spoil(values: dict, **changes) -> dict:
 
 
 def _repeated(key: str, number: int) -> dict:
-    """A COCO file in which the first two entries of `key` have the same id."""
+    """Returns a COCO file in which the first two entries of `key` have the same id."""
     values = content()
     for entry in values[key][:2]:
         entry["id"] = number

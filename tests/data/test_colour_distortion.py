@@ -1,6 +1,4 @@
-"""Colour distortions of views against torchvision: each one's pixels, what is drawn, and of which
-view.
-"""
+"""Colour distortions of views equal torchvision's and have each view's probabilities."""
 
 import itertools
 import pickle
@@ -33,7 +31,7 @@ def smooth(height: int, width: int) -> np.ndarray:
 
 @pytest.fixture
 def reference(torch):
-    """Operations by name as the authors do them: torchvision's, and Pillow's blur."""
+    """Returns the authors' operations by name: those of torchvision, and Pillow's blur."""
     transforms = pytest.importorskip("torchvision.transforms")
     functional = transforms.functional
     return {
@@ -74,7 +72,7 @@ def test_blurs_radius_is_the_deviation_of_a_gaussian():
     assert np.abs(blurred - pixels).mean() > 1.2
 
 
-def test_call_does_what_is_drawn_in_its_order(reference):
+def test_call_applies_the_drawn_operations_in_order(reference):
     pixels = smooth(24, 24)
     for seed in range(40):
         image = Image.fromarray(pixels)
@@ -145,7 +143,7 @@ def test_views_get_the_distortions_of_the_config():
 
 
 def test_defaults_are_those_of_dinos_authors():
-    """`DataAugmentationDINO` of facebookresearch/dino, main_dino.py."""
+    """As `DataAugmentationDINO` in main_dino.py of facebookresearch/dino."""
     large, small = training_views(config_of())
     assert large.distort == (
         ColourDistortion(AUTHORS, 0.8, 0.2, blur=1.0),

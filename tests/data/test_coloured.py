@@ -1,4 +1,4 @@
-"""Composed images with named colours and rotations, of which some combinations are held out."""
+"""Composed images with named colours and rotations; training excludes some combinations."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path, monkeypatch):
-    """The folder that images are kept in, which no other test has filled."""
+    """Sets a new folder for the image cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     kept_images.cache_clear()
     yield
@@ -23,7 +23,7 @@ def opened(split="train[:2000]", collection="digits", size=32, **options):
 
 
 def pairs_of(split):
-    """The pairs of a digit and a colour in a split, by the names of the classes."""
+    """Returns the combinations of digit and colour in a split, from the names of its classes."""
     source = opened(split)
     names = {source.class_names[label] for label in source.known_labels()[:, 0]}
     return {(name.split()[1], name.split()[0]) for name in names}
@@ -33,7 +33,7 @@ def test_pairs_of_digit_and_colour_in_test_are_in_no_other_split():
     train, dev, test = (pairs_of(split) for split in ("train[:2000]", "dev", "test"))
     assert train == dev and not train & test
     assert len(train | test) == 10 * len(COLOURS) and len(test) == 10 * len(COLOURS) // HELD_OUT
-    # Each digit and each colour is seen in training.
+    # Training contains each digit and each colour.
     assert {digit for digit, _ in train} == {*"0123456789"}
     assert {colour for _, colour in train} == {*COLOURS}
 
@@ -56,7 +56,7 @@ def test_object_has_the_named_colour(split):
     for index in range(0, len(source), 7):
         shown = source.objects(index)
         pixels = source[index].image[shown.seen == shown.main].astype(float)
-        # The median is not changed by the mixed pixels at the edge.
+        # The median ignores the mixed pixels at the edges.
         distances = np.abs(palette - np.median(pixels, axis=0)).sum(1)
         name = source.class_names[source.labels_of(index)[0]]
         assert [*COLOURS][distances.argmin()] == name.split()[0]
@@ -70,7 +70,7 @@ def test_object_is_turned_as_named():
         if name.split()[1] == "1":
             rows, columns = np.nonzero(source.objects(index).seen == 0)
             covariance = np.cov(columns, -rows)
-            # Angle of the longest axis from the vertical, positive to the right.
+            # The angle between the longest axis and the vertical, positive to the right.
             x, y = np.linalg.eigh(covariance)[1][:, 1]
             angles[name.split(maxsplit=2)[2]].append(np.degrees(np.arctan(x / y)))
     left, upright, right = (np.median(angles[turn]) for turn in TURNS)

@@ -1,6 +1,4 @@
-"""Images composed without end: the same everywhere, nested, and of parts that no two splits
-share.
-"""
+"""Composed images are the same on all machines; slices are nested, and splits share no parts."""
 
 import hashlib
 import json
@@ -20,7 +18,7 @@ from vit_jax.data.sources.composed import COLLECTIONS, GLYPHS, LAYOUTS, parts_of
 from vit_jax.data.sources.digits import digits
 from vit_jax.errors import UserError
 
-# Of the first 20 training images; no version of NumPy and no machine changes them.
+# Hashes of the first 20 training images. They must not depend on the machine or NumPy's version.
 GOLDEN = {
     ("scattered", "digits", 32): "a7bc378c7a980487",
     ("scattered", "digits", 64): "d4ddf733b5d0282e",
@@ -35,7 +33,7 @@ GOLDEN = {
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path, monkeypatch):
-    """The folder that images are kept in, which no other test has filled."""
+    """Sets a new folder for the image cache, and yields it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     kept_images.cache_clear()
     yield tmp_path / "vit_jax"
@@ -69,7 +67,7 @@ def test_image_is_the_same_bytes_in_another_process():
 
 @pytest.mark.slow
 def test_workers_make_the_same_batches():
-    flags.FLAGS.mark_as_parsed()  # Grain's workers ask for flags.
+    flags.FLAGS.mark_as_parsed()  # Grain's workers read absl flags.
 
     def batches(workers):
         crop = TrainCrop(24, "random_resized", area=(0.5, 1.0))
@@ -143,7 +141,7 @@ def test_alphabets_have_no_character_in_common():
     assert len(set(names)) == len(names) > 300
 
 
-def test_digits_to_test_are_composed_of_the_test_scans():
+def test_test_digits_are_composed_of_the_test_scans():
     parts = parts_of("digits", "test")
     labels = digits("test").labels
     np.testing.assert_array_equal(parts.count, np.bincount(labels))
@@ -156,10 +154,8 @@ def test_digits_to_test_are_composed_of_the_test_scans():
     assert min(apart) > 0.9
 
 
-def test_objects_are_where_they_are_seen():
-    """Without noise each object has one colour; with it, its own pixels are nearer to it than
-    others' are.
-    """
+def test_masks_of_objects_cover_their_pixels():
+    """Without noise, each object has one colour. The median finds it in spite of the noise."""
     source = opened("glyphs", size=128)
     for index in range(12):
         image, (label,) = source[index]
@@ -216,7 +212,7 @@ def test_centred_image_has_one_object_that_fills_it():
         (dict(path="digits", split="train[:x]"), "cannot read the split"),
     ],
 )
-def test_what_there_is_not_is_refused_in_one_line(options, words):
+def test_unknown_values_raise_a_one_line_error(options, words):
     with pytest.raises(UserError, match=words) as error:
         open_source("scattered", **{"split": "train", "image_size": 32} | options)
     assert "\n" not in str(error.value)
@@ -248,8 +244,8 @@ def test_kept_glyphs_are_small_and_of_the_fonts_named():
 
 
 def read_again(monkeypatch, split="train", size=16) -> np.ndarray:
-    """Image 5, by a source that can compose nothing."""
-    kept_images.cache_clear()  # As another process.
+    """Returns image 5 from a source that cannot compose images."""
+    kept_images.cache_clear()  # As in another process, whose cache is empty.
     with monkeypatch.context() as nothing:
         nothing.setattr("vit_jax.data.sources.composed.draw", None)
         return opened("digits", split, size)[5].image
@@ -259,7 +255,7 @@ def test_image_is_composed_once_and_then_read(kept, monkeypatch):
     image = opened("digits", size=16)[5].image
     again = read_again(monkeypatch)
     np.testing.assert_array_equal(again, image)
-    again[...] = 0  # What augmentation does to it is not kept.
+    again[...] = 0  # Changes of the array, as by an augmentation, must not change the cache.
     np.testing.assert_array_equal(read_again(monkeypatch), image)
     for other in (dict(split="dev"), dict(size=17)):
         with pytest.raises(TypeError):
@@ -300,9 +296,9 @@ def test_kept_file_has_a_limit(kept, monkeypatch):
 @pytest.mark.parametrize("fields", [("mask",), ("boxes",), ("mask", "boxes")])
 def test_masks_and_boxes_are_those_of_the_visible_objects(fields):
     plain = opened()
-    for _ in range(2):  # Composed, then read from the cache.
+    for _ in range(2):  # First composed, then read from the cache.
         source = opened(fields=fields)
-        first = int("mask" in fields)  # The class "background" is before the digits.
+        first = int("mask" in fields)  # The class "background" precedes the digits.
         assert source.class_names == ("background",)[:first] + plain.class_names
         for index in range(20):
             shown, values = plain.objects(index), source.fields_of(index)

@@ -1,4 +1,4 @@
-"""CSVs of files and labels as a source."""
+"""The source `csv`: lists of image files and labels."""
 
 import os
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_several_labels_are_in_columns_or_rows(images):
     assert source.left_out == {"rows of a file listed before with the same labels or captions": 1}
 
 
-def test_a_dot_before_a_file_makes_no_other_image(images):
+def test_a_dot_before_a_file_refers_to_the_same_image(images):
     text = "file,label,site\n./a.png,dog,x\na.png,pet,x\nsub/./c.png,dog,y\n././sub/c.png,dog,y\n"
     source = listed(images, text, groups="site")
     assert rows(source) == {"a.png": ["dog", "pet"], "c.png": ["dog"]}
@@ -91,7 +91,7 @@ def test_labels_alone_are_no_captions(name, images):
     assert listed(images, text, caption_key=name, **options).captions == (("dog",),)
 
 
-def test_tars_say_how_to_prepare_them(images):
+def test_error_of_tars_contains_the_command_to_prepare_them(images):
     (images / "train-0.tar").touch()
     with pytest.raises(UserError, match=f"tars or Parquet.*vit_jax.prepare {images} --out=DIR"):
         open_source("csv", "train", path=str(images))
@@ -150,7 +150,7 @@ def test_labels_are_not_needed_without_an_objective_for_them(images):
     ],
     ids=range(8),
 )
-def test_what_is_no_such_list_is_one_line(text, message, images):
+def test_invalid_lists_raise_an_error(text, message, images):
     with pytest.raises(UserError, match=f"labels.csv.*{message}"):
         listed(images, text)
 
@@ -164,7 +164,7 @@ def test_a_header_of_unknown_columns_is_no_image(images):
     assert rows(listed(images, text.replace("id,", "file,"))) == PETS
 
 
-def test_one_list_without_splits_says_how_to_cut_it(images):
+def test_error_of_a_list_without_splits_suggests_slices(images):
     with pytest.raises(UserError, match=r"one list, without a column split: .*all\[:80%\]"):
         listed(images, "a.png,dog\nb.jpg,cat\n", "train")
     assert len(listed(images, "a.png,dog\nb.jpg,cat\n", "all[:50%]")) == 1

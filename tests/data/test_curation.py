@@ -1,4 +1,4 @@
-"""Images like those of a curated set are chosen out of an uncurated one, each only once."""
+"""Curation retrieves images that are similar to a curated set from a larger set, each once."""
 
 import csv
 import subprocess
@@ -29,13 +29,13 @@ def small_parts(monkeypatch):
 
 
 def vector(image: bytes) -> np.ndarray:
-    """What the model of these tests makes of an image: its 4x4 pixels, less their mean."""
+    """Returns the embedding of an image in these tests: its 4x4 pixels minus their mean."""
     pixels = CROP(image).astype(np.float32).ravel()
     return pixels - pixels.mean()
 
 
 class Counting:
-    """An embedder, and how many images it was shown."""
+    """An embedder that counts the images that it received."""
 
     def __init__(self, key: str = "pixels"):
         self.shown = 0
@@ -64,8 +64,10 @@ def write(image: Image.Image, path: Path, **options) -> None:
 
 @pytest.fixture
 def sets(tmp_path) -> tuple[Path, Path]:
-    """An uncurated folder of 50 images, copies of 10 of them, 21 broken and a flat one; 7 curated
-    ones.
+    """Returns an uncurated and a curated folder.
+
+    The uncurated folder has 50 images, copies of 10 of them, 21 broken files and an image of one
+    colour. The curated folder has 7 images.
     """
     rng = np.random.default_rng(0)
     pool, curated = tmp_path / "pool", tmp_path / "curated"
@@ -75,7 +77,7 @@ def sets(tmp_path) -> tuple[Path, Path]:
         if i < 10:
             write(image, pool / "abc"[i % 3] / f"{i:02d}-copy.jpg", quality=80)
     (pool / "b" / "broken.jpg").write_bytes(b"no image")
-    for i in range(20):  # More than a part of them.
+    for i in range(20):  # More broken images than one chunk contains.
         (pool / "a" / f"broken-{i}.jpg").write_bytes(b"")
     write(Image.new("RGB", (8, 8), (9, 9, 9)), pool / "b" / "flat.png")
     for i in range(7):
@@ -121,7 +123,7 @@ def unit(paths: list[Path]) -> np.ndarray:
 
 
 def brute_force(sets, similarity: float) -> tuple[list[Path], list[Path]]:
-    """The images of the pool that are kept, in the order of their paths, and those removed."""
+    """Returns the kept images of the uncurated folder, sorted by path, and the removed ones."""
     paths = [
         path
         for path in sorted(sets[0].rglob("*.*"))
@@ -143,7 +145,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_what_is_retrieved_is_what_comparing_all_finds(sets, tmp_path):
+def test_retrieved_images_are_the_result_of_comparing_all(sets, tmp_path):
     done = retrieve(sets, tmp_path / "out")
     kept, removed = brute_force(sets, SIMILARITY)
     curated = sorted(sets[1].iterdir())
@@ -159,13 +161,15 @@ def test_what_is_retrieved_is_what_comparing_all_finds(sets, tmp_path):
         [float(row[2]) for row in found], [float(row[2]) for row in expected], atol=2e-4
     )
     retrieved = {Path(example).read_bytes() for _, example, _ in expected}
-    assert len(retrieved) < 21  # Some image is near to several, and stands once.
+    # Some images are near to several curated images, but are contained only once.
+    assert len(retrieved) < 21
     assert set(content(done)) == retrieved and len(content(done)) == len(retrieved)
     assert done.splits == {"train": len(retrieved)} and done.duplicates == len(removed) == 10
 
 
-def test_copies_are_removed_and_named_beside_the_image_that_is_kept(sets, tmp_path):
-    done = retrieve(sets, tmp_path / "out", neighbours=50)  # All that are kept.
+def test_copies_are_removed_and_listed_with_the_image_that_is_kept(sets, tmp_path):
+    # 50 neighbours: all images are retrieved.
+    done = retrieve(sets, tmp_path / "out", neighbours=50)
     found = read_csv(done.folder / "duplicates.csv")
     assert {example for example, *_ in found} == {
         str(path) for path in brute_force(sets, SIMILARITY)[1]
@@ -190,7 +194,7 @@ def test_killed_anywhere_and_started_again_it_writes_the_same_bytes(
         pass
 
     def one_task(tasks, what, unit):
-        """Does a single task of those that are left, and is killed."""
+        """Runs the first unfinished task, and raises the exception."""
         for task in tasks:
             if not task.result.exists():
                 task.function(*task.arguments)
@@ -284,7 +288,7 @@ def test_index_of_lists_finds_nearly_all_neighbours(monkeypatch):
     few.add(vectors)
     found = few.nearest(vectors, 5)[1]
     assert (found[:, :, None] == numbers[:, None]).any(axis=2).mean() > 0.9
-    assert np.array_equal(lists.nearest(vectors, 5)[1], numbers)  # All lists are probed.
+    assert np.array_equal(lists.nearest(vectors, 5)[1], numbers)  # All lists are searched.
 
 
 def test_missing_faiss_is_one_line(monkeypatch):

@@ -1,4 +1,4 @@
-"""Rectangles of encoded images, against whole images decoded by Pillow."""
+"""Decoded rectangles of images equal parts of whole images that were decoded by Pillow."""
 
 import functools
 import io
@@ -26,13 +26,16 @@ SAMPLING = {
 
 @functools.cache
 def natural(height: int, width: int, seed: int = 0) -> np.ndarray:
-    """Colours with the spectrum of photographs: amplitude falls as 1 over frequency."""
+    """Returns an image with the spectrum of photographs: the amplitude is proportional to 1 /
+    frequency.
+    """
     rng = np.random.default_rng(seed)
     y, x = np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None]
     amplitude = 1 / np.maximum(np.hypot(y, x), 1 / max(height, width))
     noise = np.fft.fft2(rng.standard_normal((height, width, 3)), axes=(0, 1))
     pixels = np.fft.ifft2(noise * amplitude[..., None], axes=(0, 1)).real
-    pixels = pixels @ [[1, 0.9, 0.8], [0.3, 0, -0.3], [-0.1, 0.2, -0.1]]  # Mostly brightness.
+    # Most of the variation is brightness.
+    pixels = pixels @ [[1, 0.9, 0.8], [0.3, 0, -0.3], [-0.1, 0.2, -0.1]]
     return (pixels / pixels.std() * 50 + 128).clip(0, 255).astype(np.uint8)
 
 
@@ -60,13 +63,13 @@ def crop(data: bytes | np.ndarray, box: Box, size: int, mode: str = "fast") -> n
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> float:
-    """Mean absolute, in levels of 255."""
+    """Returns the mean absolute difference, in levels from 0 to 255."""
     return float(np.abs(a.astype(float) - b).mean())
 
 
 @st.composite
 def rectangles(draw, most: int = 90):
-    """Height and width of an image, and a rectangle in it."""
+    """Draws height and width of an image, and a rectangle in it."""
     height, width = draw(st.integers(1, most)), draw(st.integers(1, most))
     left, top = draw(st.integers(0, width - 1)), draw(st.integers(0, height - 1))
     return (
@@ -89,7 +92,7 @@ jpegs = st.fixed_dictionaries(
 @needs_extension
 @settings(deadline=None, max_examples=200)
 @given(rectangles(), jpegs, st.integers(0, 9))
-def test_rectangle_of_a_jpeg_has_the_very_pixels_of_the_whole(rectangle, options, seed):
+def test_rectangle_of_a_jpeg_has_the_exact_pixels_of_the_whole(rectangle, options, seed):
     height, width, box = rectangle
     data = jpeg(
         np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8), **options
@@ -110,17 +113,18 @@ def test_whole_jpeg_is_pillows_up_to_rounding(rectangle, options):
 @pytest.mark.parametrize("first", ["42", "24", "44", "31", "22", "12"])
 @pytest.mark.parametrize("shrink", [1, 2, 4, 8])
 def test_rectangle_of_a_jpeg_of_any_sampling_is_a_part_of_the_whole(first, shrink):
-    """Factors that few encoders write, some of which libjpeg-turbo crops wrongly."""
+    """Few encoders write these sampling factors, and libjpeg-turbo crops some of them wrongly."""
     data = sampled(natural(160, 192), int(first[0]), int(first[1]))
     box = Box(72, 40, 168, 120)
     region = open_image(data).region(box, size=80 // shrink)
     expected = resize_area(shown(data)[box.top : box.bottom, box.left : box.right], shrink)
     assert region.shape == expected.shape
-    assert difference(region, expected) < 5  # Of which most is colour, kept at a quarter.
+    # Most of the difference is colour, which is stored at lower resolution.
+    assert difference(region, expected) < 5
 
 
 def sampled(pixels: np.ndarray, horizontal: int, vertical: int) -> bytes:
-    """A JPEG with its colour at these parts of its size, put together from three grey ones."""
+    """Returns a JPEG with chroma subsampling by these factors, composed of three grey JPEGs."""
     planes = []
     for plane in Image.fromarray(pixels).convert("YCbCr").split():
         size = (
@@ -135,7 +139,7 @@ def sampled(pixels: np.ndarray, horizontal: int, vertical: int) -> bytes:
         planes[0][start:end] for marker, start, end in segments(planes[0]) if marker == 0xC4
     )
     data = b"\xff\xd8" + parts[0xE0] + parts[0xDB] + segment(0xC0, frame) + tables
-    for number, plane in enumerate(planes):  # Each in a scan of its own.
+    for number, plane in enumerate(planes):  # Each plane is a separate scan.
         start, end = next((start, end) for marker, start, end in segments(plane) if marker == 0xDA)
         scan = bytearray(plane[start:end])
         scan[5] = number + 1
@@ -158,7 +162,8 @@ def test_shrunk_rectangle_is_near_the_area_average_and_in_its_place(mode, progre
     full = shown(data)[box.top : box.bottom, box.left : box.right]
     assert difference(region, resize_area(full, shrink)) < 2
     moved = np.roll(shown(data), shrink // 2, axis=1)[box.top : box.bottom, box.left : box.right]
-    assert difference(region, resize_area(moved, shrink)) > 10  # Half a pixel off shows.
+    # A shift by half a pixel is detected.
+    assert difference(region, resize_area(moved, shrink)) > 10
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -191,12 +196,12 @@ def test_fast_crop_of_a_turned_picture_is_upright(orientation):
 
 @settings(deadline=None, max_examples=200)
 @given(rectangles(), st.integers(1, 40))
-def test_fast_and_exact_are_halved_as_often_and_no_further_than_asked(rectangle, size):
+def test_fast_and_exact_are_halved_equally_often_and_not_below_the_size(rectangle, size):
     height, width, box = rectangle
     data = encode(picture(height, width))
     fast, exact = (open_image(data, mode).region(box, size) for mode in ("fast", "exact"))
     assert fast.shape == exact.shape
-    # A cell of pixels at the edge of the image that is not whole is left out.
+    # Incomplete cells of pixels at the edge of the image are omitted.
     assert fast.shape[0] >= min(box.height, size) - 1 and fast.shape[1] >= min(box.width, size) - 1
 
 
@@ -224,7 +229,7 @@ def test_shrunk_rectangle_of_a_turned_picture_is_in_its_place(orientation):
     [case for case in corpus() if isinstance(case.expected, np.ndarray)],
     ids=lambda case: case.name,
 )
-def test_whole_image_is_what_pillow_shows(case):
+def test_whole_image_equals_pillows(case):
     np.testing.assert_array_equal(decode(case.data), case.expected)
 
 

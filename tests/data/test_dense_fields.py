@@ -1,4 +1,4 @@
-"""Masks, boxes and depth maps follow the crops and flips of their image."""
+"""Masks, boxes and depth maps are cropped and flipped in the same way as their image."""
 
 import io
 
@@ -24,13 +24,18 @@ from vit_jax.training.mixing import augment
 
 SIZE = 48
 PLACED = [kind for kind in CROPS if kind != "simple_random"]
-EDGE = 1  # Pixels by which the edges of a warped mask may differ from those of the warped image.
+# Edges of a warped mask may differ from those of the warped image by this number of pixels.
+EDGE = 1
 
 
 def rectangle(height: int, width: int, edges: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """A mask of a rectangle, uint8, and its corners in pixels; `edges` are two shares a side.
+    """Returns a uint8 mask of a rectangle, and the rectangle's corners in pixels.
 
-    It is no thinner than the pixels of a crop, of which the nearest pixel could miss it.
+    The rectangle is at least 10 pixels wide and high, so that nearest-neighbour sampling finds it.
+
+    Args:
+      edges: left and right edge, and top and bottom edge, each pair in any order, as shares of
+        the image's sides.
     """
     left, right = (round(x * width) for x in sorted(edges[:2]))
     top, bottom = (round(x * height) for x in sorted(edges[2:]))
@@ -41,7 +46,7 @@ def rectangle(height: int, width: int, edges: tuple[float, ...]) -> tuple[np.nda
 
 
 def image_of(mask: np.ndarray, encoded: bool) -> np.ndarray | bytes:
-    """A white shape on black, as an array or as a JPEG."""
+    """Returns a white shape on black, as an array or as a JPEG."""
     pixels = np.repeat(255 * mask[..., None], 3, axis=-1)
     if not encoded:
         return pixels
@@ -65,7 +70,10 @@ def crops() -> list:
 
 
 def interior(mask: np.ndarray, pixels: int) -> np.ndarray:
-    """The pixels whose neighbours within `pixels` in each direction are there, with the same value."""
+    """Returns which pixels have only neighbours of the same value within a distance of `pixels`.
+
+    Neighbours beyond the image's edges count as different.
+    """
     padded = np.pad(mask, pixels, constant_values=IGNORED)
     windows = np.lib.stride_tricks.sliding_window_view(padded, (2 * pixels + 1,) * 2)
     return (windows == mask[..., None, None]).all((2, 3))
@@ -87,7 +95,7 @@ def test_mask_and_box_follow_the_crop(crop, encoded, sides, edges, seed):
     shown = warped != IGNORED
     assert shown.sum() == place.shown[0] * place.shown[1]
     assert not shown[place.shown[0] :].any() and not shown[:, place.shown[1] :].any()
-    # A pixel of a strongly enlarged image is wider than the border.
+    # In an enlarged image, one original pixel may be wider than the border.
     edge = EDGE + int(max(place.shown[0] / place.box.height, place.shown[1] / place.box.width))
     inner = interior(warped, edge) & shown
     np.testing.assert_array_equal((pixels > 127)[inner], (warped == 1)[inner])
@@ -95,11 +103,11 @@ def test_mask_and_box_follow_the_crop(crop, encoded, sides, edges, seed):
 
 
 def _check_box(boxes: np.ndarray, warped: np.ndarray, place) -> None:
-    """Checks the box of a rectangle by the warped mask, in which edges are rounded."""
+    """Compares the box of a rectangle with its warped mask, whose edges are rounded."""
     assert boxes[1].tolist() == [0, 0, 0, 0, -1]
     rows, columns = np.nonzero(warped == 1)
     if boxes[0, 4] == -1:
-        return  # Too little of it is in the crop.
+        return  # Too small a part of the rectangle is in the crop.
     left, top, right, bottom, label = boxes[0]
     assert label == 3
     if len(rows):
@@ -147,11 +155,12 @@ def test_depth_keeps_its_metres_and_pads_with_unknown():
 
 
 def test_hidden_and_small_boxes_are_removed():
-    # The crop is the square in the middle, columns 24 to 72.
+    # The crop is the central square, columns 24 to 72.
     middle = placed(48, 96, FixedCrop(TestCrop(SIZE, "short_side", SIZE)))
     corners = [[0, 0, 23, 9], [0, 0, 26, 9], [0, 0, 27, 9], [30, 5, 30.5, 9]]
     boxes = Boxes(np.array(corners, np.float32), np.arange(4, dtype=np.int32))
-    assert dense_fields.MIN_VISIBLE == 0.1  # 2 of 26 columns are less, 3 of 27 are more.
+    # 2 of 26 columns are a smaller share, 3 of 27 a larger one.
+    assert dense_fields.MIN_VISIBLE == 0.1
     encoded = boxes_field(SIZE, 5).encode(boxes, middle)
     assert encoded[:, 4].tolist() == [2, -1, -1, -1, -1]
     np.testing.assert_allclose(encoded[0, :4], [0, 0, 3, 9])
@@ -189,7 +198,10 @@ def test_largest_boxes_are_kept_in_their_order():
 )
 @settings(max_examples=60, deadline=None)
 def test_pixels_of_objects_are_within_their_boxes(crop, sides, seed):
-    """Objects are rectangles in four cells, so that none hides another; there are three rows."""
+    """The objects are rectangles in four separate cells, so that they do not overlap.
+
+    Only three objects are kept.
+    """
     height, width = sides
     rng = np.random.default_rng(seed)
     rows, columns = np.indices(sides)
@@ -244,7 +256,7 @@ def test_image_without_boxes_has_rows_of_padding():
         ([-2, 40, 20, 47], r"\(-2, 40, 20, 47\).* is not within"),
     ],
 )
-def test_box_that_its_image_cannot_have_is_rejected(corners, message):
+def test_invalid_boxes_are_rejected(corners, message):
     boxes = Boxes(np.array([[0, 0, 9, 9], corners], np.float32), np.zeros(2, np.int32))
     with pytest.raises(UserError, match=message):
         boxes_field(SIZE, 2).encode(boxes, placed())
@@ -269,20 +281,24 @@ def test_synthetic_images_have_every_field():
 
 
 def two_classes(width: int, second: int) -> np.ndarray:
-    """A mask 32 pixels high: class 0, four ignored columns, and at the right columns of class 1."""
+    """Returns a mask that is 32 pixels high.
+
+    It has 4 ignored columns at the left, `second` columns of class 1 at the right, and class 0
+    between.
+    """
     mask = np.zeros((32, width), np.uint8)
     mask[:, :4], mask[:, -second:] = IGNORED, 1
     return mask
 
 
 def test_crops_are_drawn_again_as_often_as_by_mmsegmentation():
-    # A crop needs 9 of the last 12 columns.
+    # A crop must contain at least 9 of the last 12 columns.
     mask, size = two_classes(60, 12), 32
     counts = [np.unique(mask[:, left : left + size], return_counts=True) for left in range(29)]
     counts = [count[classes != IGNORED] for classes, count in counts]
     good = np.array([len(count) > 1 and count.max() / count.sum() < 0.75 for count in counts])
     assert good.sum() == 4
-    # The first crop and up to ten others; the last one is taken as it is.
+    # There are at most eleven crops. The last one is accepted in any case.
     missed = (1 - good.mean()) ** np.arange(11)
     expected = np.where(good, missed.sum(), missed[-1]) / len(good)
     field = mask_field(size, 0.75)

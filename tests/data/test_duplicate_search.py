@@ -1,6 +1,4 @@
-"""Near-duplicates in folders and between splits: edited copies are found, images that are alike are
-not.
-"""
+"""The search for near-duplicates finds edited copies, and ignores images that are only similar."""
 
 import csv
 
@@ -18,7 +16,7 @@ from vit_jax.spreadsheet import ENCODING
 
 
 class Images(Source):
-    """Images in memory, encoded or not."""
+    """A source of images in memory, as arrays or encoded."""
 
     class_names = ()
 
@@ -50,23 +48,23 @@ def test_each_edited_copy_is_a_pair_with_its_original():
     pairs = found(scenes + edited + mirrored)
     assert {*pairs} <= {*expected} and len(pairs) >= len(
         expected
-    ) - 1  # As of one in thirty fingerprints.
+    ) - 1  # One in thirty fingerprints of edited copies may be too different.
 
 
-def test_images_that_share_what_is_large_are_no_pairs():
-    """Of all digits 3,326 pairs have near fingerprints; two files are nearly the same."""
+def test_images_that_are_only_roughly_similar_are_no_pairs():
+    """3,326 pairs of digits have similar fingerprints, but only two files are nearly the same."""
     source = digits("train")
     assert len(find_pairs(look(source))) <= 1
     copies = Images([source[index].image for index in [*range(200), 7]])
     assert find_pairs(look(copies)).tolist() == [(7, 200, 1.0)]
 
 
-def test_files_of_the_same_content_are_pairs_whatever_they_show():
+def test_files_of_the_same_content_are_pairs_even_if_they_have_no_fingerprint():
     flat = jpeg(np.full((40, 40, 3), 90, np.uint8))
     assert found([flat, jpeg(scene(0)), flat, flat, b"no image"]) == [(0, 2), (0, 3)]
 
 
-def test_very_many_alike_are_bounded_by_the_nearest(monkeypatch):
+def test_number_of_pairs_is_limited_to_the_nearest(monkeypatch):
     monkeypatch.setattr(duplicate_search, "_MOST_PAIRS", 100)
     noise = np.random.default_rng(0)
     near = [
@@ -83,8 +81,10 @@ def test_groups_are_the_images_that_pairs_connect():
 
 @pytest.fixture(scope="module")
 def splits():
-    """Training images; test images of which 0 and 3 are one file of these, 1 is edited, and 4 is no
-    image.
+    """Returns training images, and test images that were partly copied from them.
+
+    Test images 0 and 3 are a training image. Test image 1 is an edited one. Test image 4 cannot be
+    decoded.
     """
     train = [jpeg(scene(seed)) for seed in range(6)]
     edited = EDITS["JPEG 30"](scene(2)[:, ::-1])
@@ -93,7 +93,7 @@ def splits():
     )
 
 
-def test_leaks_are_the_test_images_that_training_has(splits):
+def test_leaks_are_test_images_with_duplicates_in_training(splits):
     pairs, compared = leaks(*splits)
     assert {(ours, theirs) for ours, theirs, _ in pairs} == {(5, 0), (5, 3), (2, 1)}
     assert [value == 1 for *_, value in pairs] == [True, True, False] and compared == (7, 4)
@@ -104,7 +104,7 @@ def test_leaks_are_the_test_images_that_training_has(splits):
     assert "\n" not in note and "and image 5: " in note
 
 
-def test_splits_without_leaks_need_no_words(splits):
+def test_splits_without_leaks_have_no_note(splits):
     train, test = splits
     assert (
         leak_note(train, Images(test.images[2:3]), "test")
@@ -133,7 +133,10 @@ def test_folders_name_the_split_and_the_class(path, place):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """The near-duplicates of a folder, in several splits, of several classes, and of one."""
+    """Returns the report of a folder, and the folder.
+
+    It has near-duplicates in several splits, of several classes, and within one class.
+    """
     folder = tmp_path_factory.mktemp("photos")
     small = EDITS["quarter"]
     for path, image in {
@@ -153,7 +156,7 @@ def report(tmp_path_factory):
     return made, folder
 
 
-def test_table_has_each_image_with_the_one_it_is_like(report):
+def test_table_lists_each_image_with_its_duplicate(report):
     made, folder = report
     with (folder / "out" / "duplicates.csv").open(encoding=ENCODING, newline="") as file:
         rows = list(csv.DictReader(file))

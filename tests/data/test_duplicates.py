@@ -1,4 +1,4 @@
-"""Fingerprints, the two searches for near-duplicates, and the report of what was removed."""
+"""Fingerprints, the two searches for near-duplicates, and the report of removed images."""
 
 import base64
 import csv
@@ -29,7 +29,7 @@ from vit_jax.preparation.duplicates import (
 
 @functools.cache
 def scene(seed: int, height: int = 240, width: int = 320) -> np.ndarray:
-    """A random image whose amplitudes fall with the frequency, as those of photographs do."""
+    """Returns a random image whose amplitudes decrease with the frequency, as in photographs."""
     noise = np.fft.fft2(np.random.default_rng(seed).normal(size=(height, width, 3)), axes=(0, 1))
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)) + 1 / width
     image = np.fft.ifft2(noise / frequency[..., None], axes=(0, 1)).real
@@ -142,7 +142,7 @@ def found_by_comparing_all(candidates, references, distance):
 @settings(max_examples=60, deadline=None)
 def test_find_returns_what_comparing_all_pairs_does(seed, n, m, distance):
     rng = np.random.default_rng(seed)
-    # A few bases, each with some bits changed, so that all distances, ties and equal ones occur.
+    # Copies of a few fingerprints with some changed bits: all distances, ties and equal ones occur.
     bases = np.concatenate([[0], rng.integers(2**64, size=3, dtype=np.uint64)]).astype(np.uint64)
 
     def draw(count):
@@ -161,7 +161,7 @@ def test_find_returns_what_comparing_all_pairs_does(seed, n, m, distance):
 
 
 @pytest.mark.parametrize("distance", [3, 7, 8, 11])
-def test_find_misses_no_pair_however_the_bits_are_spread(distance):
+def test_find_misses_no_pair_for_any_distribution_of_changed_bits(distance):
     rng = np.random.default_rng(distance)
     references = rng.integers(1, 2**64, size=1000, dtype=np.uint64)
     flips = np.array([rng.permutation(64)[:distance] for _ in references], np.uint64)
@@ -194,7 +194,7 @@ def test_find_is_bounded_in_memory_where_all_share_a_part():
     candidates, references = (
         rng.integers(1, 2**48, size=size, dtype=np.uint64) << np.uint64(16)
         for size in (5000, 20_000)
-    )  # 10^8 pairs, 800 MB.
+    )  # All 10^8 pairs would take 800 MB.
     tracemalloc.start()
     find(candidates, references, distance=0)
     peak = tracemalloc.get_traced_memory()[1]
@@ -222,7 +222,8 @@ def test_nearest_returns_the_most_similar_of_all(seed, n, m, dim, similarity):
     references = rng.normal(size=(m, dim)).astype(np.float32)
     exact = cosines(candidates, references)
     most = exact.max(axis=1)
-    assume(np.abs(most - similarity).min() > 1e-5)  # Float32 may decide these otherwise.
+    # Rounding errors in float32 could decide these cases.
+    assume(np.abs(most - similarity).min() > 1e-5)
     found = nearest(candidates, references, similarity)
     assert found.dtype == np.int64
     assert ((found >= 0) == (most >= similarity)).all()
@@ -301,7 +302,7 @@ def test_thumbnails_are_small(tmp_path):
 
 
 def test_thumbnail_of_a_transparent_picture_lies_on_white(tmp_path):
-    """Not on the colours that lie under its transparency, which hide what matched."""
+    """The colours of transparent pixels are not displayed, as they could hide the similar parts."""
     data = encode(Image.new("RGBA", (40, 40), (0, 200, 0, 0)), "PNG", "RGBA")
     text = report(tmp_path, rows([0], (data, data))).read_text()
     for shown in re.findall(r"base64,([^\"]+)", text):
@@ -321,7 +322,7 @@ def test_image_that_cannot_be_read_leaves_an_empty_box(tmp_path, image):
     assert text.count("<img") == 1
 
 
-def test_report_of_nothing_says_so(tmp_path):
+def test_report_without_duplicates_has_no_table(tmp_path):
     text = report(tmp_path, []).read_text()
     assert "0 of 1,200 training examples removed" in text
     assert "<table" not in text

@@ -1,4 +1,4 @@
-"""Images that a user names."""
+"""Images that a user gives by paths, folders or patterns."""
 
 import os
 
@@ -25,7 +25,7 @@ def paths(*arguments) -> list[str]:
     return [found.path(index) for index in range(len(found))]
 
 
-def test_what_is_no_regular_file_is_named_and_never_waited_for(photos, capsys):
+def test_irregular_files_are_named_and_do_not_block(photos, capsys):
     bad = no_regular_files(photos / "more")
     source = find_images([str(photos)])
     names, images = read_images(source, TestCrop(8, resize=8), 16)
@@ -36,7 +36,7 @@ def test_what_is_no_regular_file_is_named_and_never_waited_for(photos, capsys):
     )
 
 
-def test_reason_of_a_skipped_image_is_said(photos, capsys):
+def test_reason_of_a_skipped_image_is_printed(photos, capsys):
     cut = (photos / "a.jpg").read_bytes()[:-200]
     for name, content in {"cut.jpg": cut, "text.png": b"text", "link.png": None}.items():
         if content is None:
@@ -59,7 +59,7 @@ def test_names_that_are_no_utf_8_can_be_opened_and_written(photos):
     assert os.fsencode(photos) + b"/\xe9.png" in [os.fsencode(found.path(i)) for i in range(3)]
 
 
-def test_pattern_finds_what_its_folder_does(photos):
+def test_pattern_finds_the_same_images_as_its_folder(photos):
     no_regular_files(photos)
     by_pattern = paths(photos / "*.jpg")
     assert by_pattern == [path for path in paths(photos) if path.endswith(".jpg")]
@@ -72,7 +72,7 @@ def test_links_to_a_folder_above_are_followed_once(photos):
     assert paths(photos) == whole
 
 
-def test_linked_folder_is_looked_into(photos, tmp_path_factory):
+def test_linked_folder_is_searched(photos, tmp_path_factory):
     album = tmp_path_factory.mktemp("album")
     (album / "photos").symlink_to(photos)
     assert [os.path.relpath(path, album) for path in paths(album)] == [
@@ -82,7 +82,7 @@ def test_linked_folder_is_looked_into(photos, tmp_path_factory):
     ]
 
 
-def test_some_images_of_a_folder_of_classes_are_of_several(tmp_path):
+def test_selected_images_of_a_folder_are_from_several_classes(tmp_path):
     for shade, name in enumerate("abcd"):
         for index in range(5):
             file = tmp_path / "test" / name / f"{name}{index}.png"

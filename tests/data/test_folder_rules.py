@@ -1,6 +1,4 @@
-"""Folders of images as users have them: with other formats, system files, and splits of any
-spelling.
-"""
+"""Image folders of users: unsupported formats, system files, and unusual names of splits."""
 
 import os
 from pathlib import Path
@@ -16,7 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.preparation.readers import find
 from vit_jax.runs.assemble import class_count
 
-# Suffixes of one's files, with Pillow's names of their formats; the last three are not decoded.
+# Suffixes of files, with Pillow's names of their formats. The formats in `OTHERS` are not decoded.
 DECODED = {"jpg": "JPEG", "png": "PNG", "bmp": "BMP", "gif": "GIF", "jfif": "JPEG", "webp": "WEBP"}
 OTHERS = {"tif": "TIFF", "heic": "AVIF", "ppm": "PPM"}
 
@@ -121,7 +119,7 @@ def test_both_readings_of_split_names_among_classes_are_spelled_out(tmp_path):
 
 @pytest.mark.parametrize(("maps", "source"), [("masks", "masks"), ("Depth", "depth")])
 def test_images_with_masks_or_depths_are_no_classes(maps, source, tmp_path):
-    """A classifier of images and masks would be right about all of them."""
+    """A classifier of images against masks would always be right."""
     for name in ("images", maps):
         save(tmp_path / "data" / name / "a.png")
         save(tmp_path / "split" / "train" / name / "a.png")

@@ -10,7 +10,7 @@ from vit_jax.errors import UserError
 from vit_jax.interface import train
 from vit_jax.runs.splits import notes, open_splits
 
-SIZES = [1, 7, 3, 5, 2, 6, 4, 4, 5, 3]  # Images of each patient: 40 in all.
+SIZES = [1, 7, 3, 5, 2, 6, 4, 4, 5, 3]  # The number of images of each patient. The sum is 40.
 PATIENTS = [f"p{number}" for number, size in enumerate(SIZES) for _ in range(size)]
 CLASSES = [("cat", "dog")[int(name[1:]) % 2] for name in PATIENTS]
 IMAGES = np.arange(40, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
@@ -19,7 +19,7 @@ SPLITS = ("all[:50%]", "all[50%:][:60%]", "all[50%:][60%:]")
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A folder of classes and a CSV of the same files, which name the patient."""
+    """Returns a folder with images in folders of classes, and a CSV of them with their patients."""
     root = tmp_path_factory.mktemp("groups")
     rows = ["file,label,patient"]
     for number, (patient, name) in enumerate(zip(PATIENTS, CLASSES, strict=True)):
@@ -32,8 +32,9 @@ def root(tmp_path_factory):
 
 
 def assert_whole_groups(parts):
-    """Each patient is in one part, no image is lost, and the parts have their sizes to half a
-    patient.
+    """Asserts that each patient is in one part and that the parts have nearly the right sizes.
+
+    All images are in one of the parts.
     """
     patients = [{PATIENTS[number] for number in part} for part in parts]
     assert sorted(number for part in parts for number in part) == list(range(40))
@@ -72,7 +73,7 @@ def test_a_slice_of_rows_without_labels_is_a_sample_too():
 
 
 class Rows:
-    """A data set as Hugging Face's are, with a column of patients."""
+    """A data set like those of Hugging Face, with a column of patients."""
 
     column_names = ["image", "label", "patient"]
     columns = {"label": CLASSES, "patient": PATIENTS}
@@ -120,7 +121,7 @@ def config_of(**values):
     return config
 
 
-def test_a_stratified_slice_of_rows_is_remarked_on():
+def test_a_stratified_slice_of_rows_has_a_note():
     data = {"train": (IMAGES, CLASSES)}
     config = config_of()
     (note,) = notes(config, open_splits(config, data))
@@ -140,7 +141,7 @@ def test_a_stratified_slice_of_rows_is_remarked_on():
         ("tfds", "cifar10", "p", "is unsupported with tfds"),
     ],
 )
-def test_groups_that_there_are_not_are_refused(root, kind, path, groups, says):
+def test_unknown_groups_are_rejected(root, kind, path, groups, says):
     with pytest.raises(UserError, match=says):
         open_source(
             kind,
@@ -150,7 +151,7 @@ def test_groups_that_there_are_not_are_refused(root, kind, path, groups, says):
         )
 
 
-def test_groups_that_are_handed_in_must_be_of_the_images_and_of_use(tmp_path):
+def test_invalid_or_unused_groups_are_rejected(tmp_path):
     with pytest.raises(UserError, match="groups has 3 entries, and train 40 examples"):
         open_handed_in({"train": (IMAGES, CLASSES)}, "train[:50%]", groups=PATIENTS[:3])
     with pytest.raises(UserError, match="there is no column 'patients'.*did you mean 'patient'"):

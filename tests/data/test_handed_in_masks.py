@@ -1,4 +1,4 @@
-"""Images and masks that a program passes."""
+"""Images and masks that a program passes in memory."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""Labels of data sets in every form: indices, names, one-hot rows, other numberings, and none at
-all.
-"""
+"""Labels in all forms: indices, names, one-hot rows, other numberings, and missing labels."""
 
 import io
 import json
@@ -20,7 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.runs.splits import open_splits
 
 CLASSES = ("cat", "dog", "fox")
-NUMBERS = np.array([0, 1, 2, 1, 2, 0])  # Of CLASSES.
+NUMBERS = np.array([0, 1, 2, 1, 2, 0])  # Indices in CLASSES.
 IMAGES = np.arange(6, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
 ONE_HOT = [
     [1, 0, 0],
@@ -29,11 +27,11 @@ ONE_HOT = [
     [0, 1, 0],
     [0, 0, 1],
     [1, 0, 0],
-]  # NUMBERS, written out.
+]  # The one-hot form of NUMBERS.
 
 
 class Items:
-    """A data set as torch's are, with `classes`, and `targets` that may differ from its items'."""
+    """A data set like those of torch, with `classes`, and `targets` that may differ from items."""
 
     def __init__(self, classes, labels, targets=None):
         self.classes, self.labels = classes, labels
@@ -90,7 +88,7 @@ def test_one_hot_tensors_are_their_classes():
 def test_one_hot_rows_of_two_classes_are_no_lists_of_both():
     source = handed_in((IMAGES, [[1, 0], [0, 1], [0, 1], [1, 0], [0, 1], [1, 0]]), "training")
     assert labels_of(source) == [(0,), (1,), (1,), (0,), (1,), (0,)]
-    # With three classes they are lists.
+    # With three classes, the rows are lists of classes.
     source = handed_in((IMAGES[:2], [[1, 0], [0, 1]]), "test", class_names=CLASSES)
     assert labels_of(source) == [(1, 0), (0, 1)]
 
@@ -119,8 +117,8 @@ def test_labels_of_no_class_are_refused(labels, says):
         handed_in(Items(CLASSES, list(labels)), "training")
 
 
-def test_what_an_item_says_counts_and_not_its_targets():
-    """A data set that makes two classes of three, and leaves `targets` as it was."""
+def test_labels_of_items_have_precedence_over_targets():
+    """This data set merges two classes, but does not update `targets`."""
     merged = np.minimum(NUMBERS, 1).tolist()
     source = handed_in(Items(("cat", "other"), merged, NUMBERS.tolist()), "training")
     assert labels_of(source) == [(number,) for number in merged]
@@ -147,7 +145,7 @@ def test_an_item_that_changes_its_label_is_refused_when_it_is_read():
 def test_classes_of_test_data_are_matched_by_name(classes, labels):
     data = Items(classes, labels)
     expected = [(CLASSES.index(classes[label]),) for label in labels]
-    for given in (data, handed_in(data, "own")):  # As it is, and as a source already.
+    for given in (data, handed_in(data, "own")):  # As the data set itself, and as a source.
         source = open_handed_in({"test": given}, "test", class_names=CLASSES)
         assert (source.class_names, labels_of(source)) == (CLASSES, expected)
         assert source.empty_classes == tuple(
@@ -167,7 +165,7 @@ def test_test_data_of_other_classes_are_refused():
 
 
 def test_parts_of_other_class_names_are_refused():
-    """Data sets that are joined as by torch's `ConcatDataset`, which keeps the numbers of each."""
+    """The data sets are joined as in torch's `ConcatDataset`, which keeps each part's numbers."""
 
     class Joined(Items):
         def __init__(self, *parts):
@@ -197,7 +195,9 @@ def png(number: int) -> bytes:
 
 
 def write_records(path, features) -> str:
-    """Six tf.Examples with features of ints, floats and bytes; returns their pattern."""
+    """Writes six tf.Examples with features of ints, floats and bytes; returns the pattern of the
+    file.
+    """
     writer = array_record_module.ArrayRecordWriter(str(path / "train.array_record"), "group_size:1")
     for number in range(6):
         message = Message()
@@ -243,7 +243,7 @@ def test_records_without_a_usable_label_are_refused_when_they_are_opened(tmp_pat
         records(tmp_path, labels, each_labelled=True)
 
 
-def test_records_without_the_label_feature_name_those_there_are(tmp_path):
+def test_error_of_a_missing_label_feature_lists_the_features(tmp_path):
     with pytest.raises(
         UserError, match=r"no feature 'label' .*: class/label \(integers\), image \(text"
     ):
@@ -350,7 +350,7 @@ def test_multi_hot_labels_are_prepared_as_lists(tmp_path):
 
 @pytest.mark.parametrize("names", [("0", "2", "3"), ("3", "0")])
 def test_classes_that_are_numbers_are_matched_by_name(names):
-    """As of torchvision's ImageFolder, whose test folders lack a class."""
+    """As with torchvision's ImageFolder, if the test folder lacks a class."""
     train = Items(("0", "1", "2", "3"), [0, 1, 2, 3])
     test = Items(names, [*range(len(names))])
     opened = handed_in(test, "test", class_names=handed_in(train, "training").class_names)

@@ -1,5 +1,6 @@
-"""Images that are damaged, odd or meant to harm: pixels that are right, or `Unreadable`, and
-nothing else.
+"""Damaged, unusual and malicious images have the right pixels or raise `Unreadable`.
+
+No other outcome is allowed: no messages, hangs or excessive memory.
 """
 
 import contextlib
@@ -22,7 +23,9 @@ from vit_jax.data.decode import Unreadable
 from vit_jax.data.preprocess import TestCrop, TrainCrop
 
 SIZE, RESIZE = 24, 32
-LIMIT = 12  # Levels of 255, for dithered pictures; turned or mirrored ones are off by 40 and more.
+# The largest mean difference of levels from 0 to 255. Dithered images need this limit; rotated or
+# mirrored images have at least 40.
+LIMIT = 12
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings(r"ignore:::PIL\.")
 
@@ -45,7 +48,10 @@ def centre(image: bytes, mode: str, interpolation: str = "bilinear") -> np.ndarr
 
 
 def reference(crop, pixels: np.ndarray, interpolation: str) -> np.ndarray:
-    """By Pillow: bicubically as it is, else near enough for a smooth picture."""
+    """Crops and resizes with Pillow.
+
+    The bicubic result must be equal. The bilinear one is similar for smooth images.
+    """
     height, width = pixels.shape[:2]
     if interpolation == "bicubic":
         short = min(height, width)
@@ -65,7 +71,7 @@ def reference(crop, pixels: np.ndarray, interpolation: str) -> np.ndarray:
 @pytest.mark.one_variant
 @pytest.mark.parametrize("mode", ["fast", "exact"])
 @pytest.mark.parametrize("case", corpus(), ids=lambda case: case.name)
-def test_crop_is_right_or_the_image_unreadable(case, mode):
+def test_crop_has_the_right_pixels_or_the_image_is_unreadable(case, mode):
     for crop, interpolation in itertools.product((all_of_it, centre), ("bilinear", "bicubic")):
         how = mode, interpolation
         if isinstance(case.expected, np.ndarray):
@@ -115,7 +121,7 @@ def test_no_image_prints_hangs_or_takes_much_memory():
     assert done.stderr == ""
     found = json.loads(done.stdout)
     assert found["unreadable"] >= 200
-    assert found["megabytes"] < 300  # The largest that is decoded at all has 9 million pixels.
+    assert found["megabytes"] < 300  # The largest image that is decoded has 9 million pixels.
 
 
 WHOLE = (
@@ -130,7 +136,7 @@ WHOLE = (
 
 @st.composite
 def changed(draw) -> bytes:
-    """An image with bytes changed, inserted or taken away."""
+    """Draws an image with some bytes changed, inserted or deleted."""
     data = bytearray(draw(st.sampled_from(WHOLE)))
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, len(data)))

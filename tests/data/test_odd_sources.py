@@ -1,6 +1,4 @@
-"""Sources of `prepare` as they come: odd layouts, system files, other formats, and files made to
-harm.
-"""
+"""`prepare` handles unusual layouts, system files, unsupported formats, and malicious files."""
 
 import io
 import json
@@ -124,7 +122,11 @@ def write_tar(file: Path, members: dict[str, bytes] | list[tuple[str, bytes]]) -
 
 
 def samples(names: list[str], form: dict[int, str] | None = None) -> list[tuple[str, bytes]]:
-    """An image and a label of each name, where `form` has other suffixes than png."""
+    """Returns an image and a label for each name.
+
+    Args:
+      form: suffixes of some images by their index; the others are png.
+    """
     members = []
     for i, name in enumerate(names):
         suffix = (form or {}).get(i, "png")
@@ -327,7 +329,7 @@ def test_damaged_pages_of_parquet_are_one_line(tmp_path):
     ids=["rows", "page", "empty"],
 )
 def test_small_parquet_of_gigabytes_is_refused_in_little_memory(image, rows, tmp_path, monkeypatch):
-    """The first would be of 300 GiB."""
+    """The first file would be expanded to 300 GiB."""
     if rows != 300_000:
         monkeypatch.setattr(readers, "MIN_BYTES", 2**20)
     places = pyarrow.array([0] * rows, pyarrow.int32())
@@ -340,7 +342,7 @@ def test_small_parquet_of_gigabytes_is_refused_in_little_memory(image, rows, tmp
         UserError, match=r"a.parquet contains more than \d+ MiB in .* bytes: it is damaged"
     ):
         prepare(file, tmp_path / "out", name="a")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # KiB.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # In KiB.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The order of a run: permutations, mixtures, and positions found at once."""
+"""The order of examples: permutations, mixtures, and random access to any step of a run."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_every_pair_of_neighbours_is_equally_likely(size):
     expected = draws / len(pairs)
     deviation = ((pairs - expected) ** 2 / expected).sum() / (
         len(pairs) - 1
-    )  # 1, were it truly random.
+    )  # The expected value is 1 for a random permutation.
     assert deviation < 2
 
 
@@ -53,7 +53,7 @@ def test_seeds_do_not_share_epochs():
     assert len(epochs) == 25
 
 
-def test_position_does_not_depend_on_what_is_asked_with_it():
+def test_index_at_a_position_does_not_depend_on_other_positions():
     order = Order(3, (100, 7), (0.7, 0.3))
     positions = np.arange(FAR, FAR + 300)
     alone = [order(positions[i : i + 1])[0] for i in range(300)]
@@ -87,8 +87,8 @@ def test_every_part_of_a_mixture_goes_through_its_own_epochs():
             assert sorted(own[epoch * size : (epoch + 1) * size]) == list(range(size))
 
 
-def test_mixture_goes_on_across_blocks():
-    size = 70_000  # More than a block has.
+def test_mixture_continues_across_blocks():
+    size = 70_000  # Larger than a block.
     indices = Order(0, (size, 3), (0.5, 0.5))(np.arange(3 * BLOCK))
     own = indices[indices < size][:size]
     assert len(set(own.tolist())) == size

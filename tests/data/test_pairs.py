@@ -1,4 +1,4 @@
-"""Folders of images with masks or depth maps, in the layouts that data sets have."""
+"""Folders of images with masks or depth maps, in the layouts of common data sets."""
 
 import os
 
@@ -37,13 +37,16 @@ def photo(file, size=SIZE) -> None:
 
 
 def mask(*values: int) -> np.ndarray:
-    """A mask of vertical stripes with these values."""
+    """Returns a mask of vertical stripes with these values."""
     return np.resize(np.array(values, np.uint8), (SIZE[1], SIZE[0]))
 
 
 @pytest.fixture
 def own(tmp_path):
-    """Two images for training and one for validation, with masks of the classes 0, 1, 2."""
+    """Returns a folder with masks of the classes 0, 1 and 2.
+
+    There are two images for training and one for validation.
+    """
     for split, names in {"train": "ab", "val": "c"}.items():
         for name in names:
             photo(tmp_path / f"images/{split}/{name}.jpg")
@@ -78,7 +81,7 @@ def test_class_names_are_the_lines_of_a_file(own):
 
 
 def test_names_start_after_a_byte_order_mark_and_no_class_is_nameless(own):
-    """Without the name of class 1, the names after it would be those of other classes."""
+    """If the blank line was dropped, the names after it would be those of other classes."""
     (own / "classes.txt").write_bytes(b"\xef\xbb\xbfroad\r\nsky\r\ntree\r\n\r\n")
     assert opened(own).class_names == ("road", "sky", "tree")
     (own / "classes.txt").write_text("road\n\ntree\n")
@@ -87,11 +90,11 @@ def test_names_start_after_a_byte_order_mark_and_no_class_is_nameless(own):
 
 
 def test_palettes_that_number_the_colours_differently_are_an_error(own):
-    """Pillow's `quantize` makes a palette for each image."""
+    """For example, Pillow's `quantize` makes a palette for each image."""
     colours = np.array([[0, 0, 0], [255, 0, 0], [0, 255, 0]], np.uint8)
 
     def write(name, order) -> None:
-        """Writes the same colours with the indices `order`."""
+        """Writes an image of the same colours with the palette indices `order`."""
         image = Image.frombytes("P", SIZE, np.array(order, np.uint8)[mask(0, 1, 2)].tobytes())
         image.putpalette(colours[np.argsort(order)].reshape(-1).tolist())
         image.save(own / f"masks/train/{name}.png")
@@ -128,7 +131,7 @@ def test_voc_is_recognized(tmp_path):
     lists.mkdir(parents=True)
     for split, names in {"train": "ab", "val": "c"}.items():
         (lists / f"{split}.txt").write_text("".join(f"{name}\n" for name in names))
-    for name in "abcd":  # d has no mask and is in no list.
+    for name in "abcd":  # d has no mask and is not listed.
         photo(tmp_path / f"JPEGImages/{name}.jpg")
         if name != "d":
             save(tmp_path / f"SegmentationClass/{name}.png", mask(0, 20, 255), palette=True)
@@ -178,7 +181,7 @@ def test_grey_masks_of_few_bits_keep_their_values(tmp_path, bits):
 
 
 def cv2_png(file, values: np.ndarray, bits: int) -> None:
-    """Writes a grey PNG of 2 or 4 bits, which Pillow writes with palettes only."""
+    """Writes a grey PNG of 2 or 4 bits, which Pillow can only write with a palette."""
     import struct
     import zlib
 
@@ -202,7 +205,7 @@ def test_masks_of_16_bits_are_read(tmp_path):
 
 
 def test_batches_have_the_masks_of_their_images(own):
-    """A mask that equals its image's colours is cropped as the image is."""
+    """The mask equals the colours of its image, so the two crops must be equal."""
     values = np.arange(SIZE[0] * SIZE[1], dtype=np.uint8).reshape(SIZE[1], SIZE[0]) % 90
     (own / "classes.txt").write_text("".join(f"class {k}\n" for k in range(90)))
     for name in "ab":
@@ -241,7 +244,7 @@ def test_an_image_that_exif_turns_within_its_size_is_an_error(suffix, size, orie
     words = rf"c.{suffix} has the EXIF orientation {orientation}, and .*masks/val/c.png may fit"
     with pytest.raises(UserError, match=words):
         opened(own, "val", fields=("mask",))
-    assert len(opened(own, "val")) == 1  # Without the masks.
+    assert len(opened(own, "val")) == 1  # The image is accepted without the masks.
 
 
 def test_an_image_that_exif_turns_to_the_size_of_its_mask_is_read(own):
@@ -308,7 +311,7 @@ def test_unusable_masks_are_named_with_the_remedy(own, spoil, message):
         opened(own)
 
 
-def test_a_foreground_of_unknown_pixels_is_no_class_of_two(own):
+def test_masks_with_an_ignored_foreground_are_rejected(own):
     (own / "classes.txt").write_text("background\ncrack\n")
     for name in "ab":
         save(own / f"masks/train/{name}.png", mask(0, 255))

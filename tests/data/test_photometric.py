@@ -1,4 +1,6 @@
-"""Photometric distortions against NumPy, OpenCV and torchvision, and how often each is drawn."""
+"""Photometric distortions equal those of NumPy, OpenCV and torchvision, and have the right
+probabilities.
+"""
 
 import pickle
 from collections import Counter
@@ -17,14 +19,14 @@ from vit_jax.runs.assemble import image_augmentation
 
 
 def in_hsv(pixels: np.ndarray, change) -> np.ndarray:
-    """The pixels of an RGB image after a change of its HSV in mmcv's order of channels, BGR."""
+    """Returns an RGB image after a change of its HSV values, with channels in mmcv's order, BGR."""
     hsv = cv2.cvtColor(np.ascontiguousarray(pixels[..., ::-1]), cv2.COLOR_BGR2HSV)
     change(hsv)
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2BGR)[..., ::-1]
 
 
 def mmsegmentation(pixels: np.ndarray, name: str, strength: float) -> np.ndarray:
-    """A distortion of mmsegmentation: defaults 32, (0.5, 1.5), (0.5, 1.5) and 18."""
+    """Applies a distortion of mmsegmentation with its defaults 32, (0.5, 1.5), (0.5, 1.5), 18."""
     floats = pixels.astype(np.float32)
     if name == "brightness":
         return (floats + 32 * strength).clip(0, 255).astype(np.uint8)
@@ -70,7 +72,7 @@ def test_distortions_of_dinov3_and_eomt_are_torchvisions(torch, variant):
         ours = getattr(VARIANTS[variant], name)(pixels, strength)
         expected = function(torch.tensor(pixels).permute(2, 0, 1), strength).permute(1, 2, 0)
         error = np.abs(ours.astype(int) - expected.numpy().astype(int))
-        # OpenCV's hue has levels of 2 degrees.
+        # OpenCV's hue has a resolution of 2 degrees.
         assert error.max() <= (10 if name == "hue" else 1)
         assert name != "hue" or error.mean() < 1.5
 
@@ -107,7 +109,7 @@ def test_a_run_has_a_variant_by_its_name(variant):
     "values",
     [{"augment.three_augment": 0.0}, {"augment.color_jitter": (0.4, 0.4, 0.4)}],
 )
-def test_another_augmentation_beside_it_is_rejected(values):
+def test_a_second_photometric_augmentation_is_rejected(values):
     config = base_config()
     config.steps = 2
     config.augment.photometric = "eomt"

@@ -1,6 +1,4 @@
-"""PIL images of every mode that a program hands in, and BMP files with a fourth byte that nothing
-uses.
-"""
+"""PIL images of all modes in memory, and BMP files with an unused fourth byte per pixel."""
 
 import colorsys
 import io
@@ -28,18 +26,18 @@ def of_planes(mode: str, planes: np.ndarray) -> Image.Image:
     return Image.frombytes(mode, planes.shape[1::-1], np.ascontiguousarray(planes).tobytes())
 
 
-def test_cmyk_is_seen_as_ink():
+def test_cmyk_is_converted_as_ink():
     inks = np.random.default_rng(1).integers(256, size=(4, 5, 4), dtype=np.uint8)
     expected = (255 - inks[..., :3]) * (255.0 - inks[..., 3:]) / 255
     np.testing.assert_allclose(pixels(of_planes("CMYK", inks)), expected, atol=1)
 
 
-def test_ycbcr_is_seen_in_colour():
+def test_ycbcr_is_converted_to_rgb():
     planes = cv2.cvtColor(COLOUR, cv2.COLOR_RGB2YCrCb)[..., [0, 2, 1]]
     np.testing.assert_allclose(pixels(of_planes("YCbCr", planes)), COLOUR.astype(int), atol=2)
 
 
-def test_hsv_is_seen_in_colour():
+def test_hsv_is_converted_to_rgb():
     found = pixels(of_planes("HSV", COLOUR)).reshape(-1, 3)
     expected = [colorsys.hsv_to_rgb(*cell) for cell in (COLOUR / 255).reshape(-1, 3).tolist()]
     np.testing.assert_allclose(found, np.array(expected) * 255, atol=3)
@@ -95,7 +93,7 @@ def test_transparent_modes_are_put_on_white(mode):
 
 
 def bmp(alpha: np.ndarray) -> bytes:
-    """A BMP of 32 bits with a mask for alpha (BITMAPV4HEADER), as Windows writes it."""
+    """Returns a BMP of 32 bits with an alpha mask (BITMAPV4HEADER), as written by Windows."""
     rows = np.dstack([COLOUR[..., ::-1], alpha])[::-1].tobytes()
     header = struct.pack("<IiiHHIIiiII", 108, 5, 4, 1, 32, 3, len(rows), 2835, 2835, 0, 0)
     header += struct.pack("<IIII", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)

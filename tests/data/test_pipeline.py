@@ -1,4 +1,4 @@
-"""Batches: once each, the same for any number of processes, from any step."""
+"""Batches contain each image once per epoch, for any number of processes and from any step."""
 
 import contextlib
 import itertools
@@ -18,24 +18,24 @@ from vit_jax.data.sources.base import Example
 from vit_jax.data.sources.in_memory import InMemory
 from vit_jax.errors import UserError
 
-SIZE = 37  # Divides by no batch size below.
+SIZE = 37  # Not divisible by any batch size below.
 
 
 def numbered(images: int = SIZE) -> InMemory:
-    """Noise images whose labels are their indices."""
+    """Returns noise images whose labels are their indices."""
     pixels = np.random.default_rng(0).integers(256, size=(images, 8, 8, 3), dtype=np.uint8)
     return InMemory("numbered", pixels, np.arange(images), tuple(map(str, range(images))))
 
 
 class WithBroken(InMemory):
-    """The same, where images 5 and 6 do not decode."""
+    """The same images, but images 5 and 6 cannot be decoded."""
 
     def __getitem__(self, index):
         return Example(b"broken", (index,)) if index in (5, 6) else super().__getitem__(index)
 
 
 class WithVanished(InMemory):
-    """The same, where the files of images 5 and 6 are no longer there."""
+    """The same images, but the files of images 5 and 6 were deleted."""
 
     def __getitem__(self, index):
         if index in (5, 6):
@@ -67,7 +67,7 @@ def train(
         first_step=first_step,
         crop=TrainCrop(
             size, "random_resized", area=(0.3, 1.0)
-        ),  # Of tiny images; few others are alike.
+        ),  # Few crops of the tiny images are equal with this kind of crop.
         workers=workers,
         threads=threads,
         **process,
@@ -96,11 +96,11 @@ def long_evaluation(**process):
 def test_worker_that_is_killed_ends_the_batches_with_one_line_and_the_other_workers(
     make, number, words
 ):
-    flags.FLAGS.mark_as_parsed()  # Grain's workers ask for flags.
+    flags.FLAGS.mark_as_parsed()  # Grain's workers read absl flags.
     before = {*multiprocessing.active_children()}
     batches = make(workers=2)
     workers = set()
-    while len(workers) < 2:  # The first batch may be there before the second worker is.
+    while len(workers) < 2:  # The first batch may arrive before the second worker has started.
         next(batches)
         workers = {*multiprocessing.active_children()} - before
     os.kill(min(process.pid for process in workers), number)
@@ -114,7 +114,7 @@ def test_worker_that_is_killed_ends_the_batches_with_one_line_and_the_other_work
 
 @pytest.fixture
 def signalled_at_start(tmp_path):
-    """Sends a signal to each decoding process before Python runs in it."""
+    """Yields a function that makes each decoding process receive a signal before it runs Python."""
 
     def use(name: str) -> None:
         program = tmp_path / "python"
@@ -124,7 +124,7 @@ def signalled_at_start(tmp_path):
         multiprocessing.set_executable(str(program))
 
     before = os.fsdecode(spawn.get_executable())
-    flags.FLAGS.mark_as_parsed()  # Grain's workers ask for flags.
+    flags.FLAGS.mark_as_parsed()  # Grain's workers read absl flags.
     yield use
     multiprocessing.set_executable(before)
 
@@ -197,7 +197,7 @@ def test_balanced_batches_are_the_same_from_any_step_for_any_process():
         assert_equal(together, batch)
 
 
-def test_start_far_into_training_is_at_once():
+def test_start_far_into_training_is_immediate():
     (batch,) = train(count=1, first_step=10**9)
     assert batch["image"].shape == (8, 8, 8, 3)
 
@@ -212,7 +212,8 @@ def test_worker_processes_give_the_same_batches_though_they_get_sigterm_while_th
     signalled_at_start,
 ):
     signalled_at_start("TERM")
-    options = dict(count=40, size=24, batch_size=150)  # Images in shared memory, in three chunks.
+    # The images are in shared memory, in three chunks.
+    options = dict(count=40, size=24, batch_size=150)
     for one, other in zip(train(**options), train(workers=2, **options), strict=True):
         assert_equal(one, other)
 

@@ -1,5 +1,6 @@
-"""Every kind of data set becomes a TFDS data set: each example once, its bytes and label
-unchanged.
+"""Every kind of data set is converted to a TFDS data set with each example once.
+
+The bytes of images and the labels are unchanged.
 """
 
 import csv
@@ -38,7 +39,7 @@ def picture(shade: int, form: str = "PNG") -> bytes:
 
 
 def pictures(split: str, count: int) -> list[tuple[str, bytes, int]]:
-    """Names, images and labels; all images differ."""
+    """Returns names, images and labels. All images differ."""
     first = {"train": 0, "test": 200}[split]
     return [(f"{split}_{i}", picture(first + i), i % 3) for i in range(count)]
 
@@ -305,7 +306,7 @@ def test_unreadable_images_are_left_out_named_and_counted(folder, tmp_path):
     assert ALL["train"][0][1] not in [image for image, _ in read(done, "train_9shot")]
 
 
-def test_what_is_no_regular_file_is_left_out_and_named(folder, tmp_path):
+def test_irregular_files_are_skipped_and_named(folder, tmp_path):
     bad = no_regular_files(folder / "train" / CLASSES[1])
     (folder / "train" / CLASSES[1] / "up").symlink_to("..")
     done = prepare(folder, tmp_path / "out")
@@ -325,7 +326,7 @@ def test_pipe_in_the_place_of_a_tar_or_parquet_is_named(name, tmp_path):
 
 
 def test_images_with_no_label_keep_none(tmp_path):
-    """The Hub's ImageNet has a test split of such."""
+    """The test split of ImageNet on the Hugging Face Hub has no labels."""
     done = prepare(make_webdataset(tmp_path, lambda label: {"cls": "-1"}), tmp_path / "out")
     decoders = {"image": tfds.decode.SkipDecoding()}
     data = tfds.builder_from_directory(done.folder).as_data_source("test", decoders=decoders)
@@ -371,7 +372,7 @@ def test_near_duplicates_of_test_images_leave_training(tmp_path):
         prepare(tmp_path / "source", tmp_path / "other", deduplicate_against=("no:/set/test",))
 
 
-def test_near_duplicates_are_what_looks_alike_whatever_lies_under_the_transparency(tmp_path):
+def test_near_duplicates_ignore_the_colours_of_transparent_pixels(tmp_path):
     rng = np.random.default_rng(0)
     disc = Image.fromarray((np.hypot(*(np.mgrid[:64, :64] - 31.5)) < 24).astype(np.uint8) * 255)
     photo, train, test = (
@@ -386,7 +387,7 @@ def test_near_duplicates_are_what_looks_alike_whatever_lies_under_the_transparen
         hidden.save(path)
     hidden.convert("RGB").save(
         tmp_path / "source" / "train" / "a" / "1.png"
-    )  # Only this is another picture.
+    )  # Only this image differs.
     prepare(tmp_path / "source", tmp_path / "whole")
     options = dict(deduplicate_against=(f"source:{tmp_path / 'whole'}/test",))
     done = prepare(tmp_path / "source", tmp_path / "out", **options)
@@ -490,7 +491,7 @@ def test_class_missing_in_a_split_is_named(folder, tmp_path):
     assert prepare(folder, tmp_path / "out").splits == {"test": 6, "train": 30}
 
 
-def test_compressed_tar_says_to_unpack(tmp_path):
+def test_error_of_a_compressed_tar_suggests_unpacking(tmp_path):
     (tmp_path / "winter21_whole.tar.gz").write_bytes(b"")
     for source in (tmp_path, tmp_path / "winter21_whole.tar.gz"):
         with pytest.raises(
@@ -536,7 +537,7 @@ def test_source_that_changed_is_refused(folder, tmp_path):
         prepare(folder, tmp_path / "out")
 
 
-def test_damage_in_the_source_can_be_mended(tmp_path):
+def test_preparation_continues_after_a_damaged_source_is_repaired(tmp_path):
     source = make_webdataset(tmp_path)
     path = source / "pets-train-000001.tar"
     whole = path.read_bytes()
@@ -552,7 +553,7 @@ def test_place_inside_the_source_is_refused(folder):
         prepare(folder, folder / "out")
 
 
-def test_place_that_holds_something_else_is_refused(folder, tmp_path):
+def test_output_folder_with_other_files_is_rejected(folder, tmp_path):
     (tmp_path / "out" / "pets" / "1.0.0").mkdir(parents=True)
     (tmp_path / "out" / "pets" / "1.0.0" / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match=r"contains something else \(thesis.txt\)"):
@@ -563,7 +564,7 @@ def test_place_that_holds_something_else_is_refused(folder, tmp_path):
         prepare(folder, tmp_path / "file")
 
 
-def test_tfds_sees_the_data_set_only_when_it_is_whole(folder, tmp_path):
+def test_tfds_finds_the_data_set_only_when_it_is_complete(folder, tmp_path):
     def stop(tasks, what, unit):
         run(tasks[:2], what, unit)
         raise KeyboardInterrupt
@@ -585,7 +586,7 @@ def test_tfds_sees_the_data_set_only_when_it_is_whole(folder, tmp_path):
 
 
 def test_orders_are_fair(tmp_path):
-    """Each class has its share of the first third, give or take what chance gives."""
+    """The first third has a fair share of each class, within random variation."""
     root = tmp_path / "many"
     for label in range(3):
         (root / str(label)).mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""Images with captions in every format become the same data set, and training reads its captions."""
+"""Images with captions in all formats become the same data set, whose captions are used in
+training.
+"""
 
 import csv
 import io
@@ -26,7 +28,7 @@ from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import UserError
 from vit_jax.preparation import readers, writer
 
-# Captions of each image, and its class.
+# The captions and the class of each image.
 PAIRS = {
     "train": [
         (f"images/{i}.png", [f"a picture {i}", f"one, more\nof {i}", "ü"][: 1 + i % 3], "ab"[i % 2])
@@ -75,7 +77,11 @@ def all_captions(row) -> dict[str, bytes]:
 
 
 def make_tars(root: Path, notes: Callable[[tuple], dict[str, bytes]] = all_captions) -> Path:
-    """Two tars a split, as img2dataset writes them; `notes` has each image's other files."""
+    """Writes two tar files per split, as img2dataset does.
+
+    Args:
+      notes: returns the contents of an image's other files by their suffix.
+    """
     (root / "pairs").mkdir()
     for split, rows in PAIRS.items():
         for part in range(2):
@@ -171,7 +177,7 @@ def test_the_same_captions_are_drawn_as_from_a_csv_in_the_prepared_order(tmp_pat
 
 
 def test_other_captions_are_other_data(tmp_path):
-    """The changed caption is not among the examples that a fingerprint reads."""
+    """The fingerprint does not read the example with the changed caption."""
     root = make_csv(tmp_path)
     rows = [(f"images/{i % 16}.png", [f"a {i:03d}"], "a") for i in range(16)]
     write_csv(root, "train", rows)
@@ -296,7 +302,7 @@ def test_the_caption_key_chooses_among_several_captions(tmp_path):
 
 
 def make_gaps(make: str, root: Path) -> Path:
-    """Images 3 and 4 have no caption."""
+    """Returns a data set in which images 3 and 4 have no caption."""
 
     def texts(row) -> list[str]:
         return [] if Path(row[0]).stem in "34" else row[1]
@@ -348,7 +354,7 @@ def test_images_without_a_caption_are_counted_and_named_or_skipped(make, first, 
     ids=range(7),
 )
 def test_hostile_captions_of_a_tar_are_one_line(notes, message, tmp_path):
-    """They are in the third tar, so that they are not seen when captions are searched."""
+    """The captions are in the third tar, which is not read to detect the kind of captions."""
 
     def of_row(row) -> dict[str, bytes]:
         return (
@@ -412,7 +418,7 @@ def make_tfds(data_dir: Path) -> Path:
 
 
 def to_tfrecord(folder: Path) -> Path:
-    """Converts a data set in ArrayRecord; TFDS would need TensorFlow for it."""
+    """Converts a data set from ArrayRecord. TFDS would need TensorFlow for this."""
 
     def masked(data: bytes) -> bytes:
         crc = google_crc32c.value(data)
@@ -440,7 +446,7 @@ def test_captions_of_tfds_are_a_field(tmp_path):
 
 
 def test_another_caption_of_tfds_is_other_data(tmp_path, monkeypatch):
-    """The changed caption is not among the examples that a fingerprint reads."""
+    """The fingerprint does not read the example with the changed caption."""
 
     def fields_of(name, split):
         path = str(make_tfds(tmp_path / name))

@@ -1,4 +1,4 @@
-"""Which rectangle of an image is seen, and at what size."""
+"""Training and evaluation crops: their rectangles, and the pixels after resizing."""
 
 import importlib.util
 import json
@@ -35,8 +35,10 @@ def boxes(draw, height, width, area, aspect, draws=30_000):
 
 
 def farthest(found: np.ndarray, shares: dict, height: int, width: int) -> float:
-    """The largest difference between the shares of rectangles below some values and the shares
-    expected.
+    """Returns the largest difference between the actual and the expected shares of rectangles.
+
+    Args:
+      shares: for each measure, pairs of a value and the expected share of rectangles up to it.
     """
     values = make_inception.measures(found, height, width)
     return max(
@@ -46,11 +48,10 @@ def farthest(found: np.ndarray, shares: dict, height: int, width: int) -> float:
 
 @pytest.mark.parametrize("case", make_inception.CASES)
 def test_inception_boxes_are_spread_as_those_of_tensorflows_operator(case):
-    """Of the operator itself where TensorFlow is installed, else of its draws that are stored
-    here.
-    """
+    """Compares with TensorFlow's operator if it is installed, otherwise with stored quantiles."""
     height, width, *ranges = make_inception.CASES[case]
-    draws = 500 if case == "too wide for any" else 30_000  # Each is tried a hundred times.
+    # The operator tries a hundred times per draw.
+    draws = 500 if case == "too wide for any" else 30_000
     if importlib.util.find_spec("tensorflow"):
         drawn = make_inception.draw(height, width, *ranges, draws)
         expected = make_inception.shares(drawn, height, width)
@@ -70,11 +71,12 @@ def test_small_crops_are_more_frequent_in_inception_than_in_random_resized():
         assert (make_inception.measures(found, 375, 500)["area"] < 0.15).mean() == pytest.approx(
             share, abs=0.01
         )
-    assert farthest(found, expected, 375, 500) > 0.1  # The other crop would show above.
+    # The test above would detect the other kind of crop.
+    assert farthest(found, expected, 375, 500) > 0.1
 
 
 def test_random_resized_boxes_have_a_uniform_area_and_logarithm_of_the_aspect_ratio():
-    """As torchvision documents it; of this part of the area every draw fits."""
+    """As in torchvision's documentation. Every draw fits into the image for this range of areas."""
     found = make_inception.measures(
         boxes(random_resized_box, 1000, 1000, (0.05, 0.5), (3 / 4, 4 / 3)), 1000, 1000
     )
@@ -88,7 +90,7 @@ def test_random_resized_boxes_have_a_uniform_area_and_logarithm_of_the_aspect_ra
         np.testing.assert_allclose([(values <= x).mean() for x in quantiles], quantiles, atol=0.015)
 
 
-def test_image_too_narrow_for_any_draw_is_seen_whole_or_in_its_middle():
+def test_image_too_narrow_for_any_draw_gives_the_whole_or_the_central_rectangle():
     narrow = dict(height=1000, width=10, area=(0.9, 1.0))
     assert inception_box(np.random.default_rng(0), **narrow) == (0, 0, 10, 1000)
     assert random_resized_box(np.random.default_rng(0), **narrow) == (0, 493, 10, 506)
@@ -189,7 +191,8 @@ def test_test_crop_of_height_and_width_keeps_the_aspect_ratio_and_the_centre(mod
 def test_part_of_height_and_width_is_the_largest_of_its_aspect_ratio(height, width, rows, columns):
     box = part_box(height, width, "short_side", min(rows, columns), (rows, columns), 0.5, 0.5)
     assert box.height == height or box.width == width
-    assert abs(box.width - box.height * columns / rows) <= 1 + columns / rows  # Whole pixels.
+    # Sides are whole numbers of pixels.
+    assert abs(box.width - box.height * columns / rows) <= 1 + columns / rows
     left, top, right, bottom = box
     assert 0 <= left < right <= width and 0 <= top < bottom <= height
 
@@ -197,8 +200,9 @@ def test_part_of_height_and_width_is_the_largest_of_its_aspect_ratio(height, wid
 def literal(
     pixels: np.ndarray, kind: str, resize: int, size: int, resample: Image.Resampling, half="even"
 ) -> np.ndarray:
-    """Pillow's resize of the whole image, sides as by torchvision's `Resize`, and a central crop of
-    it.
+    """Resizes the whole image with Pillow and crops its centre.
+
+    The sides are computed as in torchvision's `Resize`.
     """
     height, width = pixels.shape[:2]
     short = min(height, width)
@@ -206,7 +210,8 @@ def literal(
         int(resize * side / short) if kind == "short_side" else resize for side in (height, width)
     )
     resized = np.asarray(Image.fromarray(pixels).resize((columns, rows), resample))
-    middle = round if half == "even" else int  # torchvision and timm; Transformers.
+    # torchvision and timm round half to even; Transformers truncates.
+    middle = round if half == "even" else int
     top, left = middle((rows - size) / 2), middle((columns - size) / 2)
     return resized[top : top + size, left : left + size]
 
@@ -229,7 +234,7 @@ PILLOWS = {
     st.sampled_from(("even", "down")),
     st.integers(0, 9),
 )
-def test_exact_test_crop_has_the_very_bits_of_pillows_resize_and_a_central_crop(
+def test_exact_test_crop_is_bit_exact_with_pillows_resize_and_a_central_crop(
     height, width, size, more, kind, interpolation, half, seed
 ):
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
@@ -241,7 +246,7 @@ def test_exact_test_crop_has_the_very_bits_of_pillows_resize_and_a_central_crop(
 @pytest.mark.parametrize(("share", "size"), [(0.9, 224), (0.96, 384), (0.95, 224), (0.875, 96)])
 @pytest.mark.parametrize("kind", ["square", "short_side"])
 def test_share_of_the_crop_is_cut_to_whole_pixels(share, size, kind):
-    """timm resizes to the size over the share, cut off: 224 / 0.9 is 248."""
+    """timm resizes to the image size divided by the share, truncated: 224 / 0.9 gives 248."""
     pixels = natural(250, 317)
     crop = TestCrop(size, kind, size / share, "exact", "bicubic")
     expected = literal(
@@ -251,10 +256,10 @@ def test_share_of_the_crop_is_cut_to_whole_pixels(share, size, kind):
 
 
 def test_exact_test_crop_of_height_and_width_has_the_bits_of_timms():
-    """Sides by timm's `ResizeKeepRatio`: what fills the crop over its share, rounded."""
+    """As timm's `ResizeKeepRatio`: the size that fills the crop divided by its share, rounded."""
     pixels = natural(210, 333)
     crop = TestCrop((96, 160), "short_side", 96 / 0.9, "exact", "bicubic")
-    rows, columns = 106, 177  # 96 / 0.9, 160 / 0.9
+    rows, columns = 106, 177  # 96 / 0.9 and 160 / 0.9.
     ratio = min(210 / rows, 333 / columns)
     rows, columns = round(210 / ratio), round(333 / ratio)
     resized = np.asarray(Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BICUBIC))
@@ -263,7 +268,7 @@ def test_exact_test_crop_of_height_and_width_has_the_bits_of_timms():
 
 
 def test_very_long_image_is_resized_in_part_only_and_to_the_same_picture():
-    """All of it would have 51,200 x 512 pixels."""
+    """The whole image would be resized to 51,200 x 512 pixels."""
     pixels = natural(20, 2000)
     crop = TestCrop(448, "short_side", 512, "exact", "bicubic")(pixels)
     whole = literal(pixels, "short_side", 512, 448, Image.Resampling.BICUBIC)
@@ -280,7 +285,7 @@ def test_very_long_image_is_resized_in_part_only_and_to_the_same_picture():
 @pytest.mark.parametrize("interpolation", [*sorted(PILLOWS), "area"])
 @pytest.mark.parametrize(("shape", "most"), [((150, 200), 0.1), ((480, 640), 1.2)])
 def test_fast_test_crop_is_near_the_exact_one(interpolation, shape, most):
-    """Also where the JPEG is decoded at a half: docs/measurements.md."""
+    """The difference is also small if the JPEG is decoded at half size: docs/measurements.md."""
     data = jpeg(natural(*shape), quality=92)
     fast, exact = (
         TestCrop(90, "short_side", 100, mode, interpolation)(data) for mode in ("fast", "exact")
@@ -301,7 +306,7 @@ def test_fast_crop_of_a_turned_jpeg_is_upright_in_every_interpolation(interpolat
 
 @pytest.mark.parametrize("interpolation", sorted(PILLOWS))
 def test_train_crop_is_pillows_resize_of_the_rectangle_alone(interpolation):
-    """As torchvision's `RandomResizedCrop`: the filter sees nothing beside the rectangle."""
+    """As in torchvision's `RandomResizedCrop`: the filter uses no pixels outside the rectangle."""
     pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8)
     crop = TrainCrop(32, "random_resized", interpolation=interpolation, mode="exact")
     box = random_resized_box(np.random.default_rng(5), 90, 120)
@@ -339,8 +344,10 @@ def test_random_part_is_a_place_in_pillows_resized_image(kind):
         (32, 32, 32, 32),
     ],
 )
-def test_area_is_the_mean_of_what_a_pixel_covers(height, width, rows, columns):
-    """Also where one side grows and the other shrinks, where OpenCV's own would take two pixels."""
+def test_area_is_the_mean_of_the_covered_pixels(height, width, rows, columns):
+    """This is also tested if one side grows and the other shrinks, where OpenCV averages only two
+    pixels.
+    """
     pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
     expected = np.einsum("yi,ijc,xj->yxc", covered(height, rows), pixels, covered(width, columns))
     crop = TestCrop((rows, columns), "square", min(rows, columns), "exact", "area")
@@ -351,17 +358,15 @@ def test_area_is_the_mean_of_what_a_pixel_covers(height, width, rows, columns):
 
 
 def covered(before: int, after: int) -> np.ndarray:
-    """What share each of `before` pixels has in each of `after`, `[after, before]`."""
+    """Returns the share of each pixel before resizing in each pixel after it, `[after, before]`."""
     edges, pixel = np.arange(after + 1) * before / after, np.arange(before)
     overlap = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)
     return overlap.clip(0) * after / before
 
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
-def test_only_unsmoothed_bilinear_lets_stripes_through(interpolation):
-    """Stripes finer than the result's pixels are grey when averaged, and a pattern of their own
-    when not.
-    """
+def test_only_bilinear_without_antialiasing_aliases_stripes(interpolation):
+    """With antialiasing, stripes finer than output pixels become grey. Without it, they alias."""
     stripes = np.tile(
         np.array([0, 255, 255], np.uint8)[np.arange(180) % 3][None, :, None], (180, 1, 3)
     )
@@ -371,9 +376,7 @@ def test_only_unsmoothed_bilinear_lets_stripes_through(interpolation):
 
 @pytest.mark.parametrize(("height", "width"), [(50, 70), (70, 50), (31, 200), (32, 32)])
 def test_simple_random_crop_has_the_bits_of_torchvisions(height, width, torch, monkeypatch):
-    """As DeiT III's code has it: a crop of the resized image with four mirrored pixels on each
-    side.
-    """
+    """As in DeiT III's code: a crop of the resized image with four mirrored pixels at each side."""
     transforms = pytest.importorskip("torchvision.transforms")
     theirs = transforms.Compose(
         [

@@ -1,4 +1,4 @@
-"""Slices: fair samples of any source, the same everywhere."""
+"""Slices are representative samples of any source, and the same on all machines."""
 
 import os
 import re
@@ -18,8 +18,8 @@ from vit_jax.errors import UserError
 CLASSES, EACH = 100, 20
 ROOT = Path(__file__).parents[2]
 PAGES = "\n".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
-# Those of the examples in README and docs, those of configs, and the halves, tenths and quarters of
-# papers.
+# The slices in examples of README and docs, the slices of configs, and the halves, tenths and
+# quarters of papers.
 SLICES = sorted(
     {*re.findall(r"\b(?:train|all)(?:\[-?\d*%?:-?\d*%?\])+", PAGES)}
     - {"train[:9000000]", "train[:30000000]"}
@@ -49,7 +49,7 @@ def make_folder(root: Path, counts: dict[str, int]) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Empty files: labels are all that is asked of them."""
+    """Returns a folder of empty files, which are enough for tests of labels."""
     root = tmp_path_factory.mktemp("folder")
     make_folder(root / "train", {f"class{number:03}": EACH for number in range(CLASSES)})
     return root
@@ -81,7 +81,7 @@ def test_slices_of_slices_share_the_images_that_a_test_split_leaves(folder):
 @pytest.mark.slow
 def test_images_of_a_class_are_a_random_sample_of_it(folder):
     numbers = [int(Path(open_slice(folder, "train[:50%]").describe(i)).stem) for i in range(1000)]
-    # The mean of half the numbers 0 to 19 of each class; its standard deviation is 0.13.
+    # The mean of half of the numbers 0 to 19 of each class has a standard deviation of 0.13.
     assert abs(np.mean(numbers) - 9.5) < 0.65 and set(numbers) == set(range(EACH))
 
 
@@ -105,7 +105,8 @@ def test_slice_is_the_same_for_a_copy_in_another_place_and_order(tmp_path, monke
         )
         monkeypatch.setattr(os, "scandir", lambda where: Backwards(list(scandir(where))[::-1]))
     assert listed[0] == listed[1]
-    # Also on other machines and with other versions of NumPy, which this pins.
+    # The order must not depend on the machine or NumPy's version, so it is compared with stored
+    # names.
     assert [name.removeprefix("train/") for name in listed[0][:6]] == PINNED
 
 
@@ -127,7 +128,7 @@ def test_slices_without_labels_are_those_with_them(folder):
     assert images[0] == images[1]
 
 
-def test_slice_that_loses_a_class_says_so(tmp_path):
+def test_slice_without_a_class_lists_it(tmp_path):
     make_folder(tmp_path / "train", {"common": 40, "rare": 1})
     parts = [
         open_source("folder", split, path=str(tmp_path)) for split in ("train[:50%]", "train[50%:]")
@@ -196,13 +197,13 @@ def test_slices_are_cut_as_pythons_lists_are(images, pieces):
 @pytest.mark.parametrize(
     "split", ["train[:10x]", "train[5", "train[:5]x", "train]", "train[:5]+test", "[:5]]"]
 )
-def test_what_is_no_slice_is_named(split):
+def test_invalid_slices_are_named(split):
     with pytest.raises(UserError, match="cannot read the split") as error:
         split_range(split, 10)
     assert repr(split) in str(error.value)
 
 
-def test_slices_that_tfds_cannot_cut_are_told_to_it_as_numbers():
+def test_slices_that_tfds_does_not_support_are_converted_to_numbers():
     sizes = {"train": 100, "test": 10}
     assert absolute("train[:80%][90%:]+test[5:]", sizes) == "train[72:80]+test[5:10]"
     assert cut("train+test", "[:90%]") == "train[:90%]+test[:90%]"

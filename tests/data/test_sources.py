@@ -1,4 +1,4 @@
-"""Where images come from: digits, folders and real TFDS data sets prepared here."""
+"""Sources of images: digits, folders, and TFDS data sets that are prepared here."""
 
 import builtins
 import io
@@ -96,7 +96,7 @@ def test_subset_is_the_images_asked_for_in_their_order():
     assert (some[0].labels, some.describe(0)) == (source[7].labels, "digits train image 7")
 
 
-def test_label_table_is_the_labels_of_all_images_and_tells_how_far_it_is():
+def test_label_table_has_the_labels_of_all_images_and_reports_progress():
     class Unknown(Source):
         class_names = ("a", "b", "c")
 
@@ -138,7 +138,7 @@ def test_one_folder_can_be_cut_into_splits(folder):
     assert not names[0] & names[1]
 
 
-def test_missing_split_names_those_there_are(folder):
+def test_error_of_a_missing_split_lists_the_splits(folder):
     with pytest.raises(UserError, match=r"no folder .*/val.*has: test, train"):
         open_source("folder", "val", path=str(folder))
 
@@ -206,7 +206,7 @@ def test_some_classes_are_numbered_in_the_order_given(folder):
         "fox",
         "ant",
     }
-    # The test split, of which cat is not, has the same numbers.
+    # The test split, which lacks the class cat, has the same numbers.
     test = open_source(
         "folder", "test", path=str(folder), class_names=train.class_names, only=("fox", "ant")
     )
@@ -236,7 +236,7 @@ def test_image_of_several_classes_keeps_the_labels_of_those_chosen():
     ]
 
 
-def test_classes_of_digits_may_be_said_as_numbers():
+def test_classes_of_digits_may_be_given_as_numbers():
     assert open_source("digits", "test", only=(5, 6)).class_names == ("5", "6")
 
 
@@ -324,7 +324,7 @@ def test_tfds_splits_are_sliced_and_joined(prepared):
     assert len(open_source("tfds", "train[10:]+test", path=f"one_label:{prepared}")) == 16
 
 
-def test_records_lie_in_files_of_known_sizes(prepared):
+def test_stored_files_list_the_files_of_records_with_their_sizes(prepared):
     name = "one_label-{}.array_record-00000-of-00001"
     source = open_source("tfds", "train[:25%]+test[:2]", path=f"one_label:{prepared}")
     assert [*source.stored_files()] == [(name.format("train"), 20), (name.format("test"), 6)]
@@ -359,7 +359,7 @@ def test_tfds_unknown_data_set_is_named(prepared):
         open_source("tfds", "train", path=f"no_such_set:{prepared}")
 
 
-def test_tfds_data_set_that_is_not_prepared_says_the_command(tmp_path):
+def test_error_of_an_unprepared_tfds_data_set_contains_the_command(tmp_path):
     with pytest.raises(UserError, match="run: tfds build imagenet2012 --file_format=array_record"):
         open_source("tfds", "train", path=f"imagenet2012:{tmp_path}")
 
@@ -374,9 +374,9 @@ def test_tfds_folder_without_a_data_set_is_named(tmp_path):
         open_source("tfds", "train", path=f"{tmp_path}/nothing")
 
 
-def test_tfds_data_set_in_another_format_says_how_to_convert(tmp_path):
+def test_error_of_another_tfds_format_contains_the_command_to_convert(tmp_path):
     prepare(tmp_path, **ONE_LABEL)
-    # TFRecord files cannot be made without TensorFlow; the description is what decides.
+    # Writing TFRecord files needs TensorFlow. Changing the description is enough for this error.
     info = tmp_path / "one_label" / "1.0.0" / "dataset_info.json"
     info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
     for file in info.parent.glob("*.array_record*"):
@@ -492,7 +492,7 @@ def differing(first: Path, second: Path) -> set[str]:
 
 @pytest.fixture
 def copies(tmp_path):
-    """The same folder of images on two hosts."""
+    """Returns two folders with the same images, as on two hosts."""
     for host in "ab":
         for index in range(4):
             file = tmp_path / host / "train" / f"class{index % 2}" / f"{index}.png"
@@ -525,7 +525,7 @@ def test_fingerprint_shows_another_image(copies):
 
 @pytest.fixture
 def unlabelled(tmp_path):
-    """Images at several depths, and what is none of them."""
+    """Returns a folder of images in several subfolders and of other files."""
     names = (
         "b.png",
         "a.jpg",
@@ -549,7 +549,7 @@ def test_folder_without_labels_has_the_images_at_every_depth(unlabelled):
     assert source.label_table().tolist() == [[-1]] * 4
 
 
-def test_folder_with_labels_sees_no_class_in_a_hidden_folder(unlabelled):
+def test_folder_with_labels_ignores_hidden_folders(unlabelled):
     assert open_source("folder", "train", path=str(unlabelled)).class_names == ("2021",)
 
 
@@ -611,8 +611,9 @@ def test_folder_that_links_lead_to_is_named_by_its_own_path(tmp_path):
 
 
 def no_regular_files(folder: Path) -> list[Path]:
-    """What is called an image and is none: a link to nothing, one to itself, a pipe, a socket, a
-    device.
+    """Creates files with image suffixes that are not regular files.
+
+    They are a link to nothing, a link to itself, a pipe, a socket, and a link to a device.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = ("nothing.jpg", "loop.jpg", "pipe.jpg", "socket.jpg", "device.jpg")
@@ -621,13 +622,13 @@ def no_regular_files(folder: Path) -> list[Path]:
     loop.symlink_to("loop.jpg")
     os.mkfifo(pipe)
     with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as opened:
-        opened.bind(f"{short}/socket")  # A socket's path has 107 letters at most.
+        opened.bind(f"{short}/socket")  # Paths of sockets have at most 107 bytes.
         os.rename(f"{short}/socket", listening)
     device.symlink_to("/dev/zero")
     return [nothing, loop, pipe, listening, device]
 
 
-def test_what_is_no_regular_file_cannot_be_read(folder):
+def test_irregular_files_cannot_be_read(folder):
     bad = no_regular_files(folder / "train" / "cat")
     source = open_source("folder", "train", path=str(folder))
     named = {source.describe(index): index for index in range(len(source))}

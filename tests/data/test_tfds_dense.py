@@ -1,4 +1,4 @@
-"""Boxes and masks of TFDS data sets, stored by TFDS itself."""
+"""Boxes and masks of TFDS data sets that were stored by TFDS."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""3-Augment against torchvision: its pixels, and how often each of the three is drawn."""
+"""3-Augment equals its implementation in torchvision, and draws each operation equally often."""
 
 import pickle
 from collections import Counter
@@ -51,7 +51,7 @@ def test_one_of_three_comes_first_and_then_the_jitter_in_any_order():
     assert kstest(factors, "uniform", (0.7, 0.6)).pvalue > 1e-3
 
 
-def test_a_run_has_it_by_its_strength():
+def test_a_run_uses_three_augment_with_its_strength():
     config = base_config()
     config.steps = 2
     config.augment.three_augment = 0.2
@@ -68,7 +68,7 @@ def test_a_run_has_it_by_its_strength():
         {"augment.color_jitter": (0.4, 0.4, 0.4)},
     ],
 )
-def test_another_augmentation_beside_it_is_refused(values):
+def test_other_augmentations_with_three_augment_are_rejected(values):
     config = base_config()
     config.steps = 2
     config.augment.three_augment = 0.3

@@ -1,4 +1,4 @@
-"""timm's RandAugment against timm itself: each operation's pixels, and what is drawn how often."""
+"""timm's RandAugment equals timm's code: the pixels and the distribution of operations."""
 
 import pickle
 import random
@@ -16,7 +16,7 @@ from vit_jax.data.timm_augment import OPERATIONS, RESAMPLING, RandPolicy
 from vit_jax.options.data import parse_rand_policy
 
 FILL = (124, 116, 104)
-# Theirs for those that change less or more with the level.
+# Operations that have a variant in timm whose effect increases with the level.
 INCREASING = {"Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}
 MOVING = {"TranslateX", "TranslateY"}
 
@@ -28,7 +28,7 @@ def theirs(name: str, increasing: bool) -> str:
 
 
 def photograph(height: int, width: int, seed: int = 0) -> Image.Image:
-    """Smooth and colourful, darker in one channel."""
+    """Returns a smooth, colourful image with a darker channel."""
     small = np.random.default_rng(seed).integers(256, size=(5, 7, 3), dtype=np.uint8)
     pixels = np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
     return Image.fromarray((pixels * (1, 0.5, 0.7) + (0, 60, 20)).clip(0, 255).astype(np.uint8))
@@ -55,13 +55,14 @@ def test_operation_is_timms_to_the_bit(name, increasing, timm_augmentations, mon
                 ours = policy.apply(name, image, level, sign)
                 bits = int(0.4 * level)
                 if name == "Posterize" and bits == 4 * increasing:
-                    assert not np.asarray(ours).any()  # No bit is left: Pillow now refuses that.
+                    # No bits are left, which newer versions of Pillow reject.
+                    assert not np.asarray(ours).any()
                 else:
                     np.testing.assert_array_equal(ours, operation(image))
 
 
 def record_ours(policy: RandPolicy, images: int, monkeypatch) -> list[list[tuple]]:
-    """The (operation, level) that each of so many images went through."""
+    """Returns the operations and levels that were applied to each of a number of images."""
     record = []
 
     def recorder(name):
@@ -111,7 +112,7 @@ def test_operations_levels_and_their_number_are_distributed_as_timms(
     )
 
     def chance(count, values):
-        """That two samples of values are of one distribution."""
+        """Returns the p-value of the hypothesis that both samples have the same distribution."""
         rows = [
             [sample.count(value) for value in values] for sample in (count(ours), count(others))
         ]
@@ -142,7 +143,7 @@ def test_operations_levels_and_their_number_are_distributed_as_timms(
         "rand-p0",
     ],
 )
-def test_text_means_what_it_means_to_timm(text, timm_augmentations):
+def test_policy_texts_are_parsed_as_in_timm(text, timm_augmentations):
     ours = RandPolicy(**parse_rand_policy(text))
     policy = timm_augmentations.rand_augment_transform(text, dict(img_mean=FILL))
     assert [theirs(name, ours.increasing) for name in OPERATIONS] == [op.name for op in policy.ops]

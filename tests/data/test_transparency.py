@@ -1,4 +1,4 @@
-"""What is seen of pictures that are transparent in parts."""
+"""Transparent parts of images are replaced by a background."""
 
 import io
 import zlib
@@ -14,12 +14,14 @@ from vit_jax.options.data import BACKGROUNDS, CROPS, INTERPOLATIONS, TEST_CROPS
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:::PIL\.")
 SHADES = [(name, shade) for name, shade in BACKGROUNDS.items() if shade is not None]
-UNDER = np.array([200, 30, 90], np.uint8)  # What lies under the transparency.
+UNDER = np.array([200, 30, 90], np.uint8)  # The colour of the transparent pixels.
 
 
 def cut_out(height: int = 24, width: int = 30) -> np.ndarray:
-    """RGBA: a picture in a disc, half transparent on its right, and colours that nobody should see
-    around.
+    """Returns an RGBA image whose visible part is a disc.
+
+    The right half of the disc is half transparent. The transparent pixels around it have colours
+    that must not be visible.
     """
     y, x = np.mgrid[:height, :width]
     inside = np.hypot(y - height / 2, x - width / 2) < height / 3
@@ -34,7 +36,7 @@ def over(rgba: np.ndarray, shade: int) -> np.ndarray:
 
 
 def files(rgba: np.ndarray) -> dict[str, tuple[bytes, np.ndarray]]:
-    """Encoded pictures with alpha by form, and what each holds, RGBA."""
+    """Returns encoded images with alpha by format, with their expected RGBA pixels."""
     image = Image.fromarray(rgba)
     grey = np.asarray(image.convert("LA"))
     palette = np.zeros((256, 4), np.uint8)
@@ -64,14 +66,16 @@ def test_transparent_picture_lies_on_its_background(form, background, shade):
     np.testing.assert_allclose(decode(data, background), over(rgba, shade), atol=1)
 
 
-# An encoder of animations keeps no colours there.
+# Encoders of animated WebP do not keep the colours of transparent pixels.
 @pytest.mark.parametrize("form", [form for form in files(cut_out()) if form != "animated.webp"])
-def test_what_lies_under_the_transparency_is_seen_only_where_there_is_no_background(form):
+def test_colours_of_transparent_pixels_are_only_visible_without_a_background(form):
     data, rgba = files(cut_out())[form]
     np.testing.assert_array_equal(decode(data, "none"), rgba[..., :3])
 
 
-KEYED = {  # Bit depth, colour type, levels of three pixels in a row, the key: the second pixel's.
+# Bit depth, colour type, a row of three pixels, and the transparent colour: that of the second
+# pixel.
+KEYED = {
     "1-bit grey": (1, 0, bytes([0b01000000]), (1,)),
     "2-bit grey": (2, 0, bytes([0b00100100]), (2,)),
     "4-bit grey": (4, 0, bytes([0x37, 0x50]), (7,)),
@@ -90,7 +94,9 @@ KEYED = {  # Bit depth, colour type, levels of three pixels in a row, the key: t
 @pytest.mark.parametrize(("background", "shade"), SHADES)
 @pytest.mark.parametrize("form", KEYED)
 def test_only_pixels_of_the_transparent_colour_show_the_background(form, background, shade):
-    """A PNG may name one; those beside it differ from it by one level, in 16 bits too."""
+    """A PNG may define one colour as transparent. The other pixels differ from it by one level,
+    also with 16 bits.
+    """
     depth, colour, row, key = KEYED[form]
     name = chunk(b"tRNS", b"".join(level.to_bytes(2, "big") for level in key))
     body = chunk(b"IDAT", zlib.compress(b"\0" + row))
@@ -113,10 +119,8 @@ def test_transparent_gif_lies_on_white():
 
 @pytest.mark.parametrize("mode", ["fast", "exact"])
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
-def test_crops_of_training_and_test_see_nothing_of_what_lies_under_the_transparency(
-    mode, interpolation
-):
-    """Not at the edges either: the picture is put on its background first, and resized then."""
+def test_crops_contain_no_colours_of_transparent_pixels(mode, interpolation):
+    """The edges must not contain these colours either: the background is added before resizing."""
     rgba, bare = cut_out(60, 60), cut_out(60, 60)
     bare[bare[..., 3] == 0] = 0
     how = dict(mode=mode, interpolation=interpolation)

@@ -1,4 +1,4 @@
-"""Several views of one image in a batch."""
+"""Several views of an image in a batch."""
 
 import contextlib
 import functools
@@ -104,7 +104,7 @@ def test_view_with_distortions_for_another_number_of_pictures_is_refused():
 @pytest.mark.skipif(not is_fast(), reason="Pillow decodes whole images")
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "area"])
 @pytest.mark.parametrize("turn", [None, 6])
-def test_views_of_one_jpeg_are_decoded_once_and_show_what_each_alone_does(
+def test_views_of_one_jpeg_are_decoded_once_and_equal_single_views(
     monkeypatch, interpolation, turn
 ):
     photograph = np.random.default_rng(0).integers(256, size=(60, 80, 3), dtype=np.uint8)
@@ -126,9 +126,10 @@ def test_views_of_one_jpeg_are_decoded_once_and_show_what_each_alone_does(
     opened = crops[0].open(file.getvalue(), several=True)
     for i, crop in enumerate(crops):
         together = crop(opened, np.random.default_rng(i)).astype(int)
-        # Bilinear squares are resized row by row where one alone is decoded, and rounded otherwise.
+        # A single bilinear view is resized row by row while it is decoded, with other rounding
+        # errors.
         assert np.abs(together - alone[i]).max() <= (2 if interpolation == "bilinear" else 0)
-    assert sorted(decoded) == sorted({*decoded})  # Each of the JPEG's sizes once.
+    assert sorted(decoded) == sorted({*decoded})  # Each size of the JPEG is decoded once.
 
 
 def test_view_that_decodes_otherwise_is_refused():

@@ -1,4 +1,4 @@
-"""VTAB-1k: 19 tasks on small copies of their TFDS data sets, and their labels."""
+"""VTAB-1k: 19 tasks with small copies of their TFDS data sets, and their labels."""
 
 import pickle
 from pathlib import Path
@@ -16,7 +16,8 @@ from vit_jax.errors import UserError
 
 SPLITS = {"train": 20, "validation": 20, "test": 20}
 
-# The nearest of a scene's objects, and its class: the last of 0, 8, 8.5, 9, 9.5, 10, 100 below it.
+# The distance of a scene's nearest object and its class: the index of the last of 0, 8, 8.5, 9,
+# 9.5, 10, 100 below the distance.
 CLEVR = [
     (0.5, 0),
     (8.0, 0),
@@ -29,7 +30,7 @@ CLEVR = [
     (10.0, 4),
     (12, 5),
 ]
-# Types and distances of a scene's objects (0 to 2 are vehicles), and its class.
+# Types and distances of a scene's objects and its class. Types 0 to 2 are vehicles.
 KITTI = [
     ([], 3),
     ([(3, 2.0), (7, 5.0)], 3),
@@ -67,7 +68,8 @@ def dsprites(number: int) -> dict:
 
 
 EXAMPLES = {"clevr:3.*.*": clevr, "kitti:3.*.*": kitti, "dsprites:2.*.*": dsprites}
-ORIENTATIONS = np.repeat(np.arange(16), [3, 2] * 8)  # Of 40, by 2.5.
+# The class of each of 40 orientations. A class has 2.5 orientations.
+ORIENTATIONS = np.repeat(np.arange(16), [3, 2] * 8)
 LABELS = {
     "clevr-count": lambda number: number % 8,
     "clevr-dist": lambda number: CLEVR[number % 10][1],
@@ -87,12 +89,12 @@ def data_dir(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def few(monkeypatch):
-    """Splits of 8 and 2 images instead of 800 and 200."""
+    """Reduces the splits to 8 and 2 images instead of 800 and 200."""
     monkeypatch.setattr(vtab, "IMAGES", {"train": 8, "val": 2, "test": None})
 
 
 def number_of(image, name: str) -> int:
-    """An example's, which its pixels hold."""
+    """Returns the number of an example, which is stored in its pixels."""
     pixels = decode(image)
     assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[-1] == 3
     if name.startswith("dspr"):
@@ -120,7 +122,7 @@ def test_task_opens_with_its_splits_and_labels(name, data_dir, few):
     assert len({*train, *val, *test}) == len(train) + len(val) + len(test)
 
 
-# Sizes of TFDS's splits, and what training, validation and test are of them (VTAB's code).
+# The sizes of TFDS's splits, and the slices for validation and testing in VTAB's code.
 SLICES = {
     "caltech101": ({"train": 3059, "test": 6085}, "train[2753:2953]", "test[0:6085]"),
     "cifar-100": ({"train": 50000, "test": 10000}, "train[45000:45200]", "test[0:10000]"),
@@ -149,14 +151,14 @@ def test_splits_are_the_benchmarks(name):
     assert tfds_slices(task, "test", sizes) == test
 
 
-def test_tasks_are_the_papers():
+def test_tasks_are_those_of_the_paper():
     table = published.table("table9")
     assert [task.name for task in TASKS.values()] == list(table.rows)
     groups = [task.group for task in TASKS.values()]
     assert groups == ["natural"] * 7 + ["specialized"] * 4 + ["structured"] * 8
 
 
-def test_flips_and_crops_are_left_out_where_they_change_the_label():
+def test_flips_and_crops_that_change_the_label_are_disabled():
     no_flip = {name for name, task in TASKS.items() if not task.flip}
     no_crop = {name for name, task in TASKS.items() if not task.crop}
     assert no_flip == {"dspr-ori", "snorb-azim", "dspr-loc"}
@@ -172,7 +174,7 @@ def test_orientations_of_dsprites_fill_sixteen_classes():
     assert [label(i) for i in range(40)] == ORIENTATIONS.tolist()
 
 
-def test_damaged_image_of_dsprites_is_left_to_the_pipeline():
+def test_damaged_image_of_dsprites_is_returned_unchanged():
     assert vtab.black_and_white(b"no image") == b"no image"
 
 
@@ -210,7 +212,7 @@ def test_unknown_split_lists_the_four(data_dir):
         ),
     ],
 )
-def test_data_set_that_is_not_there_says_how_to_get_it(name, command, tmp_path):
+def test_error_of_a_missing_data_set_contains_the_command(name, command, tmp_path):
     with pytest.raises(
         UserError, match=f"is not prepared in .*; with tensorflow installed, run: {command}"
     ):

@@ -1,4 +1,4 @@
-"""Scripts of experiments/ as modules."""
+"""Fixtures that load scripts of experiments/ and check the configs of their runs."""
 
 import importlib.util
 from pathlib import Path
@@ -14,7 +14,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 @pytest.fixture(scope="session")
 def script():
-    """Loads a script by its name."""
+    """Returns a function that loads a script by its name."""
 
     def load(name: str):
         spec = importlib.util.spec_from_file_location(name, EXPERIMENTS / f"{name}.py")
@@ -27,14 +27,17 @@ def script():
 
 @pytest.fixture
 def check_runs(tmp_path):
-    """Checks the config of each kind of run that an experiment plans; returns their number."""
+    """Returns a function that checks the configs of an experiment's runs, and returns their number.
+
+    Only one run of each kind is checked and counted.
+    """
 
     def check_all(name: str) -> int:
         found = experiment.load(name)
         options = {option: values.get("default") for option, values in found.options.items()}
         scale = "paper" if name == "objectnet" else "laptop"
         trials = study.rehearsed(found.at(scale), tmp_path / "runs", options, scale)
-        # Runs with the same keys differ in seeds and numbers alone.
+        # Runs with the same options differ only in seeds and other numbers.
         kinds = {
             tuple(flag.partition("=")[0] for flag in trial.job.flags[1:]): trial.job
             for trial in trials

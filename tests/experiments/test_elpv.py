@@ -1,4 +1,4 @@
-"""The photographs of solar cells: how they are laid out, and the report's figures."""
+"""The photographs of solar cells: their layout in folders, and the figures of the report."""
 
 import itertools
 import sys
@@ -20,8 +20,9 @@ def elpv(script):
 
 @pytest.fixture
 def cells(tmp_path, monkeypatch, elpv):
-    """Of a package like elpv-dataset: 8 tiny photographs of each type and probability, defects
-    dark.
+    """Returns the cells of a fake package elpv-dataset.
+
+    It has 8 tiny photographs of each type and probability. Defective cells are dark.
     """
     data = tmp_path / "site" / "elpv_dataset" / "data"
     (data / "images").mkdir(parents=True)
@@ -39,7 +40,7 @@ def cells(tmp_path, monkeypatch, elpv):
 
 
 def found(images) -> dict[str, tuple[str, str]]:
-    """Split and class of each photograph that can be read."""
+    """Returns split and class of each readable photograph."""
     return {path.name: path.parts[-3:-1] for path in images.rglob("*.png") if path.is_file()}
 
 
@@ -64,8 +65,8 @@ def test_a_quarter_of_each_type_and_probability_is_for_testing_and_always_the_sa
     assert found(tmp_path / "again") == there
 
 
-def test_layout_that_was_broken_off_is_not_taken_for_a_whole_one(cells, elpv, tmp_path):
-    broken = [cells[0], cells[0], *cells[1:]]  # The second link of one name fails.
+def test_an_interrupted_layout_is_not_used(cells, elpv, tmp_path):
+    broken = [cells[0], cells[0], *cells[1:]]  # The second link with the same name fails.
     with pytest.raises(FileExistsError):
         elpv.lay_out(broken, tmp_path / "images")
     assert not (tmp_path / "images").exists()
@@ -78,7 +79,7 @@ def test_values_of_its_runs_are_valid(check_runs):
     assert check_runs("elpv") == 1
 
 
-def test_missing_package_is_said_with_the_command_that_installs_it(elpv, monkeypatch):
+def test_error_of_a_missing_package_contains_the_command_to_install_it(elpv, monkeypatch):
     monkeypatch.setitem(sys.modules, "elpv_dataset", None)
     with pytest.raises(UserError, match=r'pip install -e "\.\[examples\]"'):
         elpv.read_cells()

@@ -1,6 +1,4 @@
-"""The entries of the ledger: each goes from its stages to its finding; what several of them
-share.
-"""
+"""The ledger's experiments, from their stages to their finding, and parts that they share."""
 
 from pathlib import Path
 
@@ -35,7 +33,10 @@ ENTRIES = (
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Runs that are finished as soon as they are wanted; a figure is its run's place, by 1000."""
+    """Replaces runs by made-up ones that finish immediately; returns the list of their workdirs.
+
+    The metric of a run is its index in this list divided by 1000.
+    """
     made = []
 
     def figure(self, trial, name):
@@ -60,7 +61,7 @@ def made_up(monkeypatch):
 
 
 def conducted(name: str, scale: str, out: Path) -> str:
-    """What an entry writes."""
+    """Runs an experiment and returns the page that it writes."""
     found = experiment.load(name)
     options = {option: values.get("default") for option, values in found.options.items()}
     conduct(name, found, Study(out, options, lambda line: None, scale))
@@ -100,7 +101,7 @@ def test_entry_at_the_papers_scale_makes_its_table(name, made_up, tmp_path):
         ("table4", "All 54 values are the paper's."),
     ],
 )
-def test_values_stand_beside_the_papers(name, finding, tmp_path):
+def test_values_are_compared_with_the_papers(name, finding, tmp_path):
     assert conducted(name, "laptop", tmp_path / "out").rstrip().endswith(finding)
 
 
@@ -116,14 +117,14 @@ def test_figure_1_has_every_parameter_of_the_layer_that_it_shows():
     assert len(shapes) == 2 + 1 + 1 + 12 + 2 + 4
 
 
-def test_small_batches_reads_what_dino_reports(made_up, monkeypatch, tmp_path):
+def test_small_batches_reads_metrics_of_dino(made_up, monkeypatch, tmp_path):
     asked = set()
     monkeypatch.setattr(Study, "figure", lambda self, trial, name: asked.add(name) or len(asked))
     conducted("small_batches", "laptop", tmp_path / "out")
     assert asked == {
         "knn/digits/10",
         "prototypes_used",
-    }  # As a run of configs/dino_digits.py has them.
+    }  # These metrics are logged by runs of configs/dino_digits.py.
 
 
 def test_objectnet_has_no_laptop_scale(tmp_path):
@@ -131,7 +132,7 @@ def test_objectnet_has_no_laptop_scale(tmp_path):
         conducted("objectnet", "laptop", tmp_path / "out")
 
 
-# What entries share.
+# Parts that several experiments share.
 
 
 def test_fine_tuning_waits_for_pre_training_and_random_parameters_do_not(made_up, tmp_path):
@@ -216,7 +217,7 @@ def test_model_of_another_family_has_the_small_vits_compute(values):
     assert multiply_adds(**own) == pytest.approx(multiply_adds(name=MODEL), rel=0.1)
 
 
-def test_high_resolution_is_imagenets_alone(made_up, tmp_path):
+def test_only_imagenet_has_high_resolution(made_up, tmp_path):
     here = Study(tmp_path, {})
     here.run([study.Trial("pretrained", {"model": "a"}, here.job("a"))], lambda: None)
     stages = fine_tuning(
@@ -261,7 +262,7 @@ def test_a_step_is_compiled_once_and_days_are_the_runs_compute_at_its_mfu(monkey
 
     monkeypatch.setattr(prices, "first_that_fits", lambda *of: asked.append(of) or ("", Plan))
     (job,) = prices.pretraining_jobs(experiment.load("objectnet")).values()
-    # 4,262 exaFLOPs by table 6; a core of TPU v3 has 61.5 TFLOP/s.
+    # 4,262 exaFLOPs are from table 6; a core of TPU v3 has 61.5 TFLOP/s.
     wanted = 4262e18 / (0.5 * 61.5e12) / 86_400
     for _ in range(2):
         assert prices.device_days(job, "v3", tmp_path) == pytest.approx(wanted, rel=2e-3)
@@ -329,9 +330,9 @@ def test_bit_is_fine_tuned_by_its_own_rule_too_and_the_better_is_kept(made_up, t
     (flags,) = (trial.job.flags for trial in by_rule)
     assert flags[0].endswith(
         "bit_hyperrule.py:dataset=imagenet2012,model=BiT-R152x4"
-    )  # 480 pixels.
+    )  # The hyperrule uses 480 pixels for this model.
     assert "--config.data.test_split=train[99%:]" in flags
-    # The rule's run is the last, whose made-up figure is the highest.
+    # The run of the hyperrule is the last one, so its made-up metric is the highest.
     recipes = [(trial.factors["model"], trial.factors["recipe"]) for trial in conduct(here)]
     assert recipes == [("vit", "finetune")] * 2 + [("bit", "bit_hyperrule")] * 2
 
@@ -372,7 +373,7 @@ def test_subsets_are_learnt_for_the_steps_of_the_whole():
     ]
 
 
-# These read checkpoints or packages that are given to them, and have tests of their own.
+# These experiments read checkpoints or packages of the user, and are tested separately.
 OF_FILES = {"detect_photos", "elpv", "finetune_folders", "pretrain_photos", "segment_photos"}
 
 

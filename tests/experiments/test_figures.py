@@ -1,6 +1,4 @@
-"""The figures that experiments make of runs: similarity, weight on objects, slopes, and what is
-measured.
-"""
+"""Figures that experiments derive from runs: similarity, weight on objects, slopes and speeds."""
 
 import json
 from pathlib import Path
@@ -23,7 +21,7 @@ from vit_jax.ledger.study import Study
 from vit_jax.ledger.tables import against, by_name, slopes
 
 
-def test_nearness_parts_neighbours_from_the_row_and_column_and_from_others():
+def test_nearness_distinguishes_neighbours_the_same_row_or_column_and_others():
     similarity = np.zeros((3, 3, 3, 3))
     for row, column, other_row, other_column in np.ndindex(3, 3, 3, 3):
         apart = abs(row - other_row) + abs(column - other_column)
@@ -33,12 +31,12 @@ def test_nearness_parts_neighbours_from_the_row_and_column_and_from_others():
         )
     near = nearness(similarity)
     assert near["neighbours"] == 1.0 and near["others"] == 0.25
-    # Of a patch's 4 others in its lines, in all 36 pairs, 24 are neighbours.
+    # A patch has 4 others in its row and column. Of these 36 pairs, 24 are neighbours.
     assert near["one row or column"] == pytest.approx((24 * 1.0 + 12 * 0.5) / 36)
 
 
 def seen(rollout, masks):
-    """What a model looks at, as far as the weight on objects asks."""
+    """Returns images, masks and rollouts as needed to compute the weight on objects."""
     return Seen(
         None, np.zeros((*rollout.shape[:1], 4, 4, 3), np.uint8), masks, rollout, np.zeros((1, 1))
     )
@@ -47,20 +45,21 @@ def seen(rollout, masks):
 def test_weight_on_objects_is_the_rollouts_share_that_falls_on_the_mask():
     rollout = np.array([[[0.7, 0.1], [0.1, 0.1]], [[0.25, 0.25], [0.25, 0.25]]])
     masks = np.zeros((2, 4, 4), bool)
-    masks[0, :2, :2] = True  # All of the first patch.
-    masks[1, 0, :3] = True  # Half of one patch, and a quarter of its neighbour.
+    masks[0, :2, :2] = True  # The whole first patch.
+    masks[1, 0, :3] = True  # Half of a patch and a quarter of its neighbour.
     found = on_objects(seen(rollout, masks))
     assert found["weight"] == pytest.approx([0.7, 0.25 * (0.5 + 0.25)])
     assert found["share"] == pytest.approx([4 / 16, 3 / 16])
 
 
-def test_weight_on_objects_that_nobody_knows_is_none():
+def test_weight_on_objects_without_masks_is_none():
     assert on_objects(seen(np.full((1, 2, 2), 0.25), None)) is None
 
 
-def test_even_attention_looks_as_far_as_patches_are_apart():
+def test_uniform_attention_has_the_mean_distance_of_patches():
     model = SimpleNamespace(grid=(1, 2), image_size=(16, 32), patch_tokens=slice(1, 3))
-    assert even_distance(model) == pytest.approx(8.0)  # Itself, and 16 pixels.
+    # The mean of the distances 0, to itself, and 16 pixels.
+    assert even_distance(model) == pytest.approx(8.0)
 
 
 def test_distances_table_leaves_layers_empty_that_a_model_lacks():
@@ -71,7 +70,7 @@ def test_distances_table_leaves_layers_empty_that_a_model_lacks():
     ]
 
 
-def test_looking_at_the_papers_scale_asks_for_a_checkpoint_and_images():
+def test_attention_at_the_papers_scale_needs_a_checkpoint_and_images():
     with pytest.raises(UserError, match="needs --checkpoint=ViT-L_16.npz and --images=FOLDER"):
         seen_in(Study(Path("nowhere"), {"checkpoint": None, "images": None}, scale="paper"))
 
@@ -89,7 +88,7 @@ def test_slope_is_in_points_of_a_doubling_the_steepest_first():
     assert slopes(points[:1], "compute", "few-shot", "what") == ""
 
 
-def test_one_stands_against_the_range_of_the_others():
+def test_a_value_is_compared_with_the_range_of_the_others():
     points = [
         {"kind": kind, "acc": [share]} for kind, share in (("none", 0.5), ("1d", 0.6), ("2d", 0.65))
     ]
@@ -107,7 +106,7 @@ def test_figures_by_name_are_a_line_each():
     ]
 
 
-def test_what_was_measured_is_not_measured_again(tmp_path):
+def test_measurements_are_not_repeated(tmp_path):
     asked = []
 
     def how(model, size, turns):

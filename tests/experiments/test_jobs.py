@@ -1,4 +1,4 @@
-"""Jobs in one folder that several processes share."""
+"""Jobs in a folder that several processes share."""
 
 import json
 
@@ -10,7 +10,7 @@ from vit_jax.runs.workdir_lock import Lock, in_use
 
 
 def finish(job: Job) -> None:
-    """Leaves what a finished run leaves, as far as `outcome` reads it."""
+    """Writes the files of a finished run that `outcome` reads."""
     job.workdir.mkdir(exist_ok=True)
     (job.workdir / "manifest.json").write_text(json.dumps({"steps": 3}))
     row = {"step": 3, "test/accuracy": 0.5, "test/loss": 1.0}
@@ -24,7 +24,7 @@ def three(tmp_path):
 
 @pytest.fixture
 def ran(monkeypatch):
-    """Names of the runs that were made here, all of which finish."""
+    """Replaces runs by ones that finish immediately; returns the names of the started ones."""
     made = []
 
     def run(job):
@@ -37,7 +37,7 @@ def ran(monkeypatch):
     return made
 
 
-def test_what_another_process_runs_is_left_to_it_and_waited_for(three, ran, monkeypatch):
+def test_runs_of_other_processes_are_waited_for(three, ran, monkeypatch):
     said = []
     monkeypatch.setattr(
         jobs, "in_use", lambda workdir: workdir == three[0].workdir and len(ran) < 2
@@ -81,7 +81,7 @@ def test_run_that_fails_is_tried_once_and_stops_no_other(three, ran, monkeypatch
     assert three[1].failed.read_text() == "no memory\n"
 
 
-def test_workdir_is_in_use_as_long_as_its_lock_is_held(tmp_path):
+def test_workdir_is_in_use_while_it_is_locked(tmp_path):
     assert not in_use(tmp_path / "nothing") and not in_use(tmp_path)
     with Lock(tmp_path):
         assert in_use(tmp_path)

@@ -1,4 +1,4 @@
-"""Other data in the place of those that an experiment's runs name."""
+"""Runs of an experiment with other data sets than those of the experiment."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from vit_jax.runs.jobs import Outcome
 
 
 def config_with(*data: str, config: str = "vit_b16_i1k", **values):
-    """The config of a run, with other data in the place of some."""
+    """Returns the config of a run in which some data sets are replaced."""
     return config_of(Study(Path("nowhere"), {"data": data}).job("run", config, **values))
 
 
@@ -70,7 +70,7 @@ def test_two_data_sets_in_one_place_are_refused():
 
 
 def at_scale(tmp_path, *flags: str) -> None:
-    """Runs an entry that pre-trains on JFT-300M and fine-tunes on ImageNet."""
+    """Runs an experiment that pre-trains on JFT-300M and fine-tunes on ImageNet."""
     experiment.main(["objectnet", "--scale=paper", f"--out={tmp_path / 'out'}", *flags])
 
 
@@ -79,14 +79,15 @@ def test_data_that_no_run_reads_are_refused_and_those_that_are_read_named(tmp_pa
         at_scale(tmp_path, "--data=jtf=folder:/data", "--plan")
 
 
-def test_missing_data_say_what_to_get_and_how_to_take_others(tmp_path):
+def test_error_of_missing_data_describes_the_data_and_the_flag_for_others(tmp_path):
     with pytest.raises(UserError, match=r"JFT-300M was never published.*: --data=jft=KIND:PATH$"):
         at_scale(tmp_path)
-    with pytest.raises(UserError, match="no folder /nowhere/train"):  # The folder is still free.
+    # The failed study has not claimed the output folder.
+    with pytest.raises(UserError, match="no folder /nowhere/train"):
         at_scale(tmp_path, "--data=jft=folder:/nowhere")
 
 
-def test_missing_data_of_a_later_stage_are_said_before_the_first(monkeypatch, tmp_path):
+def test_missing_data_of_a_later_stage_are_an_error_before_the_first(monkeypatch, tmp_path):
     def open_all(config, replaced):
         if config.data.path == "imagenet2012":
             raise UserError("no ImageNet")
@@ -101,6 +102,6 @@ def test_studies_with_other_data_do_not_share_a_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(study, "run_jobs", lambda jobs, log, shown: None)
     monkeypatch.setattr(experiment.command, "use_compilation_cache", lambda: None)
     at_scale(tmp_path, "--data=jft=folder:/a", "--data=imagenet2012=folder:/b")
-    at_scale(tmp_path, "--data", "imagenet2012=folder:/b", "jft=folder:/a")  # The same.
+    at_scale(tmp_path, "--data", "imagenet2012=folder:/b", "jft=folder:/a")  # The same data sets.
     with pytest.raises(UserError, match="another study"):
         at_scale(tmp_path, "--data=jft=folder:/other", "--data=imagenet2012=folder:/b")

@@ -1,4 +1,4 @@
-"""Power laws that are fitted to points."""
+"""Power laws fitted to points."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from vit_jax.ledger.power_law import laws, laws_in_words
 
 
 def points(exponent: float, noise: float, count: int = 12) -> list[dict]:
-    """Points of one family along a power law, with noise in the logarithm of the error."""
+    """Returns points of one family along a power law, with noise in the logarithm of the error."""
     compute = np.geomspace(1e-6, 1e-3, count)
     scatter = noise * np.random.default_rng(3).normal(size=count)
     error = 0.01 * compute**-exponent * np.exp(scatter)
@@ -27,7 +27,8 @@ def test_exact_law_is_found_with_an_interval_of_no_width():
 def test_interval_is_that_of_the_slopes_error_under_noise():
     noise, found = 0.2, laws(points(0.3, 0.2, 200), "exaflops", "accuracy", "family")["ViT"]
     x = np.log(np.geomspace(1e-6, 1e-3, 200))
-    error = noise / np.sqrt(np.sum((x - x.mean()) ** 2))  # Of the slope of a least-squares line.
+    # The standard error of the slope of a least-squares line.
+    error = noise / np.sqrt(np.sum((x - x.mean()) ** 2))
     assert found["low"] < 0.3 < found["high"]
     assert found["high"] - found["low"] == pytest.approx(2 * 1.645 * error, rel=0.15)
 

@@ -1,4 +1,4 @@
-"""The same study in two folders."""
+"""The same study has the same figures in another folder."""
 
 import json
 

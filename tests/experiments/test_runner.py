@@ -1,6 +1,4 @@
-"""What runs an experiment: its stages, what it writes, what it lists, what it records, and
-mistakes.
-"""
+"""The runner of experiments: stages, output files, lists, records, and errors."""
 
 import dataclasses
 import json
@@ -43,7 +41,7 @@ EXPERIMENT = Experiment(
 
 
 def finish(workdir: Path, accuracy: float, commit: str = "0123456789abcdef") -> None:
-    """Leaves what a finished run leaves, as far as studies read it."""
+    """Writes the files of a finished run that studies read."""
     workdir.mkdir(parents=True)
     versions = {"python": "3.11.7", "jax": "0.10.2"}
     manifest = {
@@ -79,7 +77,10 @@ def test_a_run_that_stopped_early_is_finished(tmp_path):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Names of the runs that were made; a higher rate and a wider model are more accurate."""
+    """Replaces runs by made-up ones; returns the names of the started ones.
+
+    Higher learning rates and wider models have higher accuracies.
+    """
     made = []
 
     def run_jobs(jobs, log, after_each):
@@ -100,7 +101,7 @@ def runs(monkeypatch):
 
 
 class Saved:
-    """A run's manifest."""
+    """The manifest of a run."""
 
     def __init__(self, workdir):
         self.manifest = json.loads((workdir / "manifest.json").read_text())
@@ -136,7 +137,7 @@ def test_progress_page_counts_the_runs(file, runs, tmp_path):
     assert "8 of 8 runs" in page and "53.20%" in page and " left of the stage" not in page
 
 
-def test_progress_page_says_the_time_that_is_left(tmp_path, monkeypatch):
+def test_progress_page_contains_the_remaining_time(tmp_path, monkeypatch):
     jobs = [Job(tmp_path / name, ()) for name in "abcd"]
     here, said = Study(tmp_path, {}), []
     clock = iter((100.0, 130.0))
@@ -196,12 +197,12 @@ def test_a_failed_run_does_not_stop_the_others_and_is_named(file, runs, tmp_path
     assert [point["seeds"] for point in points] == [[3], [0, 3]]
 
 
-def test_no_such_scale_is_one_line(file, tmp_path):
+def test_unknown_scale_is_one_line(file, tmp_path):
     with pytest.raises(UserError, match="no paper scale; give --scale=laptop"):
         experiment.main([file, f"--out={tmp_path / 'out'}", "--scale=paper"])
 
 
-def test_missing_data_are_said_before_any_run(tmp_path):
+def test_missing_data_are_an_error_before_any_run(tmp_path):
     stages = (
         lambda study: [study_trial(study, data__source="folder", data__path="/nowhere/at/all")],
     )
@@ -212,11 +213,11 @@ def test_missing_data_are_said_before_any_run(tmp_path):
 
 
 def study_trial(study_, **values):
-    """The one run of a study."""
+    """Returns the only run of a study."""
     return study.Trial("only", {"seed": 0}, study_.job("only", **values))
 
 
-# What is known of a run.
+# Facts about a run.
 
 
 def test_figures_of_a_run_are_of_its_last_evaluation_and_its_history_of_all(tmp_path):
@@ -245,7 +246,7 @@ def test_best_figure_is_that_of_early_stopping(file, runs, tmp_path):
 
 @pytest.fixture
 def recorded(file, runs, tmp_path):
-    """The record of all runs, and the folder that they lie in."""
+    """Returns the record of all runs, and the folder of the runs."""
     experiment.main([file, f"--out={tmp_path / 'out'}"])
     record = make_record("widths", experiment.load(file), [tmp_path / "out"])
     return with_verdict(
@@ -253,7 +254,7 @@ def recorded(file, runs, tmp_path):
     ), tmp_path / "out"
 
 
-def test_record_says_how_the_figures_were_made(recorded):
+def test_record_describes_how_the_figures_were_made(recorded):
     record, _ = recorded
     assert record["commit"] == "0123456789" and record["machine"] == "1 x cpu, 2 cores"
     assert record["runs"] == {"finished": 8, "known": 8, "failed": 0}
@@ -272,7 +273,7 @@ def test_runs_after_a_failed_choice_are_recorded_too(recorded, file):
     assert again["figures"] == record["figures"]
 
 
-def test_record_of_a_part_says_so_and_does_not_replace_a_larger_one(recorded, file, tmp_path):
+def test_partial_record_is_marked_and_does_not_replace_a_larger_one(recorded, file, tmp_path):
     record, out = recorded
     (out / "widths" / "width64_rate0.2_seed3" / "metrics.jsonl").unlink()
     part = make_record("widths", experiment.load(file), [out])
@@ -295,7 +296,7 @@ def test_record_is_made_of_runs_in_other_folders(recorded, file, tmp_path):
     )
 
 
-def test_verdict_is_kept_with_its_figures_and_asked_for_of_others(recorded, file, tmp_path):
+def test_verdict_is_kept_with_its_figures_and_required_for_others(recorded, file, tmp_path):
     record, out = recorded
     write_record(record, tmp_path / "records")
     again = make_record("widths", experiment.load(file), [out])
@@ -425,17 +426,17 @@ def test_record_without_runs_has_versions_and_the_time_that_was_spent(tmp_path, 
     }
 
 
-# What is in the project.
+# Experiments and records of this project.
 
 
-def test_minutes_of_an_experiment_are_those_that_its_record_bears_out():
+def test_minutes_of_an_experiment_agree_with_its_record():
     for name, record in records.records().items():
         recorded, said = record["seconds"] / 60, experiment.load(record["experiment"]).minutes
         if (
             record["runs"]["known"] and record["scale"] == "laptop"
-        ):  # Two run at once, each on one core.
+        ):  # Two runs are made at once, each on one core.
             assert 0.45 * recorded <= said <= 1.2 * recorded, (
-                f"{name}: {said} min, {recorded:.1f} of runs"
+                f"{name}: {said} min instead of the {recorded:.1f} min of its runs"
             )
 
 
@@ -477,7 +478,7 @@ def test_every_experiment_is_listed_with_its_claim_in_the_ledgers_order(capsys):
     assert places == sorted(places, key=["Table", "Figure", "Section", "Appendix", "our"].index)
 
 
-def test_every_experiment_fits_a_screen_or_is_known_to_be_long():
+def test_every_experiment_has_at_most_80_lines_or_is_listed_as_long():
     long = {
         "dense_digits",
         "elpv",
@@ -499,7 +500,7 @@ def test_every_experiment_fits_a_screen_or_is_known_to_be_long():
 # Tables.
 
 
-def test_figures_stand_beside_the_published():
+def test_comparison_table_has_published_and_own_figures():
     text = comparison_table(
         published.table("table6"), {"exaFLOPs": {"ViT-L/16, JFT-300M, 14 epochs": 1570.25}}
     )
@@ -589,9 +590,7 @@ def test_pictures_of_a_record_are_kept_and_no_other_experiments(tmp_path):
     assert keep_pictures(record | {"scale": "paper"}, tmp_path, tmp_path / "none") == []
 
 
-def test_pictures_stand_with_the_record_of_laptop_scale_alone(
-    recorded, file, tmp_path, monkeypatch
-):
+def test_only_the_record_of_laptop_scale_has_pictures(recorded, file, tmp_path, monkeypatch):
     record, _ = recorded
     (tmp_path / "widths.png").touch()
     for name in ("ROOT", "PICTURES"):

@@ -1,4 +1,4 @@
-"""Photographs with masks that are composed of cut-outs, as the experiment segment_photos reads them."""
+"""Photographs composed of cut-outs, with masks, as the experiment segment_photos reads them."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ COLOURS = {"red": (250, 10, 10), "blue": (10, 10, 250)}
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    """Returns folders of cut-outs, discs of two colours, and of grey backgrounds."""
+    """Returns folders of cut-outs (discs of two colours) and of grey backgrounds."""
     folder = tmp_path_factory.mktemp("parts")
     y, x = np.mgrid[:60, :60] - 29.5
     alpha = np.where(x**2 + y**2 < 28**2, 255, 0)

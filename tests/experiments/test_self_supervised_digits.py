@@ -1,4 +1,4 @@
-"""The report of what images without labels are worth."""
+"""The report of the experiment self_supervised_digits."""
 
 from vit_jax.ledger.study import Study, write
 

@@ -1,4 +1,4 @@
-"""The report of the transfer between digits."""
+"""The report of the experiment transfer_digits."""
 
 from vit_jax.ledger.study import Study, write
 

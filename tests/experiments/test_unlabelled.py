@@ -1,4 +1,4 @@
-"""What compares objectives without labels: equal compute, and attention on objects."""
+"""Comparisons of self-supervised objectives: runs of equal compute, and attention on objects."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for sec
 def test_steps_have_the_compute_of_the_plain_run():
     run = config_name("ViT-32x4/4")
     assert steps_of_equal_compute(run, {}, 100) == 100
-    # A width of 64 in place of 32 costs nearly four times as much.
+    # A width of 64 instead of 32 needs nearly four times the compute.
     assert 25 <= steps_of_equal_compute(run, {"model__dim": 64, "model__mlp_dim": 256}, 100) <= 30
 
 
@@ -24,11 +24,11 @@ def test_attention_covers_an_object_as_far_as_its_largest_shares_do():
     heads[0, 1] = [[0.5, 0.3], [0.15, 0.05]]
     mask = np.zeros((1, 4, 4), bool)
     mask[0, :2] = True
-    # The second head's two largest patches hold 0.8, the first of them alone 0.5: they are the
-    # upper half.
+    # The second head's two largest patches have a weight of 0.8 and cover the object. The largest
+    # one alone has 0.5.
     assert best_jaccard(heads, mask, 0.6) == pytest.approx([1.0])
     assert best_jaccard(heads[:, 1:], mask, 0.4) == pytest.approx([0.5])
-    # Three even patches hold 0.75: two of the object, and one that is not.
+    # Three patches of a uniform head have a weight of 0.75: two of the object, and one other.
     assert best_jaccard(heads[:, :1], mask, 0.6) == pytest.approx([2 / 3])
 
 

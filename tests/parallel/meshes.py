@@ -1,9 +1,8 @@
-"""Losses of models on meshes of 8 devices: python -m tests.parallel.meshes "ViT: fsdp" "hybrid:
-all" ...
+"""Losses of models on meshes of 8 devices: python -m tests.parallel.meshes "ViT: fsdp" ...
 
-Run by test_meshes.py in a process of its own, since the number of devices is fixed when JAX starts.
-Prints JSON: for each case the losses, what share of the state a device holds, and how often it asks
-others.
+test_meshes.py runs this module in another process, because JAX cannot change the number of devices
+after its start. It prints JSON with a result for each case: the losses, the share of the state on a
+device, and the number of collective operations that fetch data from other devices.
 """
 
 import json
@@ -32,9 +31,9 @@ MESHES = {
     "tensor": (1, 1, 8),
 }
 VIT = dict(name="ViT-Ti/4", dim=64, depth=2, mlp_dim=256, heads=8)
-# For comparisons of losses and heads, which are outside of the layers.
+# For comparisons of losses and heads, which do not depend on the layers.
 ONE_LAYER = VIT | dict(depth=1)
-# Maps of 8x8 and 4x4, of which the first is shifted, and padded.
+# Feature maps of 8x8 and 4x4 pixels. The windows of the first one are padded and shifted.
 SWIN = dict(
     dim=64,
     blocks=(2, 1),
@@ -46,7 +45,7 @@ SWIN = dict(
 )
 DROPOUT = VIT | dict(dropout=0.1, stochastic_depth=0.2, pre_logits=True)
 CONVNEXT = dict(name="ConvNeXt-T", blocks=(1, 2), widths=(32, 128), stochastic_depth=0.2)
-CODES = dict(name="DVAE", blocks=(1, 1, 1), widths=(32, 32, 64))  # Of 4x4 pixels.
+CODES = dict(name="DVAE", blocks=(1, 1, 1), widths=(32, 32, 64))  # Codes of 4x4 pixels.
 MODELS = {
     "ViT": DROPOUT,
     "shallow ViT": DROPOUT | dict(depth=1),
@@ -93,7 +92,8 @@ TEXT = dict(text_length=16, text_dim=64, text_depth=1, text_heads=8)
 OBJECTIVES = {
     "masked patches": dict(name="masked_patch"),
     "MAE": dict(name="mae", mask_ratio=0.75, decoder_dim=32, decoder_depth=1, decoder_heads=8),
-    # Nothing is predicted at first: the loss shows which patches are hidden by their own pixels.
+    # The initial predictions are 0. The loss depends on the masked patches, because targets are
+    # their unnormalized pixels.
     "FCMAE": dict(name="fcmae", decoder_dim=32, normalize_targets=False),
     "DINO": dict(name="dino", head_hidden=64, prototypes=128, local_crops=3, local_size=8),
     "DINOv2": dict(
@@ -134,13 +134,17 @@ BATCH, STEPS, CLASSES = 16, 3, 5
 def train(
     model: str, mesh_shape: tuple[int, int, int], batch_size: int = BATCH, **optimizer
 ) -> dict:
-    """Losses of the first steps, the share of the parameters and moments on the first device, and
-    how often forward and backward pass ask other devices for what these have.
+    """Trains a few steps.
+
+    Returns:
+      The losses of the steps, the share of parameters and optimizer moments on the first device,
+      and the number of operations of forward and backward pass that fetch data from other devices.
     """
     config = base_config()
     config.batch_size = batch_size
     config.model.update(MODELS[model])
-    if optimizer.get("name") == "lamb":  # It goes by the length of what it changes.
+    # LAMB's update is proportional to the norm of the parameters, so the head must not be 0.
+    if optimizer.get("name") == "lamb":
         config.model.head_std = 0.02
     config.data.image_size = 32 if re.search("16|BiT", config.model.name) else 16
     config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_shape, strict=True)))
@@ -182,8 +186,8 @@ def train(
         if "mask" in batch:
             batch["mask"] %= CLASSES
         if "depth" in batch:
-            batch["depth"] /= 25  # Metres, 0 in some pixels.
-        if "boxes" in batch:  # The last of each image's rows is padding.
+            batch["depth"] /= 25  # Depths in metres; 0 in some pixels.
+        if "boxes" in batch:  # The last box of each image is padding.
             batch["boxes"][..., :4] = np.sort(batch["boxes"][..., :4] % config.data.image_size)
             batch["boxes"][..., 4] %= CLASSES
             batch["boxes"][:, -1, 4] = -1
@@ -198,7 +202,7 @@ def train(
 
 
 def make_teacher(values: dict, image_size: int, folder: Path) -> str:
-    """A folder with a model that is sure of what it says."""
+    """Writes a model with confident predictions, and returns its folder."""
     name, values = values["name"], {key: value for key, value in values.items() if key != "name"}
     model = vit_jax.create_model(name, image_size=image_size, **dict(num_classes=CLASSES) | values)
     model.head.kernel[...] += np.random.default_rng(1).normal(size=model.head.kernel.shape)
@@ -207,7 +211,7 @@ def make_teacher(values: dict, image_size: int, folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    # "model: mesh", or "model: mesh: {values of the optimizer, or batch_size}".
+    # A case is "model: mesh", or "model: mesh: {values of the optimizer, or batch_size}".
     results = {}
     for case in sys.argv[1:]:
         model, mesh, *optimizer = case.split(": ", 2)

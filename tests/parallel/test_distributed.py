@@ -1,4 +1,4 @@
-"""What the environment says of the other processes."""
+"""The processes of a run are detected from environment variables."""
 
 import pytest
 
@@ -14,7 +14,7 @@ SLURM = {
 }
 
 
-def test_slurm_tells_all(monkeypatch):
+def test_slurm_defines_all_values(monkeypatch):
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
     port = 61440 + 4096007 % 4096
@@ -27,7 +27,7 @@ def test_all_gpus_of_a_slurm_node_can_be_given_to_its_process(monkeypatch):
     assert detect(1)[3] is None
 
 
-def test_nothing_around_is_said():
+def test_unknown_environment_raises_an_error_with_the_flags():
     with pytest.raises(
         UserError, match="no Cloud TPU, GKE or SLURM here; give --coordinator=HOST:PORT"
     ):

@@ -1,4 +1,4 @@
-"""What training sets for its process."""
+"""Settings of a training process: memory and huge pages."""
 
 import os
 import subprocess
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-# An intermediate array of 256 MB, as a step has many; its pages are 4 kB. Without the barrier the
-# compiler of JAX 0.12 makes one loop of both operations, and there is no such array.
+# A step with an intermediate array of 256 MB, in pages of 4 kB. Without the barrier, the compiler
+# of JAX 0.12 would fuse both operations, and there would be no such array.
 STEPS = """
 import resource
 import jax, jax.numpy as jnp
@@ -24,7 +24,7 @@ for _ in range(COUNT):
 
 
 def new_pages(setting: str, steps: int) -> list[int]:
-    """Of each step, that the system gives."""
+    """Returns the number of new memory pages in each step."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": ""}
     code = STEPS.replace("KEEP", setting).replace("COUNT", str(steps))
     result = subprocess.run(
@@ -35,13 +35,14 @@ def new_pages(setting: str, steps: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
-def test_a_step_on_the_cpu_finds_the_memory_of_the_one_before():
+def test_a_step_on_the_cpu_reuses_the_memory_of_the_previous_one():
     assert min(new_pages("", steps=3)) > 2**15
-    # A step may begin before the memory of the last one is free, and takes another block then.
+    # A step may start before the memory of the previous one is free. It then allocates another
+    # block.
     assert sum(pages < 2**11 for pages in new_pages("keep_freed_memory()", steps=24)[12:]) > 6
 
 
-def test_memory_is_no_more_than_what_this_process_may_have():
+def test_host_memory_is_within_the_limit_of_this_process():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
         "from vit_jax.parallel.process_settings import host_memory\n"
@@ -51,7 +52,8 @@ def test_memory_is_no_more_than_what_this_process_may_have():
     assert out.stdout == "True\n", out.stderr
 
 
-# A block of 64 MB, and the share of it that is in huge pages; a child process does not get them.
+# Allocates a block of 64 MB, and prints the size of its huge pages. Child processes do not inherit
+# the setting.
 HUGE = """
 import ctypes, os, re, subprocess, sys
 from vit_jax.huge_pages import restart_with_huge_pages
@@ -66,7 +68,7 @@ print(re.search(r"AnonHugePages: *([0-9]+)", rollup)[1], os.environ.get("GLIBC_T
 
 
 def huge_kilobytes(call: str, **environment: str) -> tuple[int, str, str]:
-    """Kilobytes of huge pages, the variable for child processes, and the arguments."""
+    """Returns kilobytes of huge pages, GLIBC_TUNABLES for child processes, and the arguments."""
     result = subprocess.run(
         [sys.executable, "-c", HUGE.replace("CALL", call), "an argument"],
         env={key: x for key, x in os.environ.items() if key != "GLIBC_TUNABLES"} | environment,
@@ -89,5 +91,6 @@ def test_a_restarted_process_has_huge_pages_and_its_arguments_and_its_children_h
     assert huge_kilobytes("", JAX_PLATFORMS="cpu")[0] < 2**12
     assert huge_kilobytes(call, JAX_PLATFORMS="cuda")[0] < 2**12
     pages, tunables, arguments = huge_kilobytes(call, JAX_PLATFORMS="cpu", GLIBC_TUNABLES=others)
-    assert pages > 2**12  # All 2**16, unless the memory is fragmented.
+    # The block has 2**16 kilobytes. Fewer are in huge pages if the memory is fragmented.
+    assert pages > 2**12
     assert (tunables, arguments) == (others, "-c an argument\n")

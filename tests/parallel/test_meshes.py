@@ -1,4 +1,4 @@
-"""Any model on any mesh that divides it trains as on one device."""
+"""Training on a mesh of devices gives the same losses as training on one device."""
 
 import json
 import os
@@ -36,7 +36,8 @@ def losses(*cases: str) -> dict[str, dict]:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])  # Others are what writing a teacher says.
+    # Earlier lines are messages from the code that writes a teacher.
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 TEACHERS = "DINO", "DINOv2", "distillation", "EVA", "BEiT", "VQ-KD", "BEiT v2"
@@ -66,17 +67,17 @@ def test_images_are_masked_alike_on_one_device_and_on_eight(results, objective, 
 
 
 @pytest.mark.slow
-def test_teachers_of_both_kinds_and_crops_of_two_sizes_say_the_same_on_one_device_and_on_eight():
+def test_losses_with_teachers_and_crops_of_two_sizes_are_the_same_on_one_device_and_on_eight():
     found = losses(*(f"{name}: {mesh}" for name in TEACHERS for mesh in ("one", "all")))
     for name in TEACHERS:
         every, one = found[f"{name}: all"], found[f"{name}: one"]
         np.testing.assert_allclose(every["losses"], one["losses"], rtol=1e-5)
-        assert every["share"] < 0.5  # A frozen teacher is divided as the model is.
+        assert every["share"] < 0.5  # A frozen teacher is sharded like the model.
 
 
 @pytest.mark.slow
 def test_dense_heads_are_alike_on_one_device_and_on_eight():
-    """Statistics of batch norms, numbers of masks and boxes, and points are of the whole batch."""
+    """Batch norms, numbers of masks and boxes, and sampled points depend on the whole batch."""
     names = ("linear segmentation", "UPerNet", "EoMT", "detection", "depth")
     found = losses(*(f"{name}: {mesh}" for name in names for mesh in ("one", "all")))
     for name in names:
@@ -97,11 +98,11 @@ def test_pairs_are_compared_alike_on_one_device_and_on_eight():
 def test_relaxed_codes_are_the_same_on_one_device_and_on_eight():
     one, everything = losses("DVAE: one", "DVAE: all").values()
     np.testing.assert_allclose(everything["losses"], one["losses"], rtol=1e-4)
-    assert everything["share"] < 0.6  # Small arrays are kept whole.
+    assert everything["share"] < 0.6  # Small arrays are not sharded.
 
 
 @pytest.mark.slow
-def test_branches_of_a_subset_are_the_same_on_any_mesh_and_ask_no_other_device():
+def test_branches_of_a_subset_are_the_same_on_any_mesh_without_communication():
     values = (
         json.dumps(dict(batch_size=256)),
         json.dumps(dict(batch_size=256, sum_gradients="float32_once")),
@@ -116,7 +117,7 @@ def test_branches_of_a_subset_are_the_same_on_any_mesh_and_ask_no_other_device()
 
 
 @pytest.mark.slow
-def test_groups_that_several_devices_share_leave_out_the_same_images():
+def test_groups_across_several_devices_exclude_the_same_images():
     one, data = losses(*(f"ViT, subset: {mesh}" for mesh in ("one", "data"))).values()
     np.testing.assert_allclose(data["losses"], one["losses"], rtol=1e-5)
     assert data["asked"] > 0
@@ -145,7 +146,7 @@ def test_fsdp_and_tensor_divide_parameters_and_moments(results):
     assert results["ViT: data"]["share"] == 1
     assert (
         results["ViT, dots: fsdp"]["share"] < 0.5
-    )  # What is smaller than 16,384 elements is copied.
+    )  # Arrays of fewer than 16,384 elements are replicated.
     assert results["ViT scanned, full: all"]["share"] < 0.4
 
 
@@ -173,7 +174,7 @@ def test_every_optimizer_on_a_mesh_of_all_axes():
 def places(
     name: str, data: int = 1, fsdp: int = 1, tensor: int = 1, num_classes: int = 21_843
 ) -> dict:
-    """Where the parameters of a model would live, by path."""
+    """Returns the sharding of a model's parameters by their path."""
     mesh = AbstractMesh((data, fsdp, tensor), ("data", "fsdp", "tensor"))
     model = abstract(model_factory(name, num_classes=num_classes, image_size=224))
     params = nnx.to_pure_dict(nnx.state(model))

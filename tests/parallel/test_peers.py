@@ -1,4 +1,4 @@
-"""Real processes that meet, agree, fail and die, without JAX."""
+"""Processes that meet, exchange values, fail and die, without JAX."""
 
 import signal
 import socket
@@ -43,7 +43,7 @@ def start(port, index, what="", count=2, connect=HANG, silence=HANG):
 
 
 def results(processes):
-    """Exit code and stderr of each, all of them gone."""
+    """Returns exit code and stderr of each process after all have ended."""
     try:
         errors = [process.communicate(timeout=HANG)[1] for process in processes]
     finally:
@@ -101,7 +101,8 @@ def test_killed_process_is_named_by_the_leader():
 
 @pytest.mark.slow
 def test_killed_leader_is_named_by_one_of_the_others(tmp_path):
-    # Not at once: what the others have not read yet is lost with the connection.
+    # The leader does not die immediately, because messages that the others have not read are lost
+    # with the connection.
     what = f"""
 from pathlib import Path
 peers.barrier("up", {HANG})
@@ -141,7 +142,7 @@ def test_process_that_stands_still_is_named(frozen):
 
 
 @pytest.mark.slow
-def test_mistake_of_one_process_is_said_by_the_leader():
+def test_mistake_of_one_process_is_printed_by_the_leader():
     what = "if index == 1: raise UserError('no folder /data/train')\ntime.sleep(1000)"
     leader, follower = together(what)
     assert leader == (2, f"error: process 1 ({HERE}): no folder /data/train\n")
@@ -149,13 +150,13 @@ def test_mistake_of_one_process_is_said_by_the_leader():
 
 
 @pytest.mark.slow
-def test_mistake_of_all_is_said_once():
+def test_mistake_of_all_is_printed_once():
     what = "time.sleep(index == 0); raise UserError('batch size 3')"
     assert together(what, count=3) == [(2, "error: batch size 3\n"), (2, ""), (2, "")]
 
 
 @pytest.mark.slow
-def test_fault_is_named_and_its_traceback_is_where_it_was():
+def test_fault_is_named_and_its_process_prints_the_traceback():
     leader, follower = together("if index == 1: {}['x']\ntime.sleep(1000)")
     assert leader == (1, f"error: process 1 ({HERE}): KeyError: 'x'\n")
     assert follower[0] == 1
@@ -172,7 +173,7 @@ def test_death_explains_the_faults_that_follow():
 
 
 @pytest.mark.slow
-def test_barrier_names_who_did_not_come():
+def test_barrier_names_the_missing_process():
     leader, _, late = together(
         "if index < 2: peers.barrier('saved', 10)\ntime.sleep(1000)", count=3
     )
@@ -246,7 +247,7 @@ def test_wrong_number_or_address_is_named(address, index, count, named):
         join(address, count, index, 1).__enter__()
 
 
-def test_strangers_do_not_disturb():
+def test_foreign_connections_are_ignored():
     port = free_port()
     pair = [start(port, 0, "time.sleep(1)")]
     while pair[0].poll() is None:

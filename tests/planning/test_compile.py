@@ -1,4 +1,4 @@
-"""Programs compiled for TPUs that are not here."""
+"""Programs compiled for TPUs without TPUs."""
 
 import dataclasses
 import importlib.util
@@ -36,9 +36,10 @@ def cache(tmp_path_factory):
 
 
 def small(**changes):
-    """A model of two layers on four patches, of 128 units so that fsdp divides its kernels.
+    """Returns the config of a small model: two layers, four patches and a width of 128.
 
-    The head reads all tokens, so that the last layer, half the model here, computes them all.
+    The width is large enough that fsdp shards its kernels. The head uses all tokens, so that the
+    last layer, half of this model, computes all of them.
     """
     config = load("quickstart")
     config.model.pooling = "gap"
@@ -54,7 +55,7 @@ def step_for_v5e() -> jax.stages.Lowered:
 
 
 @needs_compiler
-def test_training_tells_the_compiler_how_much_of_a_core_an_operation_may_have(monkeypatch):
+def test_training_sets_the_compilers_limit_of_vmem_per_operation(monkeypatch):
     v5e = dataclasses.replace(WHERE.chip, scoped_vmem_kib="much")
     monkeypatch.setattr(chips, "CHIPS", [v5e])
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_tpu_scoped_vmem_limit_kib"):
@@ -63,7 +64,7 @@ def test_training_tells_the_compiler_how_much_of_a_core_an_operation_may_have(mo
 
 @pytest.mark.slow
 @needs_compiler
-def test_limit_in_libtpu_init_args_is_left_to_the_user(monkeypatch):
+def test_limit_in_libtpu_init_args_has_precedence(monkeypatch):
     v5e = dataclasses.replace(WHERE.chip, scoped_vmem_kib="much")
     monkeypatch.setattr(chips, "CHIPS", [v5e])
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=16384")
@@ -95,17 +96,17 @@ def plan(config):
 
 
 @needs_compiler
-def test_plan_of_a_small_model_holds_together():
+def test_plan_of_a_small_model_is_consistent():
     found = plan(small())
     parameters = 4 * found.job.parameters
     assert found.fits and found.memory.parameters == parameters
     assert 2 * parameters <= found.memory.optimizer < 2.01 * parameters
-    # The first layer's gradient with respect to the image is not wanted: a little less than three
-    # passes.
+    # The gradient of the first layer with respect to the image is not computed, so there are
+    # slightly fewer FLOPs than in three passes.
     assert 0.9 < found.flops / found.job.flops < 1.05
     assert (
         found.collectives["all-reduce"] >= 2 * found.job.parameters
-    )  # Gradients, in bfloat16 or float32.
+    )  # Gradients are in bfloat16 or float32.
     assert 0 < found.mfu < 1 and found.step_seconds > 0
     assert {"Attention", "Mlp", "optimizer"} <= found.parts.keys()
     assert sum(found.parts.values()) == pytest.approx(found.step_seconds)
@@ -145,8 +146,8 @@ def test_fsdp_divides_the_state_and_gathers_it():
 
 @needs_compiler
 @pytest.mark.slow
-def test_a_program_too_large_is_said_to_be_and_a_change_that_fits_is_found():
-    # 18 GiB of state.
+def test_a_program_that_is_too_large_is_reported_with_a_change_that_fits():
+    # The state has 18 GiB.
     config = small(**{"model.mlp_dim": 2**20, "model.dim": 384, "model.depth": 2})
     failed = plan(config)
     assert not failed.fits and failed.memory.total > WHERE.chip.memory_bytes
@@ -168,7 +169,7 @@ def test_a_program_that_was_compiled_before_is_not_compiled_again():
     assert second.cached and second.memory == first.memory and second.operations == first.operations
 
 
-def test_without_the_compiler_a_line_says_how_to_install_it(monkeypatch):
+def test_error_of_a_missing_compiler_contains_the_command_to_install_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'pip install -e "\.\[plan\]"'):
         plan(small())
@@ -179,7 +180,7 @@ def test_without_the_compiler_a_line_says_how_to_install_it(monkeypatch):
     ("changes", "line"),
     [({"batch_size": 62}, "batch size 62 does not divide"), ({"mesh.fsdp": 3}, "mesh")],
 )
-def test_what_the_slice_cannot_divide_is_one_line(changes, line):
+def test_sizes_that_the_slice_does_not_divide_raise_an_error(changes, line):
     with pytest.raises(UserError, match=line):
         plan(small(**changes))
 
@@ -200,13 +201,13 @@ def test_gradients_are_sent_as_they_are_computed_or_once_in_float32():
         found = plan(small(**{"micro_batches": 4, "optimizer.sum_gradients": way}))
         sent[way] = found.collectives["all-reduce"] / found.job.parameters
     assert sent["float32_once"] == pytest.approx(4, rel=0.02)
-    assert sent["as_computed"] > 5  # Those of layers in bfloat16, four times.
+    assert sent["as_computed"] > 5  # The gradients of layers are sent four times, in bfloat16.
 
 
 @pytest.mark.slow
 @needs_compiler
 def test_blocks_of_the_sigmoid_loss_need_a_thousandth_of_the_memory_of_all_similarities():
-    """32,768 pairs on 256 devices; docs/planning.md has the printed figures."""
+    """There are 32,768 pairs on 256 devices; docs/planning.md contains the printed figures."""
     where = find_slice("v5e", "16x16")
     mesh = make_mesh(MeshOptions(), topology_devices(where))
 

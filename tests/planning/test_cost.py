@@ -1,4 +1,4 @@
-"""What a job is and costs, without its data."""
+"""The workload and cost of a run are computed without its data."""
 
 import pytest
 from PIL import Image
@@ -33,7 +33,7 @@ def test_a_known_data_set_need_not_be_here(config, expected):
     assert data_set_size(config, None) == expected
 
 
-def test_images_and_classes_of_an_unknown_data_set_are_asked_for():
+def test_images_and_classes_of_an_unknown_data_set_are_required():
     with pytest.raises(UserError, match="--images=N"):
         data_set_size(config_of("/data/pets", source="folder"), None)
     with pytest.raises(UserError, match=r"--config\.data\.num_classes=N"):
@@ -75,9 +75,7 @@ def test_prices_that_cannot_be_read_are_one_line(tmp_path):
     ("chip", "topology", "there_are"),
     [("v9", "2x2", "v5e"), ("v5e", "3x3", "4x4"), ("v4", None, "2x2x1")],
 )
-def test_slices_that_there_are_not_are_answered_with_those_that_there_are(
-    chip, topology, there_are
-):
+def test_error_of_an_unknown_slice_lists_the_known_ones(chip, topology, there_are):
     with pytest.raises(UserError, match=there_are):
         find_slice(chip, topology)
 

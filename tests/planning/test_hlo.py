@@ -1,4 +1,4 @@
-"""Reading an optimised HLO module, written by hand: what each line of the reader is for."""
+"""The parser of optimized HLO modules, tested with a module written by hand."""
 
 import pytest
 
@@ -149,7 +149,7 @@ backend_config={"window_config":{"estimated_cycles":"CYCLES"}}
         "true_computation=%dear, false_computation=%cheap",
     ],
 )
-def test_of_a_conditional_the_branch_with_the_most_cycles_counts(branches):
+def test_a_conditional_counts_as_its_branch_with_the_most_cycles(branches):
     module = MODULE.replace("STEP", "1").replace("  ROOT %fusion.9 =", CHOICE)
     for name, cycles in {"cheap": "40", "dear": "900"}.items():
         module += BRANCH.replace("NAME", name).replace("CYCLES", cycles)
@@ -175,14 +175,14 @@ def test_a_collective_written_into_several_fusions_counts_once(operations):
 
 
 def test_permutes_of_one_channel_count_each_time(operations):
-    """`shard_map` gives all permutes of a function the same channel."""
+    """`shard_map` gives the same channel to all permutes of a function."""
     assert by(operations, "kind", "sent")["collective-permute"] == 12 * 2 * 8 * 32 * 2
 
 
-def test_a_sum_of_which_a_device_keeps_its_part_is_a_reduce_scatter(operations):
+def test_a_sum_followed_by_a_slice_is_a_reduce_scatter(operations):
     sent = by(operations, "kind", "sent")
     assert sent["reduce-scatter"] == 32 * 64 * 4
-    assert sent["all-reduce"] == 2 * 32 * 64 * 4  # Of two arrays at once.
+    assert sent["all-reduce"] == 2 * 32 * 64 * 4  # Two arrays are summed at once.
 
 
 def test_an_operation_belongs_to_the_part_that_it_was_traced_in(operations):
@@ -192,12 +192,12 @@ def test_an_operation_belongs_to_the_part_that_it_was_traced_in(operations):
 @pytest.mark.parametrize(
     ("line", "products"),
     [
-        # 3x3 over 4x4 with a border of one: 10 of 12 taps along each axis meet an input.
+        # 3x3 kernel, 4x4 image, padding 1: 10 of 12 taps along each axis are inside the image.
         (
             "bf16[2,4,4,6] bf16[3,3,6,8] bf16[2,4,4,8] size=3x3_pad=1_1x1_1 b01f_01io->b01f",
             2 * 100 * 6 * 8,
         ),
-        # A product in a batch of 5, as TPUs write it: one tap for each.
+        # A batched product with batch size 5, as TPU programs express it: one tap per product.
         (
             "bf16[5,4,6] bf16[5,6,8] bf16[5,4,8] size=5_stride=4_lhs_dilate=5 0bf_0io->0bf",
             5 * 4 * 6 * 8,

@@ -1,4 +1,4 @@
-"""Plans without a compiler."""
+"""Plans by the roofline model, without a compiler."""
 
 import pytest
 
@@ -40,11 +40,11 @@ def test_fsdp_divides_the_state():
     assert plan(**{"mesh.fsdp": 8}).memory.optimizer == plan().memory.optimizer // 8
 
 
-# 25.9 GB are needed of an RTX 3090's 24.
+# 25.9 GB are needed. An RTX 3090 has 24.
 LARGE = small(**{"batch_size": 2**18, "model.dropout": 0.0})
 
 
-def test_what_does_not_fit_a_gpu_gets_a_change_that_does():
+def test_a_change_is_found_for_a_program_that_does_not_fit_a_gpu():
     job, card, said = make_workload(LARGE, None), find_machine("rtx3090", 1), []
     failed = estimate_best(LARGE, job, card, {})
     assert not failed.fits
@@ -71,7 +71,7 @@ def test_a_sweep_over_gpus_ranks_those_that_fit_by_time():
         ("NVIDIA H100 80GB HBM3", 989e12),
     ],
 )
-def test_a_gpu_is_known_by_its_name_and_another_is_not_taken_for_it(kind, peak):
+def test_gpus_are_recognized_by_their_names(kind, peak):
     assert peak_flops(kind) == peak
 
 
@@ -82,7 +82,7 @@ def test_a_gpu_is_known_by_its_name_and_another_is_not_taken_for_it(kind, peak):
         ({"mesh.data": 3}, "does not make up 8"),
     ],
 )
-def test_what_the_devices_cannot_divide_is_one_line(changes, line):
+def test_sizes_that_the_devices_do_not_divide_raise_an_error(changes, line):
     with pytest.raises(UserError, match=line):
         plan(**changes)
 
@@ -90,7 +90,7 @@ def test_what_the_devices_cannot_divide_is_one_line(changes, line):
 @pytest.mark.parametrize(
     "name", ["RTX 4090", "rtx4090", "rtx-4090", "NVIDIA GeForce RTX 4090", "Rtx_4090"]
 )
-def test_a_chip_has_any_spelling_and_is_one_device_where_nothing_is_said(name):
+def test_a_chip_has_any_spelling_and_is_one_device_by_default(name):
     found = find_machine(name, None)
     assert (found.chip.name, found.devices) == ("rtx4090", 1)
 

@@ -1,4 +1,4 @@
-"""Schedules of TPU programs: bundles times iterations, and the larger of schedule and traffic."""
+"""Cycles of TPU programs: bundles times iterations, or memory traffic if it takes longer."""
 
 import os
 
@@ -19,7 +19,8 @@ LB: loop body
 = control target key end
 
 """
-# Two bundles, a loop of four bundles, two bundles. A bundle may span lines and may be empty.
+# Two bundles, a loop of four bundles, two bundles. A bundle may span several lines and may be
+# empty.
 PIPELINED = (
     HEADER
     + """\
@@ -40,7 +41,10 @@ element_size_in_bytes: 2048 */ }
 
 
 def nested(inner_test: str) -> str:
-    """An outer loop, not pipelined, of 3 iterations over an inner loop of two bundles."""
+    """Returns a program whose outer loop of 3 iterations contains an inner loop of two bundles.
+
+    The outer loop is not pipelined.
+    """
     return (
         HEADER
         + f"""\
@@ -56,7 +60,7 @@ def nested(inner_test: str) -> str:
 
 
 def test_a_pipelined_loop_skips_its_first_and_last_iteration():
-    # The loop is from 0x2 to the branch 0x6; of its 12 iterations 10 compute.
+    # The loop is from 0x2 to the branch at 0x6. 10 of its 12 iterations execute the whole body.
     assert count_bundles(PIPELINED) == 9 + 5 * 9
 
 
@@ -64,9 +68,10 @@ def test_a_pipelined_loop_skips_its_first_and_last_iteration():
     "inner_test, iterations",
     [
         ("scmp.ge.s32.totalorder %s3, 7", 7),
-        ("scmp.ge.s32.totalorder %s3, 7 /* loop exit test */", 7),  # Only outer ones are pipelined.
+        # Only outer loops are pipelined.
+        ("scmp.ge.s32.totalorder %s3, 7 /* loop exit test */", 7),
         ("scmp.gt.s32.totalorder %s3, 7", 8),
-        ("scmp.ge.s32.totalorder %s3, %s99", 1),  # Unknown.
+        ("scmp.ge.s32.totalorder %s3, %s99", 1),  # The bound is unknown.
         ("scmp.ge.s32.totalorder %s3, 0", 1),
     ],
 )
@@ -102,7 +107,7 @@ def test_equal_operations_share_a_schedule():
         "b": 10,
         "reshape.1": 7,
     }
-    # In three executions each: 54 cycles of bundles, or 64 bytes at half a byte per cycle.
+    # Three executions of 54 cycles of bundles, or of 64 bytes at half a byte per cycle.
     assert [larger_cycles(scheduled[1], rate) for rate in (2, 0.5)] == [3 * 54, 3 * 128]
 
 

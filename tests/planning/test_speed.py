@@ -1,6 +1,4 @@
-"""The program that a TPU would run has not become slower or larger than what docs/measurements.md
-reports.
-"""
+"""The compiled program for TPUs is not slower or larger than reported in docs/measurements.md."""
 
 import importlib.metadata
 import importlib.util
@@ -18,15 +16,15 @@ pytestmark = [
         importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'
     ),
 ]
-# Of one of the layers alike, the last layer and all around them; jax 0.10.2, libtpu 0.0.52. Other
-# versions of the compiler give other figures.
+# Values of one layer that is repeated, the last layer and everything outside of layers, with jax
+# 0.10.2 and libtpu 0.0.52. Other versions of the compiler give other values.
 VERSIONS = {"jax": "0.10.2", "libtpu": "0.0.52"}
 CYCLES, TEMPORARIES, SENT = 20_052_271, 456_907_776, 32_923_560
 
 
 @pytest.fixture(scope="module")
 def step():
-    """Two layers of ViT-B/16, 64 images on each of 8 TPU v3 cores."""
+    """Returns the step of two layers of ViT-B/16 with 64 images on each of 8 TPU v3 cores."""
     for name, version in VERSIONS.items():
         if importlib.metadata.version(name) != version:
             pytest.skip(f"the figures are of {name} {version}")

@@ -5,6 +5,6 @@
 
 import gc
 
-# Tracing makes many objects that live long: looking for cycles as often as Python does by default
+# Tracing creates many objects that live long. With Python's default thresholds, garbage collection
 # takes 6 to 9 % of a process's time.
 gc.set_threshold(50_000, 20, 50)

@@ -1,4 +1,4 @@
-"""Servers of segmenters and detectors answer as their `predict` does."""
+"""Servers of segmenters and detectors return the same results as `predict`."""
 
 import base64
 import io
@@ -37,7 +37,7 @@ def picture(address):
 
 
 def answers(engine, images, **asked):
-    """The answers to images of one batch."""
+    """Returns the responses for the images of one batch."""
     decoded = [engine.decode(encoded(image)) for image in images]
     results = engine.compute(decoded)
     pairs = zip(decoded, results, strict=True)
@@ -47,7 +47,7 @@ def answers(engine, images, **asked):
 
 @pytest.fixture(scope="module")
 def segmenter():
-    """One that classifies each patch by its random features."""
+    """Returns a segmenter that classifies each patch by its random features."""
     model = vit_jax.create_model("ViT-32x2/8", num_classes=0, image_size=32)
     head = LinearHead(model, len(NAMES), rngs=nnx.Rngs(0))
     segmenter = Segmenter(model, head, NAMES, initial_statistics(head))
@@ -106,8 +106,8 @@ def test_objects_are_those_of_predict_in_pixels_of_the_image(masks):
         ]
         np.testing.assert_array_equal(found, expected.masks)
         assert 0 < expected.masks.mean() < 1
-    width, height = picture(answer["overlay"]).size  # Without the padding of the crop.
-    assert max(width, height) == 1024  # Enlarged for the names.
+    width, height = picture(answer["overlay"]).size  # The overlay lacks the padding of the crop.
+    assert max(width, height) == 1024  # The overlay is enlarged so that names are readable.
     assert width / height == pytest.approx(image.shape[1] / image.shape[0], rel=0.05)
 
 

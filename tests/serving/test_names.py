@@ -1,4 +1,4 @@
-"""Class names in requests to the server of a model of images and texts."""
+"""Class names in requests to the server of an image-text model."""
 
 import base64
 import io
@@ -50,7 +50,7 @@ def engine(model):
 
 @pytest.fixture
 def asked(engine, monkeypatch):
-    """Asks a server of the model."""
+    """Returns a function that sends a request to a server of the model."""
     monkeypatch.setattr(test_service, "ENGINE", engine)
     return ask
 
@@ -82,7 +82,7 @@ def test_names_of_a_request_are_its_classes(engine, model):
     names = ["a red car", "猫", "dog"]
     classes = engine.names.embeddings(engine.names.checked(names))
     images = [np.asarray(Image.open(io.BytesIO(drawn(seed)))) for seed in (0, 1)]
-    # A batch may have images of requests with other names.
+    # A batch may contain images of requests with different names.
     (first, order), (second, own) = engine.compute(images, [classes, None])
     found = {names[label]: x for label, x in zip(order.tolist(), first.tolist(), strict=True)}
     assert found == pytest.approx(expected(model, 0, names), rel=1e-4)
@@ -121,7 +121,7 @@ def test_a_request_can_have_more_names_than_the_server(model, top, listed):
         ([f"name {number}" for number in range(101)], "may have 100 names, and this one has 101"),
     ],
 )
-def test_bad_names_are_one_line(names, words, asked):
+def test_invalid_names_are_one_line(names, words, asked):
     status, _, text = asked("/predict", body(names), kind=JSON)
     assert status == 400
     assert "\n" not in text
@@ -154,7 +154,8 @@ def test_embeddings_of_names_are_cached_up_to_a_limit(model, monkeypatch):
     names.embeddings(("a", "b"))
     assert encoded == ["a", "b", "c", "d", "b"]
     assert len(names._cached) == 3
-    assert names.embeddings(tuple("efghi")).shape == (5, 32)  # More than the cache holds.
+    # These are more names than fit into the cache.
+    assert names.embeddings(tuple("efghi")).shape == (5, 32)
 
 
 def test_nothing_is_compiled_for_new_names(engine, caplog):

@@ -1,4 +1,4 @@
-"""The server of a live report, in this process."""
+"""The server of a live report, run in this process."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,12 @@ from vit_jax.serving.page_server import page_server as start
 
 
 def talk(requests, make=lambda: "<p>The page", idle=0):
-    """Answers to requests while `idle` connections send nothing, and the number of threads."""
+    """Returns the responses to requests, and the number of threads.
+
+    Args:
+      make: returns the page.
+      idle: the number of other open connections that send nothing.
+    """
 
     async def all_of_them():
         listening = socket.create_server(("127.0.0.1", 0))
@@ -26,7 +31,8 @@ def talk(requests, make=lambda: "<p>The page", idle=0):
                 writer.write(request)
                 try:
                     answers.append((await reader.read()).decode())
-                except ConnectionResetError:  # It was closed before all was read.
+                # The connection was closed before everything was read.
+                except ConnectionResetError:
                     answers.append("")
                 writer.close()
             return answers, threading.active_count()
@@ -38,7 +44,7 @@ def get(path="/", host="localhost:8000"):
     return f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
 
 
-def test_silent_connections_take_no_thread_and_hold_nobody_up():
+def test_silent_connections_use_no_thread_and_block_no_other():
     before = threading.active_count()
     (answer,), threads = talk([get()], idle=30)
     assert answer.startswith("HTTP/1.1 200 OK\r\n") and answer.endswith("\r\n\r\n<p>The page")
@@ -51,7 +57,7 @@ def test_more_connections_than_are_taken_are_closed(monkeypatch):
     assert talk([get()], idle=3)[0] == [""]
 
 
-def test_what_is_no_request_for_the_page_is_answered_with_the_reason():
+def test_other_requests_than_for_the_page_are_answered_with_the_reason():
     def fails():
         raise UserError("there is no run any more")
 

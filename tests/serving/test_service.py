@@ -1,4 +1,4 @@
-"""Limits of the server, asked without a network: names, places, pixels and JSON."""
+"""Limits of the server, tested without a network: host names, waiting images, pixels and JSON."""
 
 import asyncio
 import io
@@ -20,10 +20,13 @@ JSON = "application/json"
 
 
 def ask(path="/", body=b"", host="localhost", kind="", query=b"", most=4, taken=0, **options):
-    """Status, headers and text of the answer of a server whose images may have a million pixels.
+    """Returns status, headers and text of a response.
+
+    The server accepts up to a million pixels per request.
 
     Args:
-      taken: places that others have.
+      most: the largest number of images that wait or are being computed.
+      taken: the number of such images of other requests.
     """
     limits = Limits(upload=10**8, pixels=10**6, seconds=100)
     served = Service(
@@ -72,7 +75,7 @@ def ask(path="/", body=b"", host="localhost", kind="", query=b"", most=4, taken=
         ("", False),
     ],
 )
-def test_a_strangers_domain_is_no_name_of_the_server(host, right):
+def test_host_names_of_other_domains_are_rejected(host, right):
     assert is_ours(host) is right
     assert is_ours(host, ["*"]) and is_ours("Evil.example:80", ["evil.example"])
 
@@ -118,16 +121,17 @@ def test_json_of_many_values_is_not_parsed(monkeypatch, value):
 def test_slashes_of_base64_may_be_escaped():
     body = json.dumps({"images": ["ab//" * 100_000]}).replace("/", "\\/").encode()
     status, _, text = ask("/predict", body, kind=JSON)
-    assert status == 422 and "not a readable image" in text  # So it was parsed.
+    # This error shows that the JSON was parsed.
+    assert status == 422 and "not a readable image" in text
 
 
-def test_request_without_a_place_in_its_time_is_told_to_come_again(monkeypatch):
+def test_request_that_waits_too_long_is_told_to_retry(monkeypatch):
     monkeypatch.setattr(batching, "PATIENCE", 0)
     status, headers, _ = ask("/predict", picture(8, 8), taken=4)
     assert (status, headers["retry-after"]) == (503, "1")
 
 
-def test_requests_wait_for_places_in_the_order_of_coming():
+def test_requests_wait_in_the_order_of_arrival():
     async def taken(batcher, name, images, pixels, order):
         async with batcher.places(images, pixels):
             order.append(name)

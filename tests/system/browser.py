@@ -1,4 +1,4 @@
-"""Chromium without a window, which looks at pages as their readers do."""
+"""Headless Chromium, for tests of HTML pages."""
 
 import os
 import re
@@ -22,7 +22,8 @@ WINDOWS = [(width, scheme) for width in (400, 1300) for scheme in ("light", "dar
 
 needed = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
-# Words of less contrast than WCAG's 4.5 to what is behind them, and what is wider than its window.
+# Text whose contrast with its background is below WCAG's minimum of 4.5, and elements that are
+# wider than the window.
 FAULTS = """page => {
     const view = page.defaultView, dark = view.matchMedia('(prefers-color-scheme: dark)').matches;
     const parts = colour => colour.match(/[\\d.]+/g).map(Number);
@@ -47,11 +48,12 @@ FAULTS = """page => {
 
 
 def looked_at(text: str, probe: str, folder: Path) -> list[str]:
-    """What `probe`, a JavaScript function of a document, says of a page in each of `WINDOWS`.
+    """Returns the results of a JavaScript function on a page in each of `WINDOWS`.
 
     Args:
       text: the page's HTML.
-      folder: where files may be written.
+      probe: the JavaScript function; its argument is the page's document.
+      folder: a folder for temporary files.
     """
     frames = "".join(
         f'<iframe width="{width}" height="900" style="color-scheme: {scheme}"></iframe>'
@@ -79,7 +81,7 @@ def looked_at(text: str, probe: str, folder: Path) -> list[str]:
 
 
 def dom(address: str, folder: Path) -> str:
-    """The HTML that a page has become once its scripts are done; a message on its console fails."""
+    """Returns a page's HTML after its scripts have run; fails if the page logs to the console."""
     process = subprocess.run(
         [
             *(CHROMIUM, *FLAGS.split(), f"--user-data-dir={folder / 'profile'}"),

@@ -1,4 +1,4 @@
-"""Runs of the real command, as a user starts them."""
+"""Fixtures that run the real commands, as users start them."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.conftest import FAST_COMPILE, HANG, python_path
 
 ROOT = Path(__file__).parents[2]
 
-# A run of a few seconds that still has every part: dropout, crops, several checkpoints.
+# A run of a few seconds that uses all parts of training: dropout, crops, several checkpoints.
 SMALL = (
     "--config=configs/quickstart.py",
     "--config.model.dim=16",
@@ -41,7 +41,7 @@ SMALL = (
 
 
 def parameters(workdir: Path | str) -> list[np.ndarray]:
-    """Of the newest checkpoint."""
+    """Returns the parameters of the newest checkpoint of a run."""
     model = vit_jax.load_model(workdir, log=str)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model)))]
 
@@ -52,8 +52,9 @@ def free_port() -> int:
 
 
 class Runner:
-    """Starts `python -m vit_jax.main`; compiled programs are shared by all the tests of all
-    workers.
+    """Runs `python -m vit_jax.main`, and other modules.
+
+    All tests of all workers share a cache of compiled programs.
     """
 
     def __init__(self, cache: Path):
@@ -81,9 +82,10 @@ class Runner:
     def killed(
         self, *arguments, workdir: Path, when: Callable[[], bool], **options
     ) -> subprocess.Popen:
-        """A run on `workdir` that was killed as soon as `when()` was true.
+        """Starts a run on `workdir`, kills it as soon as `when()` is true, and returns its process.
 
-        On a busy machine a run may end before this process looks again: then it starts anew.
+        On a busy machine the run may end before this process tests `when()` again. Then it is
+        started again in a new workdir.
         """
         for _ in range(20):
             process = self.start(*arguments, f"--workdir={workdir}", **options)
@@ -103,7 +105,10 @@ class Runner:
             self.preloaded.wait()
 
     def start_pair(self, *arguments, of_each=((), ()), **options) -> list[subprocess.Popen]:
-        """Two processes of one run over loopback; `of_each` has the arguments that differ."""
+        """Starts one run of two processes over loopback.
+
+        `of_each` contains the arguments that differ between the processes.
+        """
         address = f"--coordinator=localhost:{free_port()}"
         return [
             self.start(*arguments, *own, address, "--processes=2", f"--process={index}", **options)
@@ -113,10 +118,12 @@ class Runner:
     def __call__(
         self, *arguments, module="vit_jax.main", cwd=ROOT, **environment
     ) -> subprocess.CompletedProcess:
-        """The command's exit code and what it printed; it is forked from a process that has its
-        imports.
+        """Runs a command and returns its exit code and output.
+
+        The command is forked from a process that has already imported its libraries.
         """
-        if environment or not module.startswith("vit_jax."):  # Some of it is read at imports.
+        # Libraries read some environment variables when they are imported.
+        if environment or not module.startswith("vit_jax."):
             process = self.start(*arguments, module=module, cwd=cwd, **environment)
             try:
                 out, err = process.communicate(timeout=HANG)
@@ -146,14 +153,14 @@ def run(tmp_path_factory) -> Iterator[Runner]:
     base = tmp_path_factory.getbasetemp()
     session = (
         base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    )  # Each worker has a folder in it.
+    )  # The folder of each worker is inside this folder.
     runner = Runner(session / "cache")
     yield runner
     runner.close()
 
 
 class Disk(NamedTuple):
-    """A file system of its own."""
+    """A file system with a limited size."""
 
     path: Path
 
@@ -163,7 +170,7 @@ class Disk(NamedTuple):
 
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Disk]:
-    """A disk of 2 MB."""
+    """Yields a mounted file system of 2 MB."""
     disk = Disk(tmp_path / "disk")
     disk.path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk.path]
@@ -175,14 +182,14 @@ def small_disk(tmp_path) -> Iterator[Disk]:
 
 @pytest.fixture(scope="session")
 def finished(run, tmp_path_factory) -> Path:
-    """The workdir of a small run that nothing disturbed."""
+    """Returns the workdir of a small run that ended without disturbance."""
     workdir = tmp_path_factory.mktemp("finished") / "run"
     result = run(*SMALL, f"--workdir={workdir}")
     assert result.returncode == 0, result.stderr
     return workdir
 
 
-# Not an ImportError, which a library that can do without it would catch.
+# The error is not an ImportError, because libraries with optional TensorFlow catch that.
 TENSORFLOW = """
 import pathlib, traceback
 pathlib.Path({path!r}).write_text("".join(traceback.format_stack()))
@@ -191,19 +198,24 @@ raise RuntimeError("TensorFlow was imported")
 
 
 class NoTensorFlow(NamedTuple):
-    """A `tensorflow` that cannot be imported, and who tried to."""
+    """A fake `tensorflow` whose import fails.
+
+    Attributes:
+      python_path: a PYTHONPATH that contains the fake.
+      imported: a file that contains the traceback of an import, if there was one.
+    """
 
     python_path: str
     imported: Path
 
     def check(self) -> None:
-        """Nobody did."""
+        """Fails if a process has imported TensorFlow."""
         assert not self.imported.exists(), self.imported.read_text()
 
 
 @pytest.fixture(scope="session")
 def no_tensorflow(tmp_path_factory) -> NoTensorFlow:
-    """For the environment of a process that must do without TensorFlow."""
+    """Returns a fake `tensorflow`, for processes that must work without TensorFlow."""
     folder = tmp_path_factory.mktemp("fake")
     (folder / "tensorflow").mkdir()
     imported = folder / "imported"

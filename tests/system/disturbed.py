@@ -1,8 +1,11 @@
-"""The training command with a disturbance, DISTURBANCE: test_resume.py starts it.
+"""The training command with a disturbance; test_resume.py starts it.
 
-hang: the data source stands still after 12 batches. pipe: before the first, as a pipe does that
-nobody writes into. memory: after 12 batches 4 TB are asked for.
-terminate: SIGTERM comes in the middle of an evaluation.
+The environment variable DISTURBANCE is one of:
+
+- hang: the data source stops after 12 batches;
+- pipe: the data source blocks before the first batch, because it opens a pipe that has no writer;
+- memory: the process allocates 4 TB after 12 batches;
+- terminate: SIGTERM arrives in the middle of an evaluation.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""Gives every config value hostile ones: python -m tests.system.fuzz --out=DIR
+"""Tries invalid values of all config options: python -m tests.system.fuzz --out=DIR
 
-Each case is a run of `vit_jax.main` in a process of its own, with one value of the config replaced
-by a negative or huge number, zero, nan, infinity, a word, nothing or an empty tuple. It must be
-refused in one line with exit code 2, or end well. A traceback, another exit code, or no end within
---seconds is a fault. The table of outcomes is printed; `DIR/cases.jsonl` has a line for each case,
-and a second start goes on after the last of them. `--keys=data` tries the values whose names begin
-so.
+Each case is a run of `vit_jax.main` in its own process. One config value is replaced by a negative
+or huge number, zero, nan, infinity, a word, an empty text or an empty tuple. The run must either
+print one line with an error and exit with code 2, or end normally. A traceback, another exit code,
+or a run that exceeds --seconds is a fault. The program prints a table of the outcomes.
+`DIR/cases.jsonl` contains a line for each case, and a second start continues after the last one.
+`--keys=data` only tries options whose names begin with "data".
 """
 
 import argparse
@@ -44,7 +44,7 @@ HOSTILE = {
         "",
     ),
 }
-# What else is set, so that a value is used, by the start of its name.
+# Further options that are set so that the tested value is used, by the beginning of its name.
 BESIDE = {
     "": (),
     "model.resnet": ("model.name=BiT-R50x1", "model.resnet_blocks=(1,)", "model.resnet_width=1"),
@@ -77,7 +77,7 @@ SHORT = (
 
 
 def cases(prefix: str) -> list[tuple[str, str]]:
-    """Keys and the texts they are given."""
+    """Returns pairs of an option's name and the text of its value."""
     return [
         (key, text)
         for key, value in VALUES.items()
@@ -87,7 +87,7 @@ def cases(prefix: str) -> list[tuple[str, str]]:
 
 
 def arguments(key: str, text: str, workdir: Path) -> list[str]:
-    """A short run's command line with one value replaced."""
+    """Returns the command line of a short run with one value replaced."""
     start = max((start for start in BESIDE if key.startswith(start)), key=len)
     beside = [*SHORT, *BESIDE[start], *(OBJECTIVE if start.startswith("objective.") else ())]
     if start in ("model.resnet", "model.axial"):
@@ -103,7 +103,7 @@ def arguments(key: str, text: str, workdir: Path) -> list[str]:
 
 
 def run_case(given: list[str], output: str) -> None:
-    """The command in this process, all that it prints in a file."""
+    """Runs the command in this process, with its output in a file."""
     from vit_jax import command, main
 
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -116,7 +116,7 @@ def run_case(given: list[str], output: str) -> None:
 
 
 def outcome(code: int | None, output: str) -> str:
-    """What became of a case: `refused`, `ran`, or the fault's name."""
+    """Returns the outcome of a case: `refused`, `ran`, or the kind of the fault."""
     errors = [line for line in output.splitlines() if line.startswith("error: ")]
     if code is None:
         return "HUNG"
@@ -130,7 +130,7 @@ def outcome(code: int | None, output: str) -> str:
 
 
 def try_case(context, folder: Path, key: str, text: str, seconds: float) -> dict:
-    """A row for the table."""
+    """Runs one case, and returns its row of the table."""
     own = folder / str(time.monotonic_ns())
     own.mkdir()
     started, output = time.monotonic(), own / "output"
@@ -139,7 +139,7 @@ def try_case(context, folder: Path, key: str, text: str, seconds: float) -> dict
     )
     process.start()
     process.join(seconds)
-    if process.exitcode is None:  # A long run, 10^9 steps say, stops at a signal.
+    if process.exitcode is None:  # A long run, for example of 10^9 steps, stops at a signal.
         process.terminate()
         process.join(60)
     code = process.exitcode
@@ -179,7 +179,7 @@ def main() -> None:
     rows = [json.loads(line) for line in table.read_text().splitlines()] if table.exists() else []
     done = {(row["key"], row["text"]) for row in rows}
     left = [case for case in cases(given.keys) if (case[0], case[1][:40]) not in done]
-    # Modules are imported once, in the process that the cases are forked from.
+    # Modules are imported once, in the process from which the cases are forked.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vit_jax.main", "vit_jax.runs.loop"])
     began = time.monotonic()

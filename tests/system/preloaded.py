@@ -1,10 +1,9 @@
-"""A process that has imported what commands import, and forks one process for each command that a
-test runs.
+"""A process that imports the libraries of commands once, and forks a process for each command.
 
-`python -m MODULE` spends seconds on imports; a fork of this process has them already. It then runs
-the module as `python -m` does, from its flags to the end of the interpreter.
+`python -m MODULE` spends seconds on imports, but a fork of this process has the libraries already.
+The fork runs the module like `python -m`, from parsing the flags to the exit of the interpreter.
 
-Requests and answers are lines of JSON on standard input and output.
+Requests and responses are lines of JSON on standard input and output.
 """
 
 import gc
@@ -14,17 +13,20 @@ import runpy
 import sys
 import threading
 
-# No command among them: a command's flags are its own.
+# Commands are not imported here, because each command defines its own flags.
 LIBRARIES = ("vit_jax.runs.loop", "vit_jax.evaluation.imagenet", "vit_jax.planning.estimate")
-# Imported by each run, for its log and its report.
+# Each run imports these for its log and its report.
 LIBRARIES += ("tensorboard.summary.writer.record_writer", "vit_jax.inspection.figures")
 
 
 def main() -> None:
     for name in LIBRARIES:
         __import__(name)
-    assert threading.active_count() == 1, threading.enumerate()  # A fork has but one of them.
-    gc.freeze()  # No fork looks for cycles in what was imported, and copies the pages by that.
+    # A fork has only one of the threads.
+    assert threading.active_count() == 1, threading.enumerate()
+    # The garbage collectors of the forks skip the imported objects, and do not copy their memory
+    # pages.
+    gc.freeze()
     for line in sys.stdin:
         request = json.loads(line)
         pid = os.fork()
@@ -36,7 +38,7 @@ def main() -> None:
 
 
 def become(module: str, arguments: list[str], cwd: str, out: str, err: str) -> None:
-    """Runs the command in this process, with what it prints in two files."""
+    """Runs the command in this process, with its output in two files."""
     os.setsid()
     os.chdir(cwd)
     for descriptor, path in ((0, os.devnull), (1, out), (2, err)):

@@ -1,6 +1,7 @@
-"""The training command, noting which images each step is given: `soak.py` starts it.
+"""The training command with a record of each step's images; `soak.py` starts it.
 
-RECORD names the file; PACE is the least time of a step in seconds.
+The environment variable RECORD names the file of the record, and PACE is the minimum duration of a
+step in seconds.
 """
 
 import os

@@ -1,10 +1,11 @@
-"""Kills one training run again and again: python -m tests.system.soak --kills=50 --out=DIR
+"""Kills a training run many times: python -m tests.system.soak --kills=50 --out=DIR
 
-A run of two processes over loopback is killed (SIGKILL, one process or all) at random moments of
-its start, its steps and its checkpoints, and started again, until it has been killed so often; then
-it may end. Every image is a class of its own, so the labels that the steps are given say which
-images training saw. Two such runs are made: one always with two processes, whose parameters must be
-those of a run that nobody disturbed, and one whose number of processes changes between 1, 2 and 4.
+A run of two processes over loopback is killed with SIGKILL and started again. Either one process or
+all of them are killed, at random moments of the start, the steps and the checkpoints. After the
+given number of kills the run may end. Each image has its own class, so the labels of the steps'
+batches identify the images that training used. There are two such runs. One always has two
+processes, and must have the same parameters as an undisturbed run. The other's number of processes
+changes between 1, 2 and 4.
 """
 
 import argparse
@@ -24,15 +25,16 @@ from PIL import Image
 from tests.system.conftest import ROOT, SMALL, free_port, parameters
 
 IMAGES, BATCH, SAVE_EVERY = 320, 32, 7
-LEAVE_SECONDS = 30  # In which the others end after one of them has died.
+LEAVE_SECONDS = 30  # The other processes end within this time after one of them died.
 
 
 class Soak:
     """One run and its kills.
 
     Args:
+      kills: the number of kills.
       counts: numbers of processes that a start may have; the first is the usual one.
-      log: is told of each kill.
+      log: a function that is called with a row of facts on each kill.
     """
 
     def __init__(self, folder: Path, kills: int, counts: tuple[int, ...], seed: int, log=print):
@@ -40,11 +42,11 @@ class Soak:
         self.steps = (15 * kills + 20) // 10 * 10
         self.random = random.Random(seed)
         self.workdir = folder / "run"
-        self.starts: list[list[Path]] = []  # The records of each start's processes.
+        self.starts: list[list[Path]] = []  # For each start, the records of its processes.
         self.rows: list[dict] = []
 
     def run(self) -> dict:
-        """Kills and starts until the run has ended; returns what was seen."""
+        """Kills and restarts the run until it has ended, and returns a summary."""
         self.folder.mkdir(parents=True)
         began, startup = time.monotonic(), 10.0
         while len(self.rows) < self.kills:
@@ -81,7 +83,7 @@ class Soak:
         }
 
     def undisturbed(self) -> Path:
-        """The workdir of the same run without kills, with the usual number of processes."""
+        """Returns the workdir of the same run without kills, with the usual number of processes."""
         other = Soak(self.folder / "undisturbed", 0, self.counts, 0)
         other.folder.mkdir(parents=True)
         other.steps = self.steps
@@ -90,7 +92,10 @@ class Soak:
         return other.workdir
 
     def epochs_seen_once(self) -> int:
-        """Epochs in which training saw every image once; a step counts as it was made last."""
+        """Returns the number of epochs in which training used every image once.
+
+        If a step was repeated, only its last repetition counts.
+        """
         seen = {}
         for records in self.starts:
             parts = [
@@ -98,7 +103,7 @@ class Soak:
                 for path in records
             ]
             for step in set().union(*parts):
-                # A step that not all began was not finished: a later start makes it again.
+                # A step that only some processes began was not finished: a later start repeats it.
                 seen[step] = [int(number) for part in parts for number in part.get(step, ())]
         assert sorted(seen) == list(range(1, self.steps + 1)), "steps are missing"
         images = [number for step in sorted(seen) for number in seen[step]]
@@ -137,18 +142,17 @@ class Soak:
         return processes
 
     def _kill_at_random(self, processes: list[subprocess.Popen], startup: float) -> float:
-        """Waits for a random moment, kills, and returns how long a start takes to its second
-        step.
-        """
+        """Kills processes at a random moment; returns the time from the start to step 2."""
         began = time.monotonic()
         kind = self.random.choices(["starting", "training", "saving"], [3, 5, 2])[0]
         if kind == "starting":
-            # Fewer processes start sooner: no more steps than between other kills.
+            # Fewer processes start faster. This condition limits the steps as for other kills.
             self._wait(
                 processes, self.random.uniform(0, startup), lambda: self._begun() > 4 * SAVE_EVERY
             )
         else:
-            self._wait_for_steps(processes, 2)  # The first is noted before it is compiled.
+            # The record contains the first step before the step is compiled.
+            self._wait_for_steps(processes, 2)
             startup = time.monotonic() - began
             if kind == "training":
                 self._wait_for_steps(processes, 2 + self.random.randint(0, 4 * SAVE_EVERY))
@@ -159,10 +163,10 @@ class Soak:
                 self._wait(processes, self.random.uniform(0, 0.1), lambda: not writing())
         for process in processes:
             assert process.poll() is None, (
-                f"process ended by itself with {process.returncode}: {self._log()}"
+                f"a process exited before its kill with {process.returncode}: {self._log()}"
             )
-        # Of a process that is not connected yet nobody knows that it died: the others would wait
-        # for it.
+        # The other processes cannot notice the death of a process that is not connected yet, and
+        # would wait for it.
         every = kind == "starting" or self.random.random() < 0.5
         victims = processes if every else [self.random.choice(processes)]
         for process in victims:
@@ -173,7 +177,7 @@ class Soak:
         begun = max((whole_lines(record) for record in self.starts[-1]), key=len)
         self.rows.append(
             {
-                # The first step is compiled yet.
+                # The first step is still being compiled.
                 "moment": "starting"
                 if len(begun) < 2
                 else "training"
@@ -188,7 +192,7 @@ class Soak:
         return startup
 
     def _begun(self) -> int:
-        """Steps that the processes began since their start."""
+        """Returns the number of steps that the processes have begun since their start."""
         return max(len(whole_lines(record)) for record in self.starts[-1])
 
     def _wait_for_steps(self, processes: list[subprocess.Popen], steps: int) -> None:
@@ -208,7 +212,7 @@ class Soak:
 
 
 def images(folder: Path) -> Path:
-    """A folder of tiny images, each a class of its own."""
+    """Returns a folder of tiny images, each with its own class."""
     if not folder.exists():
         rng = np.random.default_rng(0)
         for split, count in (("train", IMAGES), ("test", BATCH)):

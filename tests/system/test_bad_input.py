@@ -1,4 +1,4 @@
-"""A user's mistake is one line that names the thing and the remedy, with exit code 2."""
+"""A user's mistake ends a command with exit code 2 and one line with the cause and the remedy."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for sec
 
 
 def fails(run, *arguments, **environment) -> str:
-    """The one line of a run that must fail by the user's mistake."""
+    """Returns the error line of a command that must fail because of a user's mistake."""
     result = run(*arguments, **environment)
     assert result.returncode == 2, result.stdout + result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
@@ -62,7 +62,7 @@ def test_step_that_cannot_fit_is_refused_before_it_is_compiled(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_want_of_memory_in_the_run_is_one_line_that_says_what_should_fit(run, tmp_path):
+def test_out_of_memory_in_a_run_is_one_line_with_a_batch_that_fits(run, tmp_path):
     process = run.start(
         *SMALL,
         "--config.batch_size=1024",
@@ -80,7 +80,7 @@ def test_want_of_memory_in_the_run_is_one_line_that_says_what_should_fit(run, tm
     )
 
 
-def test_want_of_memory_in_any_command_is_one_line():
+def test_out_of_memory_in_any_command_is_one_line():
     code = (
         "import jax; from vit_jax import command; command.run(lambda _: jax.numpy.zeros((10**6, "
         "10**6)))"
@@ -180,7 +180,7 @@ def test_batch_that_does_not_divide_by_the_devices_is_named(run, tmp_path):
     assert "multiple of 8" in line
 
 
-def test_dataset_that_is_not_prepared_says_the_command(run, tmp_path):
+def test_error_of_an_unprepared_data_set_contains_the_command(run, tmp_path):
     line = fails(
         run,
         *SMALL,
@@ -234,7 +234,7 @@ def test_empty_folder_is_named(run, tmp_path):
 
 def test_folder_without_permission_is_named(tmp_path):
     data = make_folder(tmp_path / "data", {"train": ["cat", "dog"], "test": ["cat", "dog"]})
-    # Root may read everything, so the process gives that up when all is imported.
+    # Root may read all files, so the process changes its user after the imports.
     code = (
         "import os; from vit_jax.data.sources.folder import Folder, UserError\n"
         "if os.geteuid() == 0: os.setuid(65534)\n"

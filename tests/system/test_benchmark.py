@@ -1,4 +1,4 @@
-"""Benchmarks that show others' code beside ours."""
+"""Benchmarks that compare vit_jax with other implementations."""
 
 import importlib.util
 import json
@@ -26,7 +26,7 @@ from vit_jax.models import transformer, vit
 from vit_jax.parallel.chips import GIB
 
 TINY = dict(models=["ViT-mu/16"], images=2, image_size=32, turns=1, seconds=0)
-# What big_vision's file offers, of a model that is as small as can be.
+# A file with the interface of big_vision's models/vit.py, and a minimal model.
 MODEL = """
     import flax.linen as nn
     from big_vision import utils
@@ -55,16 +55,14 @@ def checkouts(tmp_path):
 
 
 def rows(printed: str) -> dict[str, list[str]]:
-    """Cells of the rows by the first."""
+    """Returns the cells of a printed table's rows by the cell in the first column."""
     lines = [line for line in printed.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {first: others for first, *others in cells}
 
 
 @pytest.mark.slow
-def test_a_checkout_is_timed_beside_ours_and_an_absent_one_is_a_row_that_says_how_to_get_it(
-    checkouts, capsys
-):
+def test_a_checkout_is_timed_and_an_absent_one_is_a_row_with_the_remedy(checkouts, capsys):
     bench_train.measure(
         **TINY, against=["vision_transformer", "big_vision"], checkouts=str(checkouts)
     )
@@ -82,7 +80,7 @@ def test_a_checkout_is_timed_beside_ours_and_an_absent_one_is_a_row_that_says_ho
 
 
 @pytest.mark.slow
-def test_a_step_that_leaves_out_images_first_computes_less(capsys):
+def test_a_step_that_excludes_images_computes_less(capsys):
     bench_depth.measure(**TINY | dict(images=8))
     table = rows(capsys.readouterr().out)
     ratios = [float(cells[1]) for name, cells in table.items() if name.startswith("ViT")]
@@ -107,7 +105,7 @@ def test_packed_crops_have_the_tokens_of_passes_for_each_size():
 
 
 @pytest.mark.parametrize("part", [part for part in bench_tpu.PARTS if "." in part])
-def test_parts_of_a_step_are_functions_that_there_are(part):
+def test_parts_of_a_step_are_existing_functions(part):
     owner, method = part.split(".")
     module = vit if hasattr(vit, owner) else transformer
     assert callable(getattr(getattr(module, owner), method))
@@ -123,7 +121,7 @@ def test_a_method_belongs_to_the_part_of_its_class():
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'
 )
-def test_a_checkout_is_compiled_for_tpus_beside_ours(run, checkouts):
+def test_a_checkout_is_compiled_for_tpus(run, checkouts):
     result = run(
         "tpu",
         "--models=ViT-mu/16",
@@ -137,7 +135,7 @@ def test_a_checkout_is_compiled_for_tpus_beside_ours(run, checkouts):
     )
     assert result.returncode == 0, result.stderr
     estimates, schedules, operations, *_ = result.stdout.split("\n\n")
-    # One dense layer: ours takes more.
+    # This fake has only one dense layer, so vit_jax takes longer.
     for option in other_projects.PEERS["big_vision"].options:
         assert float(rows(estimates)[f"big_vision, {option}, 1 TPU v5e (1x1)"][5]) > 1
     ours = rows(schedules)["ViT-mu/16 32, 1 images, 1 TPU v5e (1x1)"]
@@ -150,8 +148,8 @@ def test_a_checkout_is_compiled_for_tpus_beside_ours(run, checkouts):
 
 
 @pytest.mark.slow
-def test_figures_of_a_gpu_are_kept_as_they_come(run, tmp_path):
-    """Here of a CPU: the device is in the first row."""
+def test_figures_of_a_gpu_are_stored_as_printed(run, tmp_path):
+    """The test uses a CPU; the first row contains the device."""
     sizes = ("--images=2", "--image_size=32")
     result = run(
         "gpu",
@@ -165,7 +163,7 @@ def test_figures_of_a_gpu_are_kept_as_they_come(run, tmp_path):
     assert record["complete"] and record["platform"] == "cpu"
     kept = record["figures"]
     printed = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    # On a CPU both measurements of attention have the same shape, and so the same name.
+    # On a CPU the two measurements of attention have the same shape and so the same name.
     assert [*dict.fromkeys(row["name"] for row in printed)] == [*kept]
     assert [name.split()[0] for name in kept] == [
         "machine",
@@ -177,13 +175,13 @@ def test_figures_of_a_gpu_are_kept_as_they_come(run, tmp_path):
     assert machine["device"] == "cpu" and not any("error" in row for row in kept.values())
     for name, speed in trained["images_per_second"].items():
         assert speed == pytest.approx(2000 / np.median(trained["milliseconds"][name]), rel=0.01)
-    # PyTorch here may be one whose torchvision does not import, and then the row says so.
+    # If torchvision cannot be imported, the row of timm contains the error.
     assert ("timm" in trained["images_per_second"]) != ("error" in trained["facts"]["timm"])
     assert set(reference["relative_errors"].values()) == {0}
     assert 1e-4 < sixteen_bits["relative_errors"]["logits"] < 0.05
 
 
-def test_a_part_that_there_is_not_is_named(run):
+def test_an_unknown_part_is_named(run):
     result = run("gpu", "--parts=machin", module="vit_jax.benchmark")
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith(
@@ -214,15 +212,15 @@ def test_inference_is_a_row_for_each_image_size_and_a_plot(tmp_path, capsys):
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_largest_batch_is_the_last_that_fits_by_the_compilers_word(capsys):
+def test_the_largest_batch_is_the_last_whose_compiled_program_fits(capsys):
     limit = program_memory(bench_inference.compile_ours("ViT-mu/16", 3, 64, "float32"))
     values = dict(models=["ViT-mu/16"], images=1, image_sizes=[64], turns=1, seconds=0)
     bench_inference.measure(**values, against=[], largest=True, memory_gib=limit / GIB)
-    assert rows(capsys.readouterr().out)["ViT-mu/16 64"] == ["3"]  # The second table's row.
+    assert rows(capsys.readouterr().out)["ViT-mu/16 64"] == ["3"]  # The row of the second table.
 
 
 @pytest.mark.parametrize("most", [0, 1, 5, 64, 1000])
-def test_the_largest_batch_is_found_to_one_part_in_32_where_the_compiler_refuses_too(most):
+def test_the_largest_batch_is_found_to_one_part_in_32_even_if_the_compiler_fails(most):
     def memory(images):
         if images > 2 * most:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
@@ -232,7 +230,7 @@ def test_the_largest_batch_is_found_to_one_part_in_32_where_the_compiler_refuses
     assert most * 31 / 32 <= found <= most
 
 
-def test_inference_without_onnxruntime_is_a_row_that_says_how_to_get_it(monkeypatch, capsys):
+def test_inference_without_onnxruntime_is_a_row_with_the_remedy(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None)
     values = dict(models=["ViT-mu/16"], images=1, image_sizes=[32], turns=1, seconds=0)
     bench_inference.measure(**values, against=["onnxruntime", "timm"])
@@ -242,7 +240,7 @@ def test_inference_without_onnxruntime_is_a_row_that_says_how_to_get_it(monkeypa
 
 
 @pytest.mark.slow
-def test_onnxruntime_runs_timms_model_beside_ours(capsys):
+def test_onnxruntime_also_runs_timms_model(capsys):
     name_missing_operators(pytest.importorskip("torch"))
     for name in ("timm", "onnxruntime", "onnxscript"):
         pytest.importorskip(name)

@@ -1,4 +1,4 @@
-"""The benchmark `all`: processes, their JSON files, and the table of figures."""
+"""The benchmark `all` starts processes, writes JSON files, and prints a table of figures."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ RUNS = {"broken": (), "good": ("--images=2",), "absent": ()}
 
 @pytest.fixture
 def benchmarks(tmp_path):
-    """Runs the three benchmarks; returns the names of those that were started."""
+    """Returns a function that runs the three benchmarks and returns the names of started ones."""
     program, log = tmp_path / "program.py", tmp_path / "log"
     program.write_text(f"LOG, HERE = {str(log)!r}, {HERE}\n{PROGRAM}")
 

@@ -1,4 +1,4 @@
-"""Runs whose workdir is in a bucket: the real command, against servers on this machine."""
+"""Runs with a workdir in a bucket: the real command with local servers."""
 
 import signal
 import time
@@ -19,14 +19,15 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", params=KINDS)
 def pods(request):
-    """The URL of a bucket, and the variables by which a process finds its server."""
+    """Yields a bucket's URL, and the environment variables that lead a process to its server."""
     with serving(request.param) as variables:
         yield f"{request.param}://pods", variables
 
 
 def test_killed_run_in_a_bucket_ends_as_one_in_a_folder(run, finished, pods, tmp_path):
     variables = pods[1]
-    for attempt in range(20):  # On a busy machine a run may end before this process looks again.
+    # On a busy machine a run may end before this process tests the condition again.
+    for attempt in range(20):
         url = f"{pods[0]}/run{attempt}"
         process, bucket = run.start(*SMALL, f"--workdir={url}", **variables), Bucket(url)
         while process.poll() is None and bucket.read("checkpoints/10/commit_success.txt") is None:
@@ -43,7 +44,7 @@ def test_killed_run_in_a_bucket_ends_as_one_in_a_folder(run, finished, pods, tmp
     assert f"report: {url}/report.html" in result.stdout
     assert_same(url, finished)
 
-    # Another process, from the bucket alone.
+    # This process loads the model from the bucket only.
     lines = []
     vit_jax.load_model(f"{url}@40", log=lines.append)
     assert f"of a run ({url}@40)" in lines[0]

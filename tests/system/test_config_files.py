@@ -1,6 +1,4 @@
-"""Configs are found in every folder: those that come with an installed package, and the user's
-own.
-"""
+"""Configs of an installed package and configs of the user are found from any folder."""
 
 import os
 import subprocess
@@ -32,7 +30,7 @@ def get_config(argument=None):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The package as a wheel has it, without the checkout around it."""
+    """Returns a folder with the package as in a wheel, without other files of the repository."""
     folder = tmp_path_factory.mktemp("installed")
     command = "setup.py", "-q", "build_py", f"--build-lib={folder}"
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
@@ -52,7 +50,7 @@ def installed(tmp_path_factory):
             "there is no config file configs/vit_l16_i21.py; did you mean 'vit_l16_i21k'?",
         ),
         ("own/mine.py", "ViT-S/32 7"),
-        ("quickstart", "ViT-S/32 7"),  # A file of the user's comes first.
+        ("quickstart", "ViT-S/32 7"),  # A file of the user has precedence.
     ],
 )
 def test_installed_package_finds_a_config_from_any_folder(installed, tmp_path, name, said):

@@ -1,4 +1,4 @@
-"""The command `vit-jax`, which is `python -m vit_jax` too."""
+"""The command `vit-jax`, which is the same as `python -m vit_jax`."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ MODULES = {
 
 @pytest.fixture
 def start(run):
-    """Runs `vit-jax` with some arguments."""
+    """Returns a function that runs `vit-jax` with arguments."""
     return lambda *arguments: run(*arguments, module="vit_jax.__main__")
 
 
@@ -27,7 +27,7 @@ def test_every_module_that_is_a_command_has_a_name():
     assert {command.module for command in COMMANDS.values()} == MODULES | {"experiment"}
 
 
-def test_help_lists_every_command_with_the_first_line_of_what_it_says_of_itself(start):
+def test_help_lists_every_command_with_the_first_line_of_its_description(start):
     listed = start("--help").stdout.splitlines()
     for name, command in COMMANDS.items():
         file = f"configs/{command.config}.py" if command.config else f"vit_jax/{command.module}.py"
@@ -55,7 +55,7 @@ def test_command_fails_as_its_module_does(run, start, arguments):
     assert modules.returncode == 2
 
 
-def test_fine_tuning_takes_its_own_config_where_none_is_given(start, tmp_path):
+def test_fine_tuning_has_a_default_config(start, tmp_path):
     result = start("finetune", f"--workdir={tmp_path}/run")
     assert result.returncode == 2 and "name the images: vit-jax finetune PHOTOS" in result.stderr
     assert "did you mean 'quickstart'" in start("finetune", "--config", "quikstart").stderr
@@ -71,7 +71,7 @@ def test_fine_tuning_takes_its_own_config_where_none_is_given(start, tmp_path):
         (("completion", "bsh"), "there is no completion for 'bsh'; did you mean 'bash'?"),
     ],
 )
-def test_what_is_no_command_is_a_line(start, arguments, said):
+def test_an_unknown_command_is_a_one_line_error(start, arguments, said):
     result = start(*arguments)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {said}\n")
 
@@ -131,8 +131,9 @@ def test_bash_completes_commands_flags_and_configs(start, words, completed):
     ],
 )
 def test_zsh_completes_commands_flags_and_configs(start, words, completed):
-    """The script itself, with its shell's parts written out that say what is typed, and what fits
-    it.
+    """Runs the completion script with replacements of zsh's completion functions.
+
+    They print the candidates that match the typed prefix.
     """
     shell = f"""
         compset() {{ PREFIX=${{PREFIX#*=}} }}

@@ -1,4 +1,4 @@
-"""`python -m vit_jax.convert`, as a user starts it, from a run to other libraries and back."""
+"""The command `vit_jax.convert` converts a run to other libraries' checkpoints and back."""
 
 import dataclasses
 import json
@@ -45,13 +45,13 @@ def test_a_run_goes_to_every_library_and_comes_back(finished, convert, tmp_path)
         )
         assert done.returncode == 0, done.stderr
         assert "read back, it is the same bit for bit" in done.stdout.splitlines()[-1]
-        source = destination  # Each from the one before.
+        source = destination  # Each checkpoint is converted from the previous one.
     assert vit_jax.load_model(source, log=str).about.probabilities == "sigmoid"
     for ours, theirs in zip(parameters(finished), parameters(source), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_what_mapped_was_resized_new_and_dropped_is_printed(finished, convert, tmp_path):
+def test_mapped_resized_new_and_removed_parameters_are_printed(finished, convert, tmp_path):
     done = convert(finished, tmp_path / "out", "--image_size=24x32", "--num_classes=3")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -74,7 +74,7 @@ def test_transformers_own_pipeline_answers_with_the_runs_class_names(
     image = digits("test")[3].image
     image = Image.fromarray(
         image.repeat(2, axis=0).repeat(2, axis=1)
-    )  # Half the pixels are averaged again.
+    )  # The pipeline averages the doubled pixels, so it restores the image.
     answer = transformers.pipeline("image-classification", str(tmp_path / "folder"), top_k=10)(
         image
     )

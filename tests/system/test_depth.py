@@ -1,4 +1,4 @@
-"""A run that learns the depth of foggy scenes, and what its checkpoint is used for."""
+"""A run that learns the depth of foggy scenes, and the uses of its checkpoint."""
 
 import base64
 import contextlib
@@ -19,11 +19,14 @@ from vit_jax.evaluation.dense_metrics import depth_metrics
 from vit_jax.evaluation.suite_fewshot import parse_sets
 from vit_jax.run_suites import run_suites
 
-UNIT = 1 / 256  # Metres of a unit of the depth maps, which is not the default.
+UNIT = 1 / 256  # Metres per unit of the depth maps. This is not the default.
 
 
 def scene(index: int) -> tuple[np.ndarray, np.ndarray]:
-    """A floor up to a horizon with two boxes, which fog makes paler, and its depth in metres."""
+    """Returns an image of a scene in fog, and the scene's depth in metres.
+
+    The scene is a floor up to the horizon with two boxes. Distant colours are paler.
+    """
     rng = np.random.default_rng(index)
     height, width = rng.integers(40, 80, 2)
     depth = np.repeat(np.linspace(8, 1.5, height)[:, None], width, 1).astype(np.float32)
@@ -34,7 +37,7 @@ def scene(index: int) -> tuple[np.ndarray, np.ndarray]:
         colours[top : top + 20, left : left + 20] = rng.uniform(0, 90, 3)
     seen = np.exp(-depth / 4)[..., None]
     image = colours * seen + 230 * (1 - seen) + rng.normal(0, 4, colours.shape)
-    depth[:2] = 0  # Unknown.
+    depth[:2] = 0  # The depth of these rows is unknown.
     return image.clip(0, 255).astype(np.uint8), depth
 
 
@@ -52,7 +55,7 @@ def write_scenes(folder: Path) -> Path:
 
 
 def config_of_scenes(folder: Path):
-    """The config of a run that learns the depth of scenes."""
+    """Returns the config of a run that learns the depth of scenes."""
     config = base_config()
     config.model.name = "ViT-Ti/8"
     config.model.update(dict(dim=32, depth=2, mlp_dim=64, heads=2))
@@ -71,7 +74,7 @@ def config_of_scenes(folder: Path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A workdir, its last metrics, and what it printed."""
+    """Returns the run's workdir, final metrics and output."""
     folder, printed = tmp_path_factory.mktemp("depth"), io.StringIO()
     config = config_of_scenes(write_scenes(folder / "scenes"))
     with contextlib.redirect_stdout(printed):
@@ -143,7 +146,7 @@ def test_the_server_answers_with_predicts_depths(trained, model, run, tmp_path):
     )
     assert colours.size == seen.size
     lightness = np.asarray(colours.convert("L").resize(expected.shape[::-1]), float)
-    assert np.corrcoef(lightness.ravel(), expected.ravel())[0, 1] < -0.7  # Near places are light.
+    assert np.corrcoef(lightness.ravel(), expected.ravel())[0, 1] < -0.7  # Near pixels are light.
     assert json.loads(about)["task"] == "depth" and "The depth of each pixel" in page
 
 
@@ -187,5 +190,5 @@ def test_a_run_that_continues_a_head_starts_with_its_parameters(trained, tmp_pat
     config.model.update(dict.fromkeys(("dim", "depth", "mlp_dim", "heads")))
     config.steps, config.optimizer.warmup_steps, config.optimizer.learning_rate = 1, 0, 0.0
     again = vit_jax.train(config, tmp_path / "run")
-    # The running statistics of batch norm have changed a little.
+    # Only the running statistics of batch norm have changed a little.
     assert again["rmse"] == pytest.approx(trained[1]["rmse"], rel=0.05)

@@ -1,4 +1,4 @@
-"""Detection as a user runs it: training on a COCO file, and the objects of photographs."""
+"""Detection for a user: training on COCO files, and predicting the objects of photographs."""
 
 import json
 import shutil
@@ -80,7 +80,8 @@ def test_predict_writes_a_coco_file_overlays_and_a_page(run, data, workdir, tmp_
     assert [row["name"] for row in found["categories"]] == ["square", "bar"]
     assert len(found["images"]) == 6
     assert {(row["height"], row["width"]) for row in found["images"]} == {(60, 80)}
-    assert min(row["id"] for row in found["annotations"]) == 1  # 0 is none for pycocotools.
+    # pycocotools uses id 0 for "no match".
+    assert min(row["id"] for row in found["annotations"]) == 1
     for row in found["annotations"]:
         left, top, width, height = row["bbox"]
         assert 0 <= left <= left + width <= 80.001
@@ -103,7 +104,7 @@ def test_the_report_starts_with_the_worst_images(workdir):
 
 
 @pytest.mark.slow
-def test_detector_finds_what_the_command_wrote(data, workdir, run, tmp_path):
+def test_detector_finds_the_same_objects_as_the_command(data, workdir, run, tmp_path):
     detector = vit_jax.load_detector(workdir, log=str)
     assert detector.class_names == ("square", "bar")
     files = sorted((data / "test").glob("*.jpg"))
@@ -118,14 +119,15 @@ def test_detector_finds_what_the_command_wrote(data, workdir, run, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_suite_measures_what_the_detector_finds(data, workdir, tmp_path):
+def test_the_suite_measures_the_objects_of_the_detector(data, workdir, tmp_path):
     file = tmp_path / "near" / "instances_test.json"
     shutil.copytree(data / "test", file.parent)
     content = json.loads((file.parent / "_annotations.coco.json").read_text())
     images = [file.parent / row["file_name"] for row in content["images"]]
     found = vit_jax.load_detector(workdir, log=str).predict(images, threshold=0.0)
     content["annotations"], objects = [], []
-    for number, each in enumerate(found):  # Objects near some of the predicted ones.
+    # Annotations are objects near some of the predicted ones.
+    for number, each in enumerate(found):
         corners = np.concatenate([each.corners[:3, :2], each.corners[:3, 2:] - 1], axis=1)
         kept = (corners[:, 2:] > corners[:, :2]).all(1)
         corners, labels = corners[kept], each.labels[:3][kept]
@@ -174,13 +176,15 @@ def test_corners_are_mapped_back_to_the_original_image():
 
 
 def test_scores_of_objects_contain_the_quality_of_their_masks():
-    """The quality is computed as in Mask DINO, in pixels of the image, without padding."""
+    """The quality is computed as in Mask DINO, from the pixels of the image without its padding."""
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(4, 16, 16)).astype(np.float32)
-    logits[0] = np.where(np.arange(16)[:, None] < 12, -1.0, 2.0)  # Most pixels are padding.
+    # Rows 12 to 15 are padding with positive logits.
+    logits[0] = np.where(np.arange(16)[:, None] < 12, -1.0, 2.0)
     boxes, probabilities = np.tile([0.1, 0.2, 0.5, 0.8], (4, 1)), np.array([0.9, 0.8, 0.7, 0.4])
     best = Best(probabilities, np.arange(4), boxes, logits)
-    placement = TestCrop(64, "fit", 64).place(48, 64)  # The image is the upper 12 rows of logits.
+    # The image is in the upper 12 rows of the logits.
+    placement = TestCrop(64, "fit", 64).place(48, 64)
     found = detections(best, placement)
     enlarged = np.array([original_logits(each, placement) for each in logits])
     inside = enlarged > 0
@@ -212,10 +216,10 @@ def test_masks_are_mapped_back_to_the_original_image(kind):
     rows, columns = np.indices((120, 160))
     inside = (rows >= 30) & (rows < 90) & (columns >= 50) & (columns < 110)
     placed = placement.place_map(inside, False, np.zeros((64, 64), bool))
-    # The logits of every fourth pixel, as of a head whose stride is 4.
+    # The logits of a head with stride 4: one for every 4x4 pixels.
     logits = 20.0 * placed.reshape(16, 4, 16, 4).mean((1, 3)) - 10
     found = original_logits(logits, placement) > 0
-    edge = 160 / 16  # Pixels of a logit, at most.
+    edge = 160 / 16  # Pixels per logit, at most.
     assert not found[(rows < 30 - edge) | (rows > 90 + edge)].any()
     assert not found[(columns < 50 - edge) | (columns > 110 + edge)].any()
     middle = (np.abs(rows - 59.5) < 30 - edge) & (np.abs(columns - 79.5) < 30 - edge)

@@ -1,4 +1,4 @@
-"""A run that chooses by a split of its own, and reports another."""
+"""A run that chooses its best checkpoint by a dev split, and reports metrics of a test split."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from vit_jax.runs.checkpoints import Checkpoints
 
 @pytest.fixture(scope="module")
 def chosen(run, tmp_path_factory):
-    """The workdir of a run that chooses by a split of its own, and what it printed."""
+    """Returns workdir, output and flags of a run that chooses by a dev split."""
     workdir = tmp_path_factory.mktemp("chosen") / "run"
     flags = (
         *SMALL,
@@ -34,7 +34,7 @@ def rows_of(workdir: Path, split: str) -> dict[int, dict]:
     return {row["step"]: row for row in rows if f"{split}/accuracy" in row}
 
 
-def test_dev_images_are_looked_at_during_training_and_test_images_at_its_end_alone(chosen):
+def test_dev_images_are_evaluated_during_training_and_test_images_only_at_its_end(chosen):
     workdir, out, _ = chosen
     dev, test = rows_of(workdir, "dev"), rows_of(workdir, "test")
     assert (sorted(dev), sorted(test)) == ([10, 20, 30, 40], [40])
@@ -70,7 +70,7 @@ def test_report_has_the_figures_and_curves_of_both_splits(chosen):
 
 
 @pytest.mark.slow
-def test_finished_run_that_is_started_again_says_the_same_figures(run, chosen):
+def test_finished_run_that_is_started_again_reports_the_same_figures(run, chosen):
     workdir, out, flags = chosen
     report = (workdir / "report.html").read_text()
     again = run(*flags)

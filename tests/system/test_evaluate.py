@@ -1,5 +1,6 @@
-"""Suites on the checkpoint of a small run, by the real command: what is missing is a row, and comes
-later.
+"""The command evaluates suites on the checkpoint of a small run, with rows for missing data sets.
+
+A later start evaluates the data sets that were missing.
 """
 
 import json
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for sec
 
 
 def kitti(number: int) -> dict:
-    """A vehicle 5, 15, or 25 m away, or none."""
+    """Returns a KITTI annotation with a vehicle at a distance of 5, 15, or 25 m, or with none."""
     vehicle = dict(type=number % 3, bbox=BOX, location=np.float32([0, 0, 5 + 10 * (number % 4)]))
     rest = dict(
         truncated=0.0, occluded=0, alpha=0.0, dimensions=np.zeros(3, np.float32), rotation_y=0.0
@@ -30,15 +31,16 @@ def rows_of(folder) -> dict[tuple[str, str], dict]:
 
 class Evaluated(NamedTuple):
     folder: Path
-    killed: dict[tuple[str, str], dict]  # The rows that a killed start left,
-    rows: dict[tuple[str, str], dict]  # and those of the same command again.
+    killed: dict[tuple[str, str], dict]  # The rows after the first start, which was killed.
+    rows: dict[tuple[str, str], dict]  # The rows after the second start of the same command.
     printed: str
 
 
 @pytest.fixture(scope="module")
 def evaluated(run, finished, tmp_path_factory) -> Evaluated:
-    """All suites with one task of VTAB prepared; another data set only after the first start was
-    killed.
+    """Returns the results of all suites with one data set of VTAB.
+
+    Another data set is added after the first start was killed.
     """
     folder = tmp_path_factory.mktemp("evaluated")
     prepare("kitti:3.*.*", folder / "tfds", {"train": 810, "validation": 205, "test": 30}, kitti)
@@ -89,17 +91,18 @@ def test_vtab_trains_on_a_tasks_thousand_images(evaluated):
 
 
 @pytest.mark.slow
-def test_start_after_a_killed_one_keeps_its_figures_and_tries_again_what_was_missing(evaluated):
+def test_start_after_a_killed_one_keeps_its_figures_and_retries_missing_data_sets(evaluated):
     killed, rows = evaluated.killed, evaluated.rows
     assert {suite for suite, _ in killed} == {"imagenet", "vtab"}
-    assert not (evaluated.folder / "out" / "vtab").exists()  # It trained nothing again.
+    # The first start's fine-tuning is not repeated.
+    assert not (evaluated.folder / "out" / "vtab").exists()
     assert {key for key in killed if rows[key] != killed[key]} == {("vtab", "EuroSAT")}
     assert "run: tfds build eurosat/rgb" in killed["vtab", "EuroSAT"]["note"]
     assert "VTAB takes 800 images" in rows["vtab", "EuroSAT"]["note"]
 
 
 @pytest.mark.slow
-def test_what_cannot_be_had_is_a_row_that_says_why(evaluated):
+def test_missing_data_sets_are_rows_with_the_reason(evaluated):
     notes = {key: row["note"] for key, row in evaluated.rows.items() if row["accuracy"] is None}
     command = f"run: tfds build dtd --file_format=array_record --data_dir={evaluated.folder}"
     for key in (
@@ -115,7 +118,7 @@ def test_what_cannot_be_had_is_a_row_that_says_why(evaluated):
     assert len(of_imagenet) == 7 and "--real=real.json" in of_imagenet["ReaL"]
 
 
-def test_shots_that_a_class_has_not_are_rows_and_the_others_are_figures(evaluated):
+def test_shots_that_a_class_lacks_are_rows_without_figures(evaluated):
     few = {name: row for (suite, name), row in evaluated.rows.items() if suite == "fewshot"}
     assert few["digits, 500 shots"]["note"] == "class '2' has 130 training images"
     one, five = few["digits, 1 shot"], few["digits, 5 shots"]
@@ -126,7 +129,7 @@ def test_shots_that_a_class_has_not_are_rows_and_the_others_are_figures(evaluate
     assert "has 2 training images" in few["eurosat, 5 shots"]["note"]
 
 
-def test_neighbours_and_probe_have_figures_of_what_is_there(evaluated):
+def test_neighbours_and_probe_have_figures_of_available_data_sets(evaluated):
     for suite, kind in (
         ("knn", "20-NN"),
         ("probe", "linear probe"),
@@ -141,7 +144,7 @@ def test_neighbours_and_probe_have_figures_of_what_is_there(evaluated):
     )
 
 
-def test_table_and_picture_are_there_and_the_table_is_printed(evaluated):
+def test_table_and_picture_are_written_and_the_table_is_printed(evaluated):
     text = (evaluated.folder / "out" / "results.md").read_text()
     assert text in evaluated.printed and "| **structured, 1 of 8 tasks** |" in text
     assert (evaluated.folder / "out" / "results.png").stat().st_size > 10_000

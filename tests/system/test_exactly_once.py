@@ -1,4 +1,4 @@
-"""Real processes read an epoch, are killed, and others go on: every image is seen once."""
+"""Data are read exactly once per epoch by real processes that are killed and replaced by others."""
 
 import random
 import subprocess
@@ -9,9 +9,9 @@ import pytest
 
 from tests.system.conftest import ROOT
 
-IMAGES, BATCH, EPOCHS = 480, 16, 2  # 30 batches an epoch.
+IMAGES, BATCH, EPOCHS = 480, 16, 2  # 30 batches per epoch.
 
-# A process that reads its part of each batch and then notes which images it has seen.
+# A process that reads its part of each batch, and then records the images of the batch.
 READER = """
 import sys, time
 import numpy as np
@@ -32,15 +32,14 @@ with open(sys.argv[7], "a", buffering=1) as log:
         time.sleep(0.01)
 sys.stdin.read()  # Until it is killed, or at once without an input.
 """
-AHEAD = 5  # Steps at most that a process reads after those for which the slowest one is waited for.
+# The largest number of steps that a process reads after the steps that this process waits for.
+AHEAD = 5
 
 
 def read(
     folder, first_step: int, steps: int, processes: int, kill_after: int | None
 ) -> dict[int, list[int]]:
-    """What the processes saw in each step that all of them finished, as a checkpoint would have
-    it.
-    """
+    """Returns the image indices of each step that all processes finished, as a checkpoint would."""
     last = steps if kill_after is None else first_step + kill_after + AHEAD
     logs = [folder / f"{first_step}-{i}-of-{processes}" for i in range(processes)]
     running = [
@@ -77,14 +76,14 @@ def lines(log) -> int:
 
 @pytest.mark.slow
 def test_epoch_is_seen_once_across_kills_and_process_counts(tmp_path):
-    counts = 1, 4, 2  # More of them, and fewer.
+    counts = 1, 4, 2  # The number of processes increases and decreases.
     steps = EPOCHS * IMAGES // BATCH
     rng = random.Random(sum(counts) + counts[0])
     seen, first_step = {}, 0
     for i, processes in enumerate(counts):
         last = i == len(counts) - 1
         kept = read(tmp_path, first_step, steps, processes, None if last else rng.randint(5, 20))
-        # A checkpoint may be older than the last step that was done.
+        # A checkpoint may be older than the last finished step.
         first_step = steps if last else max(kept) + 1 - rng.randint(0, 3)
         seen |= {step: images for step, images in kept.items() if step < first_step}
     assert sorted(seen) == list(range(steps))

@@ -1,4 +1,4 @@
-"""A model as a file: written by the command, run by JAX alone or by ONNX Runtime."""
+"""Exported models are written by the command, and run by JAX alone or by ONNX Runtime."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from tests.system.conftest import ROOT, SMALL
 from vit_jax.interop import onnx as interop_onnx
 from vit_jax.interop import programs
 
-# With no other library than JAX: what a server has.
+# Loads a program with no library other than JAX, as a server would.
 SERVE = """
 import sys, jax, numpy as np
 program = jax.export.deserialize(bytearray(open(sys.argv[1], "rb").read()))
@@ -98,8 +98,9 @@ def test_file_that_exists_or_is_of_no_format_or_folder_is_refused(run, finished,
 
 @pytest.fixture(scope="module")
 def half(run, tmp_path_factory):
-    """The workdir of a run in bfloat16, as configs/finetune.py's are, with what helps training
-    alone.
+    """Returns the workdir of a run in bfloat16, as in configs/finetune.py.
+
+    Options that only affect training are also set.
     """
     workdir = tmp_path_factory.mktemp("half") / "run"
     flags = ("dtype=bfloat16", "scan=True", "remat=full")
@@ -109,7 +110,7 @@ def half(run, tmp_path_factory):
 
 
 def served(file, images):
-    """The logits that a written file gives."""
+    """Returns the logits of an exported model."""
     if file.suffix == ".onnx":
         session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
         return session.run(None, {"images": images})[0]
@@ -140,11 +141,11 @@ def test_model_trained_in_bfloat16_is_written_in_float32_or_as_asked(
     scale = float(np.abs(wanted).max())
     assert scale > 0.01
     np.testing.assert_allclose(logits, wanted, atol=tolerance * scale, rtol=0)
-    if dtype != "float32":  # It is not float32 under another name.
+    if dtype != "float32":  # The program really computes in another dtype than float32.
         assert np.abs(logits - wanted).max() > 1e-5 * scale
 
 
-def test_load_model_says_that_a_model_computes_in_bfloat16(half):
+def test_load_model_logs_that_a_model_computes_in_bfloat16(half):
     said = []
     vit_jax.load_model(half, log=said.append)
     vit_jax.load_model(half, log=said.append, dtype="float32")
@@ -166,11 +167,12 @@ def test_program_normalises_by_the_models_own_mean_and_deviation(run, tmp_path, 
     normal = (images / 255 - statistics["mean"]) / statistics["std"]
     plain = vit_jax.create_model("ViT-Ti/16", **values)
     pixels = images if dtype == np.uint8 else (images / 127.5 - 1).astype(dtype)
-    expected = jax.jit(plain)(normal.astype(np.float32))  # Compiled, it takes floats of any range.
+    # Compiled models do not check the range of their float input.
+    expected = jax.jit(plain)(normal.astype(np.float32))
     np.testing.assert_allclose(served(file, pixels), expected, atol=1e-4)
 
 
-def test_onnx_in_bfloat16_is_refused_with_what_to_do(run, half, tmp_path):
+def test_onnx_in_bfloat16_is_rejected_with_the_remedy(run, half, tmp_path):
     result = export(run, half, tmp_path / "m.onnx", "--dtype=bfloat16")
     assert result.returncode == 2
     assert "--dtype=float16, or a file called .stablehlo" in result.stderr
@@ -178,7 +180,7 @@ def test_onnx_in_bfloat16_is_refused_with_what_to_do(run, half, tmp_path):
 
 
 @pytest.mark.parametrize("name, dtype", [("m.stablehlo", "bfloat16"), ("m.onnx", "float16")])
-def test_features_are_float32_whatever_computes_them(tmp_path, name, dtype):
+def test_features_are_float32_for_any_computation_dtype(tmp_path, name, dtype):
     values = dict(dim=16, depth=1, mlp_dim=32, heads=2, image_size=16, patch_size=4, num_classes=0)
     model = vit_jax.create_model("ViT-Ti/16", dtype=dtype, **values)
     write = programs.write_onnx if name.endswith("onnx") else programs.write_stablehlo
@@ -199,7 +201,7 @@ def test_run_in_bfloat16_is_converted_with_its_parameters_as_they_are(run, half,
 
 
 @pytest.mark.parametrize("write", ["write_stablehlo", "write_onnx"])
-def test_more_parameters_than_a_file_holds_are_refused(tmp_path, monkeypatch, write):
+def test_models_above_the_size_limit_of_a_file_are_rejected(tmp_path, monkeypatch, write):
     monkeypatch.setattr(programs, "MOST_BYTES", 10_000)
     values = dict(
         dim=16, depth=1, mlp_dim=32, heads=2, image_size=16, patch_size=4, num_classes=1_000

@@ -1,4 +1,4 @@
-"""The command that finds near-duplicates."""
+"""The command that finds near-duplicates writes a page and a table."""
 
 import shutil
 
@@ -6,7 +6,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_page_and_table_are_written_and_not_replaced_unasked(run, tmp_path):
+def test_page_and_table_are_written_and_not_overwritten_by_default(run, tmp_path):
     data = pytest.importorskip("skimage").data_dir
     for name in ("chelsea.png", "coffee.png"):
         for split in ("train", "test")[: 1 + (name == "coffee.png")]:

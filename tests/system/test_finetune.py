@@ -1,4 +1,4 @@
-"""From a checkpoint to a fine-tuned model, and the sweep over learning rates."""
+"""Fine-tuning from a checkpoint, and the sweep over learning rates."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from vit_jax.config import from_json
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.runs.evaluator import test_crop as evaluation_crop
 
-# From the checkpoint of `finished`, at twice its resolution.
+# Fine-tunes the checkpoint of `finished` at twice its resolution.
 FINETUNE = (
     "--config=configs/finetune.py:dataset=folder,size=32",
     "--config.data.source=digits",
@@ -42,7 +42,7 @@ def arrays(workdir) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def tuned(run, finished, tmp_path_factory):
-    """The folder of a run with low-rank changes and an average, and what it printed."""
+    """Returns workdir and output of a run with LoRA and a parameter average."""
     workdir = tmp_path_factory.mktemp("tuned") / "run"
     options = ("--config.finetune.train=lora", "--config.optimizer.average=0.9")
     result = run(
@@ -65,7 +65,7 @@ def test_run_starts_from_the_checkpoint_with_a_new_head_and_resized_positions(tu
     assert not np.array_equal(new["head/kernel"], old["head/kernel"])
 
 
-def test_a_run_is_shown_to_others_as_it_evaluates_itself(tuned, finished):
+def test_the_checkpoints_crop_is_the_runs_evaluation_crop(tuned, finished):
     for workdir, kind in ((tuned[0], "square"), (finished, "short_side")):
         config = from_json((workdir / "config.json").read_text())
         size = config.data.image_size
@@ -139,7 +139,7 @@ def test_checkpoint_or_split_that_does_not_fit_is_one_line(flags, words, finishe
         train(options, tmp_path / "run")
 
 
-def test_sweep_has_the_rates_of_resnets_where_the_checkpoint_is_one(run, tmp_path):
+def test_sweep_has_the_rates_of_resnets_for_a_resnet_checkpoint(run, tmp_path):
     small = dict(image_size=32, num_classes=2, resnet_blocks=(1, 1))
     model = write(
         random_model("BiT-R50x1", **small), tmp_path / "model.npz", "google", "BiT-R50x1", **small
@@ -160,7 +160,7 @@ def test_sweep_keeps_what_finished_and_trains_at_the_best_rate(run, finished, tm
     arguments = (
         *FINETUNE,
         f"--config.finetune.checkpoint={finished}",
-        "--config.sweep.rates=(0.01,1e38)",  # The second fails.
+        "--config.sweep.rates=(0.01,1e38)",  # The run with the second learning rate fails.
         "--config.sweep.seeds=(3,4)",
         "--config.max_skipped_steps=0",
         "--config.data.train_split=train[:80%]",
@@ -201,7 +201,7 @@ def test_sweep_keeps_what_finished_and_trains_at_the_best_rate(run, finished, tm
         (["--config.sweep.dev_split=test"], "config.data.test_split has images of it: 'test'"),
     ],
 )
-def test_mistake_in_a_sweeps_splits_is_said_before_any_run(flags, words, run, tmp_path):
+def test_mistake_in_a_sweeps_splits_is_an_error_before_any_run(flags, words, run, tmp_path):
     flags = (*FINETUNE, *flags, "--config.finetune.checkpoint=of_no_matter")
     process = run(*flags, f"--workdir={tmp_path / 'sweep'}", module="vit_jax.sweep")
     assert (process.returncode, process.stdout) == (2, "")

@@ -1,6 +1,4 @@
-"""`vit-jax finetune PHOTOS`: one command from a folder to a model that is no worse than its linear
-probe.
-"""
+"""`vit-jax finetune PHOTOS` fine-tunes on a folder; the result is not worse than a linear probe."""
 
 import json
 
@@ -24,7 +22,7 @@ FEW = (
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A folder of a folder for each digit."""
+    """Returns a folder with a folder of images for each digit."""
     root = tmp_path_factory.mktemp("photos") / "digits"
     images, labels = load_digits(return_X_y=True)
     for number, (image, label) in enumerate(zip(images[:400], labels[:400], strict=True)):
@@ -40,7 +38,7 @@ def rows(workdir) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def tuned(run, finished, photos, tmp_path_factory):
-    """The workdir of a finished run, and its output."""
+    """Returns workdir, output and arguments of a finished run."""
     workdir = tmp_path_factory.mktemp("tuned") / "run"
     arguments = (photos, f"--from={finished}", f"--workdir={workdir}", *FEW)
     result = run(*arguments, module=MODULE)
@@ -55,7 +53,7 @@ def test_groups_in_file_names_are_kept_together_unless_the_flag_is_none(run, tmp
         file = tmp_path / "pets" / "ab"[group % 2] / f"{group:02}_view{view}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (16, 16), (number, 0, 0)).save(file)
-    # The run ends after the choices, because its workdir contains other files.
+    # The run ends after the options are chosen, because its workdir contains other files.
     model = vit_jax.create_model("ViT-32x1/8", image_size=16, num_classes=0, mlp_dim=32)
     weights = vit_jax.save_model(model, tmp_path / "tiny.npz", log=str)
     arguments = tmp_path / "pets", f"--from={weights}", f"--workdir={tmp_path}", *FEW
@@ -65,7 +63,7 @@ def test_groups_in_file_names_are_kept_together_unless_the_flag_is_none(run, tmp
     assert (chosen in result.stdout) == (not flag)
 
 
-def test_every_choice_is_said_with_its_flag(tuned):
+def test_every_choice_is_printed_with_its_flag(tuned):
     _, printed, _ = tuned
     for words in (
         "--config.data.source='folder'",
@@ -77,7 +75,7 @@ def test_every_choice_is_said_with_its_flag(tuned):
         assert words in printed
 
 
-def test_what_is_kept_is_the_best_on_the_dev_images_of_the_probe_and_all_later_steps(tuned):
+def test_the_kept_checkpoint_is_the_best_on_the_dev_images_including_the_probe(tuned):
     workdir, printed, _ = tuned
     dev = {row["step"]: row["dev/accuracy"] for row in rows(workdir) if "dev/accuracy" in row}
     assert [*dev] == [*range(0, max(dev) + 1, 3)] and len(dev) > 2
@@ -89,7 +87,8 @@ def test_what_is_kept_is_the_best_on_the_dev_images_of_the_probe_and_all_later_s
     model = vit_jax.load_model(workdir)
     assert model.num_classes == 10
     (first,) = [row for row in rows(workdir) if "test/accuracy" in row and row["step"] == 0]
-    assert first["test/accuracy"] > 0.3  # The probe, of features that were trained on digits.
+    # The linear probe, on features that were trained with digits.
+    assert first["test/accuracy"] > 0.3
 
 
 def test_a_run_that_has_ended_only_reports(run, tuned):
@@ -115,7 +114,7 @@ def test_a_killed_run_ends_with_the_same_bits(run, tuned, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_run_stops_early_where_nothing_gets_better(run, finished, photos, tmp_path):
+def test_a_run_without_improvement_stops_early(run, finished, photos, tmp_path):
     options = ("--config.optimizer.learning_rate=0.3", "--config.early_stopping=2")
     workdir = tmp_path / "run"
     result = run(
@@ -135,7 +134,7 @@ def test_main_makes_the_same_run(run, tuned, finished, photos, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_report_has_the_probe_beside_what_is_kept(tuned):
+def test_the_report_compares_the_probe_with_the_kept_checkpoint(tuned):
     workdir, _, _ = tuned
     page = (workdir / "report.html").read_text()
     kept = next(row["kept/step"] for row in rows(workdir) if "kept/step" in row)
@@ -180,7 +179,7 @@ def test_a_run_that_made_no_step_begins_with_other_values(run, finished, photos,
     run.killed(*arguments, workdir=workdir, when=(workdir / "config.json").exists, module=MODULE)
     if not any(
         (workdir / "checkpoints").glob("[0-9]*")
-    ):  # Else it was not killed before its first checkpoint.
+    ):  # Otherwise, the run was not killed before its first checkpoint.
         other = ("--config.optimizer.learning_rate=1e-4", "--config.steps=3")
         result = run(*arguments, *other, module=MODULE)
         assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""What a command says of itself."""
+"""The help texts of commands."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from vit_jax.config import VALUES
 @pytest.mark.parametrize(
     ("command", "flag"), [("main", "workdir"), ("visualize", "images"), ("plan", "chip")]
 )
-def test_help_says_what_a_command_does_and_its_flags(run, command, flag):
+def test_help_describes_a_command_and_its_flags(run, command, flag):
     result = run("--help", "--nonsense", module=f"vit_jax.{command}")
     assert (result.returncode, result.stderr) == (0, "")
     with open(importlib.util.find_spec(f"vit_jax.{command}").origin) as file:
@@ -45,8 +45,8 @@ def test_help_lists_every_value_and_one_section_of_them(run):
 @pytest.mark.parametrize(
     "arguments", [("main", "--help"), ("completion", "bash"), ("__main__", "--help")]
 )
-def test_output_that_nobody_reads_ends_a_command_in_silence(arguments):
-    """As with `| head`, which closes the pipe."""
+def test_a_closed_output_pipe_ends_a_command_without_messages(arguments):
+    """As with `| head`, which closes the pipe early."""
     read, write = os.pipe()
     os.close(read)
     module, *rest = arguments

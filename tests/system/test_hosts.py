@@ -1,4 +1,4 @@
-"""Runs over two processes in which something is wrong: one line, and nobody is left."""
+"""If one of two hosts fails, both end with one error line and leave no processes."""
 
 import os
 import re
@@ -15,13 +15,16 @@ from tests.system.conftest import ROOT, SMALL, free_port
 
 
 def finish(pair) -> list[tuple[int, str]]:
-    """Exit code and errors of each; no process of theirs is left, not even a zombie."""
+    """Returns exit code and errors of each process, after all their subprocesses have ended.
+
+    Zombies count as subprocesses.
+    """
     try:
         errors = [process.communicate(timeout=HANG)[1] for process in pair]
         until = time.monotonic() + HANG
         for process in pair:
             while in_session(process.pid):
-                assert time.monotonic() < until, f"processes of {process.args} are left"
+                assert time.monotonic() < until, f"processes of {process.args} are still running"
                 time.sleep(0.05)
     finally:
         for process in pair:
@@ -86,7 +89,8 @@ def test_data_that_only_the_leader_has_are_named(run, tmp_path):
             config.replace("configs", f"{ROOT}/configs"),
             *rest,
             "--config.data.source=folder",
-            "--config.data.path=data",  # The same path in another folder, as on another host.
+            # The same relative path in another working directory, as on another host.
+            "--config.data.path=data",
             f"--workdir={tmp_path / 'run'}",
             address,
             "--processes=2",
@@ -102,7 +106,7 @@ def test_data_that_only_the_leader_has_are_named(run, tmp_path):
 
 
 def kill(pair, victim: int, when: Path) -> str:
-    """Kills one process when a file is there; returns the line of the other."""
+    """Kills one process when a file exists, and returns the errors of the other."""
     while not when.exists():
         assert all(process.poll() is None for process in pair)
         time.sleep(0.01)
@@ -114,7 +118,7 @@ def kill(pair, victim: int, when: Path) -> str:
 
 
 @pytest.mark.slow
-def test_killed_host_is_named_and_the_other_goes_on_alone(run, tmp_path):
+def test_killed_host_is_named_and_one_host_can_continue(run, tmp_path):
     arguments = (*SMALL, "--config.evaluate_every=40", f"--workdir={tmp_path / 'run'}")
     pair = run.start_pair(*arguments, "--config.data.workers=1")
     line = kill(pair, 1, when=tmp_path / "run" / "checkpoints" / "10")

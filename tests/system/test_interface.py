@@ -1,4 +1,4 @@
-"""The Python interface: training on data that are handed in, models in and out, predictions."""
+"""The Python interface: training on data in memory, passing and returning models, predictions."""
 
 import json
 import signal
@@ -23,14 +23,15 @@ from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.training.objectives.objective import EVALUATION, Loss, Objective
 
 TRAIN, TEST = digits("train"), digits("test")
-COUNT = 48  # Images of each split.
+COUNT = 48  # The number of images per split.
 LIBRARIES = "timm", "transformers"
 TINY = "ViT-Ti/4"
-NOISE = np.random.default_rng(0).integers(256, size=(3, 16, 16, 3), dtype=np.uint8)  # Not resized.
+# Images of the model's size, which are not resized.
+NOISE = np.random.default_rng(0).integers(256, size=(3, 16, 16, 3), dtype=np.uint8)
 
 
 def small(**values):
-    """The quickstart's config, of three steps of a model of one layer."""
+    """Returns the quickstart's config with three steps and a model of one layer."""
     config = read_config("configs/quickstart.py").copy_and_resolve_references().unlock()
     config.update(dict(steps=3, batch_size=16, log_every=1, evaluate_every=3))
     config.model.update(dict(dim=16, depth=1, mlp_dim=16, heads=2))
@@ -39,13 +40,13 @@ def small(**values):
 
 
 def arrays(source, count=COUNT):
-    """Images in the order of their classes, as a folder lists them."""
+    """Returns images and labels sorted by class, as a folder lists them."""
     order = np.argsort(source.labels[:count], kind="stable")
     return source.images[:count][order], source.labels[:count][order]
 
 
 class Pairs:
-    """A data set as torch's are: a length, and pairs by index."""
+    """A data set like those of torch: it has a length, and pairs by index."""
 
     classes = [str(digit) for digit in range(10)]
 
@@ -60,7 +61,7 @@ class Pairs:
 
 
 class Rows(Pairs):
-    """A data set as Hugging Face's are: rows by index and columns by name, with features."""
+    """A data set like those of Hugging Face: rows by index, columns by name, and features."""
 
     column_names = ["picture", "digit"]
 
@@ -77,7 +78,7 @@ class Rows(Pairs):
 
 
 class Tensors(Pairs):
-    """A data set of torch's tensors, as its ToTensor makes them: floats in [0, 1], channels
+    """A data set of torch's tensors, as from torchvision's ToTensor: floats in [0, 1], channels
     first.
     """
 
@@ -88,7 +89,7 @@ class Tensors(Pairs):
 
 
 def losses(workdir, config=None, **data):
-    """The loss of each step, and the figures of the test images."""
+    """Trains, and returns the loss of each step and the final metrics of the test images."""
     rows = {}
     figures = vit_jax.train(
         config or small(),
@@ -101,14 +102,17 @@ def losses(workdir, config=None, **data):
 
 @pytest.fixture(scope="module")
 def of_arrays(tmp_path_factory):
-    """A run on arrays: its workdir, losses and figures."""
+    """Returns workdir, losses and metrics of a run on arrays."""
     workdir = tmp_path_factory.mktemp("run") / "arrays"
     return workdir, *losses(workdir, train=arrays(TRAIN), test=arrays(TEST))
 
 
 @pytest.fixture(scope="module")
 def several_labels(tmp_path_factory):
-    """A run of several labels an image, digits and their parity, each trained by itself."""
+    """Returns the workdir of a run with two labels per image: the digit and its parity.
+
+    The classes are trained with independent sigmoids.
+    """
     images, digit = arrays(TRAIN)
     labels = [[str(k), "odd" if k % 2 else "even"] for k in digit.tolist()]
     workdir = tmp_path_factory.mktemp("run") / "several"
@@ -122,7 +126,7 @@ def several_labels(tmp_path_factory):
 
 
 def sigmoids(workdir, images):
-    """The probability of each class by itself, from the logits, `[images, classes]`."""
+    """Returns the sigmoid probability of each class, `[images, classes]`."""
     logits = np.asarray(vit_jax.load_model(workdir, log=str)(images), np.float64)
     return 1 / (1 + np.exp(-logits))
 
@@ -130,7 +134,8 @@ def sigmoids(workdir, images):
 def test_classes_trained_by_themselves_are_predicted_by_themselves(several_labels, tmp_path):
     images = NOISE[:3]
     expected = sigmoids(several_labels, images)
-    assert expected.sum(axis=1).max() > 2  # No distribution over the classes.
+    # The probabilities are not a distribution over the classes.
+    assert expected.sum(axis=1).max() > 2
     model = vit_jax.load_model(several_labels, log=str)
     folders = [
         vit_jax.save_model(model, tmp_path / form, library=form, log=str) for form in LIBRARIES
@@ -154,7 +159,7 @@ def test_a_new_head_forgets_the_kind_of_probabilities(several_labels):
     np.testing.assert_allclose(model.predict(NOISE[0], top=4)[0].probabilities, 0.25)
 
 
-def test_a_server_answers_by_the_sigmoid_of_each_class(several_labels):
+def test_server_responses_contain_the_sigmoid_of_each_class(several_labels):
     from vit_jax.classifier import open_classifier
     from vit_jax.serving.engine import ClassifierEngine
 
@@ -169,7 +174,7 @@ def test_a_server_answers_by_the_sigmoid_of_each_class(several_labels):
 
 
 @pytest.mark.parametrize("form", ["transformers", "timm"])
-def test_transformers_pipeline_answers_by_the_sigmoid_of_each_class(
+def test_transformers_pipeline_returns_the_sigmoid_of_each_class(
     several_labels, tmp_path, form, transformers, timm
 ):
     images = NOISE[:1]
@@ -184,7 +189,7 @@ def test_transformers_pipeline_answers_by_the_sigmoid_of_each_class(
 
 @pytest.fixture(scope="module")
 def coloured(tmp_path_factory):
-    """A folder of a random model with a mean and std of each channel."""
+    """Returns the folder of a random model whose channels have different means."""
     model = vit_jax.create_model(
         TINY,
         **dict(num_classes=5, image_size=16, dim=16, depth=1, heads=2, mlp_dim=16, head_std=1.0),
@@ -213,7 +218,7 @@ def test_floats_are_checked_for_their_range(coloured):
 
 
 @pytest.mark.parametrize("channels", [1, 12])
-def test_a_stem_for_other_channels_sees_alike_channels_alike(coloured, channels):
+def test_a_stem_for_other_channels_gives_the_logits_of_repeated_channels(coloured, channels):
     ours = vit_jax.load_model(coloured, channels=channels, log=str)
     assert ours.mean == pytest.approx(0.5) and ours.std == pytest.approx(0.2)
     theirs = vit_jax.load_model(coloured, mean=ours.mean, log=str)
@@ -320,19 +325,17 @@ def test_a_run_goes_on_with_the_same_data_and_no_other(tmp_path, of_arrays):
         ):
             vit_jax.train(small(), tmp_path / "run", **data | {"train": train})
     rows, figures = losses(tmp_path / "run", **data)
-    assert min(rows) > 1  # It went on.
+    assert min(rows) > 1  # The run continued.
     assert figures == of_arrays[2]
     assert {step: rows[step] for step in rows} == {step: of_arrays[1][step] for step in rows}
 
 
 class Stopped(Exception):
-    """Stands for whatever may end a run."""
+    """Represents any exception that may end a run."""
 
 
 def stopped_and_continued(workdir, **handed_in):
-    """A run that is stopped after its second step, and goes on: the losses and figures from
-    there.
-    """
+    """Stops a run after step 2 and continues it; returns losses and metrics of the rest."""
 
     def stop(step, row):
         if step == 2:
@@ -345,7 +348,7 @@ def stopped_and_continued(workdir, **handed_in):
 
 def assert_continues(undisturbed, continued):
     rows, figures = continued
-    assert 1 not in rows  # It went on.
+    assert 1 not in rows  # The run continued.
     assert ({step: undisturbed[0][step] for step in rows}, undisturbed[1]) == (rows, figures)
 
 
@@ -363,11 +366,11 @@ def test_a_run_starts_from_a_model_that_is_handed_in(tmp_path, of_arrays):
     config = small(**{"optimizer.learning_rate": 1e-30})
     config.data.flip = False
     figures = vit_jax.train(config, tmp_path / "run", model=model, **DATA)
-    assert figures == of_arrays[2]  # It was trained no further.
+    assert figures == of_arrays[2]  # The learning rate is too small to change the parameters.
     vit_jax.train(small(), tmp_path / "trained", model=model, **DATA)
     np.testing.assert_array_equal(
         model(TEST.images[:4].repeat(2, 1).repeat(2, 2)), logits
-    )  # Left as it was.
+    )  # Training does not change the model that was passed.
 
 
 @pytest.mark.slow
@@ -393,7 +396,9 @@ def test_a_model_of_other_classes_is_refused(tmp_path):
 
 
 class Brier(Objective):
-    """The squared error of the probabilities, and a memory of the parameters that is evaluated."""
+    """An objective: the squared error of the probabilities, with an average of the parameters that
+    is evaluated.
+    """
 
     labels = True
     metrics = {"squared": "number"}
@@ -422,7 +427,8 @@ class Brier(Objective):
 @pytest.mark.slow
 def test_an_objective_that_is_handed_in_trains_and_goes_on(tmp_path):
     rows, figures = undisturbed = losses(tmp_path / "whole", objective=Brier, **DATA)
-    assert rows[1][0] == pytest.approx(0.9, abs=1e-4)  # Ten classes, alike at first.
+    # The ten classes are equally likely at first.
+    assert rows[1][0] == pytest.approx(0.9, abs=1e-4)
     assert figures["squared"] == figures["loss"]
     assert_continues(undisturbed, stopped_and_continued(tmp_path / "run", objective=Brier, **DATA))
     model = vit_jax.load_model(tmp_path / "run", log=str)
@@ -430,7 +436,7 @@ def test_an_objective_that_is_handed_in_trains_and_goes_on(tmp_path):
     errors = np.square(chances - np.eye(10)[arrays(TEST)[1]]).sum(-1)
     assert errors.mean() == pytest.approx(
         figures["loss"], abs=1e-5
-    )  # It has the parameters of the memory.
+    )  # The saved model has the averaged parameters.
 
 
 def image_of(pixels):
@@ -438,7 +444,7 @@ def image_of(pixels):
 
 
 @pytest.mark.slow
-def test_an_objective_is_known_to_the_call_alone_that_it_was_handed_to(tmp_path):
+def test_an_objective_is_only_available_in_the_call_that_received_it(tmp_path):
     vit_jax.train(small(), tmp_path / "run", objective=Brier, **DATA)
     config = small(**{"objective.name": "Brier"})
     with pytest.raises(vit_jax.UserError, match="objective.name is 'Brier' and must be"):
@@ -450,13 +456,13 @@ def test_an_objective_is_known_to_the_call_alone_that_it_was_handed_to(tmp_path)
 
 
 @pytest.mark.parametrize("objective", ["Brier", type("dino", (Objective,), {}), dict])
-def test_what_is_no_new_objective_is_refused(tmp_path, objective):
+def test_other_values_than_a_new_objective_are_rejected(tmp_path, objective):
     with pytest.raises(vit_jax.UserError, match="objective"):
         vit_jax.train(small(), tmp_path / "run", objective=objective, **DATA)
 
 
 @pytest.mark.slow
-def test_the_process_stays_as_it_was(tmp_path):
+def test_training_restores_the_state_of_the_process(tmp_path):
     def state():
         return (
             [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
@@ -519,7 +525,7 @@ IMAGES, LABELS = arrays(TRAIN, 4)
         ([(IMAGES[0], "cat"), (IMAGES[0], 3)], "both numbers and names"),
     ],
 )
-def test_what_is_no_data_set_is_refused_in_one_line(data, message):
+def test_invalid_data_sets_raise_a_one_line_error(data, message):
     with pytest.raises(vit_jax.UserError, match=message) as raised:
         handed_in(data, "train")
     assert "\n" not in str(raised.value)
@@ -629,16 +635,17 @@ def test_run_on_unequal_classes_reports_balanced_accuracy_and_classes_never_pred
     tmp_path, capsys
 ):
     test = arrays(TEST, 200)
-    kept = np.flatnonzero((test[1] == 3) | (np.arange(200) % 4 == 0))  # More threes than others.
+    # Class 3 has more test images than the others.
+    kept = np.flatnonzero((test[1] == 3) | (np.arange(200) % 4 == 0))
     test = test[0][kept], test[1][kept]
-    training = np.flatnonzero(TRAIN.labels[:300] != 7)  # Of the sevens two alone.
+    training = np.flatnonzero(TRAIN.labels[:300] != 7)  # Only two images of class 7.
     training = np.r_[training, np.flatnonzero(TRAIN.labels == 7)[:2]]
     images = TRAIN.images[training], TRAIN.labels[training]
     config = small(**{"loss.class_weights": "sqrt"})
     found = vit_jax.train(config, tmp_path / "run", train=images, test=test)
     kept = np.load(tmp_path / "run/predictions.npz")
     labels, answer = kept["labels"][:, 0], kept["answer"]
-    with warnings.catch_warnings(action="ignore"):  # A class is predicted that has no images.
+    with warnings.catch_warnings(action="ignore"):  # A class without images is predicted.
         assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, answer))
     assert found["macro_f1"] == pytest.approx(f1_score(labels, answer, average="macro"))
     log = (tmp_path / "run/log.txt").read_text()

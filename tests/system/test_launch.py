@@ -1,4 +1,4 @@
-"""The ways of experiments/launch, as far as they go without a cluster."""
+"""The launch scripts of experiments/launch, as far as they work without a cluster."""
 
 import os
 import shutil
@@ -16,7 +16,8 @@ LAUNCH = ROOT / "experiments" / "launch"
 BIN = os.path.dirname(sys.executable)
 SMOKE = "--config=configs/quickstart.py:smoke"
 
-# What SLURM's srun does, with two nodes that are this machine; the exit code is the highest.
+# A fake of SLURM's srun. Both nodes are this machine; it returns the highest exit code of the
+# tasks.
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
 export SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=localhost SLURM_LOCALID=0
@@ -28,7 +29,7 @@ exit $code
 
 
 def put(folder, **scripts):
-    """Executables that stand in for those of a cluster."""
+    """Writes executables that replace those of a cluster, and returns a PATH with them first."""
     folder.mkdir(exist_ok=True)
     for name, text in scripts.items():
         (folder / name).write_text(text)
@@ -50,7 +51,7 @@ def bash(script, *arguments, **environment):
 @pytest.mark.parametrize("script", ["slurm.sh", "tpu_vm.sh"])
 def test_shellcheck_finds_nothing(script):
     checker = shutil.which("shellcheck", path=f"{BIN}:{os.environ['PATH']}")
-    assert checker, "pip install -e '.[test]' brings shellcheck"
+    assert checker, "shellcheck is missing: pip install -e '.[test]'"
     result = subprocess.run([checker, LAUNCH / script], capture_output=True, text=True)
     assert result.stdout == ""
     assert result.returncode == 0
@@ -58,7 +59,7 @@ def test_shellcheck_finds_nothing(script):
 
 @pytest.mark.slow
 def test_slurm_script_trains_over_two_tasks(run, tmp_path):
-    # JAX's port for a job is 61440 + job % 4096.
+    # JAX's port for a job is 61440 + job % 4096. This loop finds a job whose port is free.
     for job in range(4096):
         with socket.socket() as probe:
             if probe.connect_ex(("localhost", 61440 + job)):
@@ -80,7 +81,7 @@ def test_slurm_script_trains_over_two_tasks(run, tmp_path):
     ("ended", "restarts", "code", "requeued"),
     [(0, 0, 0, True), (1, 3, 0, True), (137, 0, 0, True), (2, 0, 2, False), (1, 20, 1, False)],
 )
-def test_slurm_job_is_requeued_unless_it_is_hopeless(tmp_path, ended, restarts, code, requeued):
+def test_slurm_job_is_requeued_unless_it_cannot_succeed(tmp_path, ended, restarts, code, requeued):
     scontrol = f'#!/bin/bash\necho "$@" > {tmp_path / "requeued"}\n'
     result = bash(
         "slurm.sh",
@@ -96,7 +97,7 @@ def test_slurm_job_is_requeued_unless_it_is_hopeless(tmp_path, ended, restarts, 
         assert (tmp_path / "requeued").read_text() == "requeue 7\n"
 
 
-# A queue in which the slice is waited for, preempted in training, and had again.
+# A fake of the gcloud command: it returns the states of the TPU slice in the order of a file.
 GCLOUD = """#!/bin/bash
 cd "$(dirname "$0")"
 echo "${*//[$'\\n']/ }" >> calls
@@ -131,7 +132,7 @@ def tpu_vm(tmp_path, states, endings):
 
 
 @pytest.mark.slow
-def test_preempted_slice_is_asked_for_again_until_the_run_is_finished(tmp_path):
+def test_preempted_slice_is_requested_again_until_the_run_is_finished(tmp_path):
     states = ["NONE", "WAITING_FOR_RESOURCES", "ACTIVE", "SUSPENDED", "NONE", "ACTIVE"]
     result, calls = tpu_vm(tmp_path, states, ["vit_jax-exit=1", "vit_jax-exit=0"])
     assert result.returncode == 0, result.stdout + result.stderr
@@ -183,7 +184,7 @@ def test_gke_manifest_has_a_pod_for_each_host_of_its_topology():
     assert job["completionMode"] == "Indexed"
 
 
-def test_gke_command_runs_the_training_and_tells_saved_from_finished(tmp_path):
+def test_gke_command_runs_the_training_and_distinguishes_saved_from_finished(tmp_path):
     manifest = yaml.safe_load((LAUNCH / "gke.yaml").read_text())
     job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]

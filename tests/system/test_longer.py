@@ -1,4 +1,4 @@
-"""Runs that are made longer than they began."""
+"""A run's number of steps can be increased later, unless its schedules depend on its length."""
 
 import json
 
@@ -17,9 +17,7 @@ CONSTANT = {"optimizer.schedule": "constant"}
 
 
 def claimed(workdir, steps: int, **values) -> None:
-    """Claims the workdir for a run of `steps` steps, adds a checkpoint of step 1, and releases
-    it.
-    """
+    """Claims the workdir for a run of `steps` steps, adds a checkpoint and releases the workdir."""
     config = base_config()
     config.update_from_flattened_dict({"steps": steps} | values)
     options = run_options(config)
@@ -29,7 +27,7 @@ def claimed(workdir, steps: int, **values) -> None:
         (workdir / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)
 
 
-# DINOv3's: the temperature warms up in steps, and the teacher's momentum stays.
+# As in DINOv3: the temperature's warm-up is given in steps, and the teacher's momentum is constant.
 DINO = dotted("dino", teacher_temperature_steps=3, teacher_momentum=0.99, teacher_momentum_end=0.99)
 SMALL_HEAD = {"dino.head_hidden": 16, "dino.prototypes": 12}
 OF_NO_LENGTH = {
@@ -60,7 +58,7 @@ def test_a_run_of_a_constant_rate_may_be_made_longer(tmp_path, capsys, objective
         (30, CONSTANT | {"checkpoint.final": "best", "checkpoint.keep_best": 1}),
     ],
 )
-def test_a_run_that_sees_its_length_keeps_it(tmp_path, steps, values):
+def test_a_run_that_depends_on_its_length_cannot_be_made_longer(tmp_path, steps, values):
     claimed(tmp_path / "run", 20, **values)
     with pytest.raises(
         UserError,
@@ -81,7 +79,7 @@ def test_a_longer_run_is_otherwise_the_same(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [{}, DINO | SMALL_HEAD], ids=["classification", "dino"])
-def test_a_run_that_is_made_longer_ends_with_the_bits_of_one_that_began_so(tmp_path, values):
+def test_a_run_that_is_made_longer_is_bit_identical_to_a_run_of_that_length(tmp_path, values):
     def parameters(name: str, *lengths: int) -> dict[str, np.ndarray]:
         for steps in lengths:
             config = base_config()

@@ -1,4 +1,4 @@
-"""The training command, end to end."""
+"""End-to-end tests of the training command."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ def losses(workdir):
     return [row["train/loss"] for row in rows if "train/loss" in row]
 
 
-def test_run_leaves_what_the_readme_names(finished):
+def test_run_writes_the_files_of_the_readme(finished):
     names = {path.name for path in finished.iterdir()}
     assert {
         "config.json",
@@ -55,12 +55,12 @@ def test_evaluation_covers_the_whole_split(finished):
     assert [row["test/images"] for row in rows if "test/images" in row] == [360, 360]
 
 
-def test_model_loads_from_the_workdir_alone(finished):
+def test_model_can_be_loaded_from_the_workdir(finished):
     model = vit_jax.load_model(finished)
     assert model(np.zeros((1, 16, 16, 3), np.float32)).shape == (1, 10)
 
 
-# Arrays large enough to be divided, and programs that compile fast.
+# The arrays are large enough to be sharded, and the programs compile fast.
 WIDE = (
     *SMALL,
     *("--config.model.dim=64", "--config.model.mlp_dim=256", "--config.model.heads=2"),
@@ -70,7 +70,7 @@ WIDE = (
 
 @pytest.fixture(scope="module")
 def one_device(run, tmp_path_factory) -> list[float]:
-    """Losses of each step on one device."""
+    """Returns the loss of each step on one device."""
     workdir = tmp_path_factory.mktemp("one") / "run"
     result = run(*WIDE, f"--workdir={workdir}")
     assert result.returncode == 0, result.stderr
@@ -94,7 +94,9 @@ def test_two_processes_of_four_devices_give_the_losses_of_one_device(run, one_de
 
 
 @pytest.mark.slow
-def test_eight_devices_give_the_losses_of_one_which_goes_on_for_them(run, one_device, tmp_path):
+def test_one_device_continues_a_run_of_eight_devices_with_the_same_losses(
+    run, one_device, tmp_path
+):
     eight = {"XLA_FLAGS": f"{FAST_COMPILE} --xla_force_host_platform_device_count=8"}
     first = (*WIDE, "--config.checkpoint.every=5")
     checkpoints, mesh = (
@@ -103,7 +105,7 @@ def test_eight_devices_give_the_losses_of_one_which_goes_on_for_them(run, one_de
     )
     run.killed(*first, *mesh, workdir=tmp_path / "run", when=(checkpoints / "5").exists, **eight)
     result = run(*first, f"--workdir={tmp_path / 'run'}")
-    # Another checkpoint, of the last step, is there where the process was not killed at once.
+    # If the process was not killed immediately, there is also a checkpoint of the last step.
     assert re.search(rf"continuing from {checkpoints}/[58]\b", result.stdout), result.stderr
     np.testing.assert_allclose(losses(tmp_path / "run"), one_device, rtol=1e-5)
 
@@ -157,7 +159,7 @@ def test_loss_that_is_not_finite_stops_the_run(run, tmp_path):
     assert "checkpoint" in result.stderr
 
 
-def test_a_changed_model_has_one_name_wherever_it_is_said(finished):
+def test_a_changed_model_has_the_same_name_in_all_outputs(finished):
     said = []
     vit_jax.load_model(finished, log=said.append)
     name = said[0].partition(" of a run")[0]

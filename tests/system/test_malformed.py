@@ -1,4 +1,4 @@
-"""A run on a folder of which most is damaged."""
+"""A run on a folder in which most images are damaged."""
 
 import re
 
@@ -39,8 +39,7 @@ def test_run_on_damaged_images_ends_well_and_names_them(run, tmp_path):
     tested = [
         (int(count), name) for count, name in lines if name.startswith(str(tmp_path / "test"))
     ]
-    # Evaluation sees every image; what is broken beyond doubt must be among those that it names,
-    # once.
+    # An evaluation reads every image, so it must report each image that is certainly broken, once.
     names = [name.rsplit("/", 1)[1] for _, name in tested]
     assert len(set(names)) == len(names)
     assert {case.name for case in corpus() if case.expected is UNREADABLE} <= set(names)

@@ -1,4 +1,4 @@
-"""Every notebook, from its first cell to its last, in a process of its own."""
+"""Every notebook runs from its first to its last cell, and its stored outputs are current."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from tests.conftest import HANG, SOME_SPEED, python_path
 from tests.system.conftest import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# What the last cells must have come to.
+# The code that is run after each notebook's last cell, to test its results.
 PROMISES = {
     "pretrain": "assert figures['accuracy'] > 0.6 and len(predictions) == 12",
     "finetune": "assert accuracy > 0.6 and figures['images'] == confusion.sum()",
@@ -26,7 +26,8 @@ PROMISES = {
         "recorded)"
     ),
 }
-# Fewer steps than readers take; the recorded outputs are of all steps.
+# Replacements in the notebooks' code that reduce the number of steps. The stored outputs are those
+# of all steps.
 SHORTER = {
     "image_text": [
         ("config.steps = 128, 1000", "config.steps = 64, 250"),
@@ -67,24 +68,24 @@ def test_notebook_runs_from_start_to_end(notebook, run, tmp_path):
     assert process.returncode == 0, process.stderr
 
 
-def test_every_notebook_has_a_promise():
+def test_every_notebook_has_assertions():
     assert [path.stem for path in NOTEBOOKS] == sorted(PROMISES)
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_outputs_are_of_the_cells_as_they_are(notebook):
+def test_stored_outputs_are_those_of_the_current_cells(notebook):
     book = json.loads(notebook.read_text())
     cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
     assert (
         book["metadata"]["vit_jax"]["ran"]
         == hashlib.sha256("\n\n".join(code(notebook)).encode()).hexdigest()
-    ), "python notebooks/run.py runs it anew"
+    ), "run python notebooks/run.py"
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert not [output for output in outputs if output["output_type"] == "error"]
     assert [output for output in outputs if "image/png" in output.get("data", {})]
 
 
-def test_the_first_cell_of_all_is_one():
+def test_all_notebooks_have_the_same_first_cell():
     assert len({code(notebook)[0] for notebook in NOTEBOOKS}) == 1
 
 
@@ -96,11 +97,10 @@ def test_the_first_cell_of_all_is_one():
         ("https://host/another.whl", "https://host/another.whl"),
     ],
 )
-def test_first_cell_installs_its_version_from_a_wheel_beside_it_or_from_where(
-    where, installed, tmp_path
-):
-    """In a process that has no vit_jax, beside a checkout, whose folder of that name is no
-    package.
+def test_first_cell_installs_its_version_from_a_wheel_or_an_address(where, installed, tmp_path):
+    """The cell runs in a process without vit_jax, next to a folder `vit_jax` that is not a package.
+
+    A checkout of the repository next to the notebook is such a folder.
     """
     for version in ("0.0.9", "0.1.0"):
         (tmp_path / f"vit_jax-{version}-py3-none-any.whl").write_bytes(b"")
@@ -120,5 +120,5 @@ def test_first_cell_installs_its_version_from_a_wheel_beside_it_or_from_where(
     assert done.stdout == f"runs --quiet {installed}\n", done.stderr
 
 
-def test_notebooks_are_of_this_version():
+def test_notebooks_contain_the_current_version():
     assert f'VERSION = "{vit_jax.__version__}"' in code(NOTEBOOKS[0])[0]

@@ -1,4 +1,4 @@
-"""A run is the same run by whatever path it is named."""
+"""A run can be referred to by different paths."""
 
 import shutil
 
@@ -14,7 +14,10 @@ from vit_jax.runs.checkpoints import DAMAGED
 
 @pytest.fixture
 def there(finished, tmp_path, monkeypatch):
-    """The working directory and home, with the run in `runs/one`, moved from where it was made."""
+    """Returns the working and home directory.
+
+    It contains a copy of the finished run in `runs/one`, and a symbolic link to it.
+    """
     shutil.copytree(finished, tmp_path / "runs" / "one")
     (tmp_path / "link").symlink_to("runs/one")
     monkeypatch.chdir(tmp_path)
@@ -56,6 +59,6 @@ def test_commands_take_a_relative_workdir(run, there):
         assert ("digit.png" if "predict" in module else "out.npz") in out
 
 
-def test_run_that_is_not_there_is_said_with_its_path(there):
+def test_error_of_a_missing_run_contains_its_path(there):
     with pytest.raises(ValueError, match=f"there is no {there}/runs/two"):
         parameters("runs/two")

@@ -1,4 +1,4 @@
-"""The command, as a user starts it."""
+"""The command `vit_jax.plan`."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ def test_plan_prints_a_table_and_writes_json(run, tmp_path):
     assert "of 15.75: fits" in result.stdout
 
 
-def test_an_unknown_chip_is_one_line_with_those_that_there_are(run):
+def test_an_unknown_chip_is_one_line_with_the_known_chips(run):
     line = fails(run, *TINY, "--chip=v9", "--topology=2x2", module="vit_jax.plan")
     assert "unknown chip 'v9'" in line and "v5e" in line and "h100" in line
 
@@ -33,6 +33,6 @@ def test_an_unknown_chip_is_one_line_with_those_that_there_are(run):
     [("--topology=2x2", "h100", "--devices=8"), ("--devices=4", "v5e", "--topology=16x16")],
 )
 def test_the_size_of_another_kind_of_machine_is_an_error(flag, chip, remedy, run):
-    """Otherwise the plan would be of a single device."""
+    """If the flag was ignored, the plan would be that of a single device."""
     line = fails(run, *TINY, f"--chip={chip}", flag, module="vit_jax.plan")
     assert f"{flag} does not apply to --chip={chip}: " in line and remedy in line

@@ -1,4 +1,4 @@
-"""Images in, lines out: the real command on real files."""
+"""The command `vit_jax.predict` on image files, with predictions as lines or files."""
 
 import json
 import os
@@ -22,8 +22,9 @@ from vit_jax.data.sources.digits import digits
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Ten test digits in two folders, one cut out, one of an odd name, and files that are not
-    read.
+    """Returns a folder of ten test digits and of files that are skipped.
+
+    Half of the digits are in a subfolder. One has a transparent background, one an unusual name.
     """
     folder = tmp_path_factory.mktemp("images")
     source = digits("test")
@@ -60,7 +61,7 @@ def predict(run, finished, no_tensorflow):
 
 @pytest.fixture(scope="module")
 def lines(predict, folder):
-    """What --json says of the folder, by path, and the process."""
+    """Returns the output of --json for the folder, by path, and the process."""
     process = predict("--json", "--top=10", "--batch_size=4", folder)
     rows = [json.loads(line) for line in process.stdout.splitlines()]
     return {row["path"]: row["predictions"] for row in rows}, process
@@ -96,7 +97,7 @@ def test_threshold_names_the_classes_that_reach_it(predict, folder, lines):
 
 
 @pytest.mark.slow
-def test_model_of_wide_images_sees_wide_parts(predict, folder, finished):
+def test_model_of_wide_images_receives_wide_crops(predict, folder, finished):
     process = predict("--image_size=16x24", "--json", "--top=10", folder / "2.png")
     (line,) = map(json.loads, process.stdout.splitlines())
     model = vit_jax.load_model(finished, log=str, image_size=(16, 24))
@@ -106,7 +107,7 @@ def test_model_of_wide_images_sees_wide_parts(predict, folder, finished):
     np.testing.assert_allclose([found[label] for label in range(10)], wanted, rtol=1e-4)
 
 
-def test_what_is_no_image_is_named_and_changes_the_exit_code(lines, folder):
+def test_unreadable_images_are_named_and_change_the_exit_code(lines, folder):
     _, process = lines
     assert process.returncode == 3
     said = process.stderr.decode()

@@ -1,6 +1,4 @@
-"""`python -m vit_jax.prepare`, as a user starts it: killed, on several processes, on a full disk,
-by Beam.
-"""
+"""The command `vit_jax.prepare`: killed, with several processes, on a full disk, with Beam."""
 
 import contextlib
 import importlib.util
@@ -35,7 +33,7 @@ def prepare(run):
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory) -> Path:
-    """A folder of JPEG photographs, of noise; two of them broken."""
+    """Returns a folder of JPEG files with random pixels; two of them are truncated."""
     root = tmp_path_factory.mktemp("prepare") / "pets"
     pixels = np.random.default_rng(0).integers(256, size=(20, 28, 3), dtype=np.uint8)
     contents = []
@@ -66,7 +64,7 @@ def undisturbed(prepare, source) -> tuple[Path, subprocess.CompletedProcess]:
     return out, result
 
 
-def test_it_ends_with_what_was_made_and_how_to_train_on_it(undisturbed):
+def test_the_last_lines_are_the_number_of_examples_and_the_flags_for_training(undisturbed):
     out, result = undisturbed
     *_, made, flags = result.stdout.splitlines()
     assert made.endswith(
@@ -86,7 +84,7 @@ def test_two_workers_write_the_same_bytes(prepare, source, undisturbed, tmp_path
 
 
 def alive(group: int) -> bool:
-    """Whether a process of the group still runs; what is dead and not yet fetched doesn't."""
+    """Returns True if a process of the group is running; zombies do not count."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, _, its_group, *_ = stat.read_text().rpartition(")")[2].split()
@@ -96,12 +94,17 @@ def alive(group: int) -> bool:
 
 
 def interrupt(run, out: Path, source: Path, blow: int) -> tuple[int, str, str]:
-    """Stops the command when its first shard is done; returns its exit code and what it said."""
+    """Stops the command after its first shard; returns its exit code and output.
+
+    Args:
+      blow: the signal that stops the command.
+    """
     for _ in range(10):
         code, *said = blow_at_first_shard(run, out, source, blow)
         if code != 0:
             return code, *said
-        shutil.rmtree(out / "pets")  # It was done before the blow came: a busy machine.
+        # On a busy machine the command may finish before the signal arrives.
+        shutil.rmtree(out / "pets")
     raise AssertionError("it was never interrupted")
 
 
@@ -122,7 +125,7 @@ def blow_at_first_shard(run, out: Path, source: Path, blow: int) -> tuple[int, s
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A background job of a shell, and what it starts, is deaf to Ctrl-C.
+        # Background jobs of a shell ignore SIGINT, and so do their child processes.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not list(out.glob("pets/1.0.0/.prepare/shards/train-*.json")):
@@ -131,7 +134,7 @@ def blow_at_first_shard(run, out: Path, source: Path, blow: int) -> tuple[int, s
     os.kill(process.pid, blow)
     said = process.communicate(timeout=HANG)
     deadline = time.monotonic() + HANG
-    while alive(process.pid):  # The workers end with their parent.
+    while alive(process.pid):  # The workers end after their parent.
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return process.returncode, *said
@@ -143,7 +146,7 @@ def test_killed_and_started_again_it_writes_the_same_bytes(
     interrupt(run, tmp_path, source, signal.SIGKILL)
     folder = tmp_path / "pets" / "1.0.0"
     finished = list(folder.glob("*-of-00012"))
-    # Workers end with the command, but on a busy machine may have written all shards by then.
+    # Workers end after the command. On a busy machine they may have written all shards by then.
     assert finished and not (folder / "features.json").exists()
     result = prepare(source, f"--out={tmp_path}", *ARGUMENTS, "--workers=2")
     assert result.returncode == 0, result.stderr
@@ -151,20 +154,20 @@ def test_killed_and_started_again_it_writes_the_same_bytes(
     assert shards(tmp_path) == shards(undisturbed[0])
 
 
-def test_ctrl_c_says_how_to_go_on(run, source, tmp_path):
+def test_ctrl_c_prints_how_to_resume(run, source, tmp_path):
     code, out, err = interrupt(run, tmp_path, source, signal.SIGINT)
     assert code == 130 and "the same command resumes" in out and err == ""
 
 
 def fails(result: subprocess.CompletedProcess) -> str:
-    """The one line of a mistake."""
+    """Returns the error line of a command that failed because of a user's mistake."""
     assert result.returncode == 2, result.stdout + result.stderr
     assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: "), result.stderr
     return result.stderr
 
 
 @pytest.mark.slow
-def test_full_disk_is_named_and_what_is_done_stays(prepare, source, undisturbed, small_disk):
+def test_full_disk_is_named_and_finished_shards_are_kept(prepare, source, undisturbed, small_disk):
     arguments = (source, f"--out={small_disk.path}", *ARGUMENTS, "--workers=2")
     line = fails(prepare(*arguments))
     assert f"No space left on device: {small_disk.path}" in line

@@ -1,4 +1,4 @@
-"""From images without labels to a fine-tuned model, by the real commands."""
+"""From unlabelled images to a fine-tuned model, by the real commands."""
 
 import base64
 import json
@@ -27,7 +27,7 @@ SMALL_MAE = (
 
 @pytest.fixture(scope="module")
 def pretrained(run, tmp_path_factory):
-    """The workdir of a masked autoencoder that nothing disturbed, and what its run printed."""
+    """Returns workdir and output of an undisturbed masked autoencoder run."""
     workdir = tmp_path_factory.mktemp("pretrained") / "run"
     result = run(*SMALL_MAE, f"--workdir={workdir}")
     assert result.returncode == 0, result.stderr
@@ -43,7 +43,7 @@ def test_killed_pretraining_ends_with_the_same_bits(run, pretrained, tmp_path):
     assert_same(workdir, pretrained[0])
 
 
-def test_run_says_what_the_objective_has_and_what_it_came_to(pretrained):
+def test_run_prints_the_objectives_parameters_and_final_loss(pretrained):
     _, printed = pretrained
     assert re.search("^trains   mae, [0-9,]+ parameters of its own$", printed, re.MULTILINE)
     assert re.search(r"^step 40 \| test loss [0-9.]+ \(360 images\)$", printed, re.MULTILINE)
@@ -62,7 +62,8 @@ def test_reconstructions_of_every_evaluation_are_in_the_report(pretrained):
         3 * 68,
         6 * 68,
         3,
-    )  # Three rows of six, 16 pixels shown as 64 in a frame.
+        # There are 3 rows of 6 images. Images of 16 pixels are enlarged to 64 and have a frame.
+    )
     original, visible, predicted = np.split(pixels, 3)
     shares = [(original == other).all(-1).mean() for other in (visible, predicted)]
     assert all(0.25 <= share < 0.45 for share in shares), shares
@@ -70,7 +71,7 @@ def test_reconstructions_of_every_evaluation_are_in_the_report(pretrained):
 
 @pytest.mark.slow
 def test_pretraining_goes_on_from_a_run_with_its_decoder(run, pretrained, tmp_path):
-    """By the loss of the same test images, of which the same patches are hidden."""
+    """The runs are compared by the loss of the same test images with the same masked patches."""
     workdir, printed = pretrained
     still = (
         "--config.steps=1",

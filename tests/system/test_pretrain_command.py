@@ -1,6 +1,4 @@
-"""`vit-jax pretrain PHOTOS`: one command from a folder without labels to a checkpoint for
-`finetune`.
-"""
+"""`vit-jax pretrain PHOTOS` makes a checkpoint for `finetune` from unlabelled images."""
 
 import re
 
@@ -22,7 +20,7 @@ FEW = (
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A few dozen images in a folder for each of three digits."""
+    """Returns a folder with 60 images in a subfolder for each of three digits."""
     root = tmp_path_factory.mktemp("photos") / "digits"
     images, labels = load_digits(n_class=3, return_X_y=True)
     for number, (image, label) in enumerate(zip(images[:60], labels[:60], strict=True)):
@@ -43,7 +41,7 @@ def test_a_folder_is_trained_on_without_labels_and_fine_tuned(run, finished, pho
         r"k-NN accuracy on digits/10: ([\d.]+)% before, ([\d.]+)% after", result.stdout
     )
     before, after = map(float, shares.groups())
-    assert after >= before > 40  # What is worse is not kept.
+    assert after >= before > 40  # A checkpoint with a worse result is not kept.
     model = vit_jax.load_model(workdir)
     assert model.num_classes == 0
     few = ("--config.data.workers=0", "--config.steps=2")

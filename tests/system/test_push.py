@@ -1,4 +1,4 @@
-"""`python -m vit_jax.push`, as a user starts it, against a server that answers as the Hub does."""
+"""The command `vit_jax.push`, with a local server that replaces the Hugging Face Hub."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ from vit_jax.publishing.run_facts import without_folders
 
 pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
 
-# Lets the processes of the card's lines import timm here: see
+# Processes that run a model card's code can import timm with this hook: see
 # `tests.conftest.name_missing_operators`.
 OPERATORS = """
 import torch
@@ -39,7 +39,7 @@ def hub():
 
 @pytest.fixture
 def push(hub, run, tmp_path):
-    """Starts the command, with a token of the user ada's unless another is given."""
+    """Returns a function that runs the command, by default with an access token of the user ada."""
 
     def push(*arguments, token="hf_writes", path="", **more):
         environment = run.environment | hub.environment(tmp_path / "home", token) | more
@@ -56,7 +56,7 @@ def push(hub, run, tmp_path):
 
 @pytest.fixture
 def without_timm(tmp_path):
-    """A folder before all others in which timm and Transformers cannot be imported."""
+    """Returns a folder for the start of PYTHONPATH that hides timm and Transformers."""
     hook = "import importlib.util as util\nfind = util.find_spec\n"
     hook += (
         "util.find_spec = lambda name, *a: None if name in ('timm', 'transformers') else "
@@ -68,7 +68,7 @@ def without_timm(tmp_path):
 
 
 def blocks(card: str) -> dict[str, str]:
-    """The lines of use on a card, by library."""
+    """Returns the usage code of a model card by library."""
     return dict(re.findall(r"(?ms)^### (\w+)\n\n```python\n(.*?)^```$", card))
 
 
@@ -76,7 +76,9 @@ def blocks(card: str) -> dict[str, str]:
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("timm", "transformers"))), reason="needs both"
 )
-def test_what_is_sent_loads_in_each_library_by_the_lines_of_its_card(finished, push, hub, tmp_path):
+def test_an_uploaded_model_loads_in_each_library_by_the_code_of_its_card(
+    finished, push, hub, tmp_path
+):
     (tmp_path / "sitecustomize.py").write_text(OPERATORS)
     done = push(finished, "ada/digits", "--licence=mit", path=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -88,7 +90,8 @@ def test_what_is_sent_loads_in_each_library_by_the_lines_of_its_card(finished, p
     Image.fromarray(np.random.default_rng(5).integers(0, 256, (16, 16, 3), np.uint8)).save(
         tmp_path / "photo.jpg", "PNG"
     )
-    printed = subprocess.run(  # One process for all: what takes long is to import the libraries.
+    # One process runs all of them, because importing the libraries takes most of the time.
+    printed = subprocess.run(
         [sys.executable, "-c", "\n".join(lines.values())],
         env=hub.environment(tmp_path / "elsewhere", "hf_writes")
         | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
@@ -115,7 +118,7 @@ def test_the_card_of_a_depth_run_loads_its_head(push, without_timm, tmp_path):
     assert "ran the card's lines for vit_jax with the depth head" in done.stdout
 
 
-def test_a_dry_run_writes_the_folder_and_its_card_and_asks_nobody(
+def test_a_dry_run_writes_the_folder_and_its_card_without_requests(
     finished, push, hub, without_timm, tmp_path
 ):
     done = push(
@@ -125,10 +128,10 @@ def test_a_dry_run_writes_the_folder_and_its_card_and_asks_nobody(
     assert not hub.requests and {*hub.repositories} == {"ada/taken"}
     assert {*os.listdir(tmp_path / "out")} == {"README.md", "config.json", "model.safetensors"}
     assert all(name in done.stdout for name in ("README.md", "config.json", "model.safetensors"))
-    # Without the extra `parity` PyTorch is missing too.
+    # Without the extra `parity`, PyTorch is also missing.
     assert "note: the card shows no lines for timm: not tried, since timm" in done.stdout
     card = (tmp_path / "out" / "README.md").read_text()
-    assert blocks(card).keys() == {"vit_jax"}  # It was run.
+    assert blocks(card).keys() == {"vit_jax"}  # The code was run.
     head = card.split("---\n")[1]
     assert {"license: mit", "library_name: timm", "pipeline_tag: image-classification"} <= {
         *head.splitlines()
@@ -147,7 +150,7 @@ def test_a_dry_run_writes_the_folder_and_its_card_and_asks_nobody(
 
 
 def test_the_lines_of_two_classes_are_run(push, without_timm, tmp_path):
-    """The second is more probable: a prediction has it first."""
+    """The second class is more probable, so predictions list it first."""
     model = vit_jax.create_model("ViT-mu/16", num_classes=2, image_size=16)
     model.head.bias[...] = np.array([0.0, 1.0])
     vit_jax.save_model(model, tmp_path / "model", library="timm")
@@ -159,10 +162,10 @@ def test_the_lines_of_two_classes_are_run(push, without_timm, tmp_path):
     assert "ran the card's lines for vit_jax: " in done.stdout
 
 
-def test_a_model_in_place_of_another_leaves_no_file_of_its(
+def test_replacing_a_model_deletes_the_files_of_the_old_one(
     finished, push, hub, without_timm, tmp_path
 ):
-    run = tmp_path / "run"  # Of nameless classes.
+    run = tmp_path / "run"  # A run without class names.
     shutil.copytree(finished, run)
     said = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps(said | dict(class_names=[])))
@@ -221,7 +224,7 @@ def test_mistakes_are_one_line_with_the_remedy(arguments, token, words, push, hu
         ),
     ],
 )
-def test_what_the_hub_refuses_is_one_line(arguments, words, finished, push, hub, without_timm):
+def test_errors_of_the_hub_are_one_line(arguments, words, finished, push, hub, without_timm):
     done = push(finished, *arguments, path=without_timm)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert re.search(words, done.stderr)

@@ -1,4 +1,4 @@
-"""The Python on the pages runs as it stands there."""
+"""The Python code of the documentation runs."""
 
 import doctest
 
@@ -8,7 +8,7 @@ from tests.pages import ROOT, blocks
 
 
 def run(page: str, **names) -> int:
-    """Runs the blocks of a page one after the other, and returns how many there are."""
+    """Runs the blocks of a page in order, and returns the number of blocks."""
     found = blocks(ROOT / page, "python")
     names |= {"__name__": "page"}
     for block in found:

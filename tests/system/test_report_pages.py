@@ -1,6 +1,4 @@
-"""The report command: pages as files, as a browser on this machine is served them, and as it shows
-them.
-"""
+"""The report command: pages as files, served by a local server, and rendered by a browser."""
 
 import re
 import shutil
@@ -25,7 +23,7 @@ pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for sec
 
 @pytest.fixture(scope="module")
 def of(run):
-    """Starts the command with these arguments."""
+    """Returns a function that starts the command with arguments."""
 
     environment = run.environment | {"PYTHONPATH": python_path(ROOT)}
 
@@ -37,14 +35,14 @@ def of(run):
     return start
 
 
-def said(process):
+def outputs_of(process):
     out, err = process.communicate(timeout=200)
     return process.returncode, out, err
 
 
 @pytest.fixture(scope="module")
 def begun(finished, tmp_path_factory):
-    """A run that was not evaluated yet."""
+    """Returns the workdir of a run that has no evaluation yet."""
     folder = tmp_path_factory.mktemp("begun") / "run"
     folder.mkdir()
     for name in ("config.json", "manifest.json", "metrics.jsonl"):
@@ -56,12 +54,12 @@ def begun(finished, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(of, finished, begun, tmp_path_factory):
-    """The pages of a run and of a comparison."""
+    """Returns a folder with the page of a run and the page of a comparison."""
     out = tmp_path_factory.mktemp("pages")
     one = of(finished, f"--out={out / 'one.html'}")
     several = of(finished, begun, f"--out={out / 'several.html'}")
-    assert said(one)[0] == 0
-    code, _, err = said(several)
+    assert outputs_of(one)[0] == 0
+    code, _, err = outputs_of(several)
     assert code == 0, err
     return out
 
@@ -74,7 +72,7 @@ def test_report_of_a_workdir_is_that_of_its_run(pages, finished):
     assert "Worst mistakes" in without_times(pages / "one.html")
 
 
-def test_comparison_without_a_name_is_written_here_over_its_like_alone(
+def test_comparison_without_a_name_overwrites_only_an_earlier_report(
     of, finished, begun, pages, tmp_path
 ):
     here, theirs = tmp_path / "comparison.html", tmp_path / "theirs"
@@ -82,16 +80,16 @@ def test_comparison_without_a_name_is_written_here_over_its_like_alone(
     theirs.mkdir()
     (theirs / here.name).write_text("<p>Two hotels</p>")
     written, refused = of(finished, begun, cwd=tmp_path), of(finished, begun, cwd=theirs)
-    code, out, err = said(written)
+    code, out, err = outputs_of(written)
     assert code == 0 and out.splitlines()[-1] == str(here), err
     assert here.read_text() == (pages / "several.html").read_text()
-    code, _, err = said(refused)
+    code, _, err = outputs_of(refused)
     assert code == 2 and f"{theirs / here.name} is not a page of vit_jax; give --out=FILE" in err
     assert (theirs / here.name).read_text() == "<p>Two hotels</p>"
 
 
 def test_run_without_evaluation_is_one_line(of, begun):
-    code, out, err = said(of(begun))
+    code, out, err = outputs_of(of(begun))
     assert code == 0, err
     note, written = out.splitlines()
     assert note.startswith(f"note: {begun} has no evaluation yet") and written == str(
@@ -111,7 +109,7 @@ def test_run_without_evaluation_is_one_line(of, begun):
 )
 def test_mistake_is_one_line(of, finished, tmp_path, arguments, line):
     places = dict(run=finished, nothing=tmp_path / "nothing")
-    code, _, err = said(of(*(argument.format(**places) for argument in arguments)))
+    code, _, err = outputs_of(of(*(argument.format(**places) for argument in arguments)))
     assert code == 2 and err.startswith("error: ") and line in err and err.count("\n") == 1
 
 
@@ -127,11 +125,11 @@ def test_served_page_follows_the_run(of, finished, begun):
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(f"{address}/config.json", timeout=60)
             port = int(address.rpartition(":")[2])
-            # What is written meanwhile is seen at the next look.
+            # The next request displays changes of the run.
             shutil.copy(finished / "metrics.jsonl", begun / "metrics.jsonl")
             text = urllib.request.urlopen(address, timeout=60).read().decode()
             assert "<td>test accuracy<td>" in text and 'http-equiv="refresh"' not in text
-            code, _, err = said(of(finished, "--serve", f"--port={port}"))
+            code, _, err = outputs_of(of(finished, "--serve", f"--port={port}"))
             assert code == 2 and f"error: port {port} cannot be had" in err and err.count("\n") == 1
         finally:
             server.kill()
@@ -140,7 +138,7 @@ def test_served_page_follows_the_run(of, finished, begun):
 @browser.needed
 @pytest.mark.parametrize("name", ["one", "several"])
 def test_page_fits_a_phone_and_a_desk(pages, tmp_path, name):
-    """Nothing is wider than the window or faint, by day and by night, and no picture or figure is
+    """No element exceeds the window or has low contrast, in light and dark mode, and no figure is
     empty.
     """
     probe = f"""page => {{
@@ -153,7 +151,8 @@ def test_page_fits_a_phone_and_a_desk(pages, tmp_path, name):
     assert browser.looked_at(text, probe, tmp_path) == 4 * ["empty false figures true "]
 
 
-# Words of class names, and layout faults: a word broken over two lines, a row of charts with a gap.
+# Finds layout faults: a word of a class name that is broken over two lines, and a row of charts
+# with a gap at its end.
 BROKEN = """page => {
     const broken = [];
     for (const part of page.querySelectorAll('.bar span, figcaption')) {
@@ -181,7 +180,7 @@ BROKEN = """page => {
 
 
 @browser.needed
-def test_class_names_break_between_words_alone_and_charts_fill_their_rows(tmp_path):
+def test_class_names_only_break_between_words_and_charts_fill_their_rows(tmp_path):
     names = (
         "Lophophorus impejanus, Himalayan monal",
         "Donaudampfschifffahrtsgesellschaft",

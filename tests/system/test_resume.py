@@ -1,4 +1,4 @@
-"""A run that is killed and started again ends like one that never was."""
+"""A run that is killed and started again ends with the same results as an undisturbed run."""
 
 import json
 import os
@@ -18,25 +18,28 @@ pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for sec
 
 
 def figures(workdir: Path | str) -> list[dict]:
-    """The rows of metrics.jsonl without what the clock says."""
+    """Returns the rows of metrics.jsonl without measured times."""
     rows = [
         json.loads(line)
         for line in (workdir_at(workdir) / "metrics.jsonl").read_text().splitlines()
     ]
     timed = ("train/images_per_second", "time/", "goodput")
     timeless = [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows]
-    return [row for row in timeless if [*row] != ["step"]]  # A stop's row holds its goodput alone.
+    # The row of a stopped run contains only its goodput.
+    return [row for row in timeless if [*row] != ["step"]]
 
 
 def assert_same(workdir: Path | str, expected: Path) -> None:
-    """Parameters and figures to the bit."""
+    """Asserts that parameters and metrics are bit-identical."""
     for one, other in zip(parameters(workdir), parameters(expected), strict=True):
         np.testing.assert_array_equal(one, other)
     assert figures(workdir) == figures(expected)
 
 
 def writing_checkpoint(workdir: Path, step: int) -> bool:
-    """Orbax writes into a folder of another name until the checkpoint is whole."""
+    """Returns True while a checkpoint is written: until then, Orbax uses a folder with another
+    name.
+    """
     folder = workdir / "checkpoints"
     names = os.listdir(folder) if folder.is_dir() else []
     return any(name.startswith(str(step)) and name != str(step) for name in names)
@@ -96,7 +99,7 @@ def test_killed_run_of_another_family_ends_with_the_same_bits(run, tmp_path, mod
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
-# Self-distillation starts after step 4, so that both parts of the run have a teacher of their own.
+# Self-distillation starts after step 4, so the run has a teacher before and after it was killed.
 SIGLIP2 = (
     *("contrastive.captioning=1.0", "contrastive.patch_dropout=0.25", "contrastive.text_dim=16"),
     *("contrastive.self_distillation=0.5", "contrastive.self_distillation_from=0.2"),
@@ -126,7 +129,7 @@ SEGMENTATION = (
     "data.test_split=test[:32]",
 )
 HEADS = {
-    "linear": (),  # Its batch norm has running statistics.
+    "linear": (),  # The head's batch norm has running statistics.
     "eomt": (
         *("segmentation.head=eomt", "segmentation.queries=6", "segmentation.query_layers=1"),
         *("segmentation.points=64", "segmentation.masked_until=(0.2,)"),
@@ -148,7 +151,7 @@ DETECTION = (
     "model.global_layers=0",
 )
 HEADS["detection"] = DETECTION
-# The composed source has no depth maps; those of the synthetic one are random.
+# The composed source has no depth maps. The synthetic source has random ones.
 HEADS["depth"] = (
     *("objective.name=depth", "data.source=synthetic", "data.path=", "data.test_split=test"),
     *("depth.bins=16", "depth.scale_steps=5", "depth.gradient_weight=0.5"),
@@ -170,7 +173,7 @@ def test_killed_run_of_a_dense_head_ends_with_the_same_bits(run, tmp_path, head)
 
 
 @pytest.mark.slow
-def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
+def test_sigterm_saves_prints_the_path_and_exits_with_zero(run, finished, tmp_path):
     process = run.start(*SMALL, "--config.checkpoint.every=1000", f"--workdir={tmp_path / 'run'}")
     for line in process.stdout:
         if line.startswith("first step"):
@@ -184,7 +187,7 @@ def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
     last = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]
     assert (
         last["step"] == int(saved.name) and last["time/save"] > 0
-    )  # The next start's goodput has it.
+    )  # The goodput of the next start includes this time.
 
     result = run(*SMALL, "--config.checkpoint.every=1000", f"--workdir={tmp_path / 'run'}")
     assert "continuing from" in result.stdout
@@ -259,7 +262,7 @@ def test_run_that_hangs_shows_its_threads_and_ends(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_run_that_hangs_before_its_first_step_says_in_what(run, tmp_path):
+def test_run_that_hangs_before_its_first_step_names_the_phase(run, tmp_path):
     process = run.start(
         *SMALL,
         "--config.hang_seconds=8",
@@ -292,8 +295,8 @@ def test_all_processes_skip_a_damaged_checkpoint(run, finished, tmp_path):
     assert re.search("^continuing from .*/30$", out, re.MULTILINE)
     for got, expected in zip(parameters(tmp_path / "run"), parameters(finished), strict=True):
         if got.shape[0] == 3 and got.ndim == 3:  # The biases of queries, keys and values.
-            # Softmax does not see the keys': their gradient is rounding, of which Adam makes whole
-            # steps.
+            # The softmax is invariant to the keys' biases. Their gradients are rounding errors,
+            # which Adam scales to full steps.
             got, expected = got[[0, 2]], expected[[0, 2]]
         np.testing.assert_allclose(got, expected, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Search by text: the images of the named colour come first, and embeddings are computed once."""
+"""Search by text: images of the named colour are ranked first, and embeddings are cached."""
 
 import re
 import subprocess
@@ -43,10 +43,10 @@ def lines_of(done) -> list[tuple[float, str]]:
 
 
 def test_images_of_the_named_colour_come_first_and_are_embedded_once(run, workdir, tmp_path):
-    own = dict(folder=tmp_path, XDG_CACHE_HOME=str(tmp_path))  # An empty cache.
+    own = dict(folder=tmp_path, XDG_CACHE_HOME=str(tmp_path))  # The cache is empty.
     photos, page = tmp_path / "photos", tmp_path / "found.html"
     write_photos(photos)
-    places = photos, photos / "green <b>1.png"  # An image that is also in the folder.
+    places = photos, photos / "green <b>1.png"  # One image is also in the folder.
     first = search(run, workdir, "a green square", *places, "--top=4", f"--page={page}", **own)
     found = lines_of(first)
     assert len({name for _, name in found}) == 4
@@ -58,10 +58,11 @@ def test_images_of_the_named_colour_come_first_and_are_embedded_once(run, workdi
 
     Image.fromarray(np.full((21, 24, 3), COLOURS["red"], np.uint8)).save(photos / "green <b>0.png")
     again = search(run, workdir, "it is red", photos, "--top=5", f"--page={page}", **own)
-    assert "8 of 10 images are in the cache" in again.stdout  # Not the changed and the broken one.
+    # All except the changed and the broken image.
+    assert "8 of 10 images are in the cache" in again.stdout
     assert "green <b>0.png" in [name for _, name in lines_of(again)[:4]]
 
-    # The only image that is not in the cache is the broken one.
+    # Only the broken image is not in the cache.
     third = search(run, workdir, "it is red", photos, "--top=5", **own)
     assert "9 of 10 images are in the cache" in third.stdout
     assert lines_of(third) == lines_of(again)

@@ -1,4 +1,4 @@
-"""A segmentation run is loaded, and used on images of any size."""
+"""A segmentation run is loaded, and used for images of any size."""
 
 import base64
 import io
@@ -32,7 +32,7 @@ def segmenter(segmentation_run):
 
 @pytest.fixture(scope="module")
 def drawn():
-    """The test images with their masks."""
+    """Returns the test images with their masks."""
     return [draw(index) for index in range(1000, 1012)]
 
 
@@ -47,7 +47,7 @@ def test_a_loaded_segmenter_predicts_masks_of_the_images_size(segmentation_run, 
     assert segmenter.class_names == NAMES
     assert all(found.dtype == np.uint8 for found in predicted)
     assert [found.shape for found in predicted] == [mask.shape for mask in masks]
-    # The run's evaluation squeezes each image into a window.
+    # The run's evaluation is worse, because it shrinks each image to one window.
     of_run = segmentation_run[1]["miou"]
     assert metrics_of(predicted, masks).miou > max(0.6, of_run)
     assert metrics_of(segmenter.predict(list(images), whole=True), masks).miou > 0.5
@@ -91,7 +91,10 @@ def test_a_checkpoint_without_a_head_is_rejected(tmp_path):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Five images in two folders, two of one name, one with transparency, and a damaged one."""
+    """Returns a folder of images and a damaged file.
+
+    Two images have the same name in different folders, and two have names with different suffixes.
+    """
     folder = tmp_path_factory.mktemp("photos")
     (folder / "more").mkdir()
     for index, name in enumerate(["a.png", "b.png", "b.bmp", "more/a.png", "more/c.webp"]):
@@ -102,7 +105,7 @@ def photos(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(run, segmentation_run, photos, tmp_path_factory):
-    """What `predict` printed, and the folder that it wrote."""
+    """Returns the finished `predict` process, and its output folder."""
     folder = tmp_path_factory.mktemp("out") / "found"
     checkpoint = f"--checkpoint={segmentation_run[0]}"
     done = run(checkpoint, photos, f"--out={folder}", module="vit_jax.predict")
@@ -111,10 +114,10 @@ def written(run, segmentation_run, photos, tmp_path_factory):
 
 def test_predict_writes_masks_overlays_and_a_page(written, photos, segmenter):
     done, folder = written
-    assert done.returncode == 3, done.stderr  # An image was skipped.
+    assert done.returncode == 3, done.stderr  # The exit code of a skipped image.
     assert "unreadable image skipped" in done.stderr and "broken.jpg" in done.stderr
     masks = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png"))
-    # The suffix is kept where the names would be the same.
+    # The suffix is kept if names would otherwise be the same.
     names = ["a", "b.bmp", "b.png", "more/a", "more/c"]
     images = ["a.png", "b.bmp", "b.png", "more/a.png", "more/c.webp"]
     assert masks == [f"masks/{name}.png" for name in names]
@@ -140,7 +143,7 @@ def test_predict_prints_the_shares_of_the_classes(written, photos):
     assert 400 < sum(shares) <= 501
 
 
-def test_predict_never_overwrites_unasked(run, segmentation_run, written, photos):
+def test_predict_does_not_overwrite_by_default(run, segmentation_run, written, photos):
     arguments = f"--checkpoint={segmentation_run[0]}", photos / "a.png", f"--out={written[1]}"
     done = run(*arguments, module="vit_jax.predict")
     assert done.returncode == 2 and "exists and has files; give --overwrite" in done.stderr
@@ -157,7 +160,7 @@ def test_flags_of_classifiers_are_rejected(run, segmentation_run, photos):
 
 @pytest.fixture(scope="module")
 def evaluated(segmentation_run, shapes, tmp_path_factory):
-    """Returns the printed text of the suite, its results and their folder."""
+    """Returns the output of the suite, its results and their folder."""
     out = tmp_path_factory.mktemp("evaluated") / "results"
     lines = []
     options = {"set": parse_sets([str(shapes)])}
@@ -259,7 +262,7 @@ def test_the_report_shows_test_images_with_true_and_predicted_classes(segmentati
     assert "Test images: original, true classes, predicted classes" in report
     drawn = np.asarray(Image.open(segmentation_run[0] / "reconstructions" / "40.png"), int)
     original, true, predicted = np.split(drawn, 3)
-    # The classes' colours cover parts of the image, the same parts mostly.
+    # The overlays of true and predicted classes cover mostly the same part of each image.
     covered = (original != true).any(-1), (original != predicted).any(-1)
     assert 0.02 < covered[0].mean() < 0.6
     assert (covered[0] == covered[1]).mean() > 0.8
@@ -270,7 +273,7 @@ def pixels_of(address):
 
 
 def classes_of(original, drawn):
-    """The class of each pixel of an overlay, by its colour."""
+    """Returns the class of each pixel of an overlay by its colour."""
     labels = np.array([*range(len(NAMES)), IGNORED], np.uint8)
     overlays = [overlay(original, np.full(original.shape[:2], k, np.uint8)) for k in labels]
     distances = [np.abs(each.astype(int) - drawn).sum(-1) for each in overlays]
@@ -295,7 +298,7 @@ def test_the_report_starts_with_the_worst_images_of_the_last_evaluation(segmenta
 
 
 def config_that_continues(workdir, folder):
-    """The config of a run of one step that starts with the parameters of a run of shapes."""
+    """Returns the config of a run that trains one step from the parameters of another run."""
     config = config_of_shapes(folder)
     config.model.name, config.finetune.checkpoint = "", str(workdir)
     config.model.update(dict.fromkeys(("dim", "depth", "mlp_dim", "heads")))
@@ -309,7 +312,7 @@ def test_a_run_that_continues_a_head_keeps_its_running_statistics(
     vit_jax.train(config_that_continues(segmentation_run[0], shapes), tmp_path / "run")
     continued = vit_jax.load_segmenter(tmp_path / "run", log=str)
     before, after = (each.statistics["norm"]["mean"][...] for each in (segmenter, continued))
-    # A tenth is of the new batch; the mean of new statistics is 0.
+    # One step replaces a tenth of the statistics. New statistics would start with a mean of 0.
     assert np.abs(before - after).max() < 0.3 * np.abs(before).max()
 
 
@@ -330,7 +333,7 @@ def test_a_run_of_low_rank_changes_is_loaded_with_its_head(segmentation_run, sha
 def test_a_head_whose_classes_have_other_numbers_in_the_data_is_not_continued(
     segmentation_run, shapes, tmp_path
 ):
-    """It would predict red where the data have blue."""
+    """The continued head would predict red where the data have blue."""
     folder = shutil.copytree(shapes, tmp_path / "shapes")
     (folder / "classes.txt").write_text("background\nblue\nred\n")
     config = config_that_continues(segmentation_run[0], folder)

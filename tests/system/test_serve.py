@@ -1,4 +1,4 @@
-"""Images in by HTTP, classes out: the real command, asked as strangers and browsers do."""
+"""The command `vit_jax.serve`, with valid, invalid and malicious requests."""
 
 import base64
 import contextlib
@@ -40,7 +40,7 @@ CONNECTIONS = 20
 
 
 class Server:
-    """A process of the command, and where it listens."""
+    """A process of the command and its port."""
 
     def __init__(self, run, folder: Path, *arguments):
         command = [sys.executable, "-m", "vit_jax.serve", *map(str, arguments)]
@@ -73,7 +73,7 @@ class Server:
         self.started = self.errors.stat().st_size
 
     def ask(self, path, body=None, **headers):
-        """Status, headers and text of an answer."""
+        """Sends a request, and returns status, headers and text of the response."""
         connection = http.client.HTTPConnection("localhost", self.port, timeout=HANG)
         with contextlib.closing(connection):
             connection.request("POST" if body is not None else "GET", path, body, headers)
@@ -81,24 +81,27 @@ class Server:
             return answer.status, answer.headers, answer.read().decode()
 
     def predict(self, image, query=""):
-        """The answer to an image, which is read."""
+        """Sends an image, and returns the parsed response."""
         status, _, text = self.ask(f"/predict{query}", image)
         assert status == 200, text
         return json.loads(text)
 
     def connect(self):
-        """A bare connection."""
+        """Opens a TCP connection."""
         return socket.create_connection(("localhost", self.port), timeout=HANG)
 
     def close(self):
-        """Ends it at once."""
+        """Kills the process."""
         self.process.kill()
         self.process.communicate()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Digits as PNG, one of them transparent; one as JPEG, stored turned."""
+    """Returns a folder of digits.
+
+    There are PNG files, one of them transparent, and a JPEG file with an EXIF rotation.
+    """
     folder = tmp_path_factory.mktemp("images")
     source = digits("test")
     for index in range(6):
@@ -213,14 +216,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_no_image_is_refused_in_one_line(server, what):
+def test_invalid_requests_are_rejected_in_one_line(server, what):
     query, body, headers, wanted, words = REFUSED[what]
     status, _, text = server.ask(f"/predict{query}", body, **headers)
     assert status == wanted
     assert words in json.loads(text)["error"] and "\n" not in text
 
 
-def test_more_than_have_a_place_wait_or_are_told_to_come_again(server):
+def test_requests_above_the_capacity_wait_or_are_rejected_for_now(server):
     image = base64.b64encode(encoded(Image.fromarray(NOISE), "PNG")).decode()
     body = json.dumps({"images": [image] * 2})
     with ThreadPoolExecutor(16) as pool:
@@ -259,7 +262,7 @@ def test_connections_above_the_limit_are_refused_and_later_ones_served(server, f
     assert server.predict((folder / "2.png").read_bytes())
 
 
-def test_page_needs_nothing_from_outside_and_asks_what_the_server_answers(server, folder):
+def test_page_needs_no_other_server_and_sends_a_supported_query(server, folder):
     status, headers, text = server.ask("/")
     assert status == 200 and headers["Content-Security-Policy"] == "frame-ancestors 'none'"
     assert 'http-equiv="Content-Security-Policy" content="default-src' in text
@@ -270,7 +273,7 @@ def test_page_needs_nothing_from_outside_and_asks_what_the_server_answers(server
         assert answer[name] and f".{name}" in text
 
 
-def test_health_and_metrics_say_what_is_and_was(server, folder):
+def test_health_and_metrics_describe_the_server(server, folder):
     def classified():
         status, headers, text = server.ask("/metrics")
         assert status == 200 and headers["Content-Type"].startswith("text/plain; version=0.0.4")
@@ -296,21 +299,22 @@ def test_nothing_is_compiled_or_written_while_serving(server, folder):
     assert server.written() == []
 
 
-def test_termination_finishes_what_is_under_way(run, finished, folder, tmp_path):
+def test_termination_finishes_running_requests(run, finished, folder, tmp_path):
     server = Server(run, tmp_path, finished, *SMALL)
     image = (folder / "2.png").read_bytes()
     with contextlib.closing(server), server.connect() as begun, server.connect():
         head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(image)}\r\n\r\n"
         begun.sendall(head.encode() + image[:100])
-        server.ask("/health")  # What came before is read then.
+        # When the server answers this request, it has read the earlier bytes.
+        server.ask("/health")
         server.process.send_signal(signal.SIGTERM)
-        while True:  # Until it takes no more.
+        while True:  # Until the server accepts no more connections.
             try:
                 server.connect().close()
             except ConnectionRefusedError:
                 break
         begun.sendall(image[100:])
-        answer = b"".join(iter(lambda: begun.recv(10_000), b""))  # Until it is closed.
+        answer = b"".join(iter(lambda: begun.recv(10_000), b""))  # Until the connection is closed.
         assert answer.startswith(b"HTTP/1.1 200 OK") and b"predictions" in answer
         assert server.process.wait(HANG) == 0
         assert "ended" in server.process.stdout.read()

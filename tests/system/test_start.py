@@ -1,4 +1,4 @@
-"""What a start waits for, and what it does not."""
+"""Programs start without imports and compilations that they do not need."""
 
 import importlib.util
 import os
@@ -27,7 +27,7 @@ print(*{name.partition(".")[0] for name in sys.modules})
 """
 
 
-def test_a_model_is_made_without_compilations_and_without_what_trains_it():
+def test_a_model_is_created_without_compilations_and_imports_for_training():
     process = subprocess.run(
         [sys.executable, "-c", CREATE],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
@@ -49,7 +49,7 @@ def test_a_model_is_made_without_compilations_and_without_what_trains_it():
     assert not others & set(imported.split())
 
 
-def test_a_run_starts_without_what_it_may_never_need():
+def test_a_run_starts_without_libraries_that_it_may_not_need():
     others = {"matplotlib", "scipy.linalg", "scipy.ndimage", "huggingface_hub"}
     code = f"import sys, vit_jax.runs.loop; print(sorted({others} & set(sys.modules)))"
     process = subprocess.run(
@@ -88,11 +88,11 @@ def test_training_from_array_record_and_tfds_imports_no_tensorflow(
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'
 )
-def test_a_command_says_its_own_lines_only_beside_the_tpu_compiler(run, finished, tmp_path):
+def test_a_command_prints_only_its_own_lines_if_libtpu_is_installed(run, finished, tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
     environment = run.environment | {
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"
-    }  # Its lock would keep it silent.
+    }  # With its lock, libtpu would not be loaded and print nothing.
     del environment["JAX_PLATFORMS"]
     process = subprocess.run(
         [sys.executable, "-m", "vit_jax.predict", f"--checkpoint={finished}", tmp_path / "a.png"],

@@ -1,4 +1,4 @@
-"""A sweep shows beside one another only what was trained alike."""
+"""A sweep compares only runs that were trained with the same config."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_seeds_of_another_rate_are_not_shown_as_those_of_the_best(tmp_path):
         check_seeds(jobs, 0.03)
 
 
-def test_a_mistake_that_all_rates_share_is_said_once(tmp_path, capfd):
+def test_a_mistake_of_all_rates_is_printed_once(tmp_path, capfd):
     config = run_options(load("quickstart"))
     jobs = [*rate_jobs(config, tmp_path, flags=("--config=nowhere.py",)).values()]
     assert len(jobs) > 1

@@ -1,4 +1,6 @@
-"""Runs with teachers, killed and started again; one with a frozen teacher is held to it."""
+"""Runs with teachers end with the same bits after a restart, which requires the same frozen
+teacher.
+"""
 
 import shutil
 
@@ -39,8 +41,10 @@ def assert_same(workdir, expected):
     assert figures(workdir) == figures(expected)
 
 
-def assert_goes_on_to_the_bit(config, folder):
-    """Trains a run that is `whole`, and one that is `killed` and started again."""
+def assert_continues_bit_exactly(config, folder):
+    """Trains a run in one piece, and one that is killed and started again; asserts that both are
+    equal.
+    """
     vit_jax.train(config, folder / "whole")
     with pytest.raises(Killed):
         vit_jax.train(config, folder / "killed", on_log=kill)
@@ -49,7 +53,7 @@ def assert_goes_on_to_the_bit(config, folder):
 
 
 @pytest.mark.slow
-def test_run_with_a_teacher_goes_on_to_the_bit_and_with_no_other_teacher(tmp_path):
+def test_run_with_a_teacher_continues_bit_exactly_and_only_with_the_same_teacher(tmp_path):
     make_teacher(tmp_path / "teacher", 0)
 
     def config_of(teacher):
@@ -73,8 +77,8 @@ def test_run_with_a_teacher_goes_on_to_the_bit_and_with_no_other_teacher(tmp_pat
     assert vit_jax.load_model(tmp_path / "killed", log=str).num_classes == 10
 
 
-# Patches with a centre of their own, a kept teacher, a warm-up of the temperature, prototypes that
-# stay.
+# Options that add state: a centre of the patches' outputs, a Gram teacher, a warm-up of the
+# temperature, and frozen prototypes.
 OF_PATCHES = {
     "patch_weight": 1.0,
     "patch_prototypes": 8,
@@ -91,7 +95,7 @@ OF_PATCHES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, OF_PATCHES], ids=["DINO", "DINOv2 with Gram anchoring"])
-def test_run_with_views_of_two_sizes_goes_on_to_the_bit(tmp_path, more):
+def test_run_with_views_of_two_sizes_continues_bit_exactly(tmp_path, more):
     values = {
         "name": "dino",
         "head_hidden": 16,
@@ -100,11 +104,11 @@ def test_run_with_views_of_two_sizes_goes_on_to_the_bit(tmp_path, more):
         "local_size": 8,
     } | more
     config = small(steps=4, evaluate_every=4, **dotted(**values))
-    assert_goes_on_to_the_bit(config, tmp_path)
+    assert_continues_bit_exactly(config, tmp_path)
 
 
 @pytest.mark.slow
-def test_student_of_a_frozen_teacher_with_heads_goes_on_to_the_bit_and_is_loaded(tmp_path):
+def test_student_of_a_frozen_teacher_with_heads_continues_bit_exactly_and_is_loaded(tmp_path):
     write_teacher(tmp_path / "teacher")
     values = {
         "name": "dino",
@@ -115,17 +119,17 @@ def test_student_of_a_frozen_teacher_with_heads_goes_on_to_the_bit_and_is_loaded
     }
     values |= {"patch_prototypes": 9, "patch_bottleneck": 6, "teacher": str(tmp_path / "teacher")}
     config = small(steps=4, evaluate_every=4, **dotted(**values))
-    assert_goes_on_to_the_bit(config, tmp_path)
+    assert_continues_bit_exactly(config, tmp_path)
     assert vit_jax.load_model(tmp_path / "whole", log=str).dim == 16
 
 
 @pytest.mark.slow
-def test_a_tokeniser_with_its_codebook_goes_on_to_the_bit(tmp_path):
+def test_a_tokeniser_with_its_codebook_continues_bit_exactly(tmp_path):
     make_teacher(tmp_path / "teacher", 0)
     values = {"name": "vqkd", "teacher": str(tmp_path / "teacher"), "codes": 40, "code_dim": 4}
     values |= {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2, "revive_below": 0.5}
     config = small(steps=4, evaluate_every=4, **dotted(**values))
-    assert_goes_on_to_the_bit(config, tmp_path)
+    assert_continues_bit_exactly(config, tmp_path)
     codebooks = [
         open_checkpoint(tmp_path / name).objective.state["codebook"].read()
         for name in ("killed", "whole")
@@ -134,7 +138,7 @@ def test_a_tokeniser_with_its_codebook_goes_on_to_the_bit(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_student_of_a_tokeniser_with_patch_aggregation_goes_on_to_the_bit(tmp_path):
+def test_a_student_of_a_tokeniser_with_patch_aggregation_continues_bit_exactly(tmp_path):
     values = {
         "name": "beitv2",
         "teacher": write_tokeniser(tmp_path / "tokeniser"),
@@ -147,11 +151,11 @@ def test_a_student_of_a_tokeniser_with_patch_aggregation_goes_on_to_the_bit(tmp_
         **dotted(**values),
         **{f"model.{key}": x for key, x in model.items()},
     )
-    assert_goes_on_to_the_bit(config, tmp_path)
+    assert_continues_bit_exactly(config, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_run_without_centring_says_in_its_first_tenth_that_it_collapsed(tmp_path, capfd):
+def test_a_run_without_centring_warns_in_its_first_tenth_that_it_collapsed(tmp_path, capfd):
     config = read_config("configs/dino_digits.py").copy_and_resolve_references().unlock()
     config.update(dict(epochs=None, steps=500, batch_size=32, log_every=5))
     config.model.update(dict(dim=32, depth=1, mlp_dim=32, heads=2))

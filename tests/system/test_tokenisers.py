@@ -1,4 +1,4 @@
-"""Tokenisers that are trained by the command, and what learns from their codes."""
+"""Tokenisers that are trained by the command, and models that learn from their codes."""
 
 import re
 
@@ -36,7 +36,7 @@ BEIT = {
 
 
 @pytest.mark.slow
-def test_a_tokeniser_and_what_learns_from_it_go_on_to_the_bit(tmp_path):
+def test_a_tokeniser_and_its_student_continue_bit_exactly(tmp_path):
     for name, values in {
         "dvae": DVAE,
         "beit": BEIT | {"objective.teacher": str(tmp_path / "dvae")},

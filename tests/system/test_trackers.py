@@ -1,6 +1,4 @@
-"""Where figures go besides the workdir: each library's own files, after runs that are killed and go
-on.
-"""
+"""Tracking libraries receive each metric once, even if the run is killed and continued."""
 
 import json
 import struct
@@ -16,7 +14,9 @@ TO = "--config.log.to=('tensorboard', 'wandb', 'mlflow')"
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory) -> dict[str, str]:
-    """The libraries' own settings: W&B's files offline, MLflow's database in a file."""
+    """Returns the libraries' environment variables: W&B writes local files, MLflow a local
+    database.
+    """
     database = tmp_path_factory.mktemp("mlflow") / "runs.db"
     return {
         "WANDB_MODE": "offline",
@@ -27,7 +27,7 @@ def servers(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def tracked(run, servers, tmp_path_factory) -> Path:
-    """The workdir of a run that was killed after step 30, and went on."""
+    """Returns the workdir of a run that was killed after step 30 and continued."""
     workdir = tmp_path_factory.mktemp("tracked") / "sum-of-parts"
     run.killed(*SMALL, TO, workdir=workdir, when=(workdir / "checkpoints" / "30").exists, **servers)
     result = run(*SMALL, TO, f"--workdir={workdir}", **servers)
@@ -36,13 +36,16 @@ def tracked(run, servers, tmp_path_factory) -> Path:
 
 
 def rows(workdir, name: str) -> list[tuple[int, float]]:
-    """A figure by its steps, as `metrics.jsonl` has it."""
+    """Returns pairs of step and value of a metric in `metrics.jsonl`."""
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     return [(line["step"], line[name]) for line in lines if name in line]
 
 
 def wandb_records(workdir):
-    """Of all W&B's files of a run: LevelDB's log format, in blocks of 32 KiB."""
+    """Yields the records of a run's W&B files.
+
+    The files have the log format of LevelDB, with blocks of 32 KiB.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     for file in sorted(workdir.glob("wandb/offline-run-*/*.wandb")):
@@ -54,7 +57,7 @@ def wandb_records(workdir):
             size, kind = struct.unpack_from("<HB", content, at + 4)
             record += content[at + 7 : at + 7 + size]
             at += 7 + size
-            if kind in (1, 4):  # Whole, or the last part.
+            if kind in (1, 4):  # A whole record, or the last part of one.
                 yield Record.FromString(record)
                 record = b""
 
@@ -72,7 +75,7 @@ def wandb_rows(workdir) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def in_mlflow(tracked, servers):
-    """The client, and the one run of the experiment."""
+    """Returns MLflow's client, and the only run of the experiment."""
     import mlflow
 
     client = mlflow.MlflowClient(servers["MLFLOW_TRACKING_URI"])
@@ -93,14 +96,14 @@ def test_each_library_has_the_rows_of_a_killed_run(tracked, in_mlflow, name):
     assert of_mlflow == expected
     assert (
         sorted({*of_wandb}) == expected
-    )  # It may have lost rows with the process, and has all again.
+    )  # W&B may lose rows when the process is killed. The continued run sends all rows again.
     assert [(e.step, e.value) for e in events.Scalars(name)] == [
         (step, pytest.approx(x)) for step, x in expected
     ]
 
 
 @pytest.mark.slow
-def test_mlflow_has_a_row_once_that_was_sent_just_before_a_kill(servers, tmp_path, monkeypatch):
+def test_mlflow_stores_a_row_once_if_it_was_sent_just_before_a_kill(servers, tmp_path, monkeypatch):
     import mlflow
 
     from vit_jax.runs.trackers.mlflow import Tracker
@@ -111,7 +114,8 @@ def test_mlflow_has_a_row_once_that_was_sent_just_before_a_kill(servers, tmp_pat
     facts = RunFacts(tmp_path, "killed", "a run", {}, {})
     killed = Tracker(facts, "", 0)
     killed.row(7, {"loss": 2.0})
-    killed.row(14, {"loss": 1.5})  # Sent; the note of it is lost with the process.
+    # The row was sent, but the process was killed before it could note that.
+    killed.row(14, {"loss": 1.5})
     continued = Tracker(facts, killed.identity, 7)
     continued.row(14, {"loss": 1.5, "accuracy": 0.5})
     continued.row(21, {"loss": 1.0})
@@ -163,7 +167,7 @@ def test_each_library_has_the_pictures_of_the_report(tracked, in_mlflow):
 
 
 @pytest.mark.slow
-def test_a_library_that_refuses_ends_the_run_before_it_begins(run, tmp_path):
+def test_an_error_of_a_library_ends_the_run_before_its_start(run, tmp_path):
     home = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_MODE": "online"}
     result = run(*SMALL, "--config.log.to=('wandb',)", f"--workdir={tmp_path / 'run'}", **home)
     assert result.returncode == 2

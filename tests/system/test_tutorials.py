@@ -1,4 +1,4 @@
-"""All blocks of the tutorials run, with fewer steps and test images."""
+"""All code blocks of the tutorials run, with fewer steps and fewer test images."""
 
 import os
 import re
@@ -24,10 +24,12 @@ def test_every_block_of_a_tutorial_runs(page, tmp_path):
     for language, _, block in found:
         block = re.sub(r"\bsteps=\d{2,}", "steps=8", block)
         block = block.replace("warmup_steps = 20, 10", "warmup_steps = 4, 2")
-        fewer = "--workdir=runs/letters --config.data.test_split='test[:100]'"  # Of 5,000.
+        # The split has 5,000 images.
+        fewer = "--workdir=runs/letters --config.data.test_split='test[:100]'"
         block = re.sub(r"--workdir=runs/letters$", fewer, block, flags=re.MULTILINE)
         if "vit_jax.main --config=" in block and language == "sh":
-            block = block.rstrip() + " --config.optimizer.warmup_steps=2"  # The last flag counts.
+            # The last flag takes precedence.
+            block = block.rstrip() + " --config.optimizer.warmup_steps=2"
         command = [sys.executable, "-c", block] if language == "python" else ["bash", "-euc", block]
         own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         done = subprocess.run(

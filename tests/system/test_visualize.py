@@ -1,4 +1,4 @@
-"""The page of figures, as a command makes it and as a browser shows it."""
+"""The page of figures, as written by the command and as rendered by a browser."""
 
 import base64
 import json
@@ -40,7 +40,7 @@ def visualize(run, no_tensorflow, *arguments):
 
 @pytest.fixture(scope="module")
 def shown(run, no_tensorflow, finished, images, tmp_path_factory):
-    """The folder of figures, and what was printed."""
+    """Returns the folder of figures and the output of the command."""
     out = tmp_path_factory.mktemp("figures") / "out"
     flags = (
         f"--checkpoint={finished}",
@@ -62,7 +62,8 @@ def test_every_figure_is_on_the_page(shown):
     }
     assert {"layers_2.png", "heads_2.png"} < {*pictures}
     page = (out / "index.html").read_text()
-    elsewhere = {"rollout.png", "tokens.png", "distance.png"}  # Laid over images, or SVG.
+    # These are drawn over images, or are SVG on the page.
+    elsewhere = {"rollout.png", "tokens.png", "distance.png"}
     for name in {*pictures} - elsewhere:
         assert base64.b64encode((out / name).read_bytes()).decode() in page
     assert page.index('class="attention"') < page.index("Checkpoint: ") < page.index("<h2>")
@@ -70,7 +71,7 @@ def test_every_figure_is_on_the_page(shown):
     assert "unreadable image skipped" in printed
 
 
-def test_arrays_are_what_the_model_sees(shown, finished):
+def test_arrays_are_the_attention_of_the_model(shown, finished):
     arrays = np.load(shown[0] / "arrays.npz")
     model = vit_jax.load_model(finished, log=str)
     pixels = arrays["images"].astype(np.float32) / 127.5 - 1
@@ -94,9 +95,7 @@ def test_run_shows_its_own_test_images(run, no_tensorflow, finished, tmp_path):
 
 @browser.needed
 def test_sliders_draw_the_attention_of_layer_and_head(shown, tmp_path):
-    """Each map that the canvas shows is the arrays', in wide and narrow windows, by day and by
-    night.
-    """
+    """The canvas displays the stored arrays, in wide and narrow windows, in light and dark mode."""
     probe = f"""page => {{
         const at = name => page.querySelector(name), found = {{}};
         const drawn = () => {{
@@ -138,7 +137,8 @@ def test_sliders_draw_the_attention_of_layer_and_head(shown, tmp_path):
     for (width, _), text in zip(browser.WINDOWS, windows, strict=True):
         found = json.loads(text)
         for name, values in maps.items():
-            shares = (np.array(found[name]) / 255) ** 2  # Two levels may be of one opacity.
+            # Opacities are rounded, so two values may have the same opacity.
+            shares = (np.array(found[name]) / 255) ** 2
             np.testing.assert_allclose(255 * shares, 255 * values.ravel() / values.max(), atol=1.5)
         assert "Layer 1, head 2; brightest: " in found["words"] and found["view"] == "head"
         assert found["strengths"] == [[1, 0], [1, 0.3125], [1, 0.625], [0.5, 0.9375], [0, 1]]
@@ -161,7 +161,7 @@ def test_folder_with_files_is_left_alone(shown, run, no_tensorflow, finished, im
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
 
 
-def test_file_in_place_of_the_folder_is_said(run, no_tensorflow, finished, images):
+def test_file_in_place_of_the_folder_is_an_error(run, no_tensorflow, finished, images):
     file = images / "0.png"
     result = visualize(
         run, no_tensorflow, f"--checkpoint={finished}", f"--images={images}", f"--out={file}"

@@ -1,4 +1,4 @@
-"""The package as it is installed from a wheel, outside of a checkout."""
+"""The package, installed from a wheel outside of a checkout."""
 
 import json
 import os
@@ -26,7 +26,7 @@ NOT_COPIED = shutil.ignore_patterns(
 
 
 def build(folder, **environment):
-    """Builds an sdist, and of that a wheel, whose path is returned with what was printed."""
+    """Builds an sdist and a wheel from it; returns the wheel's path and the output of the build."""
     shutil.copytree(ROOT, folder / "source", ignore=NOT_COPIED)
     command = [
         sys.executable,
@@ -46,8 +46,9 @@ def build(folder, **environment):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder of commands of an environment with the wheel, and with this environment's
-    libraries.
+    """Returns the folder of executables of an environment with the installed wheel.
+
+    The environment also has the libraries of the current environment.
     """
     folder = tmp_path_factory.mktemp("wheel")
     wheel, _ = build(folder)
@@ -58,7 +59,7 @@ def installed(tmp_path_factory):
     Path(packages, "needed.pth").write_text(sysconfig.get_path("purelib"))
     Path(packages, "sitecustomize.py").write_text(
         "import sys\nsys.modules['onnx'] = None\n"
-    )  # An extra's.
+    )  # onnx belongs to an optional extra.
     install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel]
     subprocess.run(install, check=True, capture_output=True)
     return python.parent
@@ -66,7 +67,7 @@ def installed(tmp_path_factory):
 
 @pytest.fixture
 def surroundings(tmp_path):
-    """Of a process outside of the checkout, in an empty folder."""
+    """Returns arguments of `subprocess` for a process in an empty folder outside the checkout."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return dict(
         cwd=tmp_path,
@@ -86,7 +87,7 @@ def start(installed, surroundings):
     return run
 
 
-def test_a_folder_of_photographs_becomes_a_served_model_by_the_pages_lines(
+def test_commands_of_the_install_page_train_and_serve_a_model(
     installed, start, surroundings, tmp_path
 ):
     for number, item in zip(range(24), digits("train"), strict=False):
@@ -144,7 +145,7 @@ def test_installed_package_writes_no_records(start, what):
     assert "which an installed package lacks: run it in a checkout" in result.stderr
 
 
-def test_wheel_without_a_compiler_says_so_and_is_named_for_no_platform(tmp_path):
+def test_wheel_without_a_compiler_is_platform_independent_and_prints_a_note(tmp_path):
     wheel, said = build(tmp_path, CC="no-compiler")
     assert wheel.name.endswith("-py3-none-any.whl")
     (line,) = [line for line in said.splitlines() if "the fast JPEG decoder is not built" in line]

@@ -1,4 +1,4 @@
-"""A workdir in use, and one that is lost: the real command."""
+"""Workdirs that are in use by another run, or are deleted during the run."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ LONG = (
 
 @pytest.fixture
 def training(run, tmp_path):
-    """A run that goes on for long, after its first step."""
+    """Yields the process of a long run after its first step."""
     process = run.start(*LONG, f"--workdir={tmp_path / 'run'}")
     for line in process.stdout:
         if line.startswith("first step"):
@@ -42,12 +42,13 @@ def test_second_run_is_refused_and_the_first_goes_on(run, training, tmp_path):
     out, err = training.communicate(timeout=HANG)
     assert training.returncode == 0, err
     assert "stopped; saved" in out
-    with Lock(tmp_path / "run", log=pytest.fail):  # What it gave back is free at once.
+    with Lock(tmp_path / "run", log=pytest.fail):  # The run has released the lock.
         pass
 
 
 def test_run_whose_workdir_is_deleted_ends_with_one_line_and_makes_nothing_anew(training, tmp_path):
-    (tmp_path / "run").rename(tmp_path / "removed")  # At once, while the run writes files into it.
+    # The run writes files into the folder meanwhile, so the folder is moved first.
+    (tmp_path / "run").rename(tmp_path / "removed")
     shutil.rmtree(tmp_path / "removed", ignore_errors=True)
     _, err = training.communicate(timeout=HANG)
     assert training.returncode == 2, err

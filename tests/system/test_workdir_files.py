@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for sec
 
 @pytest.fixture
 def workdir(finished, tmp_path) -> Path:
-    """A copy of a finished run's workdir."""
+    """Returns a copy of a finished run's workdir."""
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 

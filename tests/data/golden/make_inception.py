@@ -1,9 +1,9 @@
-"""Writes inception.json: how TensorFlow's `sample_distorted_bounding_box` spreads its rectangles.
+"""Writes inception.json: the distribution of TensorFlow's `sample_distorted_bounding_box`.
 
     pip install tensorflow && python tests/data/golden/make_inception.py
 
-For each case, and each of the numbers in `measures`, it holds the shares of the operator's draws at
-or below some of their quantiles. Drawn with TensorFlow 2.21.0.
+The file contains quantiles of each measure of the operator's rectangles in each case. A quantile is
+stored with the share of rectangles at or below it. The stored values are from TensorFlow 2.21.0.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 GOLDEN = Path(__file__).with_name("inception.json")
 DRAWS = 200_000
 ASPECT = (3 / 4, 4 / 3)
-CASES = {  # Height, width, area, aspect ratio.
+CASES = {  # Height, width, range of the area, range of the aspect ratio.
     "photograph": (375, 500, (0.05, 1.0), ASPECT),
     "upright": (500, 375, (0.05, 1.0), ASPECT),
     "panorama": (100, 1000, (0.05, 1.0), ASPECT),
@@ -29,7 +29,11 @@ CASES = {  # Height, width, area, aspect ratio.
 
 
 def measures(boxes: np.ndarray, height: int, width: int) -> dict[str, np.ndarray]:
-    """Numbers by name of rectangles `[n, 4]`: left, top, right, bottom, as `Box`."""
+    """Returns measures of rectangles by name.
+
+    Args:
+      boxes: `[n, 4]` rectangles: left, top, right, bottom, as in `Box`.
+    """
     left, top, right, bottom = boxes.T
     w, h = right - left, bottom - top
     return {
@@ -45,18 +49,18 @@ def measures(boxes: np.ndarray, height: int, width: int) -> dict[str, np.ndarray
 
 
 def shares(boxes: np.ndarray, height: int, width: int) -> dict[str, list[tuple[float, float]]]:
-    """Quantiles of each measure, and the share of the rectangles that are at them or below."""
+    """Returns quantiles of each measure, with the share of rectangles at or below each."""
     found = {}
     for name, values in measures(boxes, height, width).items():
         points = np.unique(np.quantile(values, np.linspace(0.05, 0.95, 10), method="nearest"))
-        # Halfway to the next value, so that the last digits of a quotient decide nothing.
+        # The threshold is halfway to the next value, so that rounding errors have no effect.
         points = [(x + min(values[values > x], default=x + 1)) / 2 for x in points]
         found[name] = [(round(float(x), 6), round(float((values <= x).mean()), 5)) for x in points]
     return found
 
 
 def draw(height: int, width: int, area, aspect, draws: int = DRAWS) -> np.ndarray:
-    """Rectangles of the operator, `[draws, 4]`."""
+    """Returns `[draws, 4]` rectangles of the operator."""
     import tensorflow as tf
 
     @tf.function
@@ -81,5 +85,5 @@ def draw(height: int, width: int, area, aspect, draws: int = DRAWS) -> np.ndarra
 
 if __name__ == "__main__":
     golden = {name: shares(draw(*case), *case[:2]) for name, case in CASES.items()}
-    lines = re.sub(r"\n {3,}", " ", json.dumps(golden, indent=1))  # A measure is a line.
+    lines = re.sub(r"\n {3,}", " ", json.dumps(golden, indent=1))  # One line per measure.
     GOLDEN.write_text(re.sub(r"\n  \]", " ]", lines) + "\n")

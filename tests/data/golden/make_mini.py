@@ -1,4 +1,4 @@
-"""Makes `mini/`, a TFDS data set in TFRecord, with TensorFlow: python make_mini.py FOLDER"""
+"""Writes `mini/`, a TFDS data set in TFRecord files, with TensorFlow: python make_mini.py FOLDER"""
 
 import io
 import sys
