@@ -1,6 +1,4 @@
-"""Errors of `finetune` and `pretrain` on unusual images or checkpoints: one line, whose advice
-works.
-"""
+"""Errors of `finetune` and `pretrain` about data or checkpoints are one line of working advice."""
 
 import re
 import shutil
@@ -37,7 +35,7 @@ def refusal(path, checkpoint, **changes) -> str:  # noqa: F811
 
 
 def flags(message: str) -> dict:
-    """Values of the flags that a message names."""
+    """Returns the config values of the flags in a message."""
     found = re.findall(r"--config\.([\w.]+)=(?:\"(.*?)\"|'(.*?)'|([^\s;]+))", message)
     texts = {key: one or two or three for key, one, two, three in found}
     return {key: eval(text) if text.startswith("(") else text for key, text in texts.items()}
@@ -50,7 +48,7 @@ def listed(folder, rows, header="file,label\n"):
 
 @pytest.fixture
 def images(tmp_path):
-    """A folder `images` of 30 images, and the rows of a CSV in its parent."""
+    """Writes a folder `images` of 30 images; returns its parent and rows for a CSV there."""
     photographs(tmp_path, {"images": 30})
     return tmp_path, [(f"images/{k:03}.png", "cat" if k % 2 else "dog") for k in range(30)]
 

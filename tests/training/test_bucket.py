@@ -1,4 +1,4 @@
-"""Workdirs in buckets: their files, and one run at a time."""
+"""Tests of workdirs in buckets: their files, and the lock that allows one run at a time."""
 
 import io
 import itertools
@@ -31,7 +31,7 @@ def kind(request):
 
 @pytest.fixture
 def url(kind) -> str:
-    """Of a new workdir."""
+    """Returns the URL of a new workdir."""
     return f"{kind}://pods/runs/{next(COUNT)}"
 
 
@@ -40,7 +40,7 @@ def lock(url, **options) -> BucketLock:
 
 
 def elsewhere(url, number=1, beat=0) -> None:
-    """Makes the lock of a process on another host, or its next sign of life."""
+    """Writes the lock of a process on another host, or its next heartbeat."""
     holder = this_process()._replace(host="pod-7", boot="another")._asdict()
     content = holder | {"since": 0, "token": "its own", "beat": beat}
     Bucket(url).write(f".lock-{number}", json.dumps(content).encode())
@@ -92,7 +92,7 @@ def test_lock_of_a_host_that_gives_signs_of_life_is_not(url):
     elsewhere(url)
     said = []
 
-    def log(line):  # The other gives its sign while this one waits.
+    def log(line):  # The other process writes a heartbeat while this one waits.
         said.append(line)
         elsewhere(url, beat=1)
 
@@ -144,7 +144,7 @@ def test_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(url):
             checkpoints.save(step, items)
     bucket = Bucket(f"{url}/checkpoints")
     assert sorted({name.split("/")[0] for name in bucket.names()}) == ["2", "3"]
-    bucket.remove("2/commit_success.txt")  # What a killed write leaves.
+    bucket.remove("2/commit_success.txt")  # A killed write leaves a checkpoint without this file.
     with Checkpoints(folder, keep_last=2) as checkpoints:
         assert checkpoints.steps == [3]
         checkpoints.save(4, items)

@@ -1,6 +1,4 @@
-"""Runs whose data have changed since they began: refused, or accepted where the classes of the head
-stay.
-"""
+"""Resuming on changed data is refused, or can be accepted if the head's classes stay the same."""
 
 import itertools
 import json
@@ -22,9 +20,7 @@ from vit_jax.runs.workdir import FORMAT, claim, saved_run, steps_of
 
 
 def folder(path, names, images=4):
-    """Class folders of random images in train/ and test/; those of an image's number are the
-    same.
-    """
+    """Writes random images in train/ and test/; pixels depend on the class's and image's number."""
     for split, (k, name) in itertools.product(("train", "test"), enumerate(names)):
         (path / split / name).mkdir(parents=True, exist_ok=True)
         for n in range(images):
@@ -39,7 +35,7 @@ def data(tmp_path):
 
 
 def start(tmp_path, **values):
-    """Takes the workdir for a run of two epochs on the folder; returns its manifest."""
+    """Claims the workdir for a run of two epochs on the folder, and returns its manifest."""
     config = base_config()
     config.data.update(dict(source="folder", path=str(tmp_path / "data")))
     config.update(dict(epochs=2, batch_size=4))
@@ -56,7 +52,8 @@ def start(tmp_path, **values):
         **identity,
     )
     with claim(workdir, config, manifest):
-        (workdir / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)  # It has made a step.
+        # Now the run has made a step.
+        (workdir / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)
     return saved_run(workdir).manifest
 
 
@@ -67,7 +64,7 @@ def renamed(data, before, after):
 
 def test_a_run_on_the_same_files_elsewhere_in_time_goes_on(data, tmp_path):
     first = start(tmp_path)
-    shutil.copytree(data, tmp_path / "copy")  # Other times and inodes.
+    shutil.copytree(data, tmp_path / "copy")  # Copies have other modification times and inodes.
     shutil.rmtree(data)
     (tmp_path / "copy").rename(data)
     assert start(tmp_path) == first

@@ -1,4 +1,4 @@
-"""Checkpoints on a real disk."""
+"""Tests of checkpoints on a real disk."""
 
 import json
 import os
@@ -88,7 +88,7 @@ DAMAGES = {
 
 
 def large_items(value: float) -> dict:
-    """Large enough that arrays have a file of their own."""
+    """Returns items that are so large that arrays get files of their own."""
     kernel = jax.random.normal(jax.random.key(int(value)), (64, 64))
     return {
         "params": {"kernel": kernel},
@@ -125,7 +125,7 @@ def test_run_whose_checkpoints_are_all_damaged_does_not_begin_anew_and_none_is_m
     save_two(tmp_path)
     for step in ("1", "2"):
         (tmp_path / step / "run" / "_METADATA").unlink()
-    for _ in range(2):  # Nor when it is started again.
+    for _ in range(2):  # The second start fails in the same way.
         with (
             Checkpoints(tmp_path, keep_last=3) as checkpoints,
             pytest.raises(
@@ -145,7 +145,7 @@ def test_relative_folder_is_as_good_as_an_absolute_one(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / DAMAGED).exists()
 
 
-# What a process may not read, of a checkpoint that is whole.
+# Files and folders of an intact checkpoint that a process is not allowed to read, one at a time.
 FORBIDDEN = (
     *("", "_CHECKPOINT_METADATA", "params", "params/_METADATA", "params/manifest.ocdbt"),
     *("params/ocdbt.process_0", "metrics/metrics"),
@@ -173,7 +173,8 @@ for number, _ in enumerate(FORBIDDEN, 1):
 
 
 def test_checkpoint_that_may_not_be_read_is_not_damaged_and_stays():
-    with tempfile.TemporaryDirectory() as name:  # Pytest's own folders are closed to other users.
+    # Pytest's own temporary folders are not accessible to other users.
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_two(folder / "0")
         for number in range(1, len(FORBIDDEN) + 1):

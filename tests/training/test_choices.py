@@ -1,6 +1,4 @@
-"""Values of a fine-tuning that are chosen: the data set at a path, its splits and groups, and
-refusals.
-"""
+"""Tests of the values that `finetune` chooses (data set, splits and groups), and of its errors."""
 
 import copy
 import json
@@ -21,7 +19,7 @@ from vit_jax.runs.choices.image_sizes import short_sides
 
 
 def photographs(root, counts: dict[str, int], name="{:03}.png", size=(20, 24)):
-    """Small images in a folder for each class."""
+    """Writes small random images, in a folder for each class."""
     rng = np.random.default_rng(0)
     for folder, count in counts.items():
         (root / folder).mkdir(parents=True, exist_ok=True)
@@ -33,7 +31,7 @@ def photographs(root, counts: dict[str, int], name="{:03}.png", size=(20, 24)):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A folder of timm with a small ViT for images of 32 pixels."""
+    """Returns a folder in timm's format, with a small ViT for images of 32 pixels."""
     import vit_jax
 
     model = vit_jax.create_model(
@@ -52,7 +50,7 @@ def checkpoint(tmp_path_factory):
 
 
 def chosen(path, checkpoint, said=None, **changes) -> dict:
-    """The values that are chosen for a data set."""
+    """Returns the values that are chosen for a data set."""
     config = read_config("my_images")
     named = {"data.path": str(path), "finetune.checkpoint": str(checkpoint)}
     config.update_from_flattened_dict(named | changes)
@@ -64,7 +62,7 @@ def chosen(path, checkpoint, said=None, **changes) -> dict:
 
 @pytest.fixture(autouse=True)
 def unknown_memory(monkeypatch):
-    """A device of unknown memory, so that no micro-batches are chosen."""
+    """Makes the device's memory unknown, so that no micro-batches are chosen."""
     monkeypatch.setattr(micro_batches, "memory_of", lambda device: (None, 0.0))
 
 
@@ -130,7 +128,7 @@ def test_names_that_show_groups_keep_them_in_one_split(tmp_path, checkpoint):
 
 
 def test_names_of_classes_in_file_names_are_no_groups(tmp_path, checkpoint):
-    """Each class would be one group, so that tested classes would not be trained on."""
+    """Groups by class name would test on classes that are not in the training split."""
     for name in "abcd":
         photographs(tmp_path / "crops", {name: 20}, name=f"{name}_frame_{{:03}}.png")
     assert chosen(tmp_path / "crops", checkpoint)["data.groups"] is None
@@ -199,8 +197,8 @@ def test_a_shorter_time_makes_fewer_steps(tmp_path, checkpoint, monkeypatch):
     monkeypatch.setattr(finetuning, "_forward_seconds", lambda checkpoint, size: 0.1)
     long, short = (chosen(folder, checkpoint, minutes=minutes) for minutes in (1000.0, 4.0))
     assert (long["steps"], long["evaluate_every"], long["early_stopping"]) == (132, 16, 4)
-    # 0.85 x 240 s - 30 s are 1,740 images: 115 before and after training, 15 in each of 8
-    # evaluations.
+    # 4 minutes leave 0.85 x 240 s - 30 s = 174 s, which is 1,740 forward passes of 0.1 s. Of these,
+    # 115 are needed before and after training, and 15 for each of 8 evaluations.
     assert (short["steps"], short["early_stopping"]) == (
         int((1740 - 70 - 15 - 2 * 15 - 8 * 15) / (3.2 * 16)),
         9,
@@ -275,7 +273,7 @@ def test_a_batch_that_does_not_fit_is_cut_and_stays_the_batch(tmp_path, checkpoi
     monkeypatch.setattr(micro_batches, "compiled_bytes", compiled)
     monkeypatch.setattr(
         micro_batches, "TAKEN", 20
-    )  # A small model's program takes more than its activations.
+    )  # A small model's program needs more memory in addition to its activations.
     config = read_config("my_images")
     config.update_from_flattened_dict(chosen(folder, checkpoint))
     parts = assemble(run_options(config))

@@ -1,4 +1,4 @@
-"""What a run sees of its images, from its config."""
+"""Tests of the crops, resizing and backgrounds that a config selects for a run's images."""
 
 import itertools
 

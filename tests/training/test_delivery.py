@@ -1,4 +1,4 @@
-"""Delivery of a run's rows to a tracker that stands, breaks, comes back or never does."""
+"""Tests that a run's rows reach a tracker that works, fails for a while, or never answers."""
 
 import json
 
@@ -11,7 +11,7 @@ from vit_jax.runs.trackers.tracker import RunFacts
 
 
 class Service:
-    """A library's server: what it was sent, and whether it answers."""
+    """A tracker's server, which stores the rows that it receives and can be down."""
 
     def __init__(self, settles_after=0):
         self.settles_after = settles_after
@@ -76,7 +76,7 @@ def test_rows_that_a_killed_process_took_with_it_come_again(tmp_path):
     assert service.rows == [(10, {"loss": 1.0})] * 2
     open_(
         service, tmp_path, rows=[{"step": 10, "loss": 1.0}]
-    ).close()  # It was closed: nothing was lost.
+    ).close()  # The last process closed its delivery, so nothing was lost.
     assert len(service.rows) == 2
 
 
@@ -121,7 +121,7 @@ def test_a_service_that_stays_away_is_said_and_has_its_rows_from_the_next_start(
     held.row(20, {"loss": 2.0})
     held.close()
     assert said[-1].startswith("warning: it lacks the figures after step 10")
-    # Nor does it answer when the run goes on, which that does not hinder.
+    # The service is still down when the run is resumed; the run continues.
     away = open_(service, tmp_path, rows=[{"step": 20, "loss": 2.0}], log=said.append)
     away.close()
     service.up = True

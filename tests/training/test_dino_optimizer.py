@@ -1,6 +1,4 @@
-"""What the recipes of DINO and DINOv2 ask of an optimizer: against PyTorch's AdamW, and plain
-NumPy.
-"""
+"""Tests of optimizer options of DINO and DINOv2 recipes, against PyTorch's AdamW and NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +33,7 @@ def settings(**values):
 
 
 def tree_of(values: dict) -> dict:
-    """Nested, from values by their paths."""
+    """Returns a nested tree, from values by path."""
     return nnx.traversals.unflatten_mapping(
         {tuple(path.split("/")): x for path, x in values.items()}
     )
@@ -57,7 +55,7 @@ SHAPES = {
 
 def draw(seed: int) -> dict:
     rng = np.random.default_rng(seed)
-    # Of very different lengths, so that some are clipped.
+    # The norms are very different, so that some gradients are clipped.
     return {
         path: (rng.normal(size=shape) * 10.0 ** rng.uniform(-2, 1)).astype(np.float32)
         for path, shape in SHAPES.items()
@@ -178,8 +176,8 @@ def test_low_rank_changes_are_clipped_with_the_model():
     np.testing.assert_allclose([*by_path(found).values()], [[0.8], [0.6]], rtol=1e-5)
 
 
-# lr_multiplier of dinov2/utils/param_groups.py for a backbone of 24 blocks with factor 0.9, and 0.2
-# for the patch embedding; our names beside theirs.
+# `lr_multiplier` of dinov2/utils/param_groups.py for 24 blocks, a layer decay of 0.9 and a factor
+# of 0.2 for the patch embedding. The keys are our names; the comments are theirs.
 MULTIPLIERS = {
     "params/cls": 0.0717897987691853,  # cls_token
     "params/position_embedding/table": 0.0717897987691853,  # pos_embed
@@ -260,7 +258,7 @@ def test_new_options_change_no_state_of_a_run_that_does_not_use_them(name):
 
 
 class Holding(Objective):
-    """An objective of labels that learns a factor and a shift, and holds some of them."""
+    """An objective with labels that trains a factor and a shift, and freezes some of them."""
 
     labels = True
     holds = {"head/factor": 2}

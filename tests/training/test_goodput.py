@@ -1,4 +1,4 @@
-"""Where the time goes, over several starts."""
+"""Tests of goodput: the time of each phase, over several starts of a run."""
 
 import time
 
@@ -23,7 +23,7 @@ def test_seconds_go_to_what_was_entered():
     ledger.move("data", 2.0)
     assert ledger.seconds["start"] == pytest.approx(100, abs=1)
     assert shares(ledger).keys() == {"start", "train", "data"}
-    assert ledger.seconds["train"] == -2.0  # Until the time that it is part of is counted.
+    assert ledger.seconds["train"] == -2.0  # Negative until the time that includes it is added.
 
 
 def test_what_was_trained_after_the_checkpoint_is_lost():

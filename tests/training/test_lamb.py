@@ -1,4 +1,4 @@
-"""LAMB against timm's `Lamb`, and what it refuses to start from."""
+"""Tests of LAMB: it equals timm's `Lamb`, and rejects initial parameters that it cannot train."""
 
 import jax
 import jax.numpy as jnp

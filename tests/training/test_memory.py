@@ -1,4 +1,4 @@
-"""What a step needs of memory: refused where it cannot fit, and advice that does."""
+"""Steps that cannot fit into memory are refused, with advice that makes them fit."""
 
 import re
 
@@ -19,7 +19,7 @@ from vit_jax.training.program import Program, abstract_batch, make_program
 
 
 def program_of(**changes) -> tuple[Program, RunOptions]:
-    """A small model's."""
+    """Returns the program and the options of a small model."""
     config = load("quickstart")
     config.model.update(dict(dim=64, depth=2, mlp_dim=256, heads=2, pooling="gap"))
     config.batch_size, config.steps, config.optimizer.warmup_steps = 64, 10, 1
@@ -42,7 +42,7 @@ def check_of(**changes) -> MemoryCheck:
 
 @pytest.fixture
 def device(monkeypatch):
-    """Gives the device a memory of so many bytes."""
+    """Returns a function that sets the device's memory, in bytes."""
 
     def has(size: float | None, free: float | None = None):
         monkeypatch.setattr(
@@ -58,7 +58,7 @@ def test_parameters_moments_gradients_and_batch_are_counted_to_the_byte():
     assert found.parameters == found.gradients == parameters
     assert (
         2 * parameters <= found.optimizer <= 2 * parameters + 100
-    )  # Adam's two moments, and counts.
+    )  # Adam's two moments and its counters.
     assert found.batch == 64 * (16 * 16 * 3 + 4)
 
 
@@ -105,7 +105,7 @@ def test_step_that_may_not_fit_is_let_through_with_a_note(device):
 
 
 def advised(line: str) -> list[dict[str, str]]:
-    """The changes that a line says should fit, by key in the config."""
+    """Returns the config changes that a line suggests after "this should fit", by key."""
     ways = line.partition("this should fit: ")[2].split(" or ")
     return [dict(re.findall(r"--config\.([\w.]+)=(\S+)", way)) for way in ways]
 

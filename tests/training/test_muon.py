@@ -1,4 +1,4 @@
-"""Muon's updates against plain NumPy, and a run with it."""
+"""Tests of Muon: updates against NumPy, and a run with it."""
 
 import shutil
 
@@ -19,7 +19,7 @@ BETA1, BETA2, EPSILON = 0.95, 0.99, 1e-8
 
 
 def updates(gradients: list[dict], **values) -> list[dict]:
-    """Each gradient's update at a learning rate of 1, without clipping and weight decay."""
+    """Returns each gradient's update at a learning rate of 1, without clipping and weight decay."""
     config = base_config().optimizer
     config.update(
         dict(name="muon", beta1=BETA1, beta2=BETA2, weight_decay=0.0, clip_norm=0.0) | values
@@ -41,7 +41,7 @@ def tree_of(path: str, x) -> dict:
 
 
 def nesterov(gradients: list[np.ndarray]) -> list[np.ndarray]:
-    """Momentum, a step ahead, corrected for its beginning at zero."""
+    """Returns Nesterov momentum for each gradient, with bias correction."""
     mean, found = 0.0, []
     for t, gradient in enumerate(gradients, start=1):
         mean = BETA1 * mean + (1 - BETA1) * gradient
@@ -51,7 +51,7 @@ def nesterov(gradients: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def orthogonal(matrix: np.ndarray) -> np.ndarray:
-    """Five steps of Newton and Schulz with Jordan's coefficients."""
+    """Applies five Newton-Schulz steps with Jordan's coefficients."""
     x = matrix / np.linalg.norm(matrix)
     for _ in range(5):
         square = x @ x.T
@@ -60,7 +60,7 @@ def orthogonal(matrix: np.ndarray) -> np.ndarray:
 
 
 def muon(gradients: list[np.ndarray]) -> list[np.ndarray]:
-    """The updates of one matrix, whose root mean square is 0.2 where it is orthogonal."""
+    """Returns the updates of a matrix; the root mean square of an orthogonal update is 0.2."""
     return [-0.2 * max(x.shape) ** 0.5 * orthogonal(x) for x in nesterov(gradients)]
 
 
@@ -150,7 +150,7 @@ def test_one_moment_is_planned_for_a_kernel_and_two_for_the_rest():
         sizes["blocks" if within else "rest"] += x.size
     assert (
         kept == sizes["blocks"] + 2 * sizes["rest"] + 3
-    )  # And the coefficients of Newton and Schulz.
+    )  # The other 3 numbers are the Newton-Schulz coefficients.
 
 
 @pytest.mark.slow

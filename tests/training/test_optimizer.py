@@ -1,4 +1,4 @@
-"""Schedules and updates against plain NumPy."""
+"""Tests of learning rate schedules and optimizer updates against NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +80,7 @@ def test_warmup_rises_from_its_own_rate(t, rate):
     ],
 )
 def test_stairs_are_bits_own_schedule(steps, warmup, stairs):
-    # BiT-HyperRule (big_transfer's bit_hyperrule.py): updates are counted from 0.
+    # BiT-HyperRule (bit_hyperrule.py of big_transfer) counts updates from 0.
     shares = tuple(stair / steps for stair in stairs)
     values = dict(
         learning_rate=0.003, schedule="stairs", stairs=shares, warmup_steps=warmup, count_from=0
@@ -103,7 +103,7 @@ def test_a_schedule_counted_from_0_is_optaxs(schedule):
         falling = optax.cosine_decay_schedule(0.5, 80, alpha=0.2)
     theirs = optax.join_schedules([optax.linear_schedule(0, 0.5, 20), falling], [20])
     count = jnp.arange(20, 100)
-    # In the warm-up ours is a factor on a constant rate too.
+    # During the warm-up, ours is a factor on a constant learning rate.
     ours = jax.vmap(make_schedule(config, 100))
     np.testing.assert_allclose(ours(count + 1), jax.vmap(theirs)(count), rtol=1e-5)
     np.testing.assert_allclose(
@@ -192,7 +192,7 @@ def test_coupled_decay_is_of_the_gradient():
         np.testing.assert_allclose(got[name], expected, rtol=1e-5, atol=1e-6)
 
 
-# Heads and their width both large enough to be factored, the largest axis not the first.
+# Adafactor factors both the heads' number and their width, and the first axis is not the largest.
 FUSED = {
     "blocks/00/attention/qkv": {"kernel": (32, 3, 40, 36), "bias": (3, 40, 36)},
     "attention_pooling/key_value": {"kernel": (48, 2, 2, 64), "bias": (2, 2, 64)},
@@ -211,12 +211,12 @@ def test_adafactor_of_projections_is_that_of_each_alone(layer, clip):
     rng = np.random.default_rng(0)
     for kind, shape in FUSED[layer].items():
         axis = 1 if kind == "kernel" else 0
-        # Parts of very different sizes, as gradients of queries and values are.
+        # Gradients of the projections have very different sizes, as those of queries and values do.
         scale = np.logspace(0, -4, shape[axis]).reshape(
             [-1 if i == axis else 1 for i in range(len(shape))]
         )
         draws = [(scale * rng.normal(size=shape)).astype(np.float32) for _ in range(4)]
-        draws[2] *= 100  # So that something is clipped.
+        draws[2] *= 100  # Large enough that the update is clipped.
         together = run([{layer: {kind: x}} for x in draws[1:]], {layer: {kind: draws[0]}}, **values)
         for part in range(shape[axis]):
             first, *rest = (x.take(part, axis) for x in draws)
@@ -258,7 +258,7 @@ def test_clipping_the_updates_of_another_optimizer_is_refused():
 
 
 def test_updates_are_clipped_over_a_whole_array_where_that_is_asked_for():
-    # As this code did at first: q, k and v by one factor.
+    # `array` is the behaviour of earlier versions: one clipping factor for q, k and v together.
     x = {"attention": {"qkv": {"bias": jnp.array([[[3.0]], [[4.0]], [[0.0]]])}}}
     apart, together = (
         clip_by_rms(1.0, of).update(x, optax.EmptyState())[0] for of in ("projection", "array")
@@ -284,9 +284,9 @@ def test_weight_decay_moves_kernels_alone():
 @pytest.mark.parametrize(
     ("decay", "decays"),
     [
-        # `get_parameter_groups` in optim_factory.py of BEiT and EVA: neither what has one axis, nor
-        # pos_embed nor cls_token. For matrices: timm's `add_weight_decay`, of MAE, what has one
-        # axis.
+        # "tables" is `get_parameter_groups` in optim_factory.py of BEiT and EVA: arrays with one
+        # axis, pos_embed and cls_token do not decay. "matrices" is timm's `add_weight_decay`, which
+        # MAE uses: only arrays with one axis do not decay.
         (
             "tables",
             {"bias_table", "blocks/00/attention/bias_table", "blocks/00/mlp/fc1/kernel", "mask"},
@@ -334,7 +334,7 @@ def test_weight_decay_spares_a_swins_positions_and_factors(decay):
     ],
 )
 def test_weight_decay_moves_what_it_should(decay, moved):
-    # Masked autoencoders spare what has one axis, and so decay their tokens.
+    # MAE exempts only arrays with one axis, so its tokens decay.
     shapes = dict(kernel=(3, 4), cls=(1, 1, 4), table=(1, 5, 4), bias=(3, 4), scale=(4,))
     params = {"layer": {name: jnp.ones(shape) for name, shape in shapes.items()}}
     zero = jax.tree.map(jnp.zeros_like, params)
@@ -346,8 +346,8 @@ def test_weight_decay_moves_what_it_should(decay, moved):
 
 
 def test_layer_decay_is_that_of_masked_autoencoders():
-    # util/lr_decay.py there: all before the blocks is layer 0, block i layer i + 1, the rest is not
-    # slowed.
+    # As in util/lr_decay.py of MAE: everything before the blocks is layer 0, block i is layer i +
+    # 1, and the rest has the full learning rate.
     model = vit_jax.create_model(
         "ViT-Ti/4",
         image_size=8,
@@ -396,12 +396,14 @@ def test_layer_decay_counts_no_layer_of_an_objective():
     [
         ("dino", {"dino.patch_weight": 1.0}, 0.5**3),
         ("masked_patch", {}, 0.5**3),
-        ("mae", {"data.image_size": 16, "model.position": "sincos2d_mae"}, 1.0),  # The decoder's.
+        # The decoder's token.
+        ("mae", {"data.image_size": 16, "model.position": "sincos2d_mae"}, 1.0),
     ],
 )
 def test_a_token_of_masked_patches_has_the_rate_of_the_patch_embedding(name, values, factor):
-    """As in `param_groups.py` of DINOv2 and DINOv3, whose backbones own it; two layers and a head
-    follow.
+    """As in `param_groups.py` of DINOv2 and DINOv3, whose backbones contain the mask token.
+
+    The factor is 0.5 ** 3 because two layers and a head follow the patch embedding.
     """
     config = base_config()
     config.model.update(dict(name="ViT-Ti/4", dim=16, depth=2, mlp_dim=32, heads=2))
@@ -421,7 +423,7 @@ def test_a_token_of_masked_patches_has_the_rate_of_the_patch_embedding(name, val
 
 
 def layers_of(**values) -> dict[str, float]:
-    """The layer of each of a tiny model's weights, by path."""
+    """Returns the layer of each weight of a tiny model, by path."""
     config = base_config()
     config.model.update(dict(name="ViT-Ti/4", dim=16, depth=2, mlp_dim=32, heads=2))
     config.data.image_size = 8
@@ -451,7 +453,7 @@ def test_row_and_column_layers_of_axial_attention_are_one():
 def test_low_rank_changes_are_of_the_layer_that_they_change():
     layers = layers_of(**{"finetune.train": "lora"})
     found = {path: layer for path, layer in layers.items() if path.startswith("extra/lora/")}
-    assert len(found) == 8  # Two factors of two products in two layers.
+    assert len(found) == 8  # Two factors for each of two kernels in two layers.
     assert all(layer == int(path.split("blocks.")[1][:2]) for path, layer in found.items())
 
 
@@ -492,7 +494,7 @@ def test_heads_alone_move_in_the_frozen_steps():
 
 
 def test_backbone_starts_later_than_its_head():
-    """As EoMT's `two_stage_warmup_poly_schedule.py`, whose steps count from 0."""
+    """Equals EoMT's `two_stage_warmup_poly_schedule.py`, which counts steps from 0."""
     steps, frozen, warmup = 50, 5, 10
     config = OptimizerOptions(
         **dict(name="adam", learning_rate=0.1, weight_decay=0.0, warmup_steps=frozen),
@@ -520,7 +522,7 @@ def test_backbone_starts_later_than_its_head():
         config, head, weight_decay=0.0, frozen_steps=frozen, backbone_schedule=backbone
     )
     state = optimizer.init(weights)
-    for step in range(20):  # Adam's updates by a constant gradient have the length of the rate.
+    for step in range(20):  # With a constant gradient, Adam's updates equal the learning rate.
         updates, state = optimizer.update(jax.tree.map(jnp.ones_like, weights), state, weights)
         own = updates["extra"]["objective"]["decoder"]["kernel"][0]
         moved = updates["params"]["blocks"]["kernel"][0]

@@ -1,4 +1,4 @@
-"""Which model a config means, and its first parameters."""
+"""Tests of the model that a config selects, and of its initial parameters."""
 
 from functools import partial
 
@@ -55,7 +55,7 @@ def test_a_new_head_has_the_deviation_that_the_config_gives(tmp_path):
     assert not np.array_equal(drawn["kernel"], head(0.02, seed=1)["kernel"])
 
 
-# All arguments by which a run regularises its model, by the papers that each comes from.
+# All arguments that regularize a model.
 REGULARISED = dict(dropout=0.3, attention_dropout=0.4, stochastic_depth=0.2)
 REGULARISED |= dict(uniform_depth=True, depth_by="subset", rope_rescale=2.0)
 UNREGULARISED = dict(dropout=0.0, attention_dropout=0.0, stochastic_depth=0.0)
@@ -91,8 +91,9 @@ FRUIT = ("apple", "berry", "cherry")
 
 @pytest.fixture
 def of_fruit(monkeypatch):
-    """A config that starts from a checkpoint of three classes, with two heads, and that
-    checkpoint.
+    """Returns a config that starts from a checkpoint, and the checkpoint.
+
+    The checkpoint has three classes and two heads.
     """
     small = dict(
         dim=8, depth=1, mlp_dim=8, heads=2, patch_size=8, pooling="cls", distillation="heads"

@@ -1,4 +1,4 @@
-"""What a run takes from the checkpoint that it starts from, beside parameters."""
+"""Tests of preprocessing and options that a run takes from the checkpoint from which it starts."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def config(checkpoint=None, **changes):
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A folder of timm's with ImageNet's mean and std, bicubic."""
+    """Writes a folder in timm's format, with ImageNet's mean and std and bicubic resizing."""
     place = tmp_path / "model"
     seen = Preprocessing("short_side", 0.9, "bicubic")
     save(

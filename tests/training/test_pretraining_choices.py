@@ -1,6 +1,4 @@
-"""Values of a training without labels that are chosen: images, crops, length, k-NN, memory, and
-refusals.
-"""
+"""Tests of the values that `pretrain` chooses (crops, length, k-NN, memory), and of its errors."""
 
 from types import SimpleNamespace
 
@@ -17,13 +15,13 @@ from vit_jax.runs.memory_check import Needs
 
 @pytest.fixture(autouse=True)
 def speed(monkeypatch):
-    """A device of a known speed and memory."""
+    """Sets the device's speed and makes its memory unknown."""
     monkeypatch.setattr(pretraining, "flops_per_second", lambda: 1e9)
     monkeypatch.setattr(micro_batches, "memory_of", lambda device: (None, 0.0))
 
 
 def chosen(path, start, said=None, **changes) -> dict:
-    """The values that are chosen for a folder."""
+    """Returns the values that are chosen for a folder."""
     config = read_config("my_images_unlabelled")
     values = {"data.path": str(path)} | pretraining.start_values(str(start), None)
     config.update_from_flattened_dict(values | changes)
@@ -70,7 +68,8 @@ def test_the_length_follows_from_the_time(tmp_path, checkpoint, monkeypatch):  #
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
     monkeypatch.setattr(pretraining, "flops_per_second", lambda: 1e8)
     monkeypatch.setattr(pretraining.Start, "multiply_adds", lambda start, size: 1_000_000)
-    # An image takes 2 (2 x 4 + 3 x 2) million operations, 0.28 s; steps have half of the time.
+    # An image takes 2 (2 x 4 + 3 x 2) million operations, which is 0.28 s. Training steps get half
+    # of the time.
     assert chosen(folder, checkpoint, minutes=4.0)["steps"] == int(120 / (32 * 0.28))
     assert chosen(folder, checkpoint, minutes=8.0)["steps"] == int(240 / (32 * 0.28))
 

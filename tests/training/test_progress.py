@@ -1,4 +1,4 @@
-"""What a run writes down."""
+"""Tests of a run's output: metrics, TensorBoard events, the log, and lines in a terminal."""
 
 import io
 import json
@@ -49,7 +49,7 @@ def test_infinity_is_null(tmp_path):
 
 
 def tensorboard(workdir, *rows):
-    """Writes rows as a start of the run does."""
+    """Writes rows to TensorBoard, as one start of a run does."""
     delivery = Delivery(
         "tensorboard", Tracker, RunFacts(workdir, str(workdir), "", {}, {}), (), print
     )
@@ -112,9 +112,7 @@ class Terminal(io.StringIO):
 
 
 def seen(written: str) -> list[str]:
-    """The lines on a terminal's screen: a carriage return lets the next words overwrite the
-    line.
-    """
+    """Returns the lines on a terminal's screen. Text after a carriage return overwrites a line."""
     lines = []
     for line in written.split("\n"):
         shown = ""
@@ -126,7 +124,7 @@ def seen(written: str) -> list[str]:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Sets the seconds that have passed."""
+    """Returns a function that sets the number of seconds that have passed."""
     now = [0.0]
     monkeypatch.setattr("vit_jax.progress.time.monotonic", lambda: now[0])
     return lambda seconds: now.__setitem__(0, seconds)
@@ -150,7 +148,7 @@ def test_terminal_overwrites_the_status_line_and_keeps_the_others(tmp_path, monk
     console = Console(tmp_path / "log.txt")
     console.status("step 1/9 | loss 2.5000")
     clock(0.5)
-    console.status("step 2/9")  # Too early.
+    console.status("step 2/9")  # Too early to be shown.
     clock(1)
     console.status("step 3/9")
     assert seen(terminal.getvalue()) == ["step 3/9"]

@@ -1,4 +1,4 @@
-"""The reports of runs: of one, and of several beside each other."""
+"""Tests of the report of a run, and of comparisons of several runs."""
 
 import base64
 import hashlib
@@ -43,7 +43,7 @@ NAMES = ("cat", "dog", "fox")
 def said(
     labels=((0,), (1,), (1,), (2,)), answer=(0, 0, 2, 2), probability=(0.9, 0.6, 0.95, 0.8), **more
 ):
-    """Answers to some images: of a cat right, of two dogs wrong, of a fox right."""
+    """Returns predictions for four images: a cat (right), two dogs (wrong) and a fox (right)."""
     found = Predictions(
         "test",
         100,
@@ -189,7 +189,7 @@ def test_only_small_images_show_their_pixels(report, size, small):
     found = said(shown=np.array([2]), images=np.zeros((1, size, size, 3), np.uint8))
     assert (
         report(found=found).count('<img class="small"') == 2 * small
-    )  # As a mistake and in the sample.
+    )  # Once as a mistake and once in the sample.
 
 
 def test_matrix_and_classes_have_the_counts(report):
@@ -208,7 +208,7 @@ def test_images_of_several_classes_have_no_confusion(report):
     assert "Not defined: some images are of several classes." in text and "<title>dog" not in text
     assert (
         "%, 2 of 3</span>" in text
-    )  # Dogs: two in images of which another class was said rightly.
+    )  # Two of three images with a dog are correct, by their other class.
 
 
 def test_run_without_labels_says_what_is_left_out(report):
@@ -249,7 +249,8 @@ def test_confused_pairs_and_classes_are_those_counted_one_by_one():
 
 
 def test_calibration_error_is_the_mean_distance_of_bins():
-    found = said(probability=(0.55, 0.52, 1.0, 0.97))  # Right, wrong; wrong, right.
+    # In one bin right and wrong, in the other wrong and right.
+    found = said(probability=(0.55, 0.52, 1.0, 0.97))
     bins, error = calibration(found)
     np.testing.assert_allclose(bins[[5, 9]], [[0.535, 0.5, 2], [0.985, 0.5, 2]], rtol=1e-6)
     assert error == pytest.approx((0.035 + 0.485) / 2, rel=1e-6)
@@ -343,7 +344,7 @@ def test_comparison_has_the_figures_the_differences_and_the_images_of_each(workd
     assert "<tr><td>seed<td>0<td>3</tr>" in text and "batch_size" not in text
     assert "<tr><td>a<td>b<td>2<td>0<td>2<td>0<td>0.5</tr>" in text
     assert "<tr><td>dog<td>2<td>0.0%<td>100.0%</tr>" in text
-    assert text.count(">a<") >= 4  # In the legends too.
+    assert text.count(">a<") >= 4  # Also in the legends.
 
 
 def test_comparison_names_the_differences_of_the_data(workdir):
@@ -390,7 +391,8 @@ def test_sign_test_of_many_images_goes_on_smoothly():
 
 def test_figures_by_class_are_scikit_learns():
     draw = np.random.default_rng(2)
-    labels = draw.choice(5, size=300, p=[0.6, 0.2, 0.1, 0.1, 0])  # The last one is predicted alone.
+    # The last class has no images, and some predictions.
+    labels = draw.choice(5, size=300, p=[0.6, 0.2, 0.1, 0.1, 0])
     answer = np.where(draw.random(300) < 0.6, labels, draw.choice([0, 1, 2, 4], size=300))
     counts = class_counts(labels[:, None], answer, 6)
     present = np.arange(4)
@@ -399,7 +401,8 @@ def test_figures_by_class_are_scikit_learns():
         (counts.precision, counts.recall, counts.f1), expected, strict=False
     ):
         np.testing.assert_allclose(found[:4], reference)
-    with warnings.catch_warnings(action="ignore"):  # A class is predicted that has no images.
+    # scikit-learn warns that a predicted class has no images.
+    with warnings.catch_warnings(action="ignore"):
         balanced = balanced_accuracy_score(labels, answer)
     assert class_figures(counts) == pytest.approx(
         {"balanced_accuracy": balanced, "macro_f1": f1_score(labels, answer, average="macro")}

@@ -1,4 +1,4 @@
-"""The splits of a run: one to train on, one to choose by, one to report."""
+"""Tests of a run's splits: one for training, one for model selection and one for reporting."""
 
 import re
 
@@ -50,7 +50,7 @@ def test_without_a_dev_split_the_test_images_choose():
     [
         ("train", "train[99%:]", "test", "data.train_split has images of it: 'train'"),
         ("train[:95%]", "train[90%:]", "test", "data.train_split"),
-        ("train[:1000]", "train[69%:]", "test", "data.train_split"),  # 1437 images.
+        ("train[:1000]", "train[69%:]", "test", "data.train_split"),  # The split has 1437 images.
         ("train[:90%][:90%]", "train[80%:][:50%]", "test", "data.train_split"),
         ("train", "test[:50%]", "test", "data.test_split has images of it: 'test'"),
     ],

@@ -1,4 +1,4 @@
-"""Remarks on figures of the first steps that no training has."""
+"""Tests of warnings about implausible metrics in the first steps."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from vit_jax.runs.training_log import Suspicion
 
 
 def remarks(rows, classes=10, images=100):
-    """Numbers of the rows, from 1, that get a remark; each row is of `images` images."""
+    """Returns the warnings by the number of their row, from 1; each row adds `images` images."""
     suspicion = Suspicion(classes)
     found = (suspicion.remark(means, number * images) for number, means in enumerate(rows, 1))
     return {number: remark for number, remark in enumerate(found, 1) if remark}
@@ -16,7 +16,7 @@ def remarks(rows, classes=10, images=100):
     ("accuracies", "images", "step"),
     [
         ([0.0, 0.0, 0.0], 100, 1),
-        ([0.0, 0.0, 0.0], 40, 3),  # 99 wrong images of 10 classes are chance.
+        ([0.0, 0.0, 0.0], 40, 3),  # With 10 classes, up to 99 wrong images can be chance.
         ([1.0, 1.0, 1.0], 40, 2),
         ([1.0, 0.9, 1.0, 1.0], 40, None),
         ([0.0, 0.1, 0.0, 0.0], 40, None),

@@ -1,6 +1,4 @@
-"""Which weights a run trains, and what it evaluates: frozen trunks, LoRA, layer-wise rates,
-averages.
-"""
+"""Tests of the weights that a run trains and evaluates: frozen trunks, LoRA, layer decay, EMA."""
 
 import re
 
@@ -21,7 +19,7 @@ PLAIN = dict(
 
 
 def setup(model="ViT-Ti/4", train="all", **optimizer):
-    """A tiny model's program, its first state with a head that is not zero, and a batch."""
+    """Returns a tiny model's program, its first state with a nonzero head, and a batch."""
     config = base_config()
     sizes = dict(dim=16, depth=2, mlp_dim=32, heads=2)
     config.model.update(dict(name=model) | (sizes if "ViT" in model else {}))

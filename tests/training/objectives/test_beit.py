@@ -1,4 +1,4 @@
-"""BEiT: its loss of a frozen tokeniser's codes, and which tokenisers fit."""
+"""Tests of BEiT: the loss on a frozen tokeniser's codes, and errors for unsuitable tokenisers."""
 
 from functools import partial
 
@@ -48,7 +48,7 @@ TEACHERS = {
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory) -> dict[str, str]:
-    """Checkpoints by what is particular of them."""
+    """Writes a checkpoint for each entry of TEACHERS, and returns their folders by name."""
     folder = tmp_path_factory.mktemp("teachers")
     for kind, (name, values) in TEACHERS.items():
         vit_jax.save_model(noisy(create_model(name, **values), 2), folder / kind, log=str)
@@ -56,7 +56,7 @@ def teachers(tmp_path_factory) -> dict[str, str]:
 
 
 def made(teacher: str, image_size=SIZE, **values):
-    """A small ViT as BEiT's, and the objective with its tokeniser."""
+    """Returns a small ViT with BEiT's architecture, and the objective with its tokeniser."""
     config = config_of("beit", teacher=teacher, **values)
     config.data.image_size = image_size
     arguments = dict(
@@ -122,7 +122,9 @@ def test_nothing_of_the_tokeniser_is_trained(teachers):
 
 @pytest.mark.parametrize(("name", "filter"), [("beit", "LANCZOS"), ("beitv2", "BICUBIC")])
 def test_the_tokenisers_crop_is_resized_by_the_authors_filter(name, filter):
-    """Lanczos' by default of run_beit_pretraining.py; BEiT v2 says `--second_interpolation
+    """BEiT resizes the tokeniser's crop with Lanczos, BEiT v2 with bicubic interpolation.
+
+    Lanczos is the default of run_beit_pretraining.py; BEiT v2's recipe has `--second_interpolation
     bicubic`.
     """
     config = config_of(name, teacher_size=12)
@@ -174,7 +176,7 @@ def test_pictures_show_patches_of_the_code_that_is_predicted(teachers):
     batch = batch_of(objective)
     masked, codes = np.asarray(batch["masked"]), np.asarray(tokens_of(objective, batch))
     code = codes[~masked][0]
-    # The head finds this code the likeliest everywhere.
+    # The head now predicts this code for every patch.
     objective.head.kernel[...] = jnp.zeros_like(objective.head.kernel[...])
     objective.head.bias[...] = jnp.zeros(CODES).at[code].set(1.0)
     visible, predicted = map(np.asarray, pictures(objective, model, batch))

@@ -1,4 +1,4 @@
-"""BEiT v2: the codes of a learned tokeniser, and patch aggregation."""
+"""Tests of BEiT v2: codes of a learned tokeniser, and aggregation of patches in the class token."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ WIDE = 24  # Width of the tokeniser's encoder.
 
 
 def write_tokeniser(folder, patch=4, width=WIDE, size=SIZE) -> str:
-    """A folder as `convert` makes it of a run of vqkd."""
+    """Writes a tokeniser's folder in the format in which `convert` writes it from a run of vqkd."""
     rng = np.random.default_rng(0)
     encoder = create_model(
         f"ViT-Ti/{patch}", num_classes=0, image_size=size, dim=WIDE, depth=1, mlp_dim=32, heads=2
@@ -62,7 +62,7 @@ def tokeniser(tmp_path_factory) -> str:
 
 
 def made(tokeniser: str, options=None, **values):
-    """A small ViT as BEiT's, and the objective with its tokeniser."""
+    """Returns a small ViT with BEiT's architecture, and the objective with its tokeniser."""
     config = config_of("beitv2", teacher=tokeniser, **values)
     config.data.image_size = SIZE
     arguments = STUDENT | dict(pooling="gap") | (options or {})
@@ -79,7 +79,7 @@ tokens_of = jax.jit(lambda objective, batch: objective.tokens(batch))
 
 
 def cross_entropies(objective, model, tokens, codes, masked):
-    """Of each image's masked patches, in float64."""
+    """Returns the mean cross-entropy of each image's masked patches, in float64."""
     tokens = np.float64(model.norm(jnp.asarray(tokens)))[:, 1:]
     scores = tokens @ np.float64(objective.head.kernel[...]) + np.float64(objective.head.bias[...])
     chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
@@ -114,7 +114,8 @@ def test_loss_is_of_the_last_layer_and_of_the_class_token_with_earlier_patches(p
         x = jnp.where(masked[..., None], objective.mask[...], model.patches(images))
         with model.capturing(["tokens"]) as found:
             last = model.encode(model.assemble(x))
-        # Before the first layer there is one; the first of 4 is the third from last.
+        # `tokens[0]` is the input of the first layer. By default, aggregation uses the patches of
+        # the layer that is third from last, which is the first of 4.
         early = found["tokens"][1]
         mixed = jnp.concatenate([last[:, :1], early[:, 1:]], axis=1)
         bias = model.layout.spread(model.bias_table[...])
@@ -166,8 +167,8 @@ def test_layers_of_the_aggregation_start_as_later_layers(tokeniser):
     objective = make_objective(config, vit, rngs=nnx.Rngs(0), frozen=open_frozen(config).model)
     assert list(objective.layers) == ["02", "03"]
     for number, layer in enumerate(objective.layers.values(), 3):
-        # PyTorch's dense layers, by their inputs; the last of a branch divided by the layer's
-        # number.
+        # PyTorch's dense layers start with a std of sqrt(1 / (3 * inputs)). BEiT divides the last
+        # kernel of each branch by sqrt(2 * the layer's number).
         last = np.sqrt(2 * number)
         attention, mlp = layer.attention, layer.mlp
         kernels = [(attention.qkv.kernel, 64), (attention.out.kernel, 64 * last**2)]

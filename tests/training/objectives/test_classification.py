@@ -1,4 +1,4 @@
-"""Losses against plain NumPy in float64."""
+"""Tests of classification losses against NumPy in float64."""
 
 import jax.numpy as jnp
 import numpy as np

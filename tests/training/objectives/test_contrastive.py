@@ -1,4 +1,4 @@
-"""Contrastive runs: captions from files to batches, metrics, and the run as a model of texts."""
+"""Tests of contrastive training: captions in files and batches, metrics, and trained runs."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
 
 
 def write_pairs(folder, rows: list[tuple[str, str]], header=("file", "caption"), name="train"):
-    """A folder with an image for each file and a list of captions."""
+    """Writes a folder with one image for each file name, and a list of captions."""
     folder.mkdir(exist_ok=True)
     for index, file in enumerate(dict.fromkeys(file for file, _ in rows)):
         Image.fromarray(np.full((12, 12, 3), 20 * index, np.uint8)).save(folder / file)
@@ -71,7 +71,7 @@ def test_json_lines_have_one_caption_or_a_list(tmp_path):
 
 def test_the_column_of_captions_is_found_or_named(tmp_path):
     write_pairs(tmp_path, ROWS, header=("file", "description"))
-    assert captions(open_pairs(tmp_path)) == EXPECTED  # It is the only other column.
+    assert captions(open_pairs(tmp_path)) == EXPECTED  # The list has no other column.
     with open(tmp_path / "train.csv", "w", newline="") as file:
         csv.writer(file).writerows([("file", "alt", "title"), ("a.png", "x", "y")])
     with pytest.raises(UserError, match="no column 'caption'.*caption_key=NAME.*alt, title"):
@@ -199,7 +199,7 @@ def text_field(length: int = 8) -> Field:
 
 
 def test_captions_are_drawn_by_position_and_images_are_as_without_fields(tmp_path):
-    flags.FLAGS.mark_as_parsed()  # Grain's workers read flags.
+    flags.FLAGS.mark_as_parsed()  # Grain's workers read absl flags, which must be parsed.
     write_pairs(tmp_path, ROWS)
     source, field = open_pairs(tmp_path), text_field()
     options = dict(seed=3, batch_size=4, crop=TrainCrop(8, "random_resized"), workers=0)
@@ -216,7 +216,8 @@ def test_captions_are_drawn_by_position_and_images_are_as_without_fields(tmp_pat
     drawn = np.concatenate([batch[TEXT] for batch in with_text])
     lengths = (drawn > 1).sum(1)
     of_cat = (drawn[:, 0] == ord("a") + 2) & (drawn[:, 1] == ord(" ") + 2)
-    share = (lengths[of_cat] == 5).mean()  # Of "a cat", one of two captions.
+    # How often "a cat" is drawn from its image's two captions.
+    share = (lengths[of_cat] == 5).mean()
     assert 0.3 < share < 0.7
 
 
@@ -233,7 +234,7 @@ def test_evaluation_takes_the_first_caption(tmp_path):
 
 
 def pairs(count: int, seed: int):
-    """Images of one colour with noise, and two captions of each."""
+    """Returns noisy images of one colour each, and two captions for each image."""
     rng = np.random.default_rng(seed)
     names = rng.choice([*COLOURS], count)
     noise = rng.normal(0, 20, (count, 16, 16, 3))
@@ -286,7 +287,7 @@ def test_a_run_learns_pairs_and_classifies_by_names(loss, tmp_path, capsys):
 
 
 class TokenizerRun(NamedTuple):
-    """A short run with a tokenizer of its own, whose folder was deleted after the run.
+    """A short run with its own tokenizer; the tokenizer's folder was deleted after the run.
 
     Attributes:
       workdir: workdir of the run.
@@ -304,7 +305,7 @@ PAIRS = dict(train=pairs(32, 0), test=pairs(16, 1))
 
 @pytest.fixture(scope="module")
 def tokenizer_run(tmp_path_factory) -> TokenizerRun:
-    """A run that the tests copy before they change it."""
+    """Trains the run once; tests copy it before they change it."""
     folder = tmp_path_factory.mktemp("tokenizer_run")
     config = small_config("sigmoid")
     config.steps = config.evaluate_every = 6
@@ -313,7 +314,8 @@ def tokenizer_run(tmp_path_factory) -> TokenizerRun:
     vit_jax.train(config, folder / "run", **PAIRS)
     tokens = vit_jax.load_image_text(folder / "run", log=str).tokenizer(["a red square"])
     shutil.rmtree(folder / "tokenizer")
-    moved = (folder / "run").rename(folder / "moved")  # Nothing is left at the run's paths.
+    # The workdir in which the run was trained no longer exists.
+    moved = (folder / "run").rename(folder / "moved")
     return TokenizerRun(moved, config, tokens)
 
 
@@ -345,7 +347,7 @@ def test_a_run_from_scratch_is_continued_by_the_config(tokenizer_run, tmp_path):
 
 
 def write_tokenizer(folder) -> None:
-    """A byte-pair tokenizer of some words, as Transformers writes it."""
+    """Writes a byte-pair tokenizer with a small vocabulary, in the format of Transformers."""
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,4 +1,4 @@
-"""Self-distillation: its loss, its memory, and that neither depends on the devices."""
+"""Tests of DINO: losses, teacher and centre, local crops, masked patches and Gram anchoring."""
 
 import jax
 import numpy as np
@@ -31,7 +31,7 @@ def setup(devices=None, **values):
 
 
 def to_check(**values):
-    """The config of `setup` with a length, which a check asks for."""
+    """Returns the config of `setup` with a number of steps, which config checks require."""
     config = setup()[1]
     config.update_from_flattened_dict({"steps": 10} | values)
     return config
@@ -56,7 +56,7 @@ def losses_at(objective, model, batch, state, update):
 
 
 def assert_equal(one, other, rtol=1e-5, atol=1e-6):
-    """`atol` is of the largest value of an array, where that is above 1."""
+    """Asserts that trees are equal; `atol` is relative to an array's largest value above 1."""
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol * max(1, np.abs(b).max()))
 
@@ -69,7 +69,7 @@ def assert_equal(one, other, rtol=1e-5, atol=1e-6):
 def test_what_is_seen_is_that_of_the_whole_batch(values):
     whole, parts = stepped(), stepped(**values)
     for *_, figures in (whole, parts):
-        del figures["views_matched"]  # Of the images that are seen at once.
+        del figures["views_matched"]  # This metric compares only the images of one micro-batch.
     assert_equal(whole, parts)
 
 
@@ -80,7 +80,7 @@ def test_teacher_and_centre_follow_by_their_definition():
     state, _ = program.train_step(state, program.initial_metrics(), batch_of(program.mesh))
     share = (
         0.5 * (1 + np.cos(np.pi * 0 / 10)) / 2
-    )  # The first update has `teacher_momentum` itself.
+    )  # The first update uses the initial `teacher_momentum`.
     wanted = jax.tree.map(
         lambda old, new: old + share * (new - old),
         first["teacher"],
@@ -108,7 +108,7 @@ def test_evaluation_does_not_depend_on_the_batch():
         evaluate = Evaluator(program, splits, config, print, evaluation_views(config))
         figures.append(evaluate("test", program.evaluated(program.initial_state(0)), lambda: True))
     assert figures[0]["images"] == 40
-    # Fewer views to be confused with are in a smaller batch.
+    # A view in a smaller batch has fewer other views with which it can be confused.
     assert figures[0].pop("views_matched") >= figures[1].pop("views_matched")
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)
 
@@ -123,7 +123,9 @@ def test_plan_counts_both_views_and_the_teacher():
         make_workload(run_options(config), None).multiply_adds
         / make_workload(run_options(supervised), None).multiply_adds
     )
-    # A third of a forward pass for each of the teacher's two; the last layer reads one token only.
+    # The student trains on both views. The teacher adds one forward pass for each of them, which
+    # costs a third of a training step. The tolerance allows for the last layer, which computes only
+    # one token.
     assert 8 / 3 * 0.7 < ratio < 8 / 3 * 1.2
 
 
@@ -161,12 +163,13 @@ def test_loss_with_local_crops_is_the_mean_over_all_pairs_of_views():
     said = every - np.log(np.exp(every).sum(-1, keepdims=True))
     wanted = np.exp(large / 0.04) / np.exp(large / 0.04).sum(
         -1, keepdims=True
-    )  # The centre is zero yet.
+    )  # The centre is still zero.
     pairs = [(t, s) for t in range(2) for s in range(5) if t != s]
     mean = sum(-(wanted[:, t] * said[:, s]).sum(-1) for t, s in pairs) / len(pairs)
     np.testing.assert_allclose(found, mean, rtol=1e-4)
     *_, other = compute(evaluated, batch["image"], batch["local"][::-1])
-    # Those that four patches are interpolated from, and the class token's.
+    # These are the class token and patches from which the position embeddings of a crop's 2x2
+    # patches are interpolated.
     assert (np.abs(table - other).max(axis=-1)[0, [0, 1, 4, 13, 16]] > 0).all()
 
 
@@ -175,7 +178,8 @@ def test_plan_counts_local_crops_without_a_teacher():
     config.data.source, config.epochs = "digits", 5.0
     whole = make_workload(run_options(config), None).multiply_adds
     config.update_from_flattened_dict(LOCAL)
-    # Five tokens for seventeen, and no third for a teacher; the head counts for all alike.
+    # A local crop has 5 tokens instead of 17, and no forward pass of a teacher, which is a third of
+    # a training step. The head costs the same for every view.
     assert (
         0.3
         < (make_workload(run_options(config), None).multiply_adds - whole) / whole * (8 / 3) / 3
@@ -227,7 +231,7 @@ def test_one_view_of_each_image_is_masked_and_the_shares_are_even_in_a_batch():
     drawn = prepare(objective, batch, jax.random.split(jax.random.key(0), 64))
     masked, count = np.asarray(drawn["masked"]), np.asarray(drawn["masked"]).sum((1, 2))
     np.testing.assert_array_equal((masked.any(2)).sum(1), 1)
-    # Image k of 64 masks from k to k + 1 parts of 64 of what lies between a quarter and three.
+    # The masked fraction of image k lies between 0.25 + 0.5 * k / 64 and 0.25 + 0.5 * (k + 1) / 64.
     wanted = 16 * (0.25 + 0.5 * np.arange(64) / 64)
     assert (np.floor(wanted) <= count).all()
     assert (count <= np.ceil(wanted + 8 / 64)).all()
@@ -255,7 +259,7 @@ def test_masked_patches_are_learnt_from_what_the_teacher_says_of_them():
     assert np.abs(tokens - whole).max() > 0.1
     said, wanted = (np.asarray(objective.patch_head(x), np.float64) / 0.1 for x in (tokens, whole))
     said -= np.log(np.exp(said).sum(-1, keepdims=True))
-    wanted = np.exp(wanted) / np.exp(wanted).sum(-1, keepdims=True)  # The centre is zero yet.
+    wanted = np.exp(wanted) / np.exp(wanted).sum(-1, keepdims=True)  # The centre is still zero.
     losses, masked = -(wanted * said).sum(-1), np.asarray(batch["masked"])
     found = losses_at(objective, model, batch, evaluated.objective_state, 1)
     of_patches = (losses * masked).sum((1, 2)) / masked.sum((1, 2))
@@ -269,7 +273,8 @@ def test_temperature_rises_in_a_straight_line():
     warmup = {"dino.teacher_temperature_end": 0.08, "dino.teacher_temperature_steps": 4}
     program, _ = setup(**warmup)
     objective = program.abstract_objective()
-    # `CosineScheduler` of DINOv2 has np.linspace(0.04, 0.08, 4), and then the last.
+    # DINOv2's `CosineScheduler` starts with np.linspace(0.04, 0.08, 4) and then keeps the last
+    # value.
     assert [float(objective.temperature(update)) for update in (1, 2, 3, 4, 5, 9)] == pytest.approx(
         [*np.linspace(0.04, 0.08, 4), 0.08, 0.08]
     )
@@ -394,7 +399,8 @@ def test_patches_are_held_to_the_similarities_of_the_kept_teacher():
 
     tokens, large = features(batch)
     large = np.asarray(large).reshape(16, 2, 8, 8, -1)
-    # Keys's cubic at a half between four places, with a = -0.75; beyond an edge is the edge.
+    # Bicubic downsampling by 2 has these four taps: Keys' kernel with a = -0.75, halfway between
+    # pixels. Beyond an edge, the pixels at the edge are repeated.
     padded = np.pad(large, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
     taps = np.array([-0.09375, 0.59375, 0.59375, -0.09375])
     rows = sum(tap * padded[:, :, k : k + 7 : 2] for k, tap in enumerate(taps))

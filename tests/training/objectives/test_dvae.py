@@ -1,6 +1,4 @@
-"""The discrete autoencoder: its loss against plain NumPy, its schedules, and the use of its
-codes.
-"""
+"""Tests of the discrete VAE: its loss against NumPy, its schedules, and the usage of its codes."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +20,7 @@ CODES = 11
 
 
 def made(average=0.0, **values):
-    """A small encoder and the objective, with parameters that are not small or zero anywhere."""
+    """Returns a small encoder and the objective, with noise added to all parameters."""
     model = create_model("DVAE", num_classes=CODES, **SMALL)
     config = config_of("dvae", codes=CODES, **values)
     config.optimizer.average = average
@@ -48,7 +46,7 @@ def convolve(x, p):
 
 
 def decode(p, shares):
-    """What the decoder says of codes' shares `[rows, columns, codes]`, float64."""
+    """Returns the decoder's output for code probabilities `[rows, columns, codes]`, in float64."""
     x = shares @ p["codes"]["kernel"] + p["codes"]["bias"]
     for stage, blocks in p["stages"].items():
         if stage != "1":
@@ -63,7 +61,7 @@ def decode(p, shares):
 
 
 def expected(objective, scores, shares, images, weight):
-    """The loss of each image, by the codes' scores and the shares that the decoder gets."""
+    """Returns the loss of each image; `shares` are the code probabilities that the decoder gets."""
     p = jax.tree.map(
         lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(nnx.state(objective.decoder))
     )
@@ -97,7 +95,8 @@ def test_in_training_codes_are_drawn_and_relaxed():
     images, update = random_images(2, 16, 24), 2
     scores = np.asarray(code_scores(model, images), np.float64)
     noise = jax.random.gumbel(nnx.Rngs(dropout=jax.random.key(3)).dropout(), scores.shape)
-    heated = np.exp((scores + np.asarray(noise)) / 0.5)  # Half of the way down.
+    # At update 2 of 4, the temperature is halfway between 0.8 and 0.2.
+    heated = np.exp((scores + np.asarray(noise)) / 0.5)
     shares = heated / heated.sum(-1, keepdims=True)
     weight = 6.6 * (1 - np.cos(np.pi * update / 5000)) / 2
     context = StepContext(

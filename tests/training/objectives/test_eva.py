@@ -1,4 +1,4 @@
-"""EVA: its loss of a frozen teacher's features, and which teachers fit."""
+"""Tests of EVA: the loss on a frozen teacher's features, and errors for unsuitable teachers."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ TEACHER = dict(image_size=SIZE, dim=24, depth=2, mlp_dim=32, heads=2, mean=0.3, 
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory) -> dict[str, str]:
-    """Checkpoints by what is particular of them."""
+    """Writes a checkpoint of each kind of teacher, and returns their folders by kind."""
     kinds = {
         "plain": ("ViT-Ti/4", TEACHER),
         "of larger patches": ("ViT-Ti/8", TEACHER | {"image_size": 32}),
@@ -51,7 +51,7 @@ def teachers(tmp_path_factory) -> dict[str, str]:
 
 
 def made(teacher: str, pooling="cls", **values):
-    """A small ViT, and the objective with its teacher."""
+    """Returns a small ViT, and the objective with its teacher."""
     config = config_of("eva", teacher=teacher, **values)
     config.data.image_size = SIZE
     vit = noisy(create_model("ViT-Ti/4", num_classes=0, image_size=SIZE, pooling=pooling, **SMALL))
@@ -145,7 +145,7 @@ def test_a_run_draws_pictures_with_what_a_teacher_of_another_size_sees(teachers)
 def test_a_test_image_is_seen_by_its_crop_at_both_sizes():
     rng, config = np.random.default_rng(0), config_of("eva", teacher="", teacher_size=24)
     config.data.image_size, config.data.test_resize, config.data.interpolation = SIZE, 20, "bicubic"
-    config.augment.color_jitter = (0.4, 0.4, 0.4)  # Of training images alone.
+    config.augment.color_jitter = (0.4, 0.4, 0.4)  # Applies to training images only.
     own, taught = evaluation_views(config)
     for image in rng.integers(256, size=(2, 40, 60, 3), dtype=np.uint8):
         for picture, size, resize in ((own, SIZE, 20), (taught, 24, 30)):
@@ -199,7 +199,7 @@ def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_predicted(t
     masked = np.asarray(batch["masked"])
     said = np.asarray(objective.teacher_features(batch))
     image, place = map(int, np.argwhere(~masked)[5])
-    # The head says of every patch what the teacher says of this one.
+    # The head now predicts the teacher's features of this patch for every patch.
     objective.head.kernel[...] = jnp.zeros_like(objective.head.kernel[...])
     objective.head.bias[...] = jnp.asarray(said[image, place])
     visible, predicted = pictures(objective, model, batch)

@@ -1,6 +1,4 @@
-"""FCMAE against plain NumPy in float64 over whole maps, with zeros in hidden places
-(2301.00808).
-"""
+"""Tests of FCMAE (arXiv 2301.00808) against NumPy on dense maps with zeros at masked positions."""
 
 from functools import partial
 
@@ -29,7 +27,7 @@ from vit_jax.models.layers import capturing
 from vit_jax.runs.loop import train
 from vit_jax.training.objectives import make_objective
 
-# 3x4 patches of 8x8 pixels, of which 4 are visible: maps of 6x8 and 3x4 places.
+# Images have 3x4 patches of 8x8 pixels, of which 4 are visible. The stages' maps are 6x8 and 3x4.
 STAGES = dict(blocks=(1, 2), widths=(8, 12))
 SIZE, ROWS, COLUMNS, VISIBLE = (24, 32), 3, 4, 4
 
@@ -43,7 +41,7 @@ def drawn(objective, images=2):
 
 
 def convolve(x, p, side):
-    """A convolution whose stride is its side."""
+    """Returns a convolution whose stride equals the side of its kernel."""
     seen = windows(x, side, side)
     return (
         seen.reshape(*seen.shape[:2], -1) @ p["kernel"].reshape(-1, p["kernel"].shape[-1])
@@ -52,8 +50,10 @@ def convolve(x, p, side):
 
 
 def block(x, p, shown):
-    """A block, with zeros before and behind its convolution, and in GRN's sums, where nothing is
-    shown.
+    """Applies a ConvNeXt block to a map in which masked positions are zero.
+
+    They are zero before and after the depthwise convolution, and in the sums of GRN. `shown` is 1
+    at visible positions and 0 elsewhere.
     """
     around = (windows(pad_both(x * shown, 3), 7, 1) * p["depthwise"]["kernel"][:, :, 0]).sum((2, 3))
     branch = activate(
@@ -68,7 +68,7 @@ def block(x, p, shown):
 
 
 def encoded(p, image, visible):
-    """The last stage's map of an image in [0, 255], of which these patches are visible."""
+    """Returns the last stage's map of an image in [0, 255] with the given visible patches."""
     seen = np.zeros(ROWS * COLUMNS)
     seen[visible] = 1
     seen = seen.reshape(ROWS, COLUMNS, 1)
@@ -89,7 +89,7 @@ def encoded(p, image, visible):
 
 
 def predicted(model, decoder, image, order):
-    """Pixels of the hidden patches of one image, of parameters in float64."""
+    """Returns the predicted pixels of an image's masked patches, from parameters in float64."""
     visible, hidden = order[:VISIBLE], order[VISIBLE:]
     x = linear(encoded(model, image, visible), decoder["embedding"]).reshape(ROWS * COLUMNS, -1)
     x[hidden] = decoder["mask"]
@@ -192,7 +192,8 @@ def test_prediction_depends_on_every_visible_patch_and_on_no_hidden_one():
     )
     before, *after = np.asarray(predict(objective, model, batch))
     change = np.array([np.abs(one - before).max() for one in after]) / np.abs(before).max()
-    # Rows of a batch may differ in their last bits, by the vector instructions of the CPU.
+    # Equal images of a batch can differ in their last bits, because of the CPU's vector
+    # instructions.
     assert (change[:VISIBLE] > 1e-4).all() and (change[VISIBLE:] < 1e-6).all(), change
 
 
@@ -229,8 +230,8 @@ def full_size(name, size=224):
     return model, abstract(partial(make_objective, config, model))
 
 
-# Parameters of the authors' decoder: a dense layer from the last stage, a token, a block, a dense
-# layer.
+# Number of parameters of the authors' decoder, without its first dense layer: mask token, block,
+# last dense layer.
 DECODER = 512 + (50 * 512 + 2 * 512 + 513 * 2048 + 2 * 2048 + 2049 * 512) + 513 * 3072
 
 

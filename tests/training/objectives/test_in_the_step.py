@@ -1,4 +1,4 @@
-"""Objectives in the one training step and the one evaluation."""
+"""Tests of all objectives in the shared training step and the shared evaluation."""
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from vit_jax.training.objectives.objective import EVALUATION, Loss, Objective
 from vit_jax.training.program import Program, make_program
 
 OBJECTIVES = {"masked_patch": {"target": "pixels"}, "mae": {}, "fcmae": {}}
-# Of which the parts of a batch are drawn for one by one.
+# Objectives that draw random numbers for each micro-batch separately.
 OTHERS = {"dvae": {"codes": 16}}
 MODELS = {
     "fcmae": dict(name="ConvNeXtV2-T", blocks=(1, 1), widths=(8, 16)),
@@ -27,7 +27,7 @@ MODELS = {
 
 
 def program_of(name: str, classes: int = 0, **values) -> tuple[Program, ConfigDict]:
-    """Of plain gradient descent, which shows the gradient itself."""
+    """Returns a program and its config; with plain SGD, updates are proportional to gradients."""
     config = config_of(name, **(OBJECTIVES | OTHERS).get(name, {}))
     config.model.update(MODELS.get(name, dict(name="ViT-Ti/4", **SMALL)))
     plain = {"name": "sgd", "beta1": 0.0, "weight_decay": 0.0, "clip_norm": 0.0}
@@ -41,7 +41,7 @@ def program_of(name: str, classes: int = 0, **values) -> tuple[Program, ConfigDi
 
 
 class OfParts(Objective):
-    """An objective as a program may hand it in, of labels and pictures of two sizes."""
+    """An objective defined outside the package, with labels and with views of two sizes."""
 
     labels = True
 
@@ -71,7 +71,7 @@ def batch_of(mesh) -> dict:
 
 
 def stepped(name: str, **values) -> tuple[dict, list[dict]]:
-    """Weights on the host after two steps, and each step's metrics."""
+    """Returns the weights after two steps, as host arrays, and each step's metrics."""
     program, config = program_of(name, **values)
     state, metrics = program.initial_state(0), []
     for _ in range(2):

@@ -1,6 +1,4 @@
-"""Masked autoencoders against the plain way: all patches in raster order (2111.06377, section
-3).
-"""
+"""Tests of MAE (arXiv 2111.06377) against a plain decoder over all patches in raster order."""
 
 from functools import partial
 
@@ -31,7 +29,7 @@ def made(options=None, **values):
     return make("mae", options=FIXED | (options or {}), **values)
 
 
-# Trainable parameters of encoder and decoder, as published.
+# Published numbers of trainable parameters of the encoder and the decoder.
 PARAMETERS = {
     "ViT-B/16": (85_647_360, 26_008_320),
     "ViT-L/16": (303_099_904, 26_139_392),
@@ -104,9 +102,7 @@ def test_prediction_depends_on_every_visible_patch_and_on_no_hidden_one():
 
 
 def plain(model, objective, images, order) -> np.ndarray:
-    """Predictions for the hidden patches of one image, its patches in raster order in the
-    decoder.
-    """
+    """Returns predictions for masked patches, with a decoder over all patches in raster order."""
     special, seen = model.prefix, np.sort(order[:6])
     kept = [*range(special), *(special + seen)]
     x = np.asarray(model.assemble(model.patches(images)))
@@ -122,7 +118,7 @@ def plain(model, objective, images, order) -> np.ndarray:
 
 
 def published_positions(rows: int, columns: int, dim: int) -> np.ndarray:
-    """Fixed positions as the authors' code has them: of frequencies 10,000 ** (-i / (dim / 4))."""
+    """Returns the authors' position embeddings, with frequencies 10,000 ** (-i / (dim / 4))."""
     rates = [10_000 ** (-i / (dim / 4)) for i in range(dim // 4)]
     return np.array(
         [

@@ -1,4 +1,4 @@
-"""Masked patch prediction against its description (paper, appendix B.1.2) in plain NumPy."""
+"""Tests of masked patch prediction (paper, appendix B.1.2) against NumPy."""
 
 import jax
 import numpy as np
@@ -20,8 +20,10 @@ from vit_jax.errors import UserError
 
 
 def drawn(images: int = 3000, ratio: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
-    """Positions that are corrupted, and whose embedding stands at each position; 24 patches an
-    image.
+    """Returns the corrupted positions, and the source of the embedding at each position.
+
+    Images have 24 patches. The arrays are `[images, corrupted]` and `[images, 24]`; a source is the
+    index of a patch, or -1 for the mask token.
     """
     _, objective = make("masked_patch", mask_ratio=ratio)
     batch = jax.device_get(prepare(objective, {}, keys(images)))
@@ -68,7 +70,10 @@ def test_an_images_mask_is_a_function_of_its_key_alone():
 
 
 def color_class(pixels: np.ndarray) -> int:
-    """512 classes of 3 bits a channel, from uint8 `[height, width, 3]`, in exact fractions."""
+    """Returns a patch's colour class, computed with exact fractions.
+
+    There are 512 classes, 3 bits for each channel. The patch is uint8 `[height, width, 3]`.
+    """
     from fractions import Fraction
 
     levels = [
@@ -82,7 +87,7 @@ def color_class(pixels: np.ndarray) -> int:
 def test_classes_equal_exact_fractions(target):
     images = np.array(random_images())
     images[0, :4, :4], images[1, :8, :8], images[2, :, ::2] = 255, 0, 255
-    # Means on the border of two levels, and one below it.
+    # Mean colours on the boundary between two levels, and one just below it.
     images[3, :4, :4] = 0
     images[3, :4, :4].reshape(-1, 3)[:2] = 255
     images[3, 4:8, :4] = images[3, :4, :4]
@@ -126,7 +131,7 @@ def test_pixel_targets_are_the_patches_in_raster_order():
             patch = expected[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
             np.testing.assert_allclose(
                 got[:, row, column], patch, rtol=0, atol=2**-22
-            )  # A rounding.
+            )  # One rounding error.
 
 
 targets_of = jax.jit(lambda objective, images: objective.targets(images))
@@ -135,7 +140,7 @@ encode = jax.jit(lambda model, x: model.norm(model.encode(model.assemble(x))))
 
 
 def expected_outputs(model, objective, images, batch) -> np.ndarray:
-    """The head's outputs for the corrupted patches, with the embeddings corrupted one by one."""
+    """Returns the head's outputs for the corrupted patches, with embeddings replaced one by one."""
     embeddings = np.asarray(patches_of(model, images))
     spoiled, mask = embeddings.copy(), np.asarray(objective.mask[0, 0])
     for image, sources in enumerate(np.asarray(batch["source"])):

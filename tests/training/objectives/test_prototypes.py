@@ -1,4 +1,4 @@
-"""Heads, Sinkhorn-Knopp and KoLeo against plain NumPy and against their definitions."""
+"""Tests of prototype heads, Sinkhorn-Knopp and KoLeo against NumPy and their definitions."""
 
 import math
 
@@ -21,7 +21,7 @@ RNG = np.random.default_rng(3)
 
 
 def balanced(logits, iterations=3):
-    """Sinkhorn and Knopp's iterations as they are written down, in float64."""
+    """Returns the result of Sinkhorn-Knopp iterations, in float64."""
     plan = np.exp(logits.astype(np.float64)).T
     plan /= plan.sum()
     prototypes, samples = plan.shape
@@ -74,9 +74,7 @@ def test_koleo_does_not_see_what_fills_a_batch_up(images):
 def test_views_are_matched_where_the_nearest_is_the_same_images():
     x = RNG.normal(size=(9, 2, 3)).astype(np.float32)
     x /= np.linalg.norm(x, axis=-1, keepdims=True)
-    x[5:] = x[
-        0, :1
-    ]  # Copies of the first view of the first image, some of which only fill the batch up.
+    x[5:] = x[0, :1]  # Copies of the first view of the first image; some of them are padding.
     nearest = [np.argmin([np.linalg.norm(a[0] - b[1]) for b in x[:7]]) for a in x]
     expected = np.array(nearest) == np.arange(9)
     assert 0 < expected[:7].mean() < 1

@@ -1,6 +1,4 @@
-"""The tokeniser that is learned from a frozen teacher: its loss, its codebook, and what is left of
-a run.
-"""
+"""Tests of VQ-KD, a tokeniser learned from a frozen teacher: loss, codebook and saved runs."""
 
 import functools
 import subprocess
@@ -41,7 +39,7 @@ def directions(rng, *shape):
 def test_the_nearest_of_many_codes_is_found_a_part_of_them_at_a_time():
     rng = np.random.default_rng(0)
     x, codes = directions(rng, 3, 50, 5), directions(rng, 2500, 5)
-    codes[2000] = codes[30]  # Of several as near, the first.
+    codes[2000] = codes[30]  # Of several equally near codes, the first is chosen.
     x[0, 0] = codes[30]
     expected = np.linalg.norm(x[:, :, None] - codes, axis=-1).argmin(-1)
     assert expected[0, 0] == 30
@@ -56,7 +54,7 @@ def test_the_nearest_of_many_codes_is_found_a_part_of_them_at_a_time():
 
 
 def means_in_float64(x, given, codes):
-    """The direction of the mean of what each code is given; without any, the code."""
+    """Returns the normalized mean of each code's vectors, or the code itself if it has none."""
     means = codes.copy()
     for code in np.unique(given):
         mean = x[given == code].mean(0)
@@ -79,7 +77,7 @@ def test_k_means_begins_at_vectors_and_ends_among_them():
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory) -> dict[str, str]:
-    """Checkpoints by what is particular of them."""
+    """Writes a checkpoint of each kind of teacher, and returns their folders by kind."""
     kinds = {
         "plain": ("ViT-Ti/4", TEACHER),
         "with a head": ("ViT-Ti/4", TEACHER | {"num_classes": 5}),
@@ -104,7 +102,7 @@ def config_for(teacher, **values):
 
 
 def program_of(teacher, **values):
-    """The program and its first state."""
+    """Returns the program and its first state."""
     config = config_for(teacher, **values)
     frozen = open_frozen(config)
     program = make_program(
@@ -136,7 +134,7 @@ def _seen(graphdef, objective, evaluated, batch):
 
 
 def seen(program, state, batch):
-    """The objective's result on a batch."""
+    """Returns the objective's result on a batch."""
     return _seen(program.graphdef, program.objective, program.evaluated(state), batch)
 
 
@@ -150,7 +148,7 @@ def trained(program, state, steps=1):
 
 @pytest.fixture(scope="module")
 def plain(teachers):
-    """A program, and its state before and after the first update."""
+    """Returns a program, its first state and result, and the state and metrics of one update."""
     program, state = program_of(teachers["plain"])
     first = jax.device_get(state)
     result = jax.device_get(seen(program, state, batch_of(program)))
@@ -256,7 +254,8 @@ def test_the_first_batch_makes_the_codes_and_moves_them(plain):
 def test_each_code_follows_the_mean_of_its_patches_of_the_whole_batch(plain):
     program, _, _, state, _ = plain
     before, batch = np.float64(state["objective_state"]["codebook"]), batch_of(program, 5)
-    before[3], before[4] = -before[5], before[5]  # Codes with and without patches.
+    # Makes some codes that have patches and some that have none.
+    before[3], before[4] = -before[5], before[5]
     memory = {"codebook": jnp.float32(before), "usage": state["objective_state"]["usage"]}
     state = jax.tree.map(jnp.copy, state) | {"objective_state": memory}
     result = jax.device_get(seen(program, state, batch))
@@ -272,7 +271,8 @@ def test_codes_that_are_hardly_used_are_put_where_patches_are(teachers):
     _, objective = modules(program, state)
     rng = np.random.default_rng(0)
     codes = directions(rng, CODES, DIM)
-    x = codes[rng.integers(CODES - 6, size=(BATCH, PATCHES))]  # Six are given nothing.
+    # No patch is assigned to the last six codes.
+    x = codes[rng.integers(CODES - 6, size=(BATCH, PATCHES))]
     usage = np.where(np.arange(CODES) < CODES - 6, 1.0, 0.1) / CODES
     memory = {"codebook": np.float32(codes), "usage": np.float32(usage)}
     told = {"projected": np.float32(x), "given": np.int32((x @ codes.T).argmax(-1))}
@@ -354,7 +354,7 @@ def test_a_momentum_of_one_is_refused(teachers):
 
 @pytest.fixture(scope="module")
 def run(teachers, tmp_path_factory):
-    """The workdir of a short run."""
+    """Trains a short run and returns its workdir."""
     values = {"objective.name": "vqkd", "objective.teacher": teachers["plain"]}
     values |= {"vqkd.codes": CODES, "vqkd.code_dim": DIM}
     values |= {"vqkd.decoder_dim": 16, "vqkd.decoder_depth": 1, "vqkd.decoder_heads": 2}
@@ -365,7 +365,7 @@ def run(teachers, tmp_path_factory):
 
 
 def opened(source, monkeypatch) -> tuple[WithHeads, dict]:
-    """A run as the tokeniser that an objective asks for, and the values of its parameters."""
+    """Opens a run as the tokeniser of an objective; returns the model and its parameters."""
     config = config_for(str(source))
     wanted = TeacherSpec(str(source), {"image_size": SIZE}, "vqkd", Tokeniser)
     monkeypatch.setattr(VQKD, "teacher_spec", staticmethod(lambda config: wanted))
@@ -410,7 +410,7 @@ def test_training_goes_on_from_a_run_with_its_codebook(run, teachers, tmp_path, 
         open_checkpoint(folder).objective.state["codebook"].read()
         for folder in (run, tmp_path / "run")
     )
-    assert 0 < np.abs(before - after).max() < 0.01  # They were not made anew.
+    assert 0 < np.abs(before - after).max() < 0.01  # The codebook was not initialized again.
 
 
 def test_a_run_of_something_else_is_no_tokeniser(teachers, monkeypatch):
