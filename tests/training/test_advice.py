@@ -53,14 +53,14 @@ def images(tmp_path):
     return tmp_path, [(f"images/{k:03}.png", "cat" if k % 2 else "dog") for k in range(30)]
 
 
-def test_a_class_with_one_image_is_left_out_by_the_flag_of_the_error(tmp_path, checkpoint):  # noqa: F811
+def test_a_class_with_one_image_is_excluded_by_the_flag_of_the_error(tmp_path, checkpoint):  # noqa: F811
     pets = photographs(tmp_path / "pets", {"cat": 8, "dog": 8, "fox": 1})
     message = refusal(pets, checkpoint)
     assert "1 image of the class fox" in message
     assert chosen(pets, checkpoint, **flags(message))["data.classes"] == ("cat", "dog")
 
 
-def test_a_folder_with_two_readings_is_read_after_either_advice(tmp_path, checkpoint):  # noqa: F811
+def test_an_ambiguous_folder_is_read_after_either_advice(tmp_path, checkpoint):  # noqa: F811
     pets = photographs(tmp_path / "things", {"car": 9, "bus": 9, "train": 9})
     message = refusal(pets, checkpoint)
     assert "can be read in two ways" in message and "rename it, such as to train_class" in message
@@ -89,7 +89,7 @@ def test_one_class_is_refused_before_a_checkpoint_is_fetched(tmp_path):
     assert f"vit-jax pretrain {pets}" in message
 
 
-def test_a_folder_that_holds_the_folders_of_classes_is_entered(tmp_path, checkpoint):  # noqa: F811
+def test_a_folder_that_contains_only_the_folder_of_classes_is_entered(tmp_path, checkpoint):  # noqa: F811
     photographs(tmp_path / "unpacked" / "pets", {"cat": 10, "dog": 10})
     values = chosen(tmp_path / "unpacked", checkpoint)
     assert values["data.path"] == str(tmp_path / "unpacked" / "pets")
@@ -134,7 +134,7 @@ def test_the_column_of_labels_is_named_by_the_flag_of_the_error(images, checkpoi
     assert chosen(listed(folder, rows, "file,species\n"), checkpoint)["batch_size"] > 1
 
 
-def test_a_csv_without_rows_says_what_to_write(images, checkpoint):  # noqa: F811
+def test_the_error_about_a_csv_without_rows_states_what_to_write(images, checkpoint):  # noqa: F811
     folder, _ = images
     for text in ("", "file,label\n"):
         assert refusal(listed(folder, [], text), checkpoint).endswith(
@@ -158,7 +158,7 @@ def test_a_csv_of_something_else_does_not_hide_folders_of_classes(tmp_path, chec
 
 
 @pytest.mark.parametrize("recipe", ["my_images", "my_images_unlabelled"])
-def test_a_workdir_in_place_of_images_is_told_by_its_files(tmp_path, recipe):
+def test_a_workdir_in_place_of_images_is_recognised_by_its_files(tmp_path, recipe):
     for name in ("config.json", "manifest.json"):
         (tmp_path / name).write_text("{}")
     config = read_config(recipe)
@@ -225,7 +225,7 @@ def test_splits_that_a_path_has_are_those_of_the_run(tmp_path):
     assert (data.source, data.train_split, data.test_split) == ("folder", "train", "val")
 
 
-def test_values_of_the_user_are_not_recognised_anew(tmp_path):
+def test_values_of_the_user_are_not_replaced_by_recognised_ones(tmp_path):
     pets, splits = (
         photographs(tmp_path / "pets", {"cat": 4, "dog": 4}),
         {"data.train_split": "all[:50%]"},
@@ -378,7 +378,7 @@ def one_by_one(tasks, what, unit) -> None:
         (dict(on_log=3), "on_log is of type int, and must be a function"),
     ],
 )
-def test_wrong_arguments_of_finetune_are_a_line(tmp_path, arguments, message):
+def test_errors_about_arguments_of_finetune_are_one_line(tmp_path, arguments, message):
     pets = photographs(tmp_path / "pets", {"cat": 10, "dog": 10})
     with pytest.raises(UserError, match=message) as caught:
         vit_jax.finetune(
@@ -416,7 +416,7 @@ def unreachable(source):
     raise UserError(f"cannot fetch {source}")
 
 
-def test_a_head_without_names_has_numbers_and_a_line(tmp_path):
+def test_a_head_without_class_names_has_indices_and_logs_a_line(tmp_path):
     model = vit_jax.create_model(
         "ViT-Ti/16", dim=16, depth=1, mlp_dim=32, heads=2, image_size=32, num_classes=7
     )

@@ -49,11 +49,11 @@ def keys(count: int) -> jax.Array:
     return jax.random.split(jax.random.key(7), count)
 
 
-def test_bytes_become_minus_one_to_one():
+def test_bytes_are_scaled_to_minus_one_to_one():
     assert to_floats(jnp.array([0, 255], jnp.uint8)).tolist() == [-1.0, 1.0]
 
 
-def test_nothing_on_changes_nothing():
+def test_without_augmentations_a_batch_does_not_change():
     batch = make_batch()
     same = augment(batch, jax.random.key(0))
     assert same.keys() == batch.keys()
@@ -174,7 +174,7 @@ def test_shares_of_cutmix_are_those_of_the_timm_that_the_recipes_name():
     assert later_chances @ later == pytest.approx(0.68977, abs=1e-5)
 
 
-def test_either_is_drawn_by_its_share_where_both_are_on():
+def test_mixup_and_cutmix_are_drawn_with_their_probabilities():
     weights = jax.vmap(lambda key: mixing_weights(key, (4, 4), 0.8, 1.0, 0.25))
     w = np.asarray(jax.jit(weights)(keys(2000)))
     assert 0.71 < ((w > 0) & (w < 1)).all((1, 2)).mean() < 0.79

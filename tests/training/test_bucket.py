@@ -46,7 +46,7 @@ def elsewhere(url, number=1, beat=0) -> None:
     Bucket(url).write(f".lock-{number}", json.dumps(content).encode())
 
 
-def test_an_object_is_made_once(url):
+def test_an_object_is_created_once(url):
     bucket = Bucket(url)
     made = []
     threads = [
@@ -72,14 +72,14 @@ def test_second_run_on_the_workdir_is_refused(url):
         pass
 
 
-def test_lock_that_was_given_back_is_free_at_once(url):
+def test_released_lock_is_free_at_once(url):
     for _ in range(2):
         with lock(url):
             pass
     assert Bucket(url).names() == [".lock-2"]
 
 
-def test_lock_of_a_host_without_signs_of_life_is_taken_over(url):
+def test_lock_of_a_host_without_heartbeats_is_taken_over(url):
     elsewhere(url)
     said = []
     with lock(url, log=said.append, stale_seconds=0.5) as mine:
@@ -88,7 +88,7 @@ def test_lock_of_a_host_without_signs_of_life_is_taken_over(url):
     assert said[1].startswith(f"note: taking over {url} from process")
 
 
-def test_lock_of_a_host_that_gives_signs_of_life_is_not(url):
+def test_lock_of_a_host_with_heartbeats_is_not_taken_over(url):
     elsewhere(url)
     said = []
 
@@ -101,7 +101,7 @@ def test_lock_of_a_host_that_gives_signs_of_life_is_not(url):
     assert "in use by process" in said[0]
 
 
-def test_run_that_was_taken_over_notices_and_copies_nothing(url):
+def test_run_that_was_taken_over_stops_and_copies_nothing(url):
     workdir = fetched(url)
     with lock(url) as mine:
         elsewhere(url, number=2)
@@ -111,7 +111,7 @@ def test_run_that_was_taken_over_notices_and_copies_nothing(url):
     assert Bucket(url).read("log.txt") is None
 
 
-def test_run_whose_workdir_is_deleted_notices(url):
+def test_run_whose_workdir_is_deleted_stops(url):
     with lock(url) as mine:
         for name in Bucket(url).names():
             Bucket(url).remove(name)
@@ -119,7 +119,7 @@ def test_run_whose_workdir_is_deleted_notices(url):
             mine.check()
 
 
-def test_files_that_grow_follow_to_the_bucket_and_come_back(url):
+def test_growing_files_are_copied_to_the_bucket_and_back(url):
     workdir = fetched(url)
     assert url_of(workdir) == url
     with Upload(workdir, check=lambda: None, seconds=0.1) as upload:
@@ -137,7 +137,7 @@ def test_files_that_grow_follow_to_the_bucket_and_come_back(url):
     assert (fetched(url + "/") / "seen" / "tokens.png").read_bytes() == b"\x89PNG\r\n"
 
 
-def test_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(url):
+def test_damaged_checkpoint_is_moved_and_the_previous_one_is_restored(url):
     folder, items = epath.Path(url) / "checkpoints", {"params": {"kernel": jnp.arange(1000.0)}}
     with Checkpoints(folder, keep_last=2) as checkpoints:
         for step in (1, 2, 3):
@@ -161,7 +161,7 @@ def test_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(url):
     )
 
 
-def test_bucket_that_is_not_there_is_one_line(kind):
+def test_the_error_about_a_missing_bucket_is_one_line(kind):
     with pytest.raises(
         UserError, match=f"^there is no bucket {kind}://nowhere, or these credentials"
     ):

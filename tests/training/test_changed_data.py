@@ -62,7 +62,7 @@ def renamed(data, before, after):
         (data / split / before).rename(data / split / after)
 
 
-def test_a_run_on_the_same_files_elsewhere_in_time_goes_on(data, tmp_path):
+def test_a_run_on_copied_files_resumes(data, tmp_path):
     first = start(tmp_path)
     shutil.copytree(data, tmp_path / "copy")  # Copies have other modification times and inodes.
     shutil.rmtree(data)
@@ -70,7 +70,7 @@ def test_a_run_on_the_same_files_elsewhere_in_time_goes_on(data, tmp_path):
     assert start(tmp_path) == first
 
 
-def test_a_class_that_moved_is_refused_whatever_the_flag(data, tmp_path, capsys):
+def test_a_class_with_another_index_is_refused_also_with_the_flag(data, tmp_path, capsys):
     start(tmp_path)
     renamed(data, "apple", "zapple")
     for values in ({}, {"data.changed": "accepted"}):
@@ -80,7 +80,7 @@ def test_a_class_that_moved_is_refused_whatever_the_flag(data, tmp_path, capsys)
             start(tmp_path, **values)
 
 
-def test_another_class_is_refused_whatever_the_flag(data, tmp_path):
+def test_another_class_is_refused_also_with_the_flag(data, tmp_path):
     start(tmp_path)
     folder(data, ("apple", "avocado", "berry", "cherry"))
     with pytest.raises(
@@ -120,7 +120,7 @@ def test_more_images_are_refused_or_accepted_for_the_steps_that_the_run_began_wi
     )
 
 
-def test_as_many_files_of_other_names_or_sizes_are_refused(data, tmp_path):
+def test_equally_many_files_with_other_names_or_sizes_are_refused(data, tmp_path):
     start(tmp_path)
     (data / "test" / "berry" / "0.png").rename(data / "test" / "berry" / "9.png")
     with pytest.raises(UserError, match=r"other data \(test: other names or sizes of files\)"):

@@ -86,14 +86,14 @@ def test_class_folders_are_cut_into_three_splits(tmp_path, checkpoint):
         (("train",), ("train[:70%]", "train[70%:85%]", "train[85%:]")),
     ],
 )
-def test_splits_that_there_are_stay(tmp_path, checkpoint, folders, splits):
+def test_existing_splits_are_used(tmp_path, checkpoint, folders, splits):
     for folder in folders:
         photographs(tmp_path / "pets" / folder, {"cat": 20, "dog": 20})
     values = chosen(tmp_path / "pets", checkpoint)
     assert tuple(values[f"data.{name}_split"] for name in ("train", "dev", "test")) == splits
 
 
-def test_values_of_the_user_win(tmp_path, checkpoint):
+def test_values_of_the_user_take_precedence(tmp_path, checkpoint):
     folder = photographs(tmp_path / "pets", {"cat": 20, "dog": 20})
     said = []
     values = chosen(folder, checkpoint, said, batch_size=4, steps=5, **{"data.image_size": 16})
@@ -111,7 +111,7 @@ def test_a_csv_is_recognised_alone_and_in_its_folder(tmp_path, checkpoint):
         assert values["data.path"] == str(folder / "cells.csv")
 
 
-def test_names_that_show_groups_keep_them_in_one_split(tmp_path, checkpoint):
+def test_groups_in_file_names_stay_in_one_split(tmp_path, checkpoint):
     folder = tmp_path / "views"
     for cup in range(12):
         photographs(folder, {"cup" if cup % 2 else "jar": 4}, name=f"thing{cup}_view{{}}.png")
@@ -177,7 +177,7 @@ def test_the_resize_before_a_square_crop_is_the_checkpoints(tmp_path, checkpoint
         ([f"a/{k}-crop0.jpg" for k in range(40)], None),
     ],
 )
-def test_groups_are_seen_in_names_that_say_so_alone(names, groups):
+def test_groups_are_found_only_in_names_that_contain_them(names, groups):
     found = find_groups(None, names)
     assert (found and found[1]) == groups
 
@@ -223,7 +223,7 @@ def test_too_few_images_are_refused(tmp_path, checkpoint, counts, message):
         chosen(photographs(tmp_path / "pets", counts), checkpoint)
 
 
-def test_what_cannot_be_recognised_says_what_to_give(tmp_path):
+def test_errors_about_unrecognised_data_state_what_to_give(tmp_path):
     loose = photographs(tmp_path, {"loose": 3}) / "loose"
     for path, message in (
         (tmp_path / "nothing", "there is no .*: give a folder"),
@@ -234,7 +234,7 @@ def test_what_cannot_be_recognised_says_what_to_give(tmp_path):
             data_at(str(path))
 
 
-def test_without_a_checkpoint_and_network_it_says_what_to_give(tmp_path, monkeypatch):
+def test_the_error_without_a_checkpoint_and_network_states_what_to_give(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     config = read_config("my_images")
     config.data.path = str(photographs(tmp_path / "pets", {"cat": 20, "dog": 20}))
@@ -259,7 +259,7 @@ def test_a_run_has_the_first_free_name(tmp_path, monkeypatch):
     assert next_workdir("cells/cells.csv") == "runs/cells-1"
 
 
-def test_a_batch_that_does_not_fit_is_cut_and_stays_the_batch(tmp_path, checkpoint, monkeypatch):
+def test_a_batch_that_does_not_fit_is_split_into_micro_batches(tmp_path, checkpoint, monkeypatch):
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
     needed = {}
 
@@ -294,7 +294,7 @@ def test_a_batch_that_does_not_fit_is_cut_and_stays_the_batch(tmp_path, checkpoi
         chosen(folder, checkpoint)
 
 
-def test_a_value_that_the_user_gives_holds_though_the_file_has_it_too(tmp_path, checkpoint):
+def test_a_value_of_the_user_is_kept_also_if_the_config_file_has_it(tmp_path, checkpoint):
     said = []
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
     assert read_config("my_images").finetune.head == "new"
@@ -310,7 +310,7 @@ def test_a_value_that_the_user_gives_holds_though_the_file_has_it_too(tmp_path, 
 @pytest.mark.parametrize(
     "copied", [lambda config: config.copy_and_resolve_references(), copy.deepcopy]
 )
-def test_a_copy_of_a_config_knows_which_values_are_the_users(copied):
+def test_a_copy_of_a_config_records_which_values_are_the_users(copied):
     config = read_config("my_images")
     config.data.path = "pets"
     config.finetune.head = "new"

@@ -122,7 +122,7 @@ def test_the_models_have_every_option():
     assert known - numbers - crossed == used - {"patch_size"}
 
 
-def test_what_is_not_of_a_layer_comes_before_or_behind_them():
+def test_only_parameters_after_the_encoder_have_an_infinite_layer_number():
     behind = {"norm", "fc_norm", "pre_logits", "attention_pooling", "head", "distillation_head"}
     for name in MODELS:
         for path, _ in jax.tree.leaves_with_path(nnx.to_pure_dict(training_loss(name)[2])):
@@ -135,7 +135,7 @@ def test_what_is_not_of_a_layer_comes_before_or_behind_them():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_activations_keep_their_type_in_training(name):
+def test_activations_keep_their_dtype_in_training(name):
     # Stochastic depth skips one or two of the 8 images.
     images = jax.ShapeDtypeStruct((8, 8, 8, 3), jnp.float32)
     for dtype, scan, remat in itertools.product(TYPES, SCANS, REMAT):
@@ -157,7 +157,7 @@ def test_activations_keep_their_type_in_training(name):
 
 
 @pytest.mark.slow
-def test_scanned_layers_have_the_losses_of_layers_in_a_row():
+def test_scanned_layers_have_the_loss_of_unrolled_layers():
     images = np.random.default_rng(0).uniform(-1, 1, (4, 8, 8, 3)).astype(np.float32)
     losses = []
     for scan in SCANS:

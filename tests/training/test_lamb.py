@@ -62,7 +62,7 @@ def test_a_head_of_zeros_is_refused():
         program_of().initial_state(0)
 
 
-def test_a_head_that_is_drawn_has_the_deviation_and_no_bias():
+def test_a_random_head_has_the_configured_std_and_no_bias():
     params = program_of(**{"model.head_std": 0.5}).initial_state(0)["params"]
     assert np.std(params["head"]["kernel"]) == pytest.approx(0.5, rel=0.2)
     assert not np.any(params["head"]["bias"])

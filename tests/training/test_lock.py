@@ -91,7 +91,7 @@ def from_another_host(folder: Path, **values) -> Path:
     return file
 
 
-def test_second_run_is_refused_with_who_has_it(start, tmp_path):
+def test_second_run_is_refused_with_the_holder_of_the_lock(start, tmp_path):
     first, begun = start(), time.strftime("%Y-%m-%d %H:")
     assert first.line() == "held"
     line = start().line()
@@ -104,7 +104,7 @@ def test_second_run_is_refused_with_who_has_it(start, tmp_path):
     assert first.ask() == "still held"
 
 
-def test_lock_that_was_given_back_is_taken_at_once(start):
+def test_released_lock_is_acquired_at_once(start):
     for _ in range(3):
         one = start()
         assert one.line() == "held"
@@ -112,7 +112,7 @@ def test_lock_that_was_given_back_is_taken_at_once(start):
 
 
 @pytest.mark.parametrize("reaped", [True, False])
-def test_killed_process_gives_way_at_once_and_is_named(start, tmp_path, reaped):
+def test_lock_of_a_killed_process_is_taken_over_at_once(start, tmp_path, reaped):
     first = start()
     assert first.line() == "held"
     first.process.kill()
@@ -138,7 +138,7 @@ def test_stopped_process_is_alive(start):
     assert first.ask() == "still held"
 
 
-def test_number_of_the_process_that_is_in_use_again_is_not_it(tmp_path, start):
+def test_another_process_with_a_reused_process_id_is_not_the_holder(tmp_path, start):
     first = start()
     assert first.line() == "held"
     first.end(signal.SIGKILL)
@@ -149,7 +149,7 @@ def test_number_of_the_process_that_is_in_use_again_is_not_it(tmp_path, start):
     assert "note: taking over" in second.line() and second.line() == "held"
 
 
-def test_silent_process_of_another_host_is_waited_for_and_then_gone(start, tmp_path):
+def test_process_of_another_host_without_heartbeats_is_dead_after_a_wait(start, tmp_path):
     first = start()
     assert first.line() == "held"
     first.end(signal.SIGKILL)
@@ -162,7 +162,7 @@ def test_silent_process_of_another_host_is_waited_for_and_then_gone(start, tmp_p
     assert second.line() == "held"
 
 
-def test_process_of_another_host_that_gives_signs_is_alive(start, tmp_path):
+def test_process_of_another_host_with_heartbeats_is_alive(start, tmp_path):
     first = start(tmp_path, 0.2, 60.0)
     assert first.line() == "held"
     # The first process continues to update the modification time of this file.
@@ -172,7 +172,7 @@ def test_process_of_another_host_that_gives_signs_is_alive(start, tmp_path):
     assert "is in use by another run: process" in second.line()
 
 
-def test_old_sign_of_another_host_is_watched_for_two_beats_only(start, tmp_path):
+def test_old_heartbeat_of_another_host_is_watched_for_two_intervals_only(start, tmp_path):
     first = start()
     assert first.line() == "held"
     first.end(signal.SIGKILL)
@@ -182,7 +182,7 @@ def test_old_sign_of_another_host_is_watched_for_two_beats_only(start, tmp_path)
     assert "note: taking over" in second.line() and second.line() == "held"
 
 
-def test_process_that_lost_its_workdir_notices(start, tmp_path):
+def test_process_whose_lock_was_taken_over_stops(start, tmp_path):
     # Heartbeats are so rare that the process seems to be dead.
     first = start(tmp_path, 1000.0, 0.0)
     assert first.line() == "held"
@@ -195,7 +195,7 @@ def test_process_that_lost_its_workdir_notices(start, tmp_path):
     assert second.ask() == "still held"
 
 
-def test_of_many_that_take_over_at_once_one_wins(start, tmp_path):
+def test_one_of_many_simultaneous_takeovers_wins(start, tmp_path):
     first = start()
     assert first.line() == "held"
     first.end(signal.SIGKILL)
@@ -248,7 +248,7 @@ def test_file_system_without_links_or_locks_is_as_safe(start, tmp_path, monkeypa
     ],
     ids=["deleted", "moved", "recreated"],
 )
-def test_workdir_that_is_no_longer_there_is_noticed(tmp_path, change):
+def test_missing_workdir_is_detected(tmp_path, change):
     (tmp_path / "run").mkdir()
     with Lock(tmp_path / "run") as lock:
         lock.check()

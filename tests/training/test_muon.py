@@ -103,7 +103,7 @@ def test_kernel_is_a_matrix_of_inputs_by_outputs(path, shape, matrix):
     ("path", "shape"),
     [("attention/qkv/kernel", (6, 3, 2, 4)), ("mlp/fc1/kernel", (6, 2, 9))],
 )
-def test_what_lies_side_by_side_is_made_orthogonal_apart(path, shape):
+def test_fused_projections_are_orthogonalized_separately(path, shape):
     gradients = draw(*shape)
     found = updates([tree_of(f"params/blocks/00/{path}", x) for x in gradients])
     for part in range(shape[1]):
@@ -123,7 +123,7 @@ def test_what_lies_side_by_side_is_made_orthogonal_apart(path, shape):
         ("params/norm/scale", (8,)),
     ],
 )
-def test_all_but_the_kernels_within_goes_by_adam(path, shape):
+def test_other_parameters_are_updated_by_adam(path, shape):
     gradients = draw(*shape)
     found = updates([tree_of(path, x) for x in gradients])
     for ours, theirs in zip(found, adam(gradients), strict=True):
@@ -140,7 +140,7 @@ def small():
     return config
 
 
-def test_one_moment_is_planned_for_a_kernel_and_two_for_the_rest():
+def test_state_has_one_moment_for_a_kernel_and_two_for_other_parameters():
     config = small()
     state = make_program(config, num_classes=10, steps=4, mesh=make_mesh(config.mesh)).state
     kept = sum(x.size for x in jax.tree.leaves(state["optimizer"]) if x.ndim)
@@ -154,7 +154,7 @@ def test_one_moment_is_planned_for_a_kernel_and_two_for_the_rest():
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_halfway_ends_with_the_same_bits(tmp_path, capsys):
+def test_a_resumed_run_is_bit_exact(tmp_path, capsys):
     vit_jax.train(small(), tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     shutil.rmtree(tmp_path / "stopped" / "checkpoints" / "4")

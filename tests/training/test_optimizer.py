@@ -66,7 +66,7 @@ def test_constant_schedule_only_warms_up():
 
 
 @pytest.mark.parametrize(("t", "rate"), [(0, 0.1), (2, 0.3), (4, 0.5), (100, 0.5)])
-def test_warmup_rises_from_its_own_rate(t, rate):
+def test_warmup_starts_at_its_own_learning_rate(t, rate):
     values = dict(learning_rate=0.5, schedule="constant", warmup_steps=4, warmup_learning_rate=0.1)
     assert float(make_schedule(settings(**values), 100)(t)) == pytest.approx(rate)
 
@@ -79,7 +79,7 @@ def test_warmup_rises_from_its_own_rate(t, rate):
         (20_000, 500, (6000, 12_000, 18_000)),
     ],
 )
-def test_stairs_are_bits_own_schedule(steps, warmup, stairs):
+def test_stairs_equal_the_schedule_of_bit(steps, warmup, stairs):
     # BiT-HyperRule (bit_hyperrule.py of big_transfer) counts updates from 0.
     shares = tuple(stair / steps for stair in stairs)
     values = dict(
@@ -111,7 +111,7 @@ def test_a_schedule_counted_from_0_is_optaxs(schedule):
     )
 
 
-def test_first_update_has_a_rate_above_zero():
+def test_first_update_has_a_learning_rate_above_zero():
     params = {"layer": {"kernel": np.ones((2, 2), np.float32)}}
     gradient = {"layer": {"kernel": jnp.ones((2, 2))}}
     values = dict(learning_rate=0.1, warmup_steps=10, weight_decay=0.0, clip_norm=0.0)
@@ -119,7 +119,7 @@ def test_first_update_has_a_rate_above_zero():
     np.testing.assert_allclose(after["layer"]["kernel"], 1 - 0.1 / 10, rtol=1e-5)
 
 
-def test_last_update_has_the_end_rate():
+def test_last_update_has_the_end_learning_rate():
     params = {"layer": {"kernel": np.ones((1, 1), np.float32)}}
     gradients = [{"layer": {"kernel": jnp.zeros((1, 1))}}] * 4 + [
         {"layer": {"kernel": jnp.ones((1, 1))}}
@@ -131,7 +131,7 @@ def test_last_update_has_the_end_rate():
     np.testing.assert_allclose(after["layer"]["kernel"], 0.75, rtol=1e-6)
 
 
-def test_warmup_as_long_as_the_run_is_named():
+def test_warmup_as_long_as_the_run_is_refused():
     with pytest.raises(UserError, match="warmup_steps = 10 is not below the run's 10 steps"):
         make_schedule(settings(warmup_steps=10), 10)
 
@@ -180,7 +180,7 @@ def test_momentum_equals_numpy():
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-def test_coupled_decay_is_of_the_gradient():
+def test_coupled_decay_is_added_to_the_gradient():
     params, gradients = random_run()
     values = dict(name="sgd", learning_rate=0.1, schedule="constant", warmup_steps=0, clip_norm=0.0)
     got = run(gradients, params, weight_decay=0.3, coupled_decay=True, **values)["layer"]
@@ -203,7 +203,7 @@ FUSED = {
 @pytest.mark.one_variant
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize("layer", FUSED)
-def test_adafactor_of_projections_is_that_of_each_alone(layer, clip):
+def test_adafactor_updates_fused_projections_separately(layer, clip):
     values = dict(
         name="adafactor", learning_rate=0.1, schedule="constant", warmup_steps=0, clip_norm=0.0
     )
@@ -257,7 +257,7 @@ def test_clipping_the_updates_of_another_optimizer_is_refused():
         make_optimizer(settings(name="sgd", clip_update=1.0), lambda t: t, weight_decay=0.0)
 
 
-def test_updates_are_clipped_over_a_whole_array_where_that_is_asked_for():
+def test_updates_can_be_clipped_over_whole_arrays():
     # `array` is the behaviour of earlier versions: one clipping factor for q, k and v together.
     x = {"attention": {"qkv": {"bias": jnp.array([[[3.0]], [[4.0]], [[0.0]]])}}}
     apart, together = (
@@ -333,7 +333,7 @@ def test_weight_decay_spares_a_swins_positions_and_factors(decay):
         ("all", {"kernel", "cls", "table", "bias", "scale"}),
     ],
 )
-def test_weight_decay_moves_what_it_should(decay, moved):
+def test_weight_decay_changes_only_the_selected_parameters(decay, moved):
     # MAE exempts only arrays with one axis, so its tokens decay.
     shapes = dict(kernel=(3, 4), cls=(1, 1, 4), table=(1, 5, 4), bias=(3, 4), scale=(4,))
     params = {"layer": {name: jnp.ones(shape) for name, shape in shapes.items()}}
@@ -400,7 +400,7 @@ def test_layer_decay_counts_no_layer_of_an_objective():
         ("mae", {"data.image_size": 16, "model.position": "sincos2d_mae"}, 1.0),
     ],
 )
-def test_a_token_of_masked_patches_has_the_rate_of_the_patch_embedding(name, values, factor):
+def test_the_mask_token_has_the_learning_rate_of_the_patch_embedding(name, values, factor):
     """As in `param_groups.py` of DINOv2 and DINOv3, whose backbones contain the mask token.
 
     The factor is 0.5 ** 3 because two layers and a head follow the patch embedding.
@@ -436,7 +436,7 @@ def layers_of(**values) -> dict[str, float]:
     }
 
 
-def test_a_hybrids_resnet_is_of_the_one_layer_before_the_encoder():
+def test_a_hybrids_resnet_belongs_to_the_layer_before_the_encoder():
     layers = layers_of(
         **{"model.name": "R50+ViT-Ti/16", "model.resnet_blocks": (1, 1), "data.image_size": 16}
     )
@@ -450,14 +450,14 @@ def test_row_and_column_layers_of_axial_attention_are_one():
         assert found == [0, 1]
 
 
-def test_low_rank_changes_are_of_the_layer_that_they_change():
+def test_low_rank_changes_belong_to_the_layer_that_they_change():
     layers = layers_of(**{"finetune.train": "lora"})
     found = {path: layer for path, layer in layers.items() if path.startswith("extra/lora/")}
     assert len(found) == 8  # Two factors for each of two kernels in two layers.
     assert all(layer == int(path.split("blocks.")[1][:2]) for path, layer in found.items())
 
 
-def test_positions_of_every_layer_are_of_their_layer():
+def test_positions_of_every_layer_belong_to_their_layer():
     layers = layers_of(**{"model.position_at": "every"})
     assert [layers[f"params/position_embedding/{layer}/table"] for layer in ("00", "01")] == [0, 1]
     assert layers_of()["params/position_embedding/table"] == -1
@@ -476,7 +476,7 @@ def test_layer_decay_of_a_model_without_layers_is_refused():
         )
 
 
-def test_heads_alone_move_in_the_frozen_steps():
+def test_only_heads_train_in_the_frozen_steps():
     weights = {
         "params": {"head": {"kernel": jnp.ones(3)}, "blocks": {"kernel": jnp.ones(3)}},
         "extra": {},

@@ -26,7 +26,7 @@ SMALL = {
 
 @pytest.mark.parametrize("model", SMALL)
 @pytest.mark.parametrize("named", [True, False])
-def test_a_resnet_is_seen_by_its_name_or_in_the_checkpoint(model, named, tmp_path):
+def test_a_resnet_is_recognised_by_its_name_or_in_the_checkpoint(model, named, tmp_path):
     config = finetune("imagenet2012", model if named else "")
     if not named:
         small = dict(image_size=32, num_classes=2) | SMALL[model]
@@ -35,7 +35,7 @@ def test_a_resnet_is_seen_by_its_name_or_in_the_checkpoint(model, named, tmp_pat
     assert has_resnet(config) == ("R50" in model)
 
 
-def test_a_new_head_has_the_deviation_that_the_config_gives(tmp_path):
+def test_a_new_head_has_the_configured_std(tmp_path):
     small = dict(image_size=32, num_classes=2, depth=1)
     file = write(
         random_model("ViT-Ti/16", **small), tmp_path / "model.npz", "google", "ViT-Ti/16", **small
@@ -128,7 +128,7 @@ def test_a_kept_head_follows_the_names_of_the_classes(of_fruit, names):
     )
 
 
-def test_a_kept_head_of_other_names_is_noted_and_of_moved_ones_refused(of_fruit):
+def test_a_kept_head_with_other_names_logs_a_note_and_with_moved_names_is_refused(of_fruit):
     config, checkpoint = of_fruit
     assert not any("note:" in line for line in find_origin(config, 3, class_names=FRUIT).notes)
     *_, last = find_origin(config, 3, class_names=("apple", "berry", "kirsche")).notes

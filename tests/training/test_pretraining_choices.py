@@ -55,7 +55,7 @@ def test_images_nested_in_any_way_need_no_classes(tmp_path, checkpoint):  # noqa
 
 
 @pytest.mark.parametrize("more", [{}, {"extra": 5}])
-def test_of_a_folder_with_splits_the_test_images_are_not_trained_on(tmp_path, checkpoint, more):  # noqa: F811
+def test_test_images_of_a_folder_with_splits_are_not_trained_on(tmp_path, checkpoint, more):  # noqa: F811
     splits = {"train/a": 30, "train/b": 30, "test/a": 9, "test/b": 9}
     photographs(tmp_path / "data", splits | more)
     values = chosen(tmp_path / "data", checkpoint)
@@ -107,7 +107,7 @@ def test_a_step_that_does_not_fit_is_cut_into_micro_batches_with_koleo_in_each(
         chosen(folder, checkpoint)
 
 
-def test_values_of_the_user_win_and_what_they_leave_unread_is_reset(tmp_path, checkpoint):  # noqa: F811
+def test_values_of_the_user_take_precedence_and_unused_options_are_reset(tmp_path, checkpoint):  # noqa: F811
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
     changes = {
         "batch_size": 8,
@@ -130,7 +130,7 @@ def test_random_parameters_start_a_small_vit_at_a_higher_rate(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["my_images", "my_images_unlabelled"])
-def test_no_checkpoint_is_needed_where_one_is_chosen(name):
+def test_a_config_needs_no_checkpoint_if_the_command_chooses_one(name):
     config = read_config(name)
     config.data.path = "photos"
     check(config, file=as_in_file(config))

@@ -89,7 +89,7 @@ def report(workdir):
     return lambda *arguments, **values: write_report(workdir(*arguments, **values)).read_text()
 
 
-def test_report_needs_nothing_from_outside(report):
+def test_report_is_self_contained(report):
     references = re.findall(r'(?:src|href)="([^"]+)"', report(found=said()))
     assert len(references) > 4
     assert all(reference.startswith(("data:", "#")) for reference in references)
@@ -130,7 +130,7 @@ def test_reports_of_a_run_whose_name_is_not_utf_8_are_written(workdir):
         pass
 
 
-def test_dollars_in_a_name_are_dollars(report):
+def test_dollars_in_a_name_are_not_parsed_as_math(report):
     text = report(rows=[*ROWS, {"step": 100, "knn/$\\frac$/20": 0.5}])
     assert ">$\\frac$/20<" in text
 
@@ -145,17 +145,17 @@ def test_dollars_in_a_name_are_dollars(report):
         ({"objective.name": "mae"}, "ViT-Ti/4 trained by mae on &lt;pets&gt;"),
     ],
 )
-def test_title_is_the_model_what_was_done_and_the_data(report, changes, title):
+def test_title_has_the_model_the_method_and_the_data(report, changes, title):
     assert f"<h1>{title}</h1>" in report(**changes)
 
 
-def test_figures_have_their_standard_error(report):
+def test_metrics_have_their_standard_error(report):
     text = report()
     assert f"<td>test accuracy<td>50.00% ± {100 * math.sqrt(0.25 / 4):.2f}</tr>" in text
     assert "<td>test loss<td>1.1</tr>" in text
 
 
-def test_size_cost_versions_and_command_are_said(report):
+def test_report_has_size_cost_versions_and_command(report):
     text = report()
     assert "<td>data<td>3,000 to train, 4 to test; 3 classes" in text
     assert f"<td>computed<td>{1e9 * 100 * 4096:.3g} FLOPs in training" in text
@@ -211,22 +211,22 @@ def test_images_of_several_classes_have_no_confusion(report):
     )  # Two of three images with a dog are correct, by their other class.
 
 
-def test_run_without_labels_says_what_is_left_out(report):
+def test_report_of_a_run_without_labels_states_what_is_missing(report):
     text = report(rows=[*ROWS[:2], {"step": 100, "test/loss": 1.1, "test/images": 4.0}], names=())
     assert "it trains without labels" in text and "Calibration" not in text
 
 
-def test_run_of_an_earlier_version_says_what_is_left_out(report):
+def test_report_of_a_run_of_an_earlier_version_states_what_is_missing(report):
     assert "the run kept none" in report()
 
 
-def test_damaged_answers_are_none(workdir):
+def test_damaged_predictions_are_ignored(workdir):
     folder = workdir(found=said())
     (folder / "predictions.npz").write_bytes(b"PK damaged")
     assert read_run(folder).predictions is None
 
 
-def test_damaged_worst_images_are_none(workdir):
+def test_damaged_worst_images_are_ignored(workdir):
     folder = workdir()
     for text in ("[", "[]", '{"title": ""}'):
         (folder / "worst_images.json").write_text(text)
@@ -293,14 +293,14 @@ def test_curves_have_the_colours_of_the_page(report):
     assert "currentColor" in text and "#010203" not in text and "#000000" not in text
 
 
-def test_config_begins_with_what_is_not_the_default(report):
+def test_config_starts_with_values_that_are_not_the_default(report):
     text = report(seed=7)
     changed, whole = text[text.index("<h2>Config") :].split("<details>")
     assert "<td>seed<td>7<td>0</tr>" in changed and "batch_size" not in changed
     assert "&#34;batch_size&#34;: 4096" in whole
 
 
-def test_run_without_evaluation_says_so_on_its_page(report):
+def test_page_of_a_run_without_evaluation_states_that(report):
     text = report(rows=ROWS[:1])
     assert "not yet: the first comes at step 100" in text and 'aria-label="Loss' in text
 
@@ -367,7 +367,7 @@ def test_comparison_of_runs_of_one_name_tells_them_apart(workdir, tmp_path):
     assert "<th>one/run<th>two/run" in text
 
 
-def test_comparison_with_a_run_without_evaluation_says_so(workdir):
+def test_comparison_with_a_run_without_evaluation_states_that(workdir):
     text = comparison_page(
         [read_run(workdir(name="a")), read_run(workdir(rows=ROWS[:1], name="b"))]
     )
@@ -385,7 +385,7 @@ def test_sign_test_counts_the_splits_that_are_as_uneven(one, other, expected):
     assert sign_test(one, other) == sign_test(other, one) == pytest.approx(expected)
 
 
-def test_sign_test_of_many_images_goes_on_smoothly():
+def test_sign_test_of_many_images_is_continuous():
     assert sign_test(470, 530) == pytest.approx(sign_test(469, 530), rel=0.1)
 
 
@@ -414,7 +414,7 @@ def test_figures_by_class_need_one_label_of_each_image():
     assert class_counts(np.array([[0, -1], [-1, -1]]), np.array([0, 1])) is None
 
 
-def test_report_has_precision_and_f1_of_each_class_and_what_is_never_predicted(report):
+def test_report_has_precision_and_f1_of_each_class_and_classes_never_predicted(report):
     text = report(found=said(answer=(0, 0, 0, 2)))  # A dog is never predicted.
     assert "100.0%, 1 of 1; precision 33.3%, F1 50.0%" in text
     assert "0.0%, 0 of 2; never predicted" in text

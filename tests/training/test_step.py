@@ -111,7 +111,7 @@ def test_every_step_augments_differently():
 
 
 @pytest.mark.slow
-def test_every_micro_batch_drops_out_by_its_own_key():
+def test_every_micro_batch_has_its_own_dropout_key():
     # All images are equal. With one key for both micro-batches, both would have the same gradient.
     whole, _ = after_one_step(dropout=0.5, micro_batches=2, same=True)
     step, state, metrics, *_, mesh = setup(
@@ -126,12 +126,12 @@ def test_every_micro_batch_drops_out_by_its_own_key():
     assert np.abs(halves - quarters).max() > 0.05 * np.abs(halves).max()
 
 
-def test_same_step_replays_to_the_same_bits():
+def test_repeating_a_step_is_bit_exact():
     (first, _), (second, _) = after_one_step(dropout=0.5), after_one_step(dropout=0.5)
     np.testing.assert_array_equal(first, second)
 
 
-def test_every_step_drops_out_differently():
+def test_dropout_differs_between_steps():
     step, state, metrics, *_, mesh = setup(dropout=0.5, learning_rate=0.0)
     losses = []
     for _ in range(3):
@@ -149,7 +149,7 @@ def test_metrics_are_summed_until_they_are_reset():
     assert float(two["loss"]) == pytest.approx(2 * float(one["loss"]), rel=1e-6)
 
 
-def test_update_that_is_not_finite_is_left_out_and_counted():
+def test_update_that_is_not_finite_is_skipped_and_counted():
     step, state, metrics, *_, mesh = setup()
     good = jax.device_get(state["params"]["head"]["bias"])
     for bias in (np.full_like(good, np.nan), np.full_like(good, np.nan), good):
@@ -163,7 +163,7 @@ def test_update_that_is_not_finite_is_left_out_and_counted():
 
 
 @pytest.mark.parametrize("name", ["adam", "adafactor"])
-def test_an_update_behind_a_skipped_one_is_the_first_of_its_update_rule(name):
+def test_an_update_after_a_skipped_first_one_is_the_optimizers_first(name):
     settings = dict(name=name, learning_rate=1e-3, weight_decay=0.0, clip_norm=0.0)
     step, state, metrics, *_, mesh = setup(**settings)
     good = jax.device_get(state["params"]["head"]["bias"])
@@ -178,7 +178,7 @@ def test_an_update_behind_a_skipped_one_is_the_first_of_its_update_rule(name):
 
 
 @pytest.mark.slow
-def test_schedule_goes_on_where_an_update_is_left_out():
+def test_schedule_continues_when_an_update_is_skipped():
     plain = dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0)
     step, state, metrics, *_, mesh = setup(**plain, warmup_steps=50)
     for bias in (np.nan, np.nan, 0.1):
@@ -217,7 +217,7 @@ def test_masked_images_do_not_count():
         np.testing.assert_array_equal(value, everything[name])
 
 
-def test_noise_of_erasing_is_standard_normal_once_the_model_has_normalised_it(monkeypatch):
+def test_noise_of_erasing_is_standard_normal_after_normalization(monkeypatch):
     """timm erases normalized images, so the noise has mean 0 and std 1 after normalization."""
     erased = []
 

@@ -23,7 +23,7 @@ def remarks(rows, classes=10, images=100):
         ([0.2, 1.0, 1.0, 1.0], 100, None),
     ],
 )
-def test_an_accuracy_that_is_constant_from_the_first_step_is_remarked_on_once(
+def test_an_accuracy_that_is_constant_from_the_first_step_logs_one_warning(
     accuracies, images, step
 ):
     found = remarks([{"loss": 1.0, "accuracy": accuracy} for accuracy in accuracies], images=images)
@@ -34,7 +34,7 @@ def test_an_accuracy_that_is_constant_from_the_first_step_is_remarked_on_once(
         )
 
 
-def test_a_loss_of_zero_from_the_first_step_is_remarked_on():
+def test_a_loss_of_zero_from_the_first_step_logs_a_warning():
     found = remarks([{"loss": 0.0, "accuracy": 0.0}, {"loss": 0.0, "accuracy": 0.0}])
     assert list(found) == [1] and found[1].startswith("the loss is 0.0000 from the first step on")
     assert not remarks([{"loss": 0.1}, {"loss": 0.0}], classes=0)

@@ -166,7 +166,7 @@ def test_a_tokeniser_of_other_places_is_refused_with_the_size_that_fits(teachers
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.99])
-def test_masks_that_leave_nothing_or_hide_nothing_are_refused(teachers, ratio):
+def test_masks_of_all_patches_or_of_none_are_refused(teachers, ratio):
     with pytest.raises(UserError, match="of 16 patches; it must leave some, and mask some"):
         made(teachers["stride 4"], mask_ratio=ratio)
 

@@ -103,7 +103,7 @@ def test_codes_are_the_nearest_to_the_projected_patches(pair, tokeniser):
     np.testing.assert_array_equal(tokens_of(objective, batch), expected)
 
 
-def test_loss_is_of_the_last_layer_and_of_the_class_token_with_earlier_patches(pair):
+def test_loss_is_the_sum_over_the_last_layer_and_the_aggregation(pair):
     model, objective = pair
     batch = batch_of(objective)
     masked, codes = np.asarray(batch["masked"]), np.asarray(tokens_of(objective, batch))
@@ -159,7 +159,7 @@ def test_gradients_of_the_aggregation_reach_the_class_token_and_nothing_of_the_t
     assert max(np.abs(np.asarray(x)).max() for x in jax.tree.leaves(own["frozen"])) == 0
 
 
-def test_layers_of_the_aggregation_start_as_later_layers(tokeniser):
+def test_layers_of_the_aggregation_are_initialized_as_later_layers(tokeniser):
     config = config_of("beitv2", teacher=tokeniser, aggregate_from=2)
     config.data.image_size, config.model.initialization = SIZE, "beit"
     values = STUDENT | dict(dim=64, initialization="beit", stochastic_depth=0.3, pooling="gap")
@@ -181,7 +181,7 @@ def test_layers_of_the_aggregation_start_as_later_layers(tokeniser):
         )
 
 
-def test_multiply_adds_are_of_both_ways_and_a_third_of_the_tokenisers(pair, tokeniser):
+def test_multiply_adds_include_both_losses_and_a_third_of_the_tokenisers(pair, tokeniser):
     model, objective = pair
     model, objective = made(tokeniser, dict(pooling="gap"))
     head = MASKED * SMALL["dim"] * CODES
@@ -202,12 +202,12 @@ def test_multiply_adds_are_of_both_ways_and_a_third_of_the_tokenisers(pair, toke
         ({"pooling": "map"}, {}, "trains nothing behind the encoder"),
     ],
 )
-def test_what_cannot_be_aggregated_is_refused(tokeniser, options, values, words):
+def test_models_and_layers_without_aggregation_are_refused(tokeniser, options, values, words):
     with pytest.raises(UserError, match=words):
         made(tokeniser, options, **values)
 
 
-def test_tokenisers_that_do_not_fit_are_refused(tmp_path):
+def test_unsuitable_tokenisers_are_refused(tmp_path):
     with pytest.raises(UserError, match="has 2x2 codes of 16x16 pixels, and the model 4x4: .*=32"):
         made(write_tokeniser(tmp_path / "larger", patch=8))
     with pytest.raises(UserError, match="a tokenizer of other patches than its model's"):

@@ -27,7 +27,7 @@ def masks_of(count: int, images: int, grid=GRID, seed=0, smallest=4):
 
 
 @pytest.mark.parametrize("grid", [(14, 14), (4, 4), (2, 2), (5, 9)])
-def test_exactly_so_many_patches_are_masked(grid):
+def test_masks_have_exactly_the_given_number_of_patches(grid):
     patches = math.prod(grid)
     counts = jnp.array([1, patches // 3 or 1, patches // 2, patches - 1], jnp.int32)
     found = draw(jax.random.split(jax.random.key(1), 4), counts, grid, SMALLEST)
@@ -60,7 +60,7 @@ def by_the_definition(count: int, rng: random.Random, smallest: int) -> np.ndarr
 
 
 @pytest.mark.parametrize(("count", "smallest"), [(20, 4), (60, 4), (98, 4), (80, 16)])
-def test_masks_are_distributed_as_the_definition_says(count, smallest):
+def test_masks_have_the_distribution_of_the_definition(count, smallest):
     rng, images = random.Random(0), 3000
     ours = masks_of(count, images, smallest=smallest).astype(float)
     theirs = np.stack([by_the_definition(count, rng, smallest) for _ in range(images)]).astype(
@@ -76,7 +76,7 @@ def test_masks_are_distributed_as_the_definition_says(count, smallest):
     assert np.std(together[0]) == pytest.approx(np.std(together[1]), rel=0.15)
 
 
-def test_images_have_masks_of_their_own_which_keys_repeat():
+def test_images_have_different_masks_that_depend_only_on_keys():
     made = masks_of(40, 8)
     assert len({mask.tobytes() for mask in made}) == 8
     np.testing.assert_array_equal(made, masks_of(40, 8))

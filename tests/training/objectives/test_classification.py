@@ -61,7 +61,7 @@ def test_loss_of_mixed_targets_is_the_mixture_of_the_losses(logits, name):
     np.testing.assert_allclose(loss[0], 0.7 * loss[1] + 0.3 * loss[2], rtol=1e-5)
 
 
-def test_any_of_an_images_classes_is_right():
+def test_a_prediction_of_any_class_of_an_image_is_correct():
     highest = np.array([2, 3, 0, 4])
     got = correct(jnp.asarray(np.eye(5)[highest]), jnp.asarray(LABELS))
     assert got.tolist() == [True, True, False, False]

@@ -94,7 +94,7 @@ def test_the_column_of_captions_is_found_or_named(tmp_path):
         ([*ROWS, ("lost.png", "x"), ("gone.png", "y")], "2 of 5 images do not exist: lost.png"),
     ],
 )
-def test_bad_captions_are_one_line(tmp_path, rows, words):
+def test_errors_about_captions_are_one_line(tmp_path, rows, words):
     write_pairs(tmp_path, [row for row in rows if row in ROWS])
     with open(tmp_path / "train.csv", "w", newline="", errors="surrogateescape") as file:
         csv.writer(file).writerows([("file", "caption"), *rows])
@@ -147,7 +147,7 @@ def test_a_line_that_is_not_json_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("value", [{"en": "a cat"}, [{"text": "a cat"}], True])
-def test_values_of_json_that_are_no_texts_are_no_captions(value, tmp_path):
+def test_captions_in_json_that_are_not_texts_are_rejected(value, tmp_path):
     write_pairs(tmp_path, ROWS, name="other")
     lines = [dict(file_name="a.png", text="x"), dict(file_name="b.png", text=value, boxes=[[1]])]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -198,7 +198,7 @@ def text_field(length: int = 8) -> Field:
     return Field(TEXT, (length,), np.int32, encode)
 
 
-def test_captions_are_drawn_by_position_and_images_are_as_without_fields(tmp_path):
+def test_captions_are_drawn_reproducibly_and_do_not_change_images(tmp_path):
     flags.FLAGS.mark_as_parsed()  # Grain's workers read absl flags, which must be parsed.
     write_pairs(tmp_path, ROWS)
     source, field = open_pairs(tmp_path), text_field()
@@ -260,7 +260,7 @@ def small_config(loss: str):
 
 
 @pytest.mark.parametrize("start", [100.0, 101.0])
-def test_a_scale_at_its_maximum_falls_where_the_loss_falls_with_it(start, tmp_path):
+def test_a_scale_at_its_maximum_can_decrease(start, tmp_path):
     config = small_config("softmax")
     config.contrastive.initial_scale = start
     config.model.dtype, config.steps = "float32", 10
@@ -333,7 +333,7 @@ def test_a_saved_run_contains_no_path_of_its_tokenizer(tokenizer_run, tmp_path, 
         vit_jax.load_image_text(moved, log=str)
 
 
-def test_a_run_from_scratch_is_continued_by_the_config(tokenizer_run, tmp_path):
+def test_a_run_from_scratch_can_initialize_another_run(tokenizer_run, tmp_path):
     config = get_config(f"from={tokenizer_run.workdir}")
     config.data.source, config.batch_size, config.steps, config.epochs = "handed_in", 16, 1, None
     config.optimizer.update(dict(learning_rate=0.0, warmup_steps=0))
@@ -382,7 +382,7 @@ def test_a_run_of_another_objective_has_no_text_tower(tmp_path, capsys):
         vit_jax.load_image_text(tmp_path / "run")
 
 
-def test_parts_of_a_batch_are_rejected(tmp_path):
+def test_micro_batches_are_rejected(tmp_path):
     config = small_config("sigmoid")
     config.micro_batches = 2
     with pytest.raises(UserError, match="contrastive.loss.*micro_batches=1"):
@@ -424,7 +424,7 @@ def test_a_run_resumes_with_the_tokenizer_of_its_workdir(tokenizer_run, tmp_path
     vit_jax.load_image_text(tmp_path / "run", log=str)
 
 
-def test_images_for_a_text_tower_are_as_the_checkpoint_sees_them(tmp_path, capsys):
+def test_images_for_a_text_tower_have_the_checkpoints_preprocessing(tmp_path, capsys):
     model = vit_jax.create_model("ViT-32x1/8", heads=2, image_size=32, num_classes=3)
     vit_jax.save_model(model, tmp_path / "images", library="timm")
     file = tmp_path / "images" / "config.json"

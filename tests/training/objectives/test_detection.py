@@ -134,7 +134,7 @@ def test_set_losses_are_those_of_the_cheapest_matching(objects, masks):
     assert {name: float(x) for name, x in found.items()} == pytest.approx(expected, rel=1e-4)
 
 
-def test_products_of_sampled_pixels_are_the_sampled_logits():
+def test_logits_of_sampled_pixels_equal_sampled_logits():
     rng = np.random.default_rng(0)
     pixels = rng.normal(size=(5, 7, 4)).astype(np.float32)
     embedding = rng.normal(size=4).astype(np.float32)
@@ -239,7 +239,7 @@ def program():
     return model, objective, batch
 
 
-def test_losses_of_a_batch_are_those_of_its_parts(program):
+def test_losses_do_not_depend_on_how_a_batch_is_divided(program):
     model, objective, batch = program
     keys = jax.random.split(jax.random.key(0), 4)
     prepared = objective.prepare(batch, keys)
@@ -277,7 +277,7 @@ def test_average_precision_is_one_where_the_best_boxes_are_the_true_ones(program
     assert objective.over_split(outputs) == pytest.approx({"ap": 1, "ap50": 1})
 
 
-def test_predictions_in_a_crowd_are_not_wrong_and_no_object_is_no_precision(program):
+def test_predictions_in_a_crowd_are_ignored_and_precision_without_objects_is_nan(program):
     pytest.importorskip("pycocotools")
     _, objective, _ = program
     corners = [[0, 0, 4, 4], [10, 10, 30, 30], [0, 0, 0, 0]]

@@ -66,14 +66,14 @@ def assert_equal(one, other, rtol=1e-5, atol=1e-6):
     "values",
     [{"micro_batches": 2}, {"micro_batches": 2, "optimizer.sum_gradients": "float32_once"}],
 )
-def test_what_is_seen_is_that_of_the_whole_batch(values):
+def test_micro_batches_equal_the_whole_batch(values):
     whole, parts = stepped(), stepped(**values)
     for *_, figures in (whole, parts):
         del figures["views_matched"]  # This metric compares only the images of one micro-batch.
     assert_equal(whole, parts)
 
 
-def test_teacher_and_centre_follow_by_their_definition():
+def test_teacher_and_centre_are_updated_by_their_definition():
     program, _ = setup()
     state = program.initial_state(0)
     first = jax.device_get(state["objective_state"])
@@ -91,7 +91,7 @@ def test_teacher_and_centre_follow_by_their_definition():
     assert program.evaluated(state).params is state["objective_state"]["teacher"]
 
 
-def test_memory_survives_a_checkpoints_items():
+def test_state_is_restored_from_a_checkpoints_items():
     program, _ = setup()
     state, metrics = program.initial_state(0), program.initial_metrics()
     items = as_items(state, metrics)
@@ -242,7 +242,7 @@ def test_one_view_of_each_image_is_masked_and_the_shares_are_even_in_a_batch():
         assert sorted(chosen) == np.flatnonzero(masked[image, view[image]]).tolist()
 
 
-def test_masked_patches_are_learnt_from_what_the_teacher_says_of_them():
+def test_loss_of_masked_patches_is_the_cross_entropy_with_the_teacher():
     program, _ = setup(**PATCHES, **{"dino.patch_prototypes": 9, "dino.teacher_temperature": 0.1})
     evaluated, batch = (
         program.evaluated(program.initial_state(0)),
@@ -269,7 +269,7 @@ def test_masked_patches_are_learnt_from_what_the_teacher_says_of_them():
     np.testing.assert_allclose(heavier.each - found.each, of_patches, rtol=1e-3)
 
 
-def test_temperature_rises_in_a_straight_line():
+def test_temperature_rises_linearly():
     warmup = {"dino.teacher_temperature_end": 0.08, "dino.teacher_temperature_steps": 4}
     program, _ = setup(**warmup)
     objective = program.abstract_objective()
@@ -291,7 +291,7 @@ def test_temperature_rises_in_a_straight_line():
         (dict(spread=0.5, prototypes_used=12, teacher_entropy=2.4848), "outputs are uniform"),
     ],
 )
-def test_collapse_is_said_after_a_twentieth_of_the_run(means, words):
+def test_collapse_is_logged_after_a_twentieth_of_the_run(means, words):
     objective = setup()[0].abstract_objective()
     objective.steps = 100
     assert words in objective.warning(means, 5)
@@ -313,7 +313,7 @@ def test_collapse_is_said_after_a_twentieth_of_the_run(means, words):
         ({"dino.teacher_momentum": 1.5}, "dino.teacher_momentum"),
     ],
 )
-def test_values_that_do_not_fit_are_refused_in_one_line(values, words):
+def test_invalid_values_are_refused_in_one_line(values, words):
     config = to_check(**values)
     with pytest.raises(UserError, match=words):
         check(config)
@@ -324,7 +324,7 @@ def test_koleo_of_groups_may_be_cut_into_micro_batches_of_whole_groups():
 
 
 @pytest.mark.parametrize("values", [{"dino.centring": "sinkhorn"}, {"dino.koleo": 0.1}])
-def test_what_compares_images_refuses_a_batch_of_one(values):
+def test_losses_that_compare_images_refuse_a_batch_of_one(values):
     with pytest.raises(
         UserError, match="batch_size must be 2 or more: KoLeo and Sinkhorn-Knopp compare"
     ):
@@ -350,12 +350,12 @@ def test_schedules_longer_than_the_run_are_refused(values, words):
         setup(**PATCHES, **values)
 
 
-def test_a_start_that_nothing_waits_for_may_come_after_the_run():
+def test_the_first_step_of_an_unused_loss_may_be_after_the_run():
     program, _ = setup(**{"dino.teacher_temperature_steps": 9, "dino.gram_from": 500})
     assert program.abstract_objective().temperatures[2] == 9
 
 
-def test_patches_of_a_model_that_has_none_are_refused():
+def test_patch_losses_of_a_model_without_patches_are_refused():
     with pytest.raises(UserError, match="must be a ViT"):
         setup(**PATCHES, **{"model.name": "R50+ViT-Ti/16", "model.resnet_blocks": (1,)})
 
@@ -364,7 +364,7 @@ GRAM = PATCHES | {"dino.gram": 2.0, "dino.gram_from": 2, "dino.gram_every": 2}
 GRAM |= {"dino.gram_times": 1}
 
 
-def test_a_teacher_is_kept_and_kept_anew_as_often_as_is_said():
+def test_the_gram_teacher_is_copied_as_often_as_configured():
     objective = setup(**GRAM)[0].abstract_objective()
     objective = nnx.merge(*nnx.split(objective))
     kept, kinds = 0.0, []
@@ -377,7 +377,7 @@ def test_a_teacher_is_kept_and_kept_anew_as_often_as_is_said():
     assert kinds == [True, True, False, True, False, False, False]
 
 
-def test_patches_are_held_to_the_similarities_of_the_kept_teacher():
+def test_gram_loss_compares_patch_similarities_with_the_gram_teachers():
     program, config = setup(**GRAM, **{"dino.gram_size": 32, "dino.koleo": 0.0})
     assert abstract_batch(config, program.mesh)["gram"].shape == (16, 2, 32, 32, 3)
     evaluated, batch = (

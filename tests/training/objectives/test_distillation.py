@@ -137,7 +137,7 @@ def test_loss_is_the_papers(teacher, kind, heads):
 
 
 @pytest.mark.slow
-def test_teacher_sees_pixels_as_its_checkpoint_says_and_no_step_changes_it(teacher):
+def test_teacher_uses_its_checkpoints_normalization_and_no_step_changes_it(teacher):
     _, first, state, sums = stepped(teacher)
     frozen = {x.shape for x in jax.tree.leaves(state["frozen"])}
     assert frozen and not frozen & {
@@ -178,7 +178,7 @@ OTHERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
-def test_teacher_of_another_family_sees_the_students_pixels_at_the_students_size(name, tmp_path):
+def test_teacher_of_another_family_gets_the_students_pixels_at_the_students_size(name, tmp_path):
     library, values = OTHERS[name]
     values |= dict(num_classes=CLASSES, image_size=32, mean=0.3, std=0.2)
     model = vit_jax.create_model(name, **values)
@@ -193,7 +193,7 @@ def test_teacher_of_another_family_sees_the_students_pixels_at_the_students_size
 
 
 @pytest.mark.slow
-def test_teacher_in_bfloat16_says_what_its_checkpoint_says_in_bfloat16(teacher):
+def test_teacher_in_bfloat16_has_its_checkpoints_bfloat16_outputs(teacher):
     frozen = open_frozen(config_for(teacher, **{"objective.teacher_dtype": "bfloat16"}))
     graphdef, said = nnx.graphdef(frozen.model), jax.jit(lambda model, images: model(images))
     kept = nnx.merge(graphdef, jax.tree.map(jnp.asarray, frozen.read()))
@@ -232,7 +232,7 @@ def refused(message: str, teacher: str | None, **values) -> None:
         )
 
 
-def test_teachers_that_do_not_fit_are_refused_in_one_line(teacher, tmp_path):
+def test_unsuitable_teachers_are_refused_in_one_line(teacher, tmp_path):
     def other(name, classes, **values):
         made = vit_jax.create_model("ViT-Ti/4", num_classes=classes, **TEACHER | values)
         return saved(made, tmp_path / name)

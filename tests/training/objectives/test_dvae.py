@@ -77,7 +77,7 @@ def expected(objective, scores, shares, images, weight):
     return np.array(found)
 
 
-def test_in_evaluation_the_decoder_sees_the_likeliest_codes():
+def test_in_evaluation_the_decoder_gets_the_likeliest_codes():
     model, objective = made()
     images = random_images(2, 16, 24)
     scores = np.asarray(code_scores(model, images), np.float64)
@@ -167,7 +167,7 @@ def test_the_use_of_codes_is_a_mean_over_the_last_updates():
     np.testing.assert_allclose(metrics["codes_used"], [3 / CODES] * 2, rtol=1e-6)
 
 
-def test_averages_of_both_halves_are_what_evaluation_sees():
+def test_evaluation_uses_averages_of_the_encoder_and_the_decoder():
     (_, objective), (model, averaged) = made(), made(average=0.75)
     config = config_of("dvae")
     config.optimizer.average = 0.75
@@ -208,7 +208,7 @@ def test_averages_of_both_halves_are_what_evaluation_sees():
     assert np.abs(far - found.each).max() > 0.01
 
 
-def test_codes_that_have_died_are_warned_of():
+def test_unused_codes_log_a_warning():
     _, objective = made(temperature_steps=6000)
     dead, alive = ({"codes_used": share, "perplexity": 3.0} for share in (0.01, 0.5))
     assert "1.00% are in use (perplexity 3); lower config.dvae.kl_weight" in objective.warning(
@@ -217,7 +217,7 @@ def test_codes_that_have_died_are_warned_of():
     assert objective.warning(dead, 599) is objective.warning(alive, 600) is None
 
 
-def test_the_models_head_is_of_the_codes_that_the_config_says():
+def test_the_models_head_has_the_configured_number_of_codes():
     config = config_of("dvae", codes=77)
     assert objective_of(config.objective.name).outputs(config) == 77
     with pytest.raises(UserError, match=r"dvae.codes=77, and the model's head has 11"):
@@ -225,7 +225,7 @@ def test_the_models_head_is_of_the_codes_that_the_config_says():
         make_objective(config, made_of, rngs=nnx.Rngs(0))
 
 
-def test_new_scores_under_an_old_decoder_are_refused():
+def test_a_new_head_with_a_restored_decoder_is_refused():
     config = config_of("dvae", codes=CODES)
     config.finetune.checkpoint = "somewhere"
     with pytest.raises(

@@ -151,7 +151,7 @@ def test_loss_is_the_squared_error_of_hidden_pixels(normalized):
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("remat", ["none", "full"])
-def test_gradient_is_the_slope_of_the_plain_loss(remat):
+def test_gradient_equals_finite_differences_of_the_numpy_loss(remat):
     model, objective = made(dict(remat=remat))
     batch = drawn(objective, 1)
     graphdef, weights = nnx.split((model, objective))
@@ -239,7 +239,7 @@ DECODER = 512 + (50 * 512 + 2 * 512 + 513 * 2048 + 2 * 2048 + 2049 * 512) + 513 
     ("name", "width", "least", "most"),
     [("ConvNeXtV2-Atto", 320, 0.69, 0.71), ("ConvNeXtV2-B", 1024, 0.4, 0.41)],
 )
-def test_decoder_is_the_authors_and_a_step_costs_a_part_of_the_supervised_one(
+def test_decoder_is_the_authors_and_a_step_costs_a_fraction_of_the_supervised_one(
     name, width, least, most
 ):
     model, objective = full_size(name)
@@ -252,7 +252,7 @@ def test_decoder_is_the_authors_and_a_step_costs_a_part_of_the_supervised_one(
 
 
 @pytest.mark.slow
-def test_pretraining_goes_on_from_a_run_with_its_decoder(tmp_path, capsys):
+def test_pretraining_continues_from_a_run_with_its_decoder(tmp_path, capsys):
     config = config_of("fcmae")
     config.model.update(dict(name="ConvNeXtV2-T", **STAGES))
     config.data.update(dict(source="digits", image_size=16, test_resize=16, workers=0))
@@ -305,12 +305,12 @@ def test_channel_that_is_zero_in_all_places_has_a_gradient():
         (dict(model="Swin-T"), "must be a ConvNeXt"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_made(arguments, words):
+def test_invalid_options_are_refused_before_parameters_are_allocated(arguments, words):
     with pytest.raises(UserError, match=words):
         refused("fcmae", **dict(model="ConvNeXtV2-Atto", image_size=64) | arguments)
 
 
-def test_a_layer_behind_the_last_stage_is_refused():
+def test_a_layer_after_the_last_stage_is_refused():
     config = config_of("fcmae")
     config.model.head_hidden = 8
     model = abstract(model_factory("ConvNeXtV2-Atto", num_classes=0, image_size=64, head_hidden=8))

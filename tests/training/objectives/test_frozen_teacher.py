@@ -101,7 +101,7 @@ def said_by(own: dict, name: str, x: np.ndarray) -> np.ndarray:
     )
 
 
-def test_student_learns_of_whole_views_what_the_teachers_own_heads_say(teacher):
+def test_loss_of_unmasked_views_is_the_cross_entropy_with_the_teachers_own_heads(teacher):
     program, state, batch = setup(teacher, **{"dino.teacher_temperature": 0.1})
     model, objective = modules(program, state)
     # With a frozen teacher the student sees unmasked views, so the mask token has no effect.
@@ -135,7 +135,7 @@ def test_student_learns_of_whole_views_what_the_teachers_own_heads_say(teacher):
     np.testing.assert_allclose(found.each, pairs + patches / 2, rtol=1e-4)
 
 
-def test_teacher_stays_as_it_is_while_the_student_and_its_average_learn(teacher):
+def test_teacher_does_not_change_while_the_student_and_its_average_train(teacher):
     program, state, batch = setup(teacher, **{"dino.teacher_momentum": 0.5})
     first, losses = jax.device_get((state["frozen"], state["objective_state"]["teacher"])), []
     assert {"model", "heads"} == first[0].keys()
@@ -167,7 +167,7 @@ def test_teacher_stays_as_it_is_while_the_student_and_its_average_learn(teacher)
         ({"model.name": "ViT-Ti/8"}, "has patches 4x4, and the student 2x2"),
     ],
 )
-def test_a_teacher_that_says_something_else_is_refused_in_one_line(values, words, teacher):
+def test_a_teacher_with_other_outputs_is_refused_in_one_line(values, words, teacher):
     with pytest.raises(UserError, match="config.objective.teacher=.*" + words):
         setup(teacher, **values)
 

@@ -82,7 +82,7 @@ def stepped(name: str, **values) -> tuple[dict, list[dict]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_micro_batches_see_the_masks_of_the_whole_batch(name):
+def test_micro_batches_use_the_masks_of_the_whole_batch(name):
     (whole, metrics), (parts, same) = (stepped(name, micro_batches=count) for count in (1, 4))
     for one, other in zip(
         jax.tree.leaves((whole, metrics)), jax.tree.leaves((parts, same)), strict=True
@@ -92,7 +92,7 @@ def test_micro_batches_see_the_masks_of_the_whole_batch(name):
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("name", OBJECTIVES | OTHERS)
-def test_every_step_draws_differently_and_replays_to_the_same_bits(name):
+def test_random_draws_differ_between_steps_and_repeat_bit_exactly(name):
     still = {"optimizer.learning_rate": 0.0}
     (_, (first, second)), (_, again) = stepped(name, **still), stepped(name, **still)
     assert first["loss"] != second["loss"]
@@ -101,7 +101,7 @@ def test_every_step_draws_differently_and_replays_to_the_same_bits(name):
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("name", OBJECTIVES | OTHERS)
-def test_objectives_parameters_are_trained_beside_the_models(name):
+def test_objectives_parameters_are_trained_with_the_models(name):
     program, _ = program_of(name)
     before = jax.device_get(program.initial_state(0)["extra"])
     after, _ = stepped(name)
@@ -136,7 +136,7 @@ def test_evaluation_does_not_depend_on_the_batch(name):
         ),
     ],
 )
-def test_what_an_objective_without_labels_cannot_use_is_refused(values, words):
+def test_unsupported_options_of_an_objective_without_labels_are_refused(values, words):
     with pytest.raises(UserError, match=words):
         program_of("mae", **values)
 

@@ -52,7 +52,7 @@ def test_encoder_and_decoder_have_the_published_parameters(name):
     ("name", "decoder_depth", "most"),
     [("ViT-B/16", 8, 0.55), ("ViT-B/16", 4, 0.4), ("ViT-L/16", 8, 0.34)],
 )
-def test_step_costs_a_part_of_the_supervised_one(name, decoder_depth, most):
+def test_step_costs_a_fraction_of_the_supervised_one(name, decoder_depth, most):
     model, objective = full_size(name, decoder_depth=decoder_depth)
     supervised = abstract(model_factory(name, num_classes=1000, image_size=224))
     whole = make_objective(config_of("classification"), supervised, rngs=None).multiply_adds(
@@ -226,6 +226,6 @@ def test_pictures_show_what_is_visible_and_what_is_predicted(normalized, statist
         (dict(model="R+ViT-Ti/16", image_size=64), "not a hybrid"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_made(arguments, words):
+def test_invalid_options_are_refused_before_parameters_are_allocated(arguments, words):
     with pytest.raises(UserError, match=words):
         refused("mae", **arguments)

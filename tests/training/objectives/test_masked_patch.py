@@ -31,7 +31,7 @@ def drawn(images: int = 3000, ratio: float = 0.5) -> tuple[np.ndarray, np.ndarra
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.15])
-def test_shares_of_what_is_done_to_patches_are_as_stated(ratio):
+def test_patches_are_masked_replaced_and_kept_in_the_stated_shares(ratio):
     corrupted, source = drawn(ratio=ratio)
     count = round(24 * ratio)
     assert corrupted.shape == (3000, count)
@@ -47,13 +47,13 @@ def test_shares_of_what_is_done_to_patches_are_as_stated(ratio):
         assert abs(found.mean() - share) < 5 * sigma
 
 
-def test_every_patch_is_corrupted_as_often():
+def test_every_patch_is_corrupted_equally_often():
     corrupted, _ = drawn()
     counts = np.bincount(corrupted.ravel(), minlength=24)
     assert np.abs(counts - 1500).max() < 5 * np.sqrt(3000 * 0.25)
 
 
-def test_replacement_is_any_other_patch_of_the_image_as_often():
+def test_replacements_are_uniform_over_the_other_patches_of_the_image():
     _, source = drawn()
     steps = (source - np.arange(24)) % 24
     counts = np.bincount(steps[(source >= 0) & (steps > 0)], minlength=24)
@@ -159,7 +159,7 @@ def expected_outputs(model, objective, images, batch) -> np.ndarray:
 @pytest.mark.parametrize(
     "options", [{}, dict(pooling="gap", position="2d"), dict(registers=2, distillation="token")]
 )
-def test_prediction_is_of_the_spoiled_embeddings(options):
+def test_prediction_is_computed_from_the_corrupted_embeddings(options):
     model, objective = make("masked_patch", target="pixels", options=options)
     images = random_images()
     batch = prepare(objective, {"image": images}, keys(4))
@@ -221,7 +221,7 @@ def test_pictures_differ_from_the_images_in_corrupted_patches_alone(target):
         (dict(options=dict(pre_logits=True)), "trains nothing behind the encoder"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_made(arguments, words):
+def test_invalid_options_are_refused_before_parameters_are_allocated(arguments, words):
     with pytest.raises(UserError, match=words):
         refused("masked_patch", **arguments)
 

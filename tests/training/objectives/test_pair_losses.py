@@ -141,7 +141,7 @@ def check_ties(kind: str, mesh=None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "softmax"])
-def test_of_equally_similar_texts_each_is_right_by_chance(kind):
+def test_equally_similar_texts_are_correct_with_equal_probability(kind):
     check_ties(kind)
 
 

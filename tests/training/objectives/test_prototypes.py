@@ -44,7 +44,7 @@ def test_sinkhorn_of_logits_that_overflow_is_finite():
     np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
 
 
-def test_samples_without_weight_change_nothing():
+def test_samples_of_weight_zero_change_nothing():
     logits = RNG.normal(size=(12, 6)).astype(np.float32) * 5
     weights = np.arange(12) < 7
     found = sinkhorn(jnp.asarray(logits), jnp.asarray(weights, jnp.float32))
@@ -63,7 +63,7 @@ def test_koleo_is_minus_the_log_of_the_distance_to_the_nearest(group):
 
 
 @pytest.mark.parametrize("images", [1, 7])
-def test_koleo_does_not_see_what_fills_a_batch_up(images):
+def test_koleo_ignores_padding(images):
     x = RNG.normal(size=(images, 5)).astype(np.float32)
     filled = np.concatenate([x, x[:1], np.zeros((3, 5), np.float32)])
     seen = jax.jit(koleo)(filled, real=np.arange(len(filled)) < images)[:images]

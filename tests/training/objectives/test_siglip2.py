@@ -193,7 +193,7 @@ def test_the_teacher_starts_as_the_student_and_is_its_average():
     assert objective.frozen_prefixes()["distillation"] == 5
 
 
-def test_left_out_patches_are_not_read():
+def test_dropped_patches_are_not_read():
     model, objective, batch = made_of(siglip2_config(self_distillation=0.0, patch_dropout=0.5))
     other = copy.copy(batch)
     other["image"] = batch["image"].at[:, :8, :8].add(40)  # Changes one patch of four.

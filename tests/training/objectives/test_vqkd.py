@@ -36,7 +36,7 @@ def directions(rng, *shape):
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-def test_the_nearest_of_many_codes_is_found_a_part_of_them_at_a_time():
+def test_the_nearest_of_many_codes_is_found_in_chunks():
     rng = np.random.default_rng(0)
     x, codes = directions(rng, 3, 50, 5), directions(rng, 2500, 5)
     codes[2000] = codes[30]  # Of several equally near codes, the first is chosen.
@@ -166,7 +166,7 @@ def dense(layer, x):
 
 
 @pytest.mark.parametrize("features", ["tokens", "head"])
-def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
+def test_loss_is_computed_from_the_decoded_nearest_codes(teachers, features):
     values = {"objective.teacher_features": features, "vqkd.commitment": 0.5}
     program, state = program_of(teachers["with a head"], **values)
     model, objective = modules(program, state)
@@ -209,7 +209,7 @@ def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
     np.testing.assert_allclose(found.each, 1 - cosines.mean(1) + 0.5 * distances, rtol=1e-4)
 
 
-def test_gradients_pass_the_codes_as_if_they_were_not_there(plain):
+def test_gradients_pass_straight_through_the_codes(plain):
     program, first, *_ = plain
     model, objective = modules(program, first)
     batch, memory = batch_of(program), first["objective_state"]
@@ -236,7 +236,7 @@ def updated_in_float64(codes, x, given):
     return codes / np.linalg.norm(codes, axis=-1, keepdims=True)
 
 
-def test_the_first_batch_makes_the_codes_and_moves_them(plain):
+def test_the_first_batch_initializes_and_updates_the_codes(plain):
     program, first, result, state, _ = plain
     x = np.float64(result.aux["projected"]).reshape(-1, DIM)
     codes = k_means_in_float64(x, CODES, jax.random.fold_in(jax.random.key(0), 1))
@@ -266,7 +266,7 @@ def test_each_code_follows_the_mean_of_its_patches_of_the_whole_batch(plain):
     np.testing.assert_allclose(after["codebook"], updated_in_float64(before, x, given), atol=1e-5)
 
 
-def test_codes_that_are_hardly_used_are_put_where_patches_are(teachers):
+def test_rarely_used_codes_are_moved_to_patches(teachers):
     program, state = program_of(teachers["plain"], **{"vqkd.revive_below": 0.5})
     _, objective = modules(program, state)
     rng = np.random.default_rng(0)
@@ -285,7 +285,7 @@ def test_codes_that_are_hardly_used_are_put_where_patches_are(teachers):
 
 
 @pytest.mark.slow
-def test_micro_batches_move_the_codes_as_the_whole_batch(teachers, plain):
+def test_micro_batches_update_the_codes_as_the_whole_batch(teachers, plain):
     program, *_, state, sums = plain
     parts, same = trained(*program_of(teachers["plain"], micro_batches=4))
     np.testing.assert_allclose(
@@ -294,7 +294,7 @@ def test_micro_batches_move_the_codes_as_the_whole_batch(teachers, plain):
     np.testing.assert_allclose(same["loss"], sums["loss"], rtol=1e-5)
 
 
-def test_a_run_of_few_codes_in_use_says_so(plain):
+def test_few_codes_in_use_log_a_warning(plain):
     program, *_ = plain
     objective = program.abstract_objective()
     means = {"codes_used": 0.01, "perplexity": 2.0}
@@ -303,7 +303,7 @@ def test_a_run_of_few_codes_in_use_says_so(plain):
     assert objective.warning(means | {"codes_used": 0.9}, 10_000) is None
 
 
-def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_decoded(teachers, plain):
+def test_pictures_show_the_patches_whose_teacher_features_are_decoded(teachers, plain):
     program, *_, state, _ = plain
     config = config_for(teachers["plain"])
     splits = {"test": open_source("digits", "test[:8]")}
@@ -335,7 +335,7 @@ def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_decoded(tea
         ("of no patches", {}, "has no patch features: use a ViT"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(teachers, kind, values, words):
+def test_invalid_options_are_refused_in_one_line(teachers, kind, values, words):
     with pytest.raises(UserError, match=words):
         program_of(teachers[kind], **values)
 
@@ -397,7 +397,7 @@ def test_a_run_is_opened_as_a_tokeniser_with_its_codebook(run, saved, tmp_path, 
     assert len(np.unique(x)) > 1
 
 
-def test_training_goes_on_from_a_run_with_its_codebook(run, teachers, tmp_path, capsys):
+def test_training_continues_from_a_run_with_its_codebook(run, teachers, tmp_path, capsys):
     values = dict(teacher=teachers["plain"], codes=CODES, code_dim=DIM, code_momentum=0.999)
     decoder = dict(decoder_dim=16, decoder_depth=1, decoder_heads=2)
     config = small(steps=1, evaluate_every=1, **dotted("vqkd", **values, **decoder))
@@ -413,6 +413,6 @@ def test_training_goes_on_from_a_run_with_its_codebook(run, teachers, tmp_path, 
     assert 0 < np.abs(before - after).max() < 0.01  # The codebook was not initialized again.
 
 
-def test_a_run_of_something_else_is_no_tokeniser(teachers, monkeypatch):
+def test_a_run_of_another_objective_is_no_tokeniser(teachers, monkeypatch):
     with pytest.raises(UserError, match="has no heads of vqkd: use a workdir"):
         opened(teachers["plain"], monkeypatch)
