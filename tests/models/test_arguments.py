@@ -1,6 +1,4 @@
-"""Each argument of a model is of its type and within its bounds, or one line says what it must
-be.
-"""
+"""Arguments of models have the right type and bounds; otherwise a one-line error states them."""
 
 import dataclasses
 import functools
@@ -46,8 +44,8 @@ def test_equal_arguments_are_equal_options():
 
 
 HOSTILE = (-1, float("nan"), float("inf"), 10**30, "x", b"x", [], (), {}, (0, 0), (32,), object())
-# Of these, what an argument may be: finite numbers, one for all channels, units of a stage, a root
-# alone.
+# The values in HOSTILE that are valid: finite numbers, one mean or std for all channels, numbers of
+# units in a stage, and a root without stages.
 FINE = {
     "head_bias": (-1, 10**30),
     "layer_scale": (-1, 10**30),

@@ -1,4 +1,4 @@
-"""Attention weights and tokens, asked for in the call."""
+"""Tests of attention weights, tokens and features that a call of a model returns in addition."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ VARIANTS = {
 
 def setup(**variant):
     model = create_model("ViT-Ti/4", **SMALL, **variant)
-    for layer in model.blocks.values():  # So that attention is not uniform.
+    for layer in model.blocks.values():  # Larger kernels make the attention weights non-uniform.
         for block in (layer,) if hasattr(layer, "attention") else (layer.row, layer.column):
             kernel = block.attention.qkv.kernel
             kernel[...] = 3 * kernel[...]

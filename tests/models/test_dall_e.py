@@ -1,4 +1,4 @@
-"""The encoder of a discrete autoencoder against a plain NumPy forward pass, and its codes."""
+"""Tests of the discrete VAE's encoder and its codes against NumPy."""
 
 import jax
 import numpy as np
@@ -37,7 +37,7 @@ def block(x, p, gain):
 
 
 def encode(p, image, *, blocks, mean=-0.125, std=1.25, **_):
-    """The last stage's activated features of one image, float64."""
+    """Returns the last stage's activated features of one image, in float64."""
     x = convolve(((image + 1) / 2 - np.array(mean)) / np.array(std), p["stem"])
     for stage, count in enumerate(blocks):
         if stage:
@@ -69,7 +69,7 @@ def test_forward_pass_and_codes_are_the_papers(case):
 
 
 def test_openais_encoder_has_its_number_of_parameters():
-    # Counted of its own code, vocabulary of 8,192 and all.
+    # Counted in OpenAI's own code, including the vocabulary of 8,192.
     assert (
         count_parameters(abstract(model_factory("DVAE", num_classes=8192, image_size=112)))
         == 53_786_240

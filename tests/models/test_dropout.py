@@ -1,4 +1,4 @@
-"""Dropout's numbers: the rate, their independence, and what they cost."""
+"""Tests of dropout's random numbers: their rate, independence and cost."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from flax import nnx
 
 from vit_jax.models.dropout import draw16, drop
 
-ODD = (64, 197, 96)  # Tokens that four does not divide.
+ODD = (64, 197, 96)  # The number of tokens is not divisible by four.
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -34,7 +34,8 @@ def test_bfloat16_stays_so_and_is_enlarged_by_the_rate_to_its_rounding(rate):
 def test_numbers_are_uniform():
     numbers = np.stack(draw16(jax.random.key(0), ODD))
     assert numbers.shape == (4, 64, 50, 96) and numbers.max() < 2**16
-    for bits in (numbers & 0xFF, numbers >> 8):  # Chi-squared with 255 degrees, four deviations.
+    # A chi-squared test with 255 degrees of freedom and a bound of four standard deviations.
+    for bits in (numbers & 0xFF, numbers >> 8):
         expected = numbers.size / 256
         deviation = ((np.bincount(bits.ravel(), minlength=256) - expected) ** 2 / expected).sum()
         assert abs(deviation - 255) < 4 * np.sqrt(2 * 255)

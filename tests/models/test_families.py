@@ -1,4 +1,4 @@
-"""What every family of models promises, and that nobody else asks which family a model is of."""
+"""Every model family has the same interface, and no code elsewhere depends on a model's family."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ EVERY = [(family, name) for family in FAMILIES for name in family.names]
 
 
 def small(name):
-    """The named model with its family's smallest sizes, without arrays."""
+    """Returns the named model with its family's smallest sizes, without allocating arrays."""
     family, values = parse_name(name)
     return abstract(model_factory(name, **dict(num_classes=3) | family.smallest(values)))
 
@@ -55,7 +55,7 @@ def test_a_name_is_of_one_family_which_spells_it_back(family, name):
     assert family_of(model) is family
     if "Axial" not in name:
         defaults = dict(resnet_blocks=None, resnet_width=1)
-        # A BEiT v2 is a BEiT by its arguments.
+        # BEiT and BEiT v2 have the same arguments.
         assert family.spell(defaults | family.parse(name)) == name.replace("BEiTv2", "BEiT")
 
 

@@ -1,6 +1,4 @@
-"""The options of later papers against a plain forward pass; what they cost; what does not fit
-together.
-"""
+"""Tests of model options of later papers: outputs against NumPy, sizes, invalid combinations."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -118,7 +116,8 @@ def test_both_fresh_heads_give_exactly_their_bias():
 def test_no_token_enters_a_layer_norm_as_zeros(position):
     model = fresh_model(**(TINY | dict(depth=1)), position=position, distillation="token")
     tokens = np.asarray(model.assemble(model.patches(random_images(2, 8, 12))))[:, :2]
-    # The norm's gradient is one over the deviation; learned positions and tokens start at 0.02.
+    # The gradient of a norm is proportional to 1 / std. The initial std of positions and tokens is
+    # 0.02.
     deviations = tokens.std(axis=-1)
     assert (deviations > 0.008).all() and (deviations < 0.04).all()
 
@@ -127,7 +126,7 @@ def test_no_token_enters_a_layer_norm_as_zeros(position):
 
 
 def silence(linear: nnx.Module) -> None:
-    """Makes what a branch ends with add nothing."""
+    """Sets the last layer of a branch to zero, so that the branch adds nothing."""
     linear.kernel[...] *= 0
     linear.bias[...] *= 0
 
@@ -137,7 +136,10 @@ def random_tokens(count: int, tokens: int) -> np.ndarray:
 
 
 def skipping_layer(layer: int, rate: float, depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a layer's attention adds to 2,000 images of 3 tokens, in evaluation and in training."""
+    """Returns the output of a layer's attention in evaluation and in training.
+
+    The input has 2,000 images of 3 tokens.
+    """
     block = random_model(**(TINY | dict(depth=depth)), stochastic_depth=rate).blocks[f"{layer:02d}"]
     silence(block.mlp.fc2)
     x = random_tokens(2_000, 3)
@@ -158,7 +160,8 @@ def test_uniform_stochastic_depth_is_that_of_the_last_layer_in_all():
 def test_attention_weights_fall_at_their_rate_and_keep_their_mean():
     tokens, rate = 64, 0.3
     same, ones = jnp.ones((50, tokens, 1, tokens)), jnp.eye(tokens)[None, :, None]
-    value = jnp.broadcast_to(ones, same.shape)  # So that the result is the weights themselves.
+    # With one-hot values, the output equals the attention weights.
+    value = jnp.broadcast_to(ones, same.shape)
     weights = np.asarray(attend(same, same, value, dropout=rate, rngs=nnx.Rngs(dropout=0)))
     fallen = (weights == 0).mean()
     assert fallen == pytest.approx(rate, abs=4 * np.sqrt(rate * (1 - rate) / weights.size))
@@ -177,7 +180,7 @@ def test_stochastic_depth_follows_its_key():
 def test_stochastic_depth_rises_linearly_to_its_rate(layer, rate):
     _, training = skipping_layer(layer, rate=0.6, depth=3)
     skipped = (training == 0).all(axis=(1, 2)).mean()
-    assert skipped == pytest.approx(rate, abs=0.045)  # Four standard deviations.
+    assert skipped == pytest.approx(rate, abs=0.045)  # The tolerance is four standard deviations.
 
 
 def test_one_layer_alone_is_never_skipped():
@@ -208,11 +211,12 @@ def test_stochastic_depth_skips_whole_images_of_an_axial_layer():
     for layer in (block.row.mlp.fc2, block.column.mlp.fc2, block.column.attention.out):
         silence(layer)
     x = random_tokens(200, 6)
-    skipped = (forward(block, x, seed=0) == x).all(axis=2).sum(axis=1)  # Tokens of each image.
+    # Number of unchanged tokens in each image.
+    skipped = (forward(block, x, seed=0) == x).all(axis=2).sum(axis=1)
     assert {*skipped.tolist()} == {0, 6}
 
 
-# No head.
+# Models without a head.
 
 
 @pytest.mark.one_variant
@@ -237,7 +241,7 @@ def test_without_a_head_a_model_returns_what_would_enter_it(name, overrides):
     np.testing.assert_allclose(logits, forward(model, images), atol=2e-5)
 
 
-# Costs.
+# Numbers of parameters and tokens.
 
 
 @pytest.mark.parametrize(
@@ -267,7 +271,7 @@ def test_distilled_parameter_count_is_deits(name, image_size, parameters):
     ],
 )
 def test_layer_scale_parameter_count_is_dinov2s(name, parameters, overrides):
-    mask_token = overrides["dim"]  # Theirs alone.
+    mask_token = overrides["dim"]  # Only the authors' model has a mask token.
     assert count(name, 0, 518, layer_scale=1e-5, **overrides) == parameters - mask_token
 
 
@@ -294,7 +298,7 @@ def test_tokens_are_counted(overrides, tokens):
     assert vit_jax.model_card("ViT-Ti/4", **(TINY | overrides)).tokens == tokens
 
 
-# What does not fit together.
+# Invalid combinations and values.
 
 
 @pytest.mark.parametrize(

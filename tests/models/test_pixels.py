@@ -1,6 +1,4 @@
-"""Every model takes uint8 or floats in [-1, 1] and normalises them itself; anything else is one
-line.
-"""
+"""Models take uint8 or floats in [-1, 1] and normalize them; other inputs are one-line errors."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +46,7 @@ def test_uint8_and_floats_of_the_same_pixels_give_the_same(kind, statistics):
 def test_mean_and_deviation_are_those_of_the_pixels_that_the_first_layer_sees(kind):
     images = pixels()
     seen = (images / 255 - np.array(IMAGENET["mean"])) / np.array(IMAGENET["std"])
-    usual, own = made(kind), made(kind, **IMAGENET)  # Of the same seed.
+    usual, own = made(kind), made(kind, **IMAGENET)  # Both models have the same seed.
     np.testing.assert_allclose(own.normalize(images), seen, atol=2e-6)
     wanted = forward(usual)(seen.astype(np.float32))
     np.testing.assert_allclose(forward(own)(images), wanted, rtol=1e-4, atol=1e-4)

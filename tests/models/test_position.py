@@ -1,4 +1,4 @@
-"""Every kind of position against a plain forward pass."""
+"""Tests of all kinds of position embeddings against NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from vit_jax.models.position import BiasLayout, draw_scale
 
 ROPE = dict(
     position="none", rope="eva02", heads=2
-)  # Heads of 8: two angles for a row, two for a column.
+)  # Heads of width 8 have two angles for the row and two for the column.
 
 
 @pytest.mark.one_variant
@@ -90,7 +90,9 @@ def test_only_training_stretches_coordinates():
 
 
 def test_biases_are_resized_by_a_spline_through_the_old_ones():
-    """BEiT's own rule, written with another of SciPy's splines and with the series' sums in a
+    """Equals BEiT's interpolation of biases.
+
+    The reference uses another spline of SciPy, and computes the sums of the geometric series in a
     loop.
     """
     layout, table = BiasLayout((4, 5), 1, 0), np.random.default_rng(0).normal(size=(7 * 9 + 3, 2))
@@ -99,7 +101,7 @@ def test_biases_are_resized_by_a_spline_through_the_old_ones():
     for old, reach in (
         (3, 5),
         (4, 6),
-    ):  # A ratio of which the sums of so many steps reach the new end.
+    ):  # Finds the ratio with which a sum of `old` terms reaches the new end.
         low, high = 1.01, 1.5
         for _ in range(60):
             ratio = (low + high) / 2
@@ -115,7 +117,8 @@ def test_biases_are_resized_by_a_spline_through_the_old_ones():
 
 def test_without_positions_the_order_of_patches_is_nothing():
     images = random_images(2, 8, 12)
-    swapped = np.concatenate([images[:, 4:], images[:, :4]], axis=1)  # The two rows of patches.
+    # Swaps the two rows of patches.
+    swapped = np.concatenate([images[:, 4:], images[:, :4]], axis=1)
     for position, same in (("none", True), ("1d", False)):
         model = random_model(**TINY, position=position)
         assert np.allclose(forward(model, images), forward(model, swapped), atol=1e-5) is same

@@ -1,4 +1,4 @@
-"""A model resized in the trace: the same parameters for images of another size."""
+"""Tests of models resized inside a trace: the same parameters for images of another size."""
 
 import itertools
 
@@ -17,7 +17,7 @@ TINY = dict(num_classes=3, dim=16, depth=2, mlp_dim=16, heads=2)
 
 
 def random_positions(model):
-    """The model with random values in place of its positions' first ones."""
+    """Replaces the initial values of the position embeddings by random ones."""
     rng = np.random.default_rng(0)
     for path, leaf in nnx.to_flat_state(nnx.state(model)):
         if path[0] == "position_embedding":
@@ -129,7 +129,7 @@ def test_axial_attention_is_resized_with_its_tables(torch):
 
 
 def enlarged(torch, table, rows, columns):
-    """A table `[rows, columns, channels]` by PyTorch's bicubic interpolation."""
+    """Resizes a table `[rows, columns, channels]` with PyTorch's bicubic interpolation."""
     images = torch.tensor(table, dtype=torch.float64).permute(2, 0, 1)[None]
     resized = torch.nn.functional.interpolate(images, (rows, columns), mode="bicubic")
     return resized[0].permute(1, 2, 0).numpy()

@@ -1,4 +1,4 @@
-"""Hybrids and BiT ResNets against plain forward passes."""
+"""Tests of hybrids and BiT ResNets against NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ BIT = dict(image_size=(32, 64), num_classes=5)
 
 
 def images_for(image_size, channels=3):
-    """Dark enough for the epsilon of the first norm to matter."""
+    """Returns images that are so dark that the epsilon of the first norm matters."""
     return random_images(2, *image_size, channels) * np.float32(1e-3)
 
 
@@ -46,8 +46,9 @@ def test_hybrid_equals_a_plain_forward_pass(overrides):
     "overrides",
     [
         dict(resnet_blocks=(2, 1)),
-        dict(resnet_blocks=(1, 1), image_size=(35, 50), channels=1),  # Odd sides all the way down.
-        dict(resnet_blocks=(2, 2), image_size=(8, 5)),  # Maps of 2x2 and of one place.
+        # The sides are odd in all stages.
+        dict(resnet_blocks=(1, 1), image_size=(35, 50), channels=1),
+        dict(resnet_blocks=(2, 2), image_size=(8, 5)),  # The maps have 2x2 positions, then one.
         dict(resnet_blocks=(1,), resnet_width=2, channels=5, num_classes=0),
         dict(resnet_blocks=(1, 2), resnet_width=3 / 8, resnet_stem="small", image_size=(13, 18)),
     ],

@@ -1,6 +1,4 @@
-"""Stochastic depth that computes a branch only for the images that keep it, against loops over
-images.
-"""
+"""Tests of stochastic depth that computes a branch only for images that keep it, against loops."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +18,7 @@ def random_tokens(images: int) -> np.ndarray:
 
 
 def drawn_images(images: int, rate: float, rngs: nnx.Rngs) -> list[int]:
-    """Numbers in the batch of the images that are kept."""
+    """Returns the batch indices of the images that keep a branch."""
     size = subset_sizes(images, rate)[1]
     drawn = np.asarray(draw_subset(images, rate, rngs))
     return [group * size + image for group, row in enumerate(drawn) for image in row]
@@ -47,11 +45,12 @@ def test_each_image_and_each_pair_of_a_group_is_kept_equally_often():
     rows = jax.vmap(lambda key: draw_subset(groups * size, 0.4, nnx.Rngs(dropout=key)))(keys)
     chosen = np.zeros((draws, groups, size))
     np.put_along_axis(chosen, np.asarray(rows), 1, axis=-1)
-    assert (chosen.sum(axis=-1) == kept).all()  # Drawn without replacement.
+    assert (chosen.sum(axis=-1) == kept).all()  # Images are drawn without replacement.
     chosen = chosen.reshape(draws, -1)
     one, two = kept / size, kept * (kept - 1) / (size * (size - 1))
     same_group = np.kron(np.eye(groups), np.ones((size, size)))
-    expected = np.where(same_group, two, one**2)  # Images of other groups do not matter.
+    # Images of different groups are drawn independently.
+    expected = np.where(same_group, two, one**2)
     np.fill_diagonal(expected, one)
     np.testing.assert_allclose(chosen.T @ chosen / draws, expected, atol=4.5 * 0.5 / np.sqrt(draws))
 
@@ -106,7 +105,8 @@ def test_as_many_images_as_said_change_in_each_group(images):
     x = random_tokens(images)
     changed = (forward(block, x, seed=0) != x).any(axis=(1, 2)).reshape(-1, 32)
     assert changed.sum(axis=1).tolist() == [19] * (images // 32)
-    assert len({row.tobytes() for row in changed}) == images // 32  # Each group draws its own.
+    # Each group has its own random draw.
+    assert len({row.tobytes() for row in changed}) == images // 32
 
 
 def test_gradients_are_those_of_the_enlarged_branch_times_who_keeps_it():
@@ -152,7 +152,8 @@ def test_axial_layers_leave_out_whole_images():
         layer.kernel[...] *= 0
         layer.bias[...] *= 0
     x = np.random.default_rng(2).normal(size=(32, 6, 16)).astype(np.float32)
-    changed = (forward(block, x, seed=0) != x).any(axis=2).sum(axis=1)  # Tokens of each image.
+    # Number of changed tokens in each image.
+    changed = (forward(block, x, seed=0) != x).any(axis=2).sum(axis=1)
     assert sorted(changed.tolist()) == [0] * 13 + [6] * 19
 
 

@@ -1,4 +1,4 @@
-"""Swin and Swin V2 against a plain forward pass, and its finite differences, in NumPy float64."""
+"""Tests of Swin and Swin V2: outputs and gradients against NumPy in float64."""
 
 import math
 from functools import partial
@@ -24,8 +24,8 @@ from vit_jax.models import create_model, family_of, model_factory
 from vit_jax.models.position import spread_offsets
 from vit_jax.models.swin import log_offsets, shifted_regions, windows
 
-# Maps of 7x9 and 4x5 patches, which windows of 3 do not divide; the second has odd columns behind
-# it.
+# The maps have 7x9 and 4x5 patches, which are not divisible by windows of 3. Merging pads the odd
+# sides of the first map.
 TINY = dict(
     image_size=(14, 18),
     num_classes=3,
@@ -52,9 +52,7 @@ CASES = {
 
 
 def attend(x, p, window, shifted, version, former):
-    """Window attention of one image's map, one window, one head and one pair of places at a
-    time.
-    """
+    """Returns the window attention of one image's map, one pair of positions at a time."""
     shift = [
         side // 2 if shifted and size > side else 0
         for size, side in zip(x.shape, window, strict=False)
@@ -69,7 +67,7 @@ def attend(x, p, window, shifted, version, former):
     for top in range(0, moved.shape[0], window[0]):
         for left in range(0, moved.shape[1], window[1]):
             places = [(top + i, left + j) for i in range(window[0]) for j in range(window[1])]
-            # Whether a place came around the border, along each axis that is shifted.
+            # For each shifted axis: whether the position was moved around the border.
             around = [
                 tuple(
                     s > 0 and at >= size - s
@@ -103,7 +101,7 @@ def attend(x, p, window, shifted, version, former):
 
 
 def bias_of(p, offset, head, window, version, former):
-    """The bias of two places so far apart."""
+    """Returns the bias for two positions with this offset."""
     if version == 1:
         return p["bias_table"][offset[0] + window[0] - 1, offset[1] + window[1] - 1, head]
     parts = [
@@ -119,7 +117,7 @@ def bias_of(p, offset, head, window, version, former):
 
 
 def swin(params, image, *, window, patch_size, blocks, version=1, pretrained_windows=None, **_):
-    """Logits of one image, or features without a head."""
+    """Returns the logits of one image, or its features if there is no head."""
     kernel, p = params["patch_embedding"]["kernel"], patch_size
     rows, columns = image.shape[0] // p, image.shape[1] // p
     x = np.zeros((rows, columns, kernel.shape[-1]))
@@ -213,7 +211,7 @@ def test_gradients_equal_finite_differences_of_a_plain_forward_pass(case):
         )
 
 
-# At the sizes of their images (microsoft/Swin-Transformer's tables), with 1,000 classes.
+# Each at the image size in microsoft/Swin-Transformer's tables, for 1,000 classes.
 @pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("name", "size", "parameters"),
@@ -309,7 +307,8 @@ def test_attention_of_each_window_is_captured():
     first, shifted = found["attention"]
     assert first.shape == shifted.shape == (1, 9, 2, 9, 9)
     np.testing.assert_allclose(first.sum(-1), 1, rtol=1e-5)
-    # Behind the patch embedding and each of the two blocks; the last is what the head's norm takes.
+    # Captured after the patch embedding and after each of the two blocks. The last features are the
+    # input of the head's norm.
     *_, last = found["features"]
     assert len(found["features"]) == 3
     np.testing.assert_allclose(last, model.features(images, dense=True)[-1], atol=1e-6)
@@ -321,7 +320,9 @@ def test_attention_of_each_window_is_captured():
 
 
 def test_what_is_attended_to_lies_where_it_is():
-    """Of a map of 7x9 in windows of 3, whose second block is shifted by 1 and filled up with
+    """Attention is mapped back to the positions in the image.
+
+    The map of 7x9 has windows of 3. The second block's windows are shifted by 1 and padded with
     zeros.
     """
     model = random_model("Swin-T", **TINY)

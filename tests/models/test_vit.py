@@ -1,4 +1,4 @@
-"""The Vision Transformer against the paper's counts and a plain NumPy forward pass."""
+"""Tests of the Vision Transformer: sizes against the paper, outputs against NumPy."""
 
 import functools
 
@@ -28,7 +28,7 @@ def count(*arguments, **overrides) -> int:
     return card(*arguments, **overrides).parameters
 
 
-# Without a head, at 224 pixels.
+# Numbers of parameters without a head, at 224 pixels.
 TRUNKS = {
     "ViT-Ti/32": 5_938_560,
     "ViT-Ti/16": 5_524_416,
@@ -106,7 +106,8 @@ def test_average_pooling_has_no_class_token(name, parameters):
         ("ViT-L/32", 384, 145, 306_632_680),
         ("ViT-L/16", 512, 1025, 305_174_504),
         ("ViT-H/14", 518, 1370, 633_470_440),
-        ("ViT-H/14", 378, 730, 632_651_240),  # The paper's 384, of which its patches cover 378.
+        # The paper's size is 384, of which patches of 14 cover 378.
+        ("ViT-H/14", 378, 730, 632_651_240),
     ],
 )
 def test_resolution_changes_only_the_position_table(name, image_size, tokens, parameters):
@@ -140,13 +141,14 @@ def test_multiply_adds_are_what_the_compiler_counts():
         return nnx.merge(graphdef, params)(images, whole=True)
 
     lowered = jax.jit(forward).lower(params, jnp.zeros((1, 224, 224, 3)))
-    flops = lowered.cost_analysis()["flops"]  # Norms, softmax and GELU are a few per cent of it.
+    # Norms, softmax and GELU are a few per cent of all operations.
+    flops = lowered.cost_analysis()["flops"]
     counted = 2 * count_multiply_adds(model)
     assert counted < flops < 1.1 * counted
 
 
 def random_model(**overrides) -> ViT:
-    """A model whose every parameter is random, so that none can be left out unseen."""
+    """Returns a model with random parameters; none is zero, so that each affects the output."""
     model = vit_jax.create_model("ViT-Ti/4", **(TINY | overrides))
     rng = np.random.default_rng(0)
     graphdef, params = nnx.split(model)
@@ -158,9 +160,7 @@ forward = jax.jit(lambda model, images: model(images))
 
 
 def reference(params: dict, images: np.ndarray, patch: int, pooling: str, erf: bool) -> np.ndarray:
-    """The equations of section 3.1 in float64, one head and one token at a time where that is
-    plainest.
-    """
+    """Returns the logits by the equations of section 3.1, in float64, with loops."""
     from scipy.special import erf as error_function
 
     def norm(x, p):
@@ -282,7 +282,7 @@ def test_same_seed_gives_the_same_parameters():
 
 
 def initialized(name, parts, **values):
-    """Returns some parts of a new model; the compiler removes the random numbers of the others."""
+    """Returns some parts of a new model; the compiler removes the other parts' random numbers."""
     build = model_factory(name, num_classes=10, image_size=224, **values)
     return jax.jit(lambda: parts(build(rngs=nnx.Rngs(0))))()
 
@@ -314,13 +314,15 @@ def test_initial_values_are_those_of_the_authors():
         assert np.std(kernel[...]) == pytest.approx(limit / np.sqrt(3), rel=0.01)
     assert np.std(block.mlp.fc1.bias[...]) == pytest.approx(1e-6, rel=0.1)
     assert np.std(patches.kernel[...]) == pytest.approx(np.sqrt(1 / 768), rel=0.01)
-    # A normal cut at two deviations, brought back to the variance that it lost.
+    # A normal distribution truncated at two standard deviations and rescaled to its original
+    # variance.
     assert np.abs(patches.kernel[...]).max() == pytest.approx(2.2737 / np.sqrt(768), rel=1e-3)
     assert abs(np.mean(block.mlp.fc2.kernel[...])) < 5 * limit / np.sqrt(3 * 1536 * 384)
 
 
 def test_initial_values_can_be_those_of_masked_autoencoders():
-    # PyTorch's Xavier takes q, k and v as one layer, and the patch embedding as a dense one.
+    # PyTorch's Xavier initialization treats q, k and v as one layer, and the patch embedding as
+    # dense.
     block, patches = initialized("ViT-S/16", block_and_patches, initialization="mae")
     for kernel, limit in (
         (block.attention.qkv.kernel, np.sqrt(6 / (384 + 3 * 384))),
@@ -363,7 +365,9 @@ def test_initial_values_can_be_beits(layer):
     block = initialized(
         "BEiT-B/16", lambda model: model.blocks[f"{layer:02d}"], initialization="beit"
     )
-    truncated = 0.5396  # Of a normal distribution that is cut at its deviation.
+    # Ratio of the std of a normal distribution truncated at one standard deviation to the original
+    # std.
+    truncated = 0.5396
     for kernel in (block.attention.qkv.kernel, block.mlp.fc1.kernel):
         assert np.std(kernel[...]) == pytest.approx(0.02 * truncated, rel=0.01)
         assert np.abs(kernel[...]).max() <= 0.02
@@ -377,11 +381,11 @@ def test_initial_values_can_be_beits(layer):
     ("name", "factor"), [("EVA02-S/14", 1.0), ("EVA02-B/14", np.sqrt(np.log(24)))]
 )
 def test_initial_values_can_be_those_of_eva02(name, factor):
-    """Where branches are normalised within, all but the kernels of queries and keys are larger."""
+    """With norms inside the branches, all kernels but those of queries and keys are larger."""
     block, embedding = initialized(name, block_and_patches, initialization="eva02")
     dim = embedding.kernel.shape[-1]
     query, key, value = np.moveaxis(np.asarray(block.attention.qkv.kernel[...]), 1, 0)
-    # Theirs are one layer in the small models, three in the larger ones.
+    # q, k and v are one layer in the authors' small models, and three layers in the larger ones.
     outputs = dim if factor > 1 else 3 * dim
     for kernel in (query, key, value / factor):
         assert np.std(kernel) == pytest.approx(np.sqrt(2 / (dim + outputs)), rel=0.01)

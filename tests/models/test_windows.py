@@ -1,4 +1,4 @@
-"""Attention within windows of a ViT."""
+"""Tests of attention within windows of a ViT."""
 
 import jax.numpy as jnp
 import numpy as np
