@@ -59,7 +59,7 @@ FINE = {
     ("name", "argument"),
     [(name, argument) for name in SMALL for argument in sorted(ARGUMENTS_OF[name])],
 )
-def test_hostile_value_is_one_line(name, argument):
+def test_errors_about_invalid_values_are_one_line(name, argument):
     for value in HOSTILE:
         if value in FINE.get(argument, ()):
             continue
@@ -82,12 +82,12 @@ def test_hostile_value_is_one_line(name, argument):
     ],
     ids=str,
 )
-def test_argument_out_of_its_bounds_is_named(changes, words):
+def test_errors_about_bounds_name_the_argument(changes, words):
     with pytest.raises(UserError, match=words):
         vit_jax.create_model("ViT-Ti/16", **(SMALL["ViT-Ti/16"] | changes))
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_are_accepted():
     model = vit_jax.create_model(
         "ViT-Ti/16", **(SMALL["ViT-Ti/16"] | dict(num_classes=np.int64(4)))
     )

@@ -108,7 +108,7 @@ def images() -> np.ndarray:
 @pytest.mark.parametrize(
     "options", [{}, {"distillation": "heads"}, {"position": "relative"}, {"qk_norm": True}]
 )
-def test_tokens_that_nobody_reads_do_not_change_the_logits(options, scan, images):
+def test_skipping_unread_tokens_does_not_change_the_logits(options, scan, images):
     model = vit_jax.create_model(
         "ViT-Ti/16", depth=3, num_classes=5, image_size=192, scan=scan, remat="dots", **options
     )

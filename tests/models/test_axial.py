@@ -29,7 +29,7 @@ def test_axial_vit_equals_a_plain_forward_pass(overrides):
     assert_vit_equals_reference(attention="axial", **overrides)
 
 
-def test_axial_vit_looks_along_rows_before_columns():
+def test_axial_vit_attends_along_rows_before_columns():
     """The first half of a layer moves a change within the patch's row, the second everywhere."""
     block = random_model(**TINY, attention="axial", pooling="gap").blocks["00"]
     x = np.random.default_rng(2).normal(size=(1, 6, 16)).astype(np.float32)
@@ -80,7 +80,7 @@ def test_axial_resnet_replaces_only_its_3x3_convolutions():
 
 
 @pytest.mark.parametrize("image_size", [(36, 64), (32, 60)])
-def test_axial_resnet_names_the_sizes_it_can_halve(image_size):
+def test_the_error_about_an_axial_resnets_image_size_names_valid_sizes(image_size):
     with pytest.raises(
         UserError, match=f"multiples of 8 pixels, not {image_size[0]}x{image_size[1]}"
     ):

@@ -24,7 +24,7 @@ def test_listed_models_are_names():
     assert not vit_jax.list_models("ViT-B*/7")
 
 
-def test_a_name_that_is_not_listed_is_found_by_itself():
+def test_a_valid_name_that_is_not_listed_is_found():
     assert list(vit_jax.list_models("ViT-b/16")) == ["ViT-b/16"]
     with pytest.raises(UserError, match="unknown model 'ViT-B'.*did you mean 'ViT-"):
         vit_jax.list_models("ViT-B")
@@ -52,7 +52,7 @@ def test_a_list_of_all_models_is_shown_at_once(monkeypatch):
 
 # One model of each family.
 @pytest.mark.parametrize("name", ["ViT-S/32", "BiT-R50x1", "ConvNeXt-Atto", "Swin-T"])
-def test_the_kept_figures_of_a_listed_model_are_those_that_are_computed(name):
+def test_stored_sizes_of_listed_models_equal_computed_ones(name):
     assert repr(vit_jax.list_models(name)) == str(vit_jax.model_card(name))
 
 
@@ -61,7 +61,7 @@ def test_a_model_that_is_not_listed_is_shown_as_computed():
     assert repr(vit_jax.list_models("ViT-mu/32")) == str(vit_jax.model_card("ViT-mu/32"))
 
 
-def test_card_of_a_resnet_says_nothing_of_tokens():
+def test_card_of_a_resnet_has_no_tokens():
     line = str(vit_jax.model_card("BiT-R50x1", num_classes=0, image_size=(64, 96)))
     words = (
         "BiT-R50x1 23.50 M parameters 0.45 GFLOPs (multiply-adds) at 64x96 Kolesnikov et al., "
@@ -113,7 +113,7 @@ def test_parameter_count_is_the_published(name):
         ("BiT-R50x1", 1000, 25_549_352),
     ],
 )
-def test_card_counts_the_head_of_as_many_classes(name, num_classes, parameters):
+def test_card_counts_the_parameters_of_the_head(name, num_classes, parameters):
     assert vit_jax.model_card(name, num_classes=num_classes).parameters == parameters
 
 
@@ -128,7 +128,7 @@ class OneConvolution(nnx.Module):
         return self.conv(x)
 
 
-def test_multiply_adds_of_a_convolution_are_those_that_do_not_fall_on_padding():
+def test_multiply_adds_of_a_convolution_exclude_products_with_padding():
     model = OneConvolution(nnx.Rngs(0))
     model.conv.kernel[...] = np.ones(model.conv.kernel.shape)
     # All inputs and kernels are one, so the sum of the outputs is the number of products.
@@ -136,7 +136,7 @@ def test_multiply_adds_of_a_convolution_are_those_that_do_not_fall_on_padding():
     assert count_multiply_adds(model) == products
 
 
-def test_multiply_adds_of_a_scan_are_of_all_its_turns():
+def test_multiply_adds_of_a_scan_include_all_iterations():
     class Repeated(OneConvolution):
         def __call__(self, x):
             conv = super().__call__
@@ -150,7 +150,7 @@ def test_multiply_adds_of_a_scan_are_of_all_its_turns():
 @pytest.mark.parametrize(
     ("name", "tokens"), [("R50+ViT-B/32", 50), ("R50+ViT-B/16", 197), ("R+ViT-Ti/16", 50)]
 )
-def test_a_hybrids_name_says_its_down_sampling(name, tokens):
+def test_a_hybrids_name_determines_its_downsampling(name, tokens):
     assert vit_jax.model_card(name, num_classes=0).tokens == tokens
 
 
@@ -177,7 +177,7 @@ def test_card_names_where_a_model_comes_from(name, source):
 @pytest.mark.parametrize(
     "name", ["R50+ViT-B/8", "R+ViT-Ti/32", "R50+ViT-X/16", "Axial-R50+ViT-B/32", "BiT-R18x1"]
 )
-def test_hybrid_or_bit_that_there_is_not_is_refused(name):
+def test_names_of_missing_hybrids_and_bits_are_refused(name):
     with pytest.raises(UserError, match=r"unknown model .* \(model.name\); did you mean "):
         vit_jax.model_card(name)
 
@@ -193,7 +193,7 @@ def test_hybrid_or_bit_that_there_is_not_is_refused(name):
         ("xyz", "there are: AIMv2-1B/14, "),
     ],
 )
-def test_unknown_name_is_answered_with_the_nearest(name, answer):
+def test_the_error_about_an_unknown_name_suggests_the_nearest(name, answer):
     with pytest.raises(UserError) as error:
         vit_jax.model_card(name)
     assert str(error.value).startswith(f"unknown model {name!r} (model.name); {answer}")

@@ -158,7 +158,7 @@ def test_parameters_are_the_publications():
         )
 
 
-def test_there_are_eleven_sizes_of_the_first_version_and_nine_of_the_second():
+def test_version_1_has_eleven_sizes_and_version_2_nine():
     assert len(list_models("ConvNeXt-*")) == 11 and len(list_models("ConvNeXtV2-*")) == 9
 
 
@@ -240,12 +240,12 @@ def test_stochastic_depth_rises_to_its_rate():
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_named(overrides, message):
+def test_errors_about_invalid_options_name_them(overrides, message):
     with pytest.raises(UserError, match=message):
         abstract(model_factory("ConvNeXt-T", **TINY | overrides))
 
 
-def test_images_of_other_sizes_are_taken_unless_they_are_too_small():
+def test_images_of_other_sizes_are_accepted_unless_they_are_too_small():
     model = random_model("ConvNeXt-T", **TINY)
     assert model(random_images(1, 16, 40)).shape == (1, 5)
     with pytest.raises(UserError, match="images of 40x7 pixels are too small for 2 stages"):

@@ -82,7 +82,7 @@ def test_pixels_are_mapped_as_openais():
     np.testing.assert_allclose(model.normalize(pixels), 0.1 + 0.8 * pixels / 255.0, rtol=1e-6)
 
 
-def test_codes_of_images_of_any_size_that_the_stride_divides():
+def test_codes_need_image_sizes_divisible_by_the_stride():
     model = create_model(
         "DVAE", num_classes=5, image_size=16, blocks=(1, 1, 1, 1), widths=(8, 8, 8, 8)
     )
@@ -111,7 +111,7 @@ def test_arguments_that_make_no_encoder_are_refused(arguments, words):
         abstract(model_factory("DVAE", **dict(num_classes=5, image_size=32) | arguments))
 
 
-def test_names_spell_what_is_not_openais():
+def test_names_describe_sizes_that_are_not_openais():
     family = family_of(abstract(model_factory("DVAE", num_classes=0, image_size=8)))
     assert (
         family.spell(dict(blocks=(1, 1), widths=[8, 16])) == "DVAE (blocks (1, 1), widths (8, 16))"

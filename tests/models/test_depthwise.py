@@ -58,7 +58,7 @@ def test_sums_of_bfloat16_are_float32():
     assert of_kernel[3, 3, 0, 0] == 2 * 20 * 20 and of_kernel[0, 3, 0, 0] == 2 * 17 * 20
 
 
-def test_gradients_are_the_same_where_the_image_is_computed_anew():
+def test_gradients_are_the_same_with_rematerialization():
     x, kernel, _ = random_case((2, 9, 6, 3), (7, 7))
 
     def loss(x, kernel):

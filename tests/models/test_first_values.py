@@ -53,7 +53,7 @@ def test_class_token_and_positions_start_as_the_authors(name):
 
 
 @pytest.mark.parametrize("name", ["flax", "mae", "deit3"])
-def test_a_token_whose_position_starts_it_is_zero(name):
+def test_class_tokens_start_at_zero_next_to_random_positions(name):
     shape = dict(dim=16, depth=1, mlp_dim=8, heads=1)
     model = vit_jax.create_model(
         "ViT-S/16", num_classes=0, image_size=32, initialization=name, **shape
@@ -61,7 +61,7 @@ def test_a_token_whose_position_starts_it_is_zero(name):
     assert not np.any(model.cls[...]) and np.any(model.position_embedding.table[...])
 
 
-def test_eva_g_starts_at_three_quarters_of_beits_deviation():
+def test_eva_g_starts_with_three_quarters_of_beits_std():
     wide, narrow = (initializers.SCHEMES[name].of_layer(4, 40, False) for name in ("beit", "eva"))
     for part in ("patches", "qkv", "dense", "gated", "out"):
         draws = [getattr(scheme, part)(jax.random.key(0), (64, 64)) for scheme in (wide, narrow)]
@@ -70,7 +70,7 @@ def test_eva_g_starts_at_three_quarters_of_beits_deviation():
 
 
 @pytest.mark.parametrize("name", ["beit", "eva", "eva02"])
-def test_mask_and_heads_start_as_the_model(name):
+def test_mask_tokens_have_the_models_initial_distribution(name):
     shape = dict(dim=512, depth=1, mlp_dim=8, heads=1, pooling="gap", cls_token=True)
     values = dict(num_classes=0, image_size=64, initialization=name, **shape)
     model = abstract(model_factory("ViT-S/16", **values))

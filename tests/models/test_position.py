@@ -39,7 +39,7 @@ def test_positions_of_all_layers_equal_a_plain_forward_pass(
 
 
 @pytest.mark.parametrize("position", ["2d", "relative", "sincos2d"])
-def test_distillation_token_has_a_place_of_its_own(position):
+def test_distillation_token_has_its_own_position(position):
     assert_vit_equals_reference(position=position, distillation="token")
 
 
@@ -57,15 +57,15 @@ def test_every_rope_turns_complex_pairs(rope, pooling, registers):
     assert_vit_equals_reference(**(ROPE | dict(rope=rope)), pooling=pooling, registers=registers)
 
 
-def test_rope_counts_in_the_grid_of_pre_training_column_first():
+def test_rope_of_pe_uses_the_pretraining_grid_and_starts_with_the_column():
     assert_vit_equals_reference(**(ROPE | dict(rope="pe")), rope_grid=(5, 4))
 
 
-def test_rope_stands_beside_learned_positions():
+def test_rope_can_be_combined_with_learned_positions():
     assert_vit_equals_reference(**(ROPE | dict(position="1d")))
 
 
-def test_rope_grid_is_the_models_own_without_another():
+def test_rope_grid_is_the_models_grid_by_default():
     images = random_images(2, 8, 12)
     own, same, other = (
         forward(random_model(**(TINY | ROPE), rope_grid=grid), images)
@@ -115,7 +115,7 @@ def test_biases_are_resized_by_a_spline_through_the_old_ones():
     np.testing.assert_array_equal(resized[-3:], table[-3:].astype(np.float32))
 
 
-def test_without_positions_the_order_of_patches_is_nothing():
+def test_without_positions_the_order_of_patches_has_no_effect():
     images = random_images(2, 8, 12)
     # Swaps the two rows of patches.
     swapped = np.concatenate([images[:, 4:], images[:, :4]], axis=1)
@@ -141,7 +141,7 @@ def test_without_positions_the_order_of_patches_is_nothing():
         (dict(rope="mixed"), 2 * 2 * 4 * 2),
     ],
 )
-def test_positions_have_as_many_parameters_as_they_say(overrides, more):
+def test_positions_have_the_expected_number_of_parameters(overrides, more):
     plain, other = (count("ViT-Ti/4", **(TINY | changed)) for changed in ({}, overrides))
     assert other - plain == more
 

@@ -102,7 +102,7 @@ def test_gradients_of_crops_of_two_sizes_reach_the_one_table():
         dict(attention="axial", pooling="gap"),
     ],
 )
-def test_a_resized_model_computes_what_one_of_that_size_does(options):
+def test_a_resized_model_equals_a_model_of_that_size(options):
     model, made = (create_model("ViT-Ti/8", image_size=size, **TINY | options) for size in (32, 16))
     resized = model.resized(16)
     nnx.update(made, nnx.state(resized))
@@ -158,7 +158,7 @@ def test_relative_positions_are_resized_by_rows_and_columns(old, new, torch):
     np.testing.assert_allclose(found, [*wanted, *table[-3:]], atol=1e-5)
 
 
-def test_sizes_that_no_model_has_are_refused():
+def test_invalid_sizes_are_refused():
     model = create_model("ViT-Ti/8", image_size=16, **TINY)
     assert model.resized(16) is model
     with pytest.raises(UserError, match="does not divide the image of 20x16"):

@@ -87,7 +87,7 @@ def test_norms_have_32_groups_or_groups_of_two_channels(width, groups):
     ],
     ids=str,
 )
-def test_width_that_does_not_divide_is_named(overrides, message):
+def test_errors_about_widths_name_them(overrides, message):
     with pytest.raises(UserError, match=message):
         abstract(model_factory("BiT-R26x1", **BIT | dict(image_size=32) | overrides))
 
@@ -109,7 +109,7 @@ def test_bit_reads_images_of_other_sizes():
     np.testing.assert_array_equal(forward(small, images), forward(large, images))
 
 
-def test_fresh_units_of_a_hybrid_are_their_shortcuts():
+def test_new_units_of_a_hybrid_output_their_shortcut():
     model = fresh_model(**HYBRID, resnet_blocks=(1,))
     unit = model.resnet.stages["1"]["01"]
     assert not np.any(unit.norm3.scale[...])
@@ -136,6 +136,6 @@ def test_fresh_units_of_a_hybrid_are_their_shortcuts():
     ],
     ids=str,
 )
-def test_image_that_a_hybrid_cannot_divide_is_named(overrides, message):
+def test_errors_about_a_hybrids_image_size_name_the_stride(overrides, message):
     with pytest.raises(UserError, match=message):
         vit_jax.create_model("ViT-Ti/4", **(TINY | overrides))

@@ -55,7 +55,7 @@ def test_a_caption_of_several_images_is_right_for_each_and_retrieved_once():
 
 
 @pytest.mark.parametrize("value", [1.0, np.nan])
-def test_embeddings_that_are_all_the_same_or_no_numbers_retrieve_nothing(value):
+def test_equal_or_nan_embeddings_retrieve_nothing(value):
     images = np.full((20, 4), value / 2, np.float32)
     pairs = np.stack([np.arange(20)] * 2, axis=1)
     assert set(recalls(Paired(images, images, pairs)).values()) == {0.0}

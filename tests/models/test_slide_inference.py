@@ -72,7 +72,7 @@ def test_windows_are_cut_in_the_order_of_their_scores():
         assert (cut == image[:, left : left + WINDOW]).all()
 
 
-def test_an_image_of_extreme_length_is_squeezed():
+def test_an_image_with_an_extreme_aspect_ratio_is_squeezed():
     windows = sliding((1, 100_000), (WINDOW, WINDOW))
     assert windows.resized == (WINDOW, LONGEST * WINDOW)
     scores = np.zeros((windows.count, PLACES, PLACES, CLASSES), np.float32)
@@ -86,13 +86,13 @@ def test_one_window_of_a_whole_image_is_resized(torch):
     assert (whole((31, 50), (WINDOW, WINDOW)).class_map(scores) == expected).mean() > 0.999
 
 
-def test_windows_may_be_oblong():
+def test_windows_may_be_rectangular():
     windows = sliding((100, 100), (16, 32))
     assert windows.resized == (32, 32) and windows.rows.starts == (0, 10, 16)
     assert windows.columns.starts == (0,)
 
 
-def test_more_than_255_classes_have_wider_indices():
+def test_class_maps_of_more_than_255_classes_have_a_wider_dtype():
     scores = np.zeros((1, 2, 2, 300), np.float32)
     scores[..., 299] = 1
     found = whole((3, 3), (WINDOW, WINDOW)).class_map(scores)

@@ -64,7 +64,7 @@ def test_mean_over_draws_is_the_full_branch():
     )
 
 
-def test_branch_sees_the_images_that_are_kept_and_no_others():
+def test_branch_gets_only_the_kept_images():
     x, seen = random_tokens(64), []
 
     def branch(x):
@@ -85,7 +85,7 @@ def test_rate_that_drops_no_image_of_a_group_is_the_plain_sum():
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("norm_at", ["before", "after"])
-def test_layer_is_that_of_each_image_by_itself(norm_at):
+def test_layer_equals_a_loop_over_images(norm_at):
     block = random_model(**TINY, **SUBSET, norm_at=norm_at).blocks["01"]
     x, rngs = random_tokens(48), nnx.Rngs(dropout=0)
     expected, before = np.array(x), norm_at == "before"
@@ -98,7 +98,7 @@ def test_layer_is_that_of_each_image_by_itself(norm_at):
 
 
 @pytest.mark.parametrize("images", [32, 96])
-def test_as_many_images_as_said_change_in_each_group(images):
+def test_each_group_changes_the_configured_number_of_images(images):
     block = random_model(**TINY, **SUBSET).blocks["01"]
     block.mlp.fc2.kernel[...] *= 0
     block.mlp.fc2.bias[...] *= 0
@@ -109,7 +109,7 @@ def test_as_many_images_as_said_change_in_each_group(images):
     assert len({row.tobytes() for row in changed}) == images // 32
 
 
-def test_gradients_are_those_of_the_enlarged_branch_times_who_keeps_it():
+def test_gradients_equal_those_of_a_scaled_and_masked_branch():
     rate, images = 0.3, 24
     x = jnp.asarray(random_tokens(images))
     kernel = jnp.asarray(np.random.default_rng(3).normal(size=(16, 16)), jnp.float32)
@@ -137,7 +137,7 @@ def test_evaluation_computes_every_image():
     np.testing.assert_array_equal(forward(by_subset, images), forward(plain, images))
 
 
-def test_layer_that_computes_no_more_than_is_read_leaves_out_the_same_images():
+def test_layer_that_computes_only_read_tokens_skips_the_same_images():
     block, x = random_model(**TINY, **SUBSET).blocks["01"], random_tokens(16)
     some, whole = jax.jit(
         lambda x: [block(x, nnx.Rngs(dropout=0), read=read) for read in (1, None)]
@@ -145,7 +145,7 @@ def test_layer_that_computes_no_more_than_is_read_leaves_out_the_same_images():
     np.testing.assert_allclose(some, whole[:, :1], rtol=1e-4, atol=1e-5)
 
 
-def test_axial_layers_leave_out_whole_images():
+def test_axial_layers_skip_whole_images():
     values = TINY | SUBSET | dict(attention="axial", pooling="gap")
     block = random_model(**values).blocks["01"]
     for layer in (block.row.mlp.fc2, block.column.mlp.fc2, block.column.attention.out):
@@ -157,7 +157,7 @@ def test_axial_layers_leave_out_whole_images():
     assert sorted(changed.tolist()) == [0] * 13 + [6] * 19
 
 
-def test_scanned_layers_leave_out_the_same_images_as_layers_in_a_row():
+def test_scanned_layers_skip_the_same_images_as_unrolled_layers():
     images = random_images(16, 8, 12)
     one_by_one, scanned = (
         forward(random_model(**TINY, **SUBSET, scan=scan), images, seed=0) for scan in (False, True)
@@ -165,6 +165,6 @@ def test_scanned_layers_leave_out_the_same_images_as_layers_in_a_row():
     np.testing.assert_allclose(scanned, one_by_one, rtol=1e-4, atol=1e-4)
 
 
-def test_scan_over_layers_that_keep_unlike_numbers_of_images_is_refused():
+def test_scan_over_layers_that_keep_different_numbers_of_images_is_refused():
     with pytest.raises(UserError, match="model.uniform_depth=True, or model.scan=False"):
         random_model(**(TINY | SUBSET | dict(scan=True, uniform_depth=False)))

@@ -254,7 +254,7 @@ def paths(model) -> list[str]:
     return ["/".join(path) for path, _ in nnx.to_flat_state(nnx.state(model))]
 
 
-def test_entries_are_spread_by_offset():
+def test_biases_are_indexed_by_the_offset_of_query_and_key():
     table = np.random.default_rng(0).normal(size=(5, 7, 2)).astype(np.float32)
     spread = np.asarray(spread_offsets(jnp.asarray(table)))
     for head, query, key in np.ndindex(2, 12, 12):
@@ -262,7 +262,7 @@ def test_entries_are_spread_by_offset():
         assert spread[head, query, key] == table[*offset, head]
 
 
-def test_offsets_are_counted_on_a_scale_of_logarithms():
+def test_offsets_are_on_a_logarithmic_scale():
     offsets = log_offsets((3, 1), (3, 1))
     assert offsets.shape == (5, 1, 2)
     np.testing.assert_allclose(
@@ -271,7 +271,7 @@ def test_offsets_are_counted_on_a_scale_of_logarithms():
     np.testing.assert_array_equal(offsets[..., 1], 0)
 
 
-def test_places_of_a_window_are_of_one_region_where_they_were_neighbours():
+def test_shifted_windows_have_one_region_for_each_group_of_former_neighbours():
     regions = shifted_regions((4, 4), (2, 2), (1, 1))
     assert [len(set(row)) for row in regions] == [1, 2, 2, 4]
 
@@ -287,7 +287,7 @@ def test_stochastic_depth_rises_over_all_stages():
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("version", [1, 2])
-def test_what_is_recomputed_is_the_same(version):
+def test_rematerialization_does_not_change_the_output(version):
     arguments = TINY | SHORT | dict(version=version, dropout=0.1, stochastic_depth=0.5)
     images = random_images(2, *TINY["image_size"])
     plain, again = (
@@ -319,7 +319,7 @@ def test_attention_of_each_window_is_captured():
         model(images, capture=("tokens",))
 
 
-def test_what_is_attended_to_lies_where_it_is():
+def test_captured_attention_is_in_the_images_positions():
     """Attention is mapped back to the positions in the image.
 
     The map of 7x9 has windows of 3. The second block's windows are shifted by 1 and padded with
@@ -344,7 +344,7 @@ def test_dense_features_are_of_each_stage():
     np.testing.assert_allclose(model.norm(coarse).mean((1, 2)), model.features(images), atol=1e-5)
 
 
-def test_a_swin_is_resized_where_its_windows_stay():
+def test_a_swin_can_be_resized_if_its_windows_stay_the_same():
     arguments = TINY | dict(image_size=(12, 12), blocks=(1, 1))
     model, images = random_model("Swin-T", **arguments), random_images(1, 24, 12)
     larger = random_model("Swin-T", **arguments | dict(image_size=(24, 12)))
@@ -381,6 +381,6 @@ def test_arguments_that_make_no_swin_are_refused(changes, words):
 @pytest.mark.parametrize(
     "name", ["SwinV2-T", "Swin-X", "Swin-T/w0", "Swin-B/w12to16", "SwinV2-B/w7to14"]
 )
-def test_name_that_says_too_little_or_too_much_is_none(name):
+def test_incomplete_or_contradictory_names_are_refused(name):
     with pytest.raises(UserError, match="unknown model"):
         model_factory(name, num_classes=3, image_size=224)

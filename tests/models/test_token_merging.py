@@ -33,7 +33,7 @@ def test_logits_are_those_of_numpy(changes, merge_tokens):
     )
 
 
-def test_equal_patches_are_merged_without_a_change():
+def test_merging_equal_patches_does_not_change_the_output():
     images = np.ones((1, 16, 16, 3), np.float32) * random_images(1, 1, 1)
     arguments = dict(image_size=16, num_classes=5, dim=16, depth=3, heads=4, position="none")
     plain, merging = (random_model(**arguments, merge_tokens=count) for count in (0, 5))
@@ -50,7 +50,7 @@ def test_training_calls_and_dense_features_keep_all_patches():
     np.testing.assert_array_equal(*dense)
 
 
-def test_activations_keep_their_type():
+def test_activations_keep_their_dtype():
     model = random_model(image_size=16, num_classes=5, dtype="bfloat16", merge_tokens=3)
     images = jax.ShapeDtypeStruct((1, 16, 16, 3), np.float32)
     assert nnx.eval_shape(lambda x: model.encoded(x), images).dtype == "bfloat16"

@@ -56,14 +56,14 @@ def test_logits_and_gradients_are_those_of_a_cpu(name, monkeypatch):
             )
 
 
-def test_a_token_that_makes_them_even_is_not_attended_to():
+def test_the_padding_token_is_not_attended_to():
     query, key, value = (jax.random.normal(jax.random.key(i), (2, 6, 2, 8)) for i in range(3))
     wanted = attention.attend(query, key[:, :5], value[:, :5])
     changed = value.at[:, 5].set(100.0)
     np.testing.assert_allclose(attention.attend(query, key, changed, attended=5), wanted, atol=1e-5)
 
 
-def test_captured_activations_have_the_image_s_tokens_alone(monkeypatch):
+def test_captured_activations_have_no_padding_token(monkeypatch):
     monkeypatch.setattr(vit, "cudnn_takes", lambda *_: True)
     model = create_model("ViT-Ti/16", depth=2, image_size=32, num_classes=0)
     with placing(lambda _, x: x, "gpu"), model.capturing(["attention", "tokens"]) as found:
@@ -87,7 +87,7 @@ def test_a_gpu_without_cudnn_takes_xlas_attention(capability, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_cudnn_is_for_the_gpu_of_this_machine(dtype):
+def test_cudnn_is_not_used_without_a_gpu_on_this_machine(dtype):
     """A machine without a GPU uses XLA's attention in models traced for another machine's GPU."""
     with placing(lambda _, x: x, "gpu"):
         assert not attention.cudnn_takes(dtype, 64)

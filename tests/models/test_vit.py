@@ -219,7 +219,7 @@ def test_logits_equal_a_plain_forward_pass(pooling, gelu, pre_logits):
     np.testing.assert_allclose(forward(model, np.float32(images)), expected, atol=2e-5)
 
 
-def test_fresh_head_gives_exactly_its_bias():
+def test_a_new_head_outputs_exactly_its_bias():
     model = vit_jax.create_model("ViT-Ti/4", **TINY, head_bias=-10.0)
     images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype(np.float32)
     np.testing.assert_array_equal(model(images), np.full((2, 5), -10.0, np.float32))
@@ -241,7 +241,7 @@ def test_dropout_follows_its_key():
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("values", [{}, {"scan": True}, {"rope": "dinov3", "rope_rescale": 2.0}])
-def test_tokens_after_some_layers_are_those_on_the_way_to_the_last(values):
+def test_tokens_of_a_layer_equal_those_in_a_full_forward_pass(values):
     model = random_model(depth=4, stochastic_depth=0.5, dropout=0.1, **values)
     embed = jax.jit(lambda images: model.assemble(model.patches(images)))
     x = embed(np.zeros((5, 8, 12, 3), np.uint8))
@@ -402,7 +402,7 @@ def test_initial_values_can_be_those_of_eva02(name, factor):
     assert np.abs(patches).max() == pytest.approx(np.sqrt(6 / (588 + dim)), rel=0.01)
 
 
-def test_no_two_parameters_begin_alike():
+def test_no_two_kernels_have_equal_initial_values():
     model = vit_jax.create_model("ViT-Ti/4", **TINY)
     kernels = [
         getattr(block.mlp, name).kernel[...]
@@ -413,7 +413,7 @@ def test_no_two_parameters_begin_alike():
     assert len(first) == len(kernels)
 
 
-def test_a_compiled_initialisation_gives_the_values_of_one_that_is_not():
+def test_compiled_and_eager_initialization_give_equal_values():
     build = model_factory("ViT-Ti/4", **TINY)
     eager = nnx.state(build(rngs=nnx.Rngs(0)))
     jax.tree.map(
@@ -430,7 +430,7 @@ def test_a_compiled_initialisation_gives_the_values_of_one_that_is_not():
         (dict(gelu="relu"), "gelu is 'relu' and must be tanh or erf"),
     ],
 )
-def test_sizes_that_do_not_fit_are_named(overrides, message):
+def test_errors_about_sizes_name_them(overrides, message):
     with pytest.raises(UserError, match=message):
         vit_jax.create_model("ViT-Ti/4", **(TINY | overrides))
 

@@ -162,5 +162,5 @@ def test_fine_tuning_keeps_the_name(name):
         ("ViT-B/16", dict(pooling="map"), "SigLIP-B/16"),
     ],
 )
-def test_what_differs_from_its_family_is_described_by_its_size(name, changes, described):
+def test_changed_models_are_named_by_their_size(name, changes, described):
     assert spelled(name, **changes) == described
