@@ -1,7 +1,7 @@
-"""Every architecture of timm gives its own logits here, or is refused in one line: a slice of them.
+"""Architectures of timm have their own logits here, or are refused in one line; a selection.
 
-All of them are looked at by `python -m tests.interop.coverage_page`, whose page these tests hold to
-its word.
+`python -m tests.interop.coverage_page` compares all of them. These tests check that its page is
+correct.
 """
 
 import json
@@ -21,8 +21,8 @@ def saved(torch, timm, folder, name, **options):
     return theirs
 
 
-# Their heads are not 64 wide, which only the name says where layers or widths are others than its
-# own.
+# The heads of these models are not 64 wide. If the number of layers or the width is changed, only
+# the architecture's name determines the number of heads.
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -77,7 +77,7 @@ def test_false_architecture_is_refused(architecture, words, torch, timm, tmp_pat
         vit_jax.load_model(tmp_path, log=str)
 
 
-# One of each kind, with classes and without where both are published.
+# One architecture of each kind, with and without classes if both are published.
 SLICE = ("vit_tiny_patch16_224", "vit_small_patch8_224", "deit_tiny_distilled_patch16_224")
 SLICE += ("vit_tiny_r_s16_p8_224", "resnetv2_50x3_bit", "swin_tiny_patch4_window7_224")
 SLICE += (

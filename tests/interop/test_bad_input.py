@@ -1,4 +1,4 @@
-"""Damaged, wrong and hostile checkpoints: one clear line each, and nothing half-written."""
+"""Damaged, wrong or malicious checkpoints cause a one-line error and leave no partial files."""
 
 import dataclasses
 import json
@@ -67,7 +67,7 @@ def test_flipped_bit_in_npz_is_found(npz):
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_damage_is_a_user_error_or_harmless(data, tmp_path_factory):
-    """Bytes changed anywhere never end in anything but a UserError or a model."""
+    """Changed bytes in a file cause a UserError, or none, but no other exception."""
     folder = tmp_path_factory.mktemp("damage")
     kind = data.draw(st.sampled_from(["npz", "safetensors"]))
     file = folder / f"x.{kind}"
@@ -141,7 +141,7 @@ def test_other_types_are_refused(dtype, file):
 
 
 class Trap:
-    """Unpickled, it makes a file."""
+    """An object whose unpickling creates a file."""
 
     def __init__(self, path):
         self.path = path
@@ -157,7 +157,7 @@ class Trap:
 def test_a_pickle_is_never_unpickled(disguise, wrapped, tmp_path):
     sprung, file = tmp_path / "sprung", tmp_path / disguise
     payload = pickle.dumps(Trap(sprung))
-    if wrapped:  # As PyTorch does since 1.6.
+    if wrapped:  # The format of PyTorch since 1.6.
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("archive/data.pkl", payload)
     else:
@@ -312,7 +312,7 @@ def test_a_write_that_fails_leaves_nothing(model, tmp_path):
     values = {
         path: np.full(x.shape, np.nan) if path == "norm/scale" else x for path, x in params.items()
     }
-    values["norm/bias"] = np.zeros(7, np.float32)  # Of another shape than the model says.
+    values["norm/bias"] = np.zeros(7, np.float32)  # Another shape than the model's.
     from helpers import described
 
     from vit_jax.interop.writing import save
@@ -396,7 +396,7 @@ TRANSFORMERS_CONFIG = json.loads((GOLDEN / "transformers_deit" / "config.json").
 
 
 def read(source) -> tuple[dict, dict, str]:
-    """The arguments of the model in a file, its parameters, and what is said to be assumed."""
+    """Returns the arguments of the model in a file, its parameters, and logged assumptions."""
     checkpoint = open_files(source, 32)
     options, sources, _ = fit(checkpoint, {})
     return (
@@ -419,8 +419,9 @@ RIGHT = {
 
 
 def assert_right_or_refused(source, name):
-    """A UserError of one line, or the model whose logits test_golden.py and test_big_vision.py
-    compare.
+    """Asserts that a source is refused in one line, or has the arguments and parameters of `name`.
+
+    test_golden.py and test_big_vision.py compare the logits of these models.
     """
     try:
         values, params, assumed = read(source)
@@ -428,7 +429,7 @@ def assert_right_or_refused(source, name):
         assert "\n" not in str(error)
         return
     right_values, right_params, _ = RIGHT[name]
-    if values["position"] != right_values["position"]:  # Its table is not there.
+    if values["position"] != right_values["position"]:  # The file has no table of positions.
         assert f"position={values['position']}, as there is no table of positions" in assumed
         values["position"] = right_values["position"]
     assert values == right_values
@@ -452,7 +453,7 @@ def test_any_config_json_is_refused_or_gives_the_right_logits(name, data, tmp_pa
         inner[key] = data.draw(JSON)
     else:
         inner.pop(key, None)
-    # With another of these it is another model, of the same tensors.
+    # Changes of these values describe another model with the same tensors.
     other = ("num_heads", "num_attention_heads", "layer_norm_eps", "hidden_act", "act_layer")
     if key in (*other, "mean", "std", "pretrained_cfg"):
         return

@@ -1,4 +1,4 @@
-"""Files of big_vision, with the logits that its own models gave (see make_big_vision.py)."""
+"""Files of big_vision have the logits of big_vision's own models (see make_big_vision.py)."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def arrays_of(name: str) -> dict[str, np.ndarray]:
 
 
 def assert_gives_logits(file: Path, name: str, **changes) -> str:
-    """What was said in loading."""
+    """Asserts that a file has the recorded logits; returns the first line that loading logs."""
     said = []
     model = vit_jax.load_model(file, log=said.append, **changes)
     expected = np.load(GOLDEN / name / "logits.npy")
@@ -38,7 +38,7 @@ def assert_gives_logits(file: Path, name: str, **changes) -> str:
     ],
 )
 def test_model_gives_big_visions_logits(name, assumed):
-    # Fixed positions are of any image; 224 pixels are assumed.
+    # Fixed positions fit images of any size; without `image_size`, 224 pixels are assumed.
     size = dict(image_size=32) if "sincos2d" in assumed else {}
     assert assert_gives_logits(GOLDEN / name / "model.npz", name, **size).endswith(assumed)
 

@@ -1,4 +1,4 @@
-"""Segmenters and detectors as programs: run by ONNX Runtime and by JAX alone."""
+"""Exported segmenters and detectors equal the models; ONNX Runtime and JAX alone run them."""
 
 import json
 
@@ -47,7 +47,7 @@ def segmenter_of(head):
     return Segmenter(model, made, NAMES, initial_statistics(made))
 
 
-# EoMT has transposed convolutions, and UPerNet pools.
+# EoMT has transposed convolutions, and UPerNet has pooling layers.
 @pytest.mark.parametrize("head", ["linear", "eomt", "upernet"])
 def test_onnx_gives_the_scores_of_a_segmenter(tmp_path, head):
     segmenter, file = segmenter_of(head), tmp_path / "m.onnx"
@@ -81,7 +81,7 @@ def load_stablehlo(file):
 
 
 def of_onnx(write, **values):
-    """Arguments that only ONNX files take."""
+    """Returns arguments that only the ONNX export accepts."""
     return values if write is write_onnx else {}
 
 

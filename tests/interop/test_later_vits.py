@@ -1,6 +1,4 @@
-"""The plain ViT's later options as timm has them: BEiT, EVA, EVA-02, DINOv3, PE, CLIP, SigLIP,
-AIMv2, ...
-"""
+"""Later options of plain ViTs equal timm's: BEiT, EVA, EVA-02, DINOv3, PE, CLIP, SigLIP, AIMv2."""
 
 import json
 
@@ -12,7 +10,7 @@ import vit_jax
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
 
-# One of each kind; the others differ in their sizes.
+# One of each kind; others differ only in their sizes.
 NAMES = [
     "beit_base_patch16_224",
     "eva_giant_patch14_224",
@@ -43,8 +41,9 @@ ONE_TABLE = ("beit_base_patch16_224", dict(use_rel_pos_bias=False, use_shared_re
 
 
 def small(torch, timm, name, **options):
-    """The architecture with two narrow layers of as many heads, for images of 4x5 patches, all
-    random.
+    """Returns a random model of the architecture with two narrow layers, for images of 4x5 patches.
+
+    It has the architecture's number of heads.
     """
     with torch.device("meta"):
         whole = timm.create_model(name)
@@ -67,7 +66,7 @@ def test_a_model_gives_its_own_logits_there_and_back(name, options, torch, timm,
     vit_jax.save_model(ours, tmp_path / "ours", library="timm")
     again = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True)
     assert np.abs(torch_logits(torch, again.double(), pixels) - expected).max() < 1e-7 * scale
-    # Every bit comes back.
+    # The parameters are bit-exact.
     back, params = vit_jax.load_model(tmp_path / "ours", log=str), params_of(ours)
     assert {path: np.asarray(x).tobytes() for path, x in params_of(back).items()} == {
         path: np.asarray(x).tobytes() for path, x in params.items()

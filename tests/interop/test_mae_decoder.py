@@ -1,6 +1,4 @@
-"""Masked autoencoders with their decoders, from Transformers' folders and from the authors'
-files.
-"""
+"""Tests of masked autoencoders with decoders, in folders of Transformers and authors' files."""
 
 import json
 import re
@@ -29,7 +27,10 @@ OURS = {"mae.decoder_dim": 32, "mae.decoder_depth": 2, "mae.decoder_heads": 16}
 
 @pytest.fixture
 def drawn(torch, transformers, tmp_path):
-    """Makes a masked autoencoder of Transformers with random parameters, and a folder with it."""
+    """Returns a function that writes a random masked autoencoder of Transformers.
+
+    The function returns the model and its folder.
+    """
 
     def make(**options):
         theirs = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**SIZES | options))
@@ -43,7 +44,7 @@ def drawn(torch, transformers, tmp_path):
     return make
 
 
-# Of the authors' names, by Transformers'.
+# The authors' names by patterns of Transformers' names.
 NAMES = {
     r"^decoder\.decoder_(encoder\.layer|layers)\.": "decoder_blocks.",
     r"^decoder\.": "",
@@ -62,7 +63,7 @@ NAMES = {
 
 @pytest.fixture
 def authors_file(torch, tmp_path):
-    """Writes the tensors of a folder as the authors do."""
+    """Returns a function that writes the tensors of a folder as a file of the authors."""
 
     def write(folder) -> Path:
         tensors, known = {}, load_file(folder / "model.safetensors")
@@ -83,7 +84,7 @@ def authors_file(torch, tmp_path):
 
 
 def convert(source, destination, *flags) -> str:
-    """What the command prints."""
+    """Runs the convert command and returns its output."""
     command = [sys.executable, "-m", "vit_jax.convert", str(source), str(destination), *flags]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -91,7 +92,7 @@ def convert(source, destination, *flags) -> str:
 
 
 def started(checkpoint, **values):
-    """The parts of a run of masked autoencoding from a checkpoint."""
+    """Returns the parts of a masked autoencoder's run that starts from a checkpoint."""
     config = base_config()
     config.update(dict(steps=1, batch_size=2))
     config.update_from_flattened_dict(
@@ -111,7 +112,7 @@ def started(checkpoint, **values):
 
 
 def modules(parts):
-    """Model and objective as they are before the first step."""
+    """Returns the model and the objective before the first step."""
     program, origin = parts.program, parts.origin
     state = program.initial_state(0, origin.read(), objective=origin.read_objective())
     evaluated = program.evaluated(state)
@@ -121,7 +122,7 @@ def modules(parts):
 
 
 def assert_alike(torch, theirs, parts):
-    """The same predictions and the same loss, of the same images with the same patches hidden."""
+    """Asserts that predictions and losses are equal for the same images and masked patches."""
     model, objective = modules(parts)
     rng = np.random.default_rng(0)
     images, noise = (

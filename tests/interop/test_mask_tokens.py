@@ -1,4 +1,4 @@
-"""The token that stands for masked patches, through Transformers' and other folders."""
+"""Mask tokens are kept when models are converted from and to Transformers and other formats."""
 
 import json
 import shutil
@@ -17,8 +17,8 @@ DINOV3 = SIZES | dict(num_classes=0, position="none", rope="dinov3", registers=4
 DINOV3 |= dict(layer_scale=1.0, gelu="erf", norm_epsilon=1e-5)
 BEIT = SIZES | dict(qkv_bias="qv", position="bias", layer_scale=0.1, gelu="erf", norm_epsilon=1e-12)
 SWIN = dict(dim=32, blocks=(1, 1), stage_heads=(1, 2), window=2, image_size=32, num_classes=0)
-# Name, arguments, the token's name and shape in Transformers, and whether the class that is written
-# has it.
+# Name, arguments, the mask token's name and shape in Transformers, and whether the class that is
+# written has a mask token.
 CASES = {
     "DINOv2": ("ViT-S/16", DINO, "dinov2.embeddings.mask_token", (1, 32), True),
     "DINOv2 without classes": (
@@ -49,7 +49,7 @@ CASES = {
 
 @pytest.fixture
 def folder(case, tmp_path):
-    """A folder of Transformers' with a token of masked patches, and the token."""
+    """Writes a folder of Transformers with a mask token; returns the folder and the token."""
     name, arguments, key, shape, _ = CASES[case]
     made = write(
         random_model(name, **arguments), tmp_path / "theirs", "transformers", name, **arguments
@@ -61,7 +61,7 @@ def folder(case, tmp_path):
 
 
 def token_of(place) -> np.ndarray:
-    """What is read of a folder, by the path that training would take it from."""
+    """Returns the mask token that a training run would read from a folder."""
     found = open_checkpoint(place).objective
     return found.sources(found.shapes())["mask"]()
 
@@ -72,7 +72,7 @@ def test_a_token_of_masked_patches_goes_through_folders_to_the_bit(case, folder,
     theirs, token = folder
     np.testing.assert_array_equal(token_of(theirs), token)
     ways = [["transformers"]] if case == "DINOv2" else [["transformers"], ["timm", "transformers"]]
-    for way in ways:  # Of DINOv2 with classes timm has none.
+    for way in ways:  # timm has no DINOv2 with classes.
         place, lines = theirs, []
         for number, library in enumerate(way):
             changes = dict(norm_epsilon=1e-6) if library == "timm" and case == "BEiT" else {}

@@ -1,4 +1,4 @@
-"""Models as ONNX graphs of our own writing, run by ONNX Runtime."""
+"""Models exported as ONNX graphs equal the models; ONNX Runtime runs them."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from vit_jax.interop.onnx import convert
 
 SMALL = dict(dim=32, depth=2, mlp_dim=64, heads=4, num_classes=5, image_size=32)
 RESNET = dict(num_classes=5, image_size=32)
-# Windows that shift, and that do not divide the map of the one image.
+# The windows are shifted, and they do not divide one of the maps.
 SWIN = dict(dim=8, blocks=(2, 1), stage_heads=(2, 4), window=2, num_classes=5)
 MODELS = {
     "plain": ("ViT-S/16", SMALL),
@@ -55,7 +55,7 @@ HALVES = {
 
 
 def model_of(name, values):
-    """With every parameter drawn, the zeros of a fresh head too."""
+    """Returns a model with noise added to all parameters, also to the zeros of a new head."""
     model, rng = vit_jax.create_model(name, **values), np.random.default_rng(0)
     state = nnx.state(model)
     drawn = jax.tree.map(
@@ -86,9 +86,7 @@ def function_of(model):
 
 
 def check(model, tolerance):
-    """Raises AssertionError unless ONNX Runtime gives the model's logits, for any number of
-    images.
-    """
+    """Asserts that ONNX Runtime computes the model's logits, for any number of images."""
     written = convert(
         function_of(model), of_any_batch(model, np.float32), ("images", "logits"), 2**30
     )

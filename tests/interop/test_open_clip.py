@@ -1,4 +1,4 @@
-"""Image towers of open_clip's files, against timm, which reads them too."""
+"""Image towers in open_clip's files equal timm's models, which can read them too."""
 
 import json
 
@@ -29,7 +29,7 @@ def write(folder, tensors, vision, **said):
 
 
 def own_tower():
-    """Random tensors of a tower of open_clip's own."""
+    """Returns random tensors of open_clip's own image tower."""
     rng, dim, hidden = np.random.default_rng(0), 128, 512
     shapes = {
         "conv1.weight": (dim, 3, 8, 8),
@@ -97,7 +97,7 @@ def test_a_tower_of_timms_is_read_as_timms(torch, timm, tmp_path):
 
 
 def test_the_tower_of_an_eva02_clip_is_read_with_its_arguments(torch, timm, tmp_path):
-    """`timm_model_kwargs` are arguments of timm's model; its head is the projection."""
+    """`timm_model_kwargs` are arguments of timm's model, whose head is the projection."""
     name, sizes = "eva02_base_patch16_clip_224", dict(depth=2, embed_dim=48, num_heads=3)
     theirs = randomise(torch, timm.create_model(name, num_classes=7, img_size=32, **sizes))
     tensors = {f"visual.trunk.{name}": x.numpy() for name, x in theirs.state_dict().items()}

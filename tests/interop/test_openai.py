@@ -1,4 +1,4 @@
-"""DALL-E's encoder: its tensors by the names of its published code, in and out."""
+"""Tests of DALL-E's encoder: tensors are read and written under the names of its published code."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ WIDTHS, CODES = (8, 8, 16, 24), 9
 
 
 def random_tensors(rng, blocks=2) -> dict[str, np.ndarray]:
-    """A state dict of the published module, with fewer channels and codes."""
+    """Returns a random state dict of the published module, with fewer channels and codes."""
     found = {}
 
     def conv(name, inputs, outputs, side):
@@ -44,8 +44,9 @@ def random_tensors(rng, blocks=2) -> dict[str, np.ndarray]:
 
 
 def scores_of(tensors, image):
-    """The codes' scores `[codes, rows, columns]` of an image `[height, width, 3]` in [0, 1], in
-    float64.
+    """Returns the scores of codes `[codes, rows, columns]` for an image, in float64.
+
+    The image is `[height, width, 3]` in [0, 1].
     """
     tensors = {name: array.astype(np.float64) for name, array in tensors.items()}
 
@@ -73,7 +74,7 @@ def scores_of(tensors, image):
 
 @pytest.fixture(scope="module")
 def tensors() -> dict[str, np.ndarray]:
-    """Random ones, of which no code is the likeliest everywhere."""
+    """Returns random tensors with which no code is the likeliest at all positions."""
     rng = np.random.default_rng(0)
     tensors = random_tensors(rng)
     tensors["blocks.output.conv.b"] -= scores_of(tensors, rng.uniform(size=(24, 24, 3))).mean(

@@ -1,4 +1,4 @@
-"""The same logits as timm and Transformers, with their own code, in both directions."""
+"""Logits equal those of timm and Transformers, for models read from them and written for them."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from vit_jax.errors import UserError
 TOLERANCE = 2e-5
 
 
-# Twelve layers, whose order could be mistaken, and the whole ResNet once; elsewhere two layers show
-# the same.
+# Cases with all twelve layers would show a wrong order of layers, and one case has the whole
+# ResNet. For everything else, two layers are enough.
 VITS = {
     "ViT-Ti/16": ("vit_tiny_patch16_224", dict(size=224)),
     "ViT-Ti/16 at 96": ("vit_tiny_patch16_224", dict(size=96, depth=2)),
@@ -56,7 +56,7 @@ VITS = {
         dict(size=160, depth=2, act_layer="gelu_tanh", in_chans=1),
     ),
     "not square": ("vit_tiny_patch16_224", dict(size=(96, 288), depth=2)),
-    # With the class token its table has 5 x 5 rows.
+    # With the class token, the table has 5 x 5 rows, like that of a square grid.
     "not square, as if": ("vit_tiny_patch16_224", dict(size=(64, 96), depth=2)),
     "registers with positions": ("vit_tiny_patch16_224", dict(size=96, depth=2, reg_tokens=3)),
     "SwiGLU": ("vit_giant_patch14_dinov2", dict(size=70, embed_dim=192, depth=2, num_heads=3)),
@@ -141,7 +141,7 @@ def test_timm_bit_gives_the_same_logits_here(size, torch, timm, tmp_path):
 
 
 def test_timm_bit_in_double_precision_gives_the_same_logits_here(torch, timm, tmp_path):
-    # With all parameters random, PyTorch's own float32 is 4e-5 from its float64; ours is not.
+    # With random parameters, PyTorch's float32 differs by 4e-5 from its float64. Ours does not.
     theirs = randomise(torch, timm.create_model("resnetv2_50x1_bit", num_classes=7))
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
     ours = vit_jax.load_model(tmp_path, log=str)
@@ -201,7 +201,7 @@ DINOV2 = {
 def test_dinov2_gives_transformers_features_and_logits_at_any_size(
     case, size, torch, transformers, tmp_path
 ):
-    """At another size than the positions' own they are resized by each class's own rule."""
+    """Position embeddings are resized by the rule of each class in Transformers."""
     kind, options = DINOV2[case]
     sizes = dict(
         hidden_size=48, num_hidden_layers=2, num_attention_heads=3, patch_size=14, num_labels=7
@@ -355,6 +355,6 @@ def test_timm_reads_our_npz_as_googles(name, torch, timm, tmp_path):
     theirs.load_pretrained(str(file))
     images = random_images(ours)
     exact = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
-    # Their epsilons are not Google's, which shows after the ResNet's 50 layers.
+    # timm's epsilons differ from Google's, which has an effect after the ResNet's 50 layers.
     tolerance = TOLERANCE if name == "ViT-Ti/16" else 5e-4
     np.testing.assert_allclose(logits_of(ours, images), exact, rtol=0, atol=tolerance)

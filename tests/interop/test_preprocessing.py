@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of an image's way to the model, and what is written of it."""
+"""Tests of preprocessing that is read from a checkpoint's files, and written to them."""
 
 import json
 from fractions import Fraction
@@ -23,7 +23,7 @@ ViT = "ViT-B/16"
 
 @pytest.fixture
 def folder(tmp_path):
-    """Writes a tiny model for a library, with changes to what its files say."""
+    """Returns a function that writes a tiny model for a library, with changes to its JSON files."""
 
     def written(library, *, config=None, preprocessor=None, **changes):
         arguments = TINY | changes

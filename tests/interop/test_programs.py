@@ -1,5 +1,6 @@
-"""Metadata of exported programs, by which a server without this package prepares images and names
-classes.
+"""Metadata of exported programs contain the preprocessing and the class names.
+
+With them, a server without this package can prepare images and name classes.
 """
 
 import json
@@ -17,7 +18,7 @@ NAMES = ("cat", "dög", "bird, small")
 VALUES = dict(dim=16, depth=1, mlp_dim=32, heads=2, image_size=32, patch_size=8, num_classes=3)
 STATISTICS = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
-# Values that are texts; ONNX has the others as JSON.
+# Values stored as plain texts; ONNX files store the others as JSON.
 TEXTS = {
     "input_dtype",
     "input_layout",
@@ -32,7 +33,7 @@ TEXTS |= {"probabilities"}
 
 @pytest.fixture(scope="module", params=["short_side", "square"])
 def model(request, tmp_path_factory):
-    """A model of a checkpoint of timm's, with names of classes, a head, and each kind of crop."""
+    """Returns a model read from a timm checkpoint with class names, for each kind of crop."""
     fresh = vit_jax.create_model("ViT-Ti/16", **VALUES, **STATISTICS)
     rng = np.random.default_rng(0)
     fresh.head.kernel[...] = rng.normal(size=fresh.head.kernel.shape).astype(np.float32)
@@ -44,7 +45,7 @@ def model(request, tmp_path_factory):
 
 
 def prepared(image: Image.Image, facts: dict) -> np.ndarray:
-    """An image as the metadata say, by Pillow alone."""
+    """Prepares an image with Pillow alone, as the metadata describe it."""
     height, width = facts["image_size"]
     if facts["resize"] == "square":
         rows, columns = facts["resize_to"]

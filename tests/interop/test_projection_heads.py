@@ -1,4 +1,4 @@
-"""The heads of DINO, iBOT and DINOv2 from the authors' checkpoints, and from runs of ours."""
+"""Projection heads of DINO, iBOT and DINOv2 are read from authors' checkpoints and our own runs."""
 
 import argparse
 import re
@@ -28,8 +28,9 @@ SIZES = {"head_hidden": HIDDEN, "bottleneck": NECK, "prototypes": COUNT}
 
 @pytest.fixture
 def make_head(torch):
-    """Makes a head as the authors', of random parameters and lengths of prototypes that are 1 or
-    not.
+    """Returns a function that creates the authors' head with random parameters.
+
+    The lengths of its prototypes are 1, or random.
     """
 
     def make(count, ones=True, hidden=HIDDEN, neck=NECK):
@@ -46,7 +47,7 @@ def make_head(torch):
 
 
 def said(torch, head, x: np.ndarray, last="last_layer") -> np.ndarray:
-    """What a head of theirs says, in float64."""
+    """Returns the outputs of the authors' head, in float64."""
     with torch.no_grad():
         inner = torch.nn.functional.normalize(head.double()["mlp"](torch.from_numpy(x)), dim=-1)
         return head[last](inner).numpy()
@@ -66,7 +67,7 @@ def backbone(timm):
 
 
 def started(checkpoint, **values):
-    """The parts of a run of self-distillation from a checkpoint."""
+    """Returns the parts of a DINO run that starts from a checkpoint."""
     config = base_config()
     config.update(dict(steps=1, batch_size=2))
     config.update_from_flattened_dict(
@@ -141,7 +142,7 @@ TWO = PATCHES | {"dino.patch_prototypes": PATCH_COUNT, "dino.patch_bottleneck": 
 
 
 def in_chunks(tensors: dict) -> dict:
-    """The names that DINOv2's training gives to blocks, two in each chunk."""
+    """Renames blocks as DINOv2's training does, with two blocks in each chunk."""
     return {
         re.sub(r"blocks\.(\d)", r"blocks.0.\1", name): tensor for name, tensor in tensors.items()
     }
@@ -212,7 +213,7 @@ def test_heads_that_are_not_read_are_named_and_the_backbone_is_read(
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory) -> Path:
-    """That of a run with two heads."""
+    """Trains a run with two heads and returns its workdir."""
     values = {
         "name": "dino",
         "patch_weight": 1.0,
@@ -229,7 +230,7 @@ OF_RUN = TWO | {"data.image_size": 16, "data.test_resize": 16}
 
 
 def contents(source) -> tuple[dict, dict]:
-    """What a run of dino takes from a checkpoint: its own parameters, and what it remembers."""
+    """Returns the objective's own parameters and state that a DINO run reads from a checkpoint."""
     origin = started(source, **OF_RUN).origin
     return origin.read_objective(), origin.read_objective_state()
 

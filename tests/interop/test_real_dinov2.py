@@ -1,6 +1,4 @@
-"""Real weights, on photographs: DINOv2-S/14's tokens here, in ONNX Runtime, in Transformers and in
-timm.
-"""
+"""Trained DINOv2-S/14 weights have equal tokens here, in ONNX Runtime, Transformers and timm."""
 
 import numpy as np
 import onnxruntime
@@ -21,14 +19,14 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The weights as Transformers writes them."""
+    """Writes the weights in the format of Transformers."""
     folder = tmp_path_factory.mktemp("dinov2") / "dinov2-small"
     real_dinov2.write_folder(real_dinov2.graph_file(), folder)
     return folder
 
 
 def photographs(size: int) -> np.ndarray:
-    """A temple and a flower, uint8 `[2, size, size, 3]`."""
+    """Returns a temple and a flower, uint8 `[2, size, size, 3]`."""
     from sklearn.datasets import load_sample_images
 
     opened = (
@@ -40,14 +38,14 @@ def photographs(size: int) -> np.ndarray:
 
 
 def tokens(model, images: np.ndarray) -> np.ndarray:
-    """All normalised tokens of the last layer, the class token first."""
+    """Returns all normalized tokens of the last layer, the class token first."""
     return np.asarray(
         nnx.jit(lambda model, images: model.encoded(images, whole=True))(model, images)
     )
 
 
 def seen(model, images: np.ndarray) -> np.ndarray:
-    """The images as other libraries take them, float32 `[batch, channels, height, width]`."""
+    """Returns normalized images for other libraries, float32 `[batch, channels, height, width]`."""
     return np.asarray(model.normalize(images)).transpose(0, 3, 1, 2).copy()
 
 

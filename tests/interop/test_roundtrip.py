@@ -1,4 +1,4 @@
-"""What is written is read back bit for bit, in every format."""
+"""Models that are written and read again are bit-exact, in every format."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ VIT = FEW | dict(dim=64, depth=2, mlp_dim=96, heads=2)
 
 
 def small(name: str) -> dict:
-    """Arguments that leave of a named model its shape and little of its size."""
+    """Returns arguments that make a named model small but keep its structure."""
     if name.startswith("Swin"):
         _, values = parse_name(name)
         former = dict(pretrained_windows=(6, 3)) if values.get("pretrained_windows") else {}
@@ -52,7 +52,7 @@ TRANSFORMERS += [name for name in SWIN if "S3" not in name]
 DINOV3 = dict(num_classes=0, position="none", rope="dinov3", layer_scale=1.0, gelu="erf")
 BEIT = dict(qkv_bias="qv", position="bias", layer_scale=0.1, gelu="erf", norm_epsilon=1e-12)
 CLIP = dict(stem_norm="tokens", gelu="quick", norm_epsilon=1e-5)
-LATER = [  # Types of Transformers' own.
+LATER = [  # Model types that only Transformers has.
     DINOV3 | dict(registers=4, qkv_bias="qv", norm_epsilon=1e-5, image_size=(64, 32)),
     DINOV3 | dict(mlp="swiglu", qkv_bias="none", bias=False, rope_rescale=2.0),
     BEIT | dict(num_classes=3, pooling="gap", cls_token=True, fc_norm=True),
@@ -246,13 +246,13 @@ def test_what_a_library_has_not_is_refused(library, name, arguments, words, tmp_
     other = {} if name.startswith("ConvNeXt") else dict(resnet_epsilons="timm")
     arguments = FEW | dict(image_size=32) | other | arguments
     with pytest.raises(UserError, match=words):
-        # It is refused before any parameter is looked at.
+        # It is refused before any parameter is read.
         save(tmp_path / "model", library, described(name, **arguments), dict().get)
 
 
 @pytest.mark.parametrize("case", ["vit_b16", "r50_vit_b16"])
 def test_names_in_npz_are_those_of_the_published_files(case):
-    """The names and shapes of `imagenet21k/{ViT-B_16,R50+ViT-B_16}.npz`."""
+    """Names and shapes equal those of `imagenet21k/{ViT-B_16,R50+ViT-B_16}.npz`."""
     from vit_jax.interop import google
     from vit_jax.interop.checkpoint import sketch
     from vit_jax.interop.layout import entries
@@ -301,7 +301,7 @@ def test_a_hybrid_is_refused_as_a_vit(tmp_path):
 
 @pytest.mark.parametrize("library", ["google", "timm", "transformers"])
 def test_written_files_have_the_mode_of_new_ones(tmp_path, library):
-    """Not that of temporary files, which nobody else may read."""
+    """The mode is not that of temporary files, which only their owner can read."""
     model = vit_jax.create_model("ViT-B/16", **VIT | dict(image_size=32))
     place = tmp_path / ("m.npz" if library == "google" else "m")
     before = os.umask(0o027)

@@ -1,4 +1,4 @@
-"""Published models of images and texts by name, from a server that answers as the Hub does."""
+"""Published image-text models are loaded by name, from a local server that answers like the Hub."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def open_clip_folder(source: Path, folder: Path) -> None:
-    """Writes the text tower of Transformers' files in open_clip's format, and an image tower."""
+    """Writes a text tower of Transformers in open_clip's format, with a random image tower."""
     from test_open_clip import own_tower
 
     model = vit_jax.load_image_text(source, log=str)
@@ -108,7 +108,7 @@ def open_clip_name(path: list[str], kind: str, x: np.ndarray) -> tuple[str, np.n
 
 @pytest.fixture(scope="module")
 def folder(tokenizer, tmp_path_factory):
-    """A small SigLIP in Transformers' format."""
+    """Writes a small SigLIP in the format of Transformers."""
     place = tmp_path_factory.mktemp("towers")
     model = vit_jax.load_image_text(checkpoint(place, tokenizer), log=str)
     return vit_jax.save_model(model, place / "transformers", log=str)

@@ -1,4 +1,4 @@
-"""Transformers' later ViTs: their outputs here, and ours there."""
+"""Later ViTs of Transformers have equal outputs here, whether they are read from it or written."""
 
 import json
 
@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.transformers import transformers_beit, transformers_dinov3
 
-TOLERANCE = 2e-6  # Of the largest value, as both are summed in float64 there.
+TOLERANCE = 2e-6  # Relative to the largest value; Transformers computes in float64.
 SIZES = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=80)
 SIZES |= dict(image_size=32, patch_size=8)
 WHOLE = ("CLIPConfig", "SiglipConfig")
@@ -21,7 +21,7 @@ TEXT = dict(
 )
 TEXT |= dict(bos_token_id=0, eos_token_id=1)
 
-# Model, its config, and what is chosen in it.
+# Model class, its config class, and config values.
 CASES = {
     "DINOv3": ("DINOv3ViTModel", "DINOv3ViTConfig", dict(num_register_tokens=4)),
     "DINOv3, gated": (
@@ -77,7 +77,9 @@ CASES = {
 
 
 def fixed_positions(side: int, dim: int) -> np.ndarray:
-    """The table of masked autoencoders' authors: zeros, then each place's waves by column and by
+    """Returns the position table of MAE's authors.
+
+    The class token's row is zero. The others have sine and cosine waves of the column, then of the
     row.
     """
     frequencies = 10_000.0 ** (-np.arange(dim // 4) / (dim // 4))
@@ -90,7 +92,10 @@ def fixed_positions(side: int, dim: int) -> np.ndarray:
 
 @pytest.fixture
 def drawn(torch, transformers, tmp_path):
-    """Makes a model of Transformers with random parameters, and a folder with it."""
+    """Returns a function that writes a model of Transformers with random parameters.
+
+    The function returns the model and its folder.
+    """
 
     def make(kind, config, options):
         options = SIZES | options
@@ -108,12 +113,14 @@ def drawn(torch, transformers, tmp_path):
 
 
 def output(torch, theirs, images, **options) -> np.ndarray:
-    """What a model of Transformers gives for normalised images, in float64."""
+    """Returns the output of a model of Transformers for normalized images, in float64."""
     with torch.no_grad():
         seen = torch.from_numpy(np.float64(images).transpose(0, 3, 1, 2).copy())
-        theirs = getattr(theirs.double().eval(), "vit", theirs)  # Of a masked autoencoder.
-        torch.manual_seed(0)  # It shuffles the patches.
-        out = getattr(theirs, "get_image_features", theirs)(seen, **options)  # Of a whole model.
+        # The encoder, if the model is a masked autoencoder.
+        theirs = getattr(theirs.double().eval(), "vit", theirs)
+        torch.manual_seed(0)  # A masked autoencoder shuffles the patches.
+        # The image tower, if the model has two towers.
+        out = getattr(theirs, "get_image_features", theirs)(seen, **options)
     names = [name for name in ("logits", "image_embeds", "pooler_output") if name in out]
     return (getattr(out, names[0]) if names else out.last_hidden_state[:, 0]).numpy()
 
@@ -151,7 +158,7 @@ def test_siglip_with_a_classifier_gives_the_same_here(torch, drawn):
     assert_alike(ours, images, output(torch, theirs, ours.normalize(images)))
 
 
-# How they are told to, and what is said here.
+# Arguments with which Transformers resizes positions, and the options that our model then needs.
 INTERPOLATE = dict(interpolate_pos_encoding=True)
 RESIZED = {
     "DINOv3": ({}, {}),
@@ -235,7 +242,7 @@ def test_positions_are_fixed_only_where_they_are_maes(torch, drawn):
 
 
 def test_pixels_that_no_patch_reads_are_left_out_and_that_is_said(torch, drawn):
-    """As of 384 pixels and patches of 14, of which some published ones are."""
+    """As with images of 384 pixels and patches of 14 in some published models."""
     theirs, folder = drawn(*CASES["SigLIP"][:2], dict(image_size=35))
     ours = vit_jax.load_model(folder, log=str)
     assert (

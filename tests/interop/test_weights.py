@@ -1,4 +1,4 @@
-"""Published weights by name and tag, against timm's registry."""
+"""Tests of published weights by name and tag, against timm's registry."""
 
 import json
 import re
@@ -38,7 +38,8 @@ def test_data_are_those_that_the_tags_name():
     assert {name for weights in all_weights() for name in weights.data} == set(DATA_SETS)
     found = {x.repository.partition(".")[2]: x.data for x in all_weights()}
     assert found["augreg_in21k_ft_in1k"] == ("ImageNet-21k", "ImageNet-1k")
-    assert found["sam_in1k"] == ("ImageNet-1k",)  # By an optimizer of this name.
+    # Here, SAM is the name of an optimizer, not of a data set.
+    assert found["sam_in1k"] == ("ImageNet-1k",)
     assert found["fcmae_ft_in22k_in1k"] == ("ImageNet-1k", "ImageNet-21k", "ImageNet-1k")
     assert found["in22k_ft_in22k_in1k"] == ("ImageNet-21k", "ImageNet-1k")
     with pytest.raises(ValueError, match="vit_tiny.my_tag does not say on which data"):
@@ -103,7 +104,7 @@ def test_what_was_trained_with_quick_gelu_says_so(timm):
 
 
 def test_clips_of_openais_have_their_name_and_their_gelu(monkeypatch, tmp_path):
-    """Of timm's files, which say exact GELU."""
+    """timm's files of these models have exact GELU, but they were trained with quick GELU."""
     sizes = dict(dim=64, depth=1, mlp_dim=96, heads=1, patch_size=8, image_size=16, num_classes=0)
     sizes |= dict(stem_norm="tokens", gelu="erf", norm_epsilon=1e-5)
     folder = write(
