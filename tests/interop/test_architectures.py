@@ -34,7 +34,7 @@ def saved(torch, timm, folder, name, **options):
         ("deit3_huge_patch14_224", dict(embed_dim=64, depth=1, img_size=28)),
     ],
 )
-def test_model_gives_its_own_logits(name, options, torch, timm, tmp_path):
+def test_model_has_timms_logits(name, options, torch, timm, tmp_path):
     theirs = saved(torch, timm, tmp_path, name, **options)
     assert distance(torch, vit_jax.load_model(tmp_path, log=str), theirs) < 2e-5
 
@@ -51,7 +51,7 @@ def test_model_gives_its_own_logits(name, options, torch, timm, tmp_path):
         ),
     ],
 )
-def test_model_that_computes_otherwise_is_refused(name, options, words, torch, timm, tmp_path):
+def test_model_that_computes_differently_is_refused(name, options, words, torch, timm, tmp_path):
     saved(torch, timm, tmp_path, name, **options)
     with pytest.raises(UserError, match=words):
         vit_jax.load_model(tmp_path, log=str)
@@ -95,7 +95,7 @@ SLICE += (
 
 
 @pytest.mark.parametrize("name", SLICE)
-def test_published_architecture_gives_its_own_outputs(name, timm, transformers):
+def test_published_architecture_has_its_librarys_outputs(name, timm, transformers):
     (case,) = (case for case in timm_cases() + transformers_cases() if case.name == name)
     found = look(case)
     assert found.outcome == "equal", found.reason
@@ -177,7 +177,7 @@ TRANSFORMERS_SMALL = {
         ("Bit", dict(depths=[1] * 40), "resnet_blocks is|unsupported"),
     ],
 )
-def test_config_json_that_is_false_is_refused(kind, changes, words, torch, transformers, tmp_path):
+def test_false_config_json_is_refused(kind, changes, words, torch, transformers, tmp_path):
     config = getattr(transformers, f"{kind}Config")(**TRANSFORMERS_SMALL[kind], num_labels=7)
     getattr(transformers, f"{kind}ForImageClassification")(config).save_pretrained(tmp_path)
     said = json.loads((tmp_path / "config.json").read_text()) | changes

@@ -51,7 +51,7 @@ def refused(source, match, **changes):
 
 
 @pytest.mark.parametrize("share", [0, 0.001, 0.3, 0.9, 0.999])
-def test_truncated_file_is_called_damaged(file, share):
+def test_truncated_file_is_reported_as_damaged(file, share):
     data = file.read_bytes()
     file.write_bytes(data[: int(share * len(data))])
     refused(file, "damaged or cut short|is not an npz file")
@@ -94,25 +94,25 @@ def test_any_damage_is_a_user_error_or_harmless(data, tmp_path_factory):
         assert "\n" not in str(error)
 
 
-def test_wrong_shape_names_the_tensor_and_both_shapes(folder):
+def test_the_error_about_a_shape_names_the_tensor_and_both_shapes(folder):
     tensors = load_file(folder / "model.safetensors")
     tensors["blocks.1.mlp.fc1.bias"] = np.zeros(47, np.float32)
     save_file(tensors, folder / "model.safetensors")
     refused(folder, r"blocks\.1\.mlp\.fc1\.bias is \[47\], but the model has \[48\]")
 
 
-def test_another_architecture_than_the_weights_is_named(npz):
+def test_the_error_about_a_wrong_architecture_names_it(npz):
     refused(npz, r"blocks/00/attention/out/kernel is \[2, 16, 32\], but .* \[4, 8, 32\]", heads=4)
 
 
-def test_missing_tensor_is_named(folder):
+def test_the_error_about_a_missing_tensor_names_it(folder):
     tensors = load_file(folder / "model.safetensors")
     del tensors["blocks.1.norm2.weight"]
     save_file(tensors, folder / "model.safetensors")
     refused(folder, r"lacks blocks\.1\.norm2\.weight")
 
 
-def test_extra_tensor_is_named(npz):
+def test_the_error_about_an_extra_tensor_names_it(npz):
     arrays = dict(np.load(npz))
     np.savez(npz, **arrays, **{"Transformer/encoderblock_0/extra": np.zeros(3, np.float32)})
     refused(npz, "not part of the model: Transformer/encoderblock_0/extra")
@@ -177,7 +177,7 @@ def test_pickled_objects_in_an_npz_are_never_unpickled(tmp_path):
     assert not sprung.exists()
 
 
-def test_a_folder_with_a_pickle_says_to_convert_it(tmp_path):
+def test_the_error_about_a_folder_with_a_pickle_advises_to_convert_it(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({}))
     (tmp_path / "optimizer.pt").write_bytes(pickle.dumps({}))
@@ -239,12 +239,12 @@ def test_shards_are_read_together(model, folder):
         ),
     ],
 )
-def test_config_that_is_not_understood_is_named(config, match, folder):
+def test_errors_about_invalid_configs_name_the_problem(config, match, folder):
     (folder / "config.json").write_text(config)
     refused(folder, match)
 
 
-def test_tensors_of_another_kind_of_model_are_named(tmp_path):
+def test_errors_about_tensors_of_other_models_name_them(tmp_path):
     save_file({"stem.0.weight": np.zeros((4, 3, 4, 4), np.float32)}, tmp_path / "model.safetensors")
     refused(
         tmp_path, r"not the tensors of a ViT, BiT, ConvNeXt or Swin of timm's: .*'stem\.0\.weight'"
@@ -259,11 +259,11 @@ def test_tensors_of_another_kind_of_model_are_named(tmp_path):
         ("hf://../../etc", "not of the form|cannot fetch"),
     ],
 )
-def test_source_that_is_not_there_is_named(source, match, tmp_path):
+def test_errors_about_missing_sources_name_them(source, match, tmp_path):
     refused(source if source.startswith("hf") else tmp_path / source, match)
 
 
-def test_table_that_is_not_square_asks_for_the_size_of_its_images(tmp_path):
+def test_positions_that_are_not_square_need_the_image_size(tmp_path):
     arguments = SMALL | dict(image_size=(32, 96))
     model = random_model(NAME, **arguments)
     file = write(model, tmp_path / "model.npz", "google", NAME, **arguments)
@@ -291,7 +291,7 @@ def test_table_that_is_not_square_asks_for_the_size_of_its_images(tmp_path):
         ("transformers", dict(position="sincos2d"), "no position='sincos2d'"),
     ],
 )
-def test_what_a_format_cannot_hold_is_refused_and_nothing_is_written(
+def test_models_that_a_format_cannot_store_are_refused_and_nothing_is_written(
     library, arguments, match, tmp_path
 ):
     model = random_model(NAME, **(SMALL | arguments))
@@ -307,7 +307,7 @@ def test_nothing_is_overwritten(model, npz):
     assert npz.read_bytes() == before
 
 
-def test_a_write_that_fails_leaves_nothing(model, tmp_path):
+def test_a_failed_write_leaves_no_files(model, tmp_path):
     params = params_of(model)
     values = {
         path: np.full(x.shape, np.nan) if path == "norm/scale" else x for path, x in params.items()
@@ -335,7 +335,7 @@ def test_a_write_that_fails_leaves_nothing(model, tmp_path):
         (dict(dropuot=0.1), "has no argument 'dropuot'"),
     ],
 )
-def test_argument_that_no_model_can_have_is_named(changes, match, npz):
+def test_errors_about_invalid_arguments_name_them(changes, match, npz):
     refused(npz, match, **changes)
 
 
@@ -349,7 +349,7 @@ def test_argument_that_no_model_can_have_is_named(changes, match, npz):
         dict(pretrained_cfg=dict(input_size=7)),
     ],
 )
-def test_config_with_values_of_another_kind_is_refused(config, folder):
+def test_config_with_values_of_wrong_types_is_refused(config, folder):
     (folder / "config.json").write_text(json.dumps(config))
     refused(folder, "")
 
@@ -362,7 +362,7 @@ def test_a_config_cannot_ask_for_more_layers_than_there_are_tensors(tmp_path):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_parameter_that_is_not_finite_is_named(value, model, file):
+def test_errors_about_parameters_that_are_not_finite_name_them(value, model, file):
     load, save = (np.load, lambda x: np.savez(file, **x))
     if file.suffix == ".safetensors":
         load, save = load_file, lambda x: save_file(x, file)

@@ -101,7 +101,7 @@ def test_embeddings_and_scores_are_big_visions(form, tokenizer, tmp_path):
     assert model.probabilities == "sigmoid"
 
 
-def test_texts_are_lower_cased_and_end_as_big_visions(tokenizer, tmp_path):
+def test_texts_are_cleaned_and_padded_as_in_big_vision(tokenizer, tmp_path):
     """big_vision lower-cases only ASCII letters, and does not remove punctuation."""
     model = vit_jax.load_image_text(checkpoint(tmp_path, tokenizer), log=str)
     processor = tokenizer[1]
@@ -121,7 +121,7 @@ def test_a_run_that_continues_a_file_has_its_tokens(tokenizer, tmp_path):
     )
 
 
-def test_the_whole_image_is_classified_by_names(tokenizer, tmp_path):
+def test_images_are_squeezed_and_classified_by_names(tokenizer, tmp_path):
     file = checkpoint(tmp_path, tokenizer)
     pixels = np.random.default_rng(0).integers(256, size=(32, 32, 3)).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "image.png")
@@ -173,7 +173,7 @@ def search(file, text) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, env=cache)
 
 
-def test_texts_that_are_too_long_or_have_no_tokens_are_one_line(tokenizer, tmp_path):
+def test_messages_about_long_or_empty_texts_are_one_line(tokenizer, tmp_path):
     file = checkpoint(tmp_path, tokenizer)
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(tmp_path / "image.png")
     done = search(file, "the quick brown fox jumps")

@@ -100,7 +100,7 @@ def two_towers(image: dict, text: dict, biased: bool) -> dict:
     return {f"params/{name}": tuple(shape) for name, shape in found.items()}
 
 
-def test_a_file_of_big_vision_is_written_as_it_was(tokenizer, tmp_path):
+def test_reading_and_writing_a_big_vision_file_is_bit_exact(tokenizer, tmp_path):
     source, out = shutil.copytree(FILE.parent, tmp_path / "source"), tmp_path / "out.npz"
     shutil.copy(tokenizer[0], source)
     command = [sys.executable, "-m", "vit_jax.convert", source / FILE.name, out, "--to=big_vision"]

@@ -151,7 +151,7 @@ def test_depth_of_a_published_head_is_the_authors(torch, backbone, kind):
 
 
 @pytest.mark.parametrize("other", ["folder", "head.npz"])
-def test_a_head_that_is_no_file_of_pytorch_is_named(tmp_path, other):
+def test_errors_about_heads_that_are_not_pytorch_files_name_them(tmp_path, other):
     with pytest.raises(UserError, match=rf"{other} is no file of PyTorch, which ends in \.pth"):
         read_tensors(str(tmp_path / other), tmp_path)
 

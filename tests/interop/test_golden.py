@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parent / "golden"
         ("big_vision_vit/model.npz", "Google's npz"),
     ],
 )
-def test_golden_checkpoint_gives_its_logits(name, library):
+def test_golden_checkpoint_has_its_recorded_logits(name, library):
     said = []
     model = vit_jax.load_model(GOLDEN / name, log=said.append)
     assert library in said[0]

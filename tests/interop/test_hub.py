@@ -74,7 +74,7 @@ def test_a_model_of_the_hub_is_fetched_and_converted(environment, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_fetched_is_one_line_with_the_remedy(
+def test_errors_about_downloads_are_one_line_with_a_remedy(
     source, change, words, environment, tmp_path
 ):
     done = convert(environment | change, source, tmp_path / "out.npz")
@@ -95,7 +95,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_an_answer_that_is_not_the_hubs_is_one_line(answer, monkeypatch, tmp_path):
+def test_errors_about_invalid_answers_of_the_hub_are_one_line(answer, monkeypatch, tmp_path):
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)

@@ -286,7 +286,7 @@ def test_the_command_prints_the_same_probabilities(models, photograph, tmp_path)
         open_classifier(str(folder), names="none.txt", log=str)
 
 
-def test_a_classifier_is_described_and_not_saved(models, tmp_path):
+def test_a_zero_shot_classifier_has_a_description_and_cannot_be_saved(models, tmp_path):
     model = vit_jax.load_image_text(models["clip"][0], log=str)
     assert "text tower           2 layers of width 32, 2 heads, 20 tokens of" in str(model)
     classifier = model.classifier(NAMES)
@@ -312,7 +312,7 @@ def test_bad_names_and_templates_are_rejected(names, templates, words, models):
         model.classifier(names, templates)
 
 
-def test_a_name_without_tokens_is_rejected(models):
+def test_a_class_name_without_tokens_is_rejected(models):
     model = vit_jax.load_image_text(models["siglip"][0], log=str)
     # A sigmoid also works for a single class name.
     assert model.classifier(["cat"]).num_classes == 1
@@ -378,7 +378,9 @@ def test_a_run_starts_from_both_towers_and_keeps_its_tokenizer(kind, models, tmp
 
 
 @pytest.mark.parametrize(("kind", "crop"), [("clip", "short_side"), ("siglip", "square")])
-def test_images_of_a_continued_model_are_as_the_checkpoint_sees_them(kind, crop, models, tmp_path):
+def test_images_of_a_continued_model_have_the_checkpoints_preprocessing(
+    kind, crop, models, tmp_path
+):
     folder = shutil.copytree(models[kind][0], tmp_path / "folder")
     data = get_config(f"from={folder}").data
     assert (data.test_crop, data.test_resize, data.image_size) == (crop, 32, 32)
@@ -407,7 +409,7 @@ def test_a_text_tower_is_tuned_without_the_projection_of_images(models, tmp_path
     assert np.abs(run.encode_text(NAMES) - first.encode_text(NAMES)).max() > 0.01
 
 
-def test_a_run_is_continued_by_the_config(models, tmp_path):
+def test_a_run_can_initialize_another_run(models, tmp_path):
     images = np.random.default_rng(0).integers(256, size=(4, 32, 32, 3)).astype(np.uint8)
     pairs = images, ["a cat", "two dogs", "it's naïve", "猫"]
     config = config_from("clip", models["clip"][0])

@@ -67,7 +67,7 @@ def token_of(place) -> np.ndarray:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_token_of_masked_patches_goes_through_folders_to_the_bit(case, folder, tmp_path):
+def test_conversion_of_a_mask_token_is_bit_exact(case, folder, tmp_path):
     *_, key, shape, among = CASES[case]
     theirs, token = folder
     np.testing.assert_array_equal(token_of(theirs), token)
@@ -90,7 +90,7 @@ def test_a_token_of_masked_patches_goes_through_folders_to_the_bit(case, folder,
 
 
 @pytest.mark.parametrize("case", ["ViT"])
-def test_what_does_not_keep_the_token_says_so(case, folder, tmp_path):
+def test_formats_without_a_mask_token_log_that_it_is_not_saved(case, folder, tmp_path):
     theirs, _ = folder
     lines = []
     model = vit_jax.load_model(theirs, log=lines.append)
@@ -103,7 +103,7 @@ def test_what_does_not_keep_the_token_says_so(case, folder, tmp_path):
 
 
 @pytest.mark.parametrize("case", ["DINOv3"])
-def test_a_token_of_zeros_is_none(case, folder, tmp_path):
+def test_a_mask_token_of_zeros_is_ignored(case, folder, tmp_path):
     shutil.rmtree(folder[0])
     name, arguments, key, *_ = CASES[case]
     write(random_model(name, **arguments), folder[0], "transformers", name, **arguments)
@@ -112,7 +112,7 @@ def test_a_token_of_zeros_is_none(case, folder, tmp_path):
 
 
 @pytest.mark.parametrize("case", [case for case, (*_, among) in CASES.items() if among])
-def test_transformers_masks_by_what_is_written(case, folder, torch, transformers, tmp_path):
+def test_transformers_loads_the_written_mask_token(case, folder, torch, transformers, tmp_path):
     written = vit_jax.save_model(folder[0], tmp_path / "ours", library="transformers", log=str)
     (kind,) = json.loads((written / "config.json").read_text())["architectures"]
     theirs, info = getattr(transformers, kind).from_pretrained(written, output_loading_info=True)

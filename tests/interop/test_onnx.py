@@ -105,17 +105,17 @@ def check(model, tolerance):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_onnx_runtime_gives_the_logits_of_every_family(name):
+def test_onnx_runtime_computes_the_logits_of_every_family(name):
     check(model_of(*MODELS[name]), 1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HALVES)
-def test_onnx_runtime_gives_the_logits_of_models_in_float16(name):
+def test_onnx_runtime_computes_the_logits_of_models_in_float16(name):
     check(model_of(*HALVES[name]), 5e-3)
 
 
-def test_weights_are_written_once_and_in_the_type_that_is_computed_in():
+def test_weights_are_written_once_and_in_the_dtype_of_the_computation():
     sizes = []
     for dtype in ("float32", "float16"):
         model = vit_jax.create_model(
@@ -149,7 +149,7 @@ def test_a_sum_over_an_image_is_as_exact_as_jaxs():
         (lambda x: x @ jnp.ones((8, 1000)), "exceed the 0.0 GB that an ONNX file can store"),
     ],
 )
-def test_what_cannot_be_written_is_said_in_a_line(function, words):
+def test_errors_about_unsupported_operations_are_one_line(function, words):
     (batch,) = jax.export.symbolic_shape("batch")
     with pytest.raises(vit_jax.UserError, match=words):
         convert(function, jax.ShapeDtypeStruct((batch, 8), np.float32), ("x", "y"), 4_000)

@@ -225,7 +225,7 @@ def test_both_towers_are_written_as_they_were_and_read_by_the_library(
         np.testing.assert_allclose(ours.detach(), other.detach(), atol=1e-6)
 
 
-def test_an_image_tower_without_a_name_in_timm_is_not_written(models, tmp_path):
+def test_an_image_tower_without_a_name_in_timm_is_refused(models, tmp_path):
     """timm's CLIP and SigLIP names describe no model with a register, which `test_vit3` has."""
     model = vit_jax.load_image_text(models["siglip"][0], log=str)
     with pytest.raises(
@@ -335,7 +335,7 @@ def test_a_pickle_is_written_for_transformers_with_both_towers(
     np.testing.assert_allclose(found.encode_text(texts), theirs, atol=1e-5)
 
 
-def test_an_image_tower_that_transformers_lacks_is_not_written(models, tmp_path):
+def test_an_image_tower_that_transformers_lacks_is_refused(models, tmp_path):
     model = vit_jax.load_image_text(models["siglip"][0], log=str)
     with pytest.raises(UserError, match="SigLIP has no pool_all=True"):
         vit_jax.save_model(model, tmp_path / "written", log=str)

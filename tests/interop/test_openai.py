@@ -116,7 +116,7 @@ def test_a_state_dict_of_pytorch_is_converted_and_read_back(tensors, torch, tmp_
     assert model.num_classes == CODES
 
 
-def test_a_pickled_module_is_refused_with_the_way_to_its_tensors(tmp_path):
+def test_the_error_about_a_pickled_module_states_how_to_extract_its_tensors(tmp_path):
     (tmp_path / "encoder.pkl").write_bytes(b"PK\x03\x04" + bytes(100))
     command = [
         sys.executable,

@@ -53,7 +53,7 @@ def test_between_patches_values_are_interpolated():
     np.testing.assert_allclose(resized.ravel(), [0, 1, 2, 3, 4])
 
 
-def test_the_same_grid_is_left_as_it_is():
+def test_positions_for_the_same_grid_do_not_change():
     table = np.random.default_rng(0).normal(size=(1, 13, 8)).astype(np.float32)
     np.testing.assert_array_equal(resize_positions(table, (3, 4), (3, 4), 1), table)
 
@@ -62,7 +62,7 @@ def test_the_same_grid_is_left_as_it_is():
     "sides", [(7, 5), (5, 7), (4, 16), (37, 16), (16, 37), (3, 1), (1, 3)], ids=str
 )
 @pytest.mark.parametrize("kind", ["bicubic", "bicubic_offset", "bicubic_antialias"])
-def test_tables_are_resized_as_pytorch_resizes_pictures(kind, sides, torch):
+def test_tables_are_resized_as_pytorch_resizes_images(kind, sides, torch):
     """The three libraries use these rules; DINO adds 0.1 to the sides and passes the scale."""
     old, new = (sides[0], 6), (sides[1], 9)
     table = np.random.default_rng(0).normal(size=(1, 1 + old[0] * old[1], 3)).astype(np.float32)
@@ -125,7 +125,7 @@ def of_patches(tmp_path_factory):
 
 
 @pytest.mark.parametrize("side", [8, 1])
-def test_smaller_patches_are_said_to_be_an_approximation(side, of_patches):
+def test_smaller_patches_log_that_they_are_an_approximation(side, of_patches):
     said = []
     vit_jax.load_model(of_patches, patch_size=side, image_size=4 * side, log=said.append)
     words = (
@@ -145,12 +145,12 @@ def test_smaller_patches_are_said_to_be_an_approximation(side, of_patches):
         (7, "patch size 7"),
     ],
 )
-def test_patches_that_cannot_be_are_refused(side, words, of_patches):
+def test_invalid_patch_sizes_are_refused(side, words, of_patches):
     with pytest.raises(UserError, match=words):
         vit_jax.load_model(of_patches, patch_size=side, log=str)
 
 
-def test_a_model_without_patches_names_what_it_has():
+def test_the_patch_size_of_a_model_without_patches_is_refused():
     arguments = dict(image_size=32, num_classes=3, blocks=(1, 1, 1, 1), widths=(8, 8, 8, 8))
     with pytest.raises(UserError, match="ConvNeXt.* has no argument 'patch_size'; .*image_size"):
         fit(checkpoint_of("ConvNeXt-T", **arguments), dict(patch_size=8))
@@ -187,7 +187,7 @@ def test_tables_by_offset_follow_the_grid(position, table, shape):
 
 
 @pytest.mark.parametrize("size", [64, 96])
-def test_one_table_of_all_layers_becomes_each_layers_own(size, tmp_path):
+def test_a_table_shared_by_all_layers_can_become_one_per_layer(size, tmp_path):
     arguments = dict(
         dim=16, depth=2, mlp_dim=24, heads=2, image_size=64, num_classes=3, position="bias"
     )
@@ -251,7 +251,7 @@ def test_a_distilled_model_without_its_token_keeps_the_class_tokens_row(tmp_path
     np.testing.assert_array_equal(after, np.delete(before, 1, axis=1))
 
 
-def test_fixed_positions_become_a_table_to_learn_from_and_a_new_norm_starts_as_one():
+def test_fixed_positions_become_a_trainable_table_and_new_norms_start_at_one():
     # This happens in the fine-tuning of a masked autoencoder.
     sizes = dict(num_classes=0, dim=16, depth=1, mlp_dim=24, heads=2)
     checkpoint = checkpoint_of("ViT-Ti/16", image_size=64, position="sincos2d", **sizes)

@@ -210,7 +210,7 @@ def compare(folder: Path, paths: list[Path], wanted: np.ndarray, record_property
 
 
 @pytest.mark.parametrize("case", TIMM)
-def test_timm_gives_the_same_probabilities(
+def test_timm_computes_the_same_probabilities(
     case, torch, timm, photographs, tmp_path, record_property
 ):
     name, arguments, said = TIMM[case]
@@ -231,7 +231,7 @@ def test_timm_gives_the_same_probabilities(
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS)
-def test_transformers_gives_the_same_probabilities(
+def test_transformers_computes_the_same_probabilities(
     case, torch, transformers, photographs, tmp_path, record_property
 ):
     kind, arguments, processor, said = TRANSFORMERS[case]

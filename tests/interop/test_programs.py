@@ -67,7 +67,7 @@ def prepared(image: Image.Image, facts: dict) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_onnx_says_how_images_are_prepared_and_what_the_classes_are(model, tmp_path, dtype):
+def test_onnx_metadata_have_the_preprocessing_and_the_classes(model, tmp_path, dtype):
     facts = metadata_of(model, np.dtype(dtype), model.about.preprocessing)
     write_onnx(model, tmp_path / "m.onnx", (32, 32, 3), np.dtype(dtype), facts)
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
@@ -96,7 +96,7 @@ def test_onnx_says_how_images_are_prepared_and_what_the_classes_are(model, tmp_p
     np.testing.assert_allclose(chances[order], expected.probabilities, atol=1e-4)
 
 
-def test_stablehlo_has_the_same_in_a_file_next_to_it(model, tmp_path):
+def test_stablehlo_metadata_are_in_a_file_next_to_the_program(model, tmp_path):
     facts = metadata_of(model, np.dtype(np.uint8), model.about.preprocessing)
     write_stablehlo(model, tmp_path / "m.stablehlo", (32, 32, 3), np.dtype(np.uint8), facts)
     assert metadata_file(tmp_path / "m.stablehlo").name == "m.stablehlo.json"
@@ -104,7 +104,7 @@ def test_stablehlo_has_the_same_in_a_file_next_to_it(model, tmp_path):
     assert read == facts and read["class_names"] == [*NAMES] and read["preprocessing_known"]
 
 
-def test_what_a_checkpoint_does_not_say_is_marked_as_assumed():
+def test_default_preprocessing_is_marked_as_unknown():
     model = vit_jax.create_model("ViT-Ti/16", **VALUES | dict(num_classes=0, channels=1))
     facts = metadata_of(model, np.dtype(np.float32), None)
     assert not facts["preprocessing_known"] and facts["resize_to"] == 36 and not facts["antialias"]

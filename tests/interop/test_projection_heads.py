@@ -198,7 +198,7 @@ def test_run_starts_with_ibots_head_of_one_mlp(shared, torch, backbone, make_hea
     )
 
 
-def test_heads_that_are_not_read_are_named_and_the_backbone_is_read(
+def test_unsupported_heads_are_logged_and_the_backbone_is_read(
     torch, backbone, make_head, tmp_path
 ):
     teacher = tensors_of(backbone, "backbone.") | tensors_of(make_head(COUNT), "head.")
@@ -241,7 +241,7 @@ def assert_same(one, other) -> None:
 
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_heads_of_a_run_go_to_a_folder_and_on_to_the_bit(library, workdir, tmp_path):
+def test_conversion_of_a_runs_heads_is_bit_exact(library, workdir, tmp_path):
     lines = []
     vit_jax.save_model(
         workdir, tmp_path / "first", library=library, position="1d", gelu="erf", log=lines.append
@@ -254,7 +254,7 @@ def test_heads_of_a_run_go_to_a_folder_and_on_to_the_bit(library, workdir, tmp_p
     assert not any("skipped" in line for line in lines)
 
 
-def test_new_run_starts_with_the_teachers_heads_and_a_run_of_other_masks_says_what_it_leaves(
+def test_new_run_starts_with_the_teachers_heads_and_logs_what_it_drops(
     workdir,
 ):
     parts = started(workdir, **OF_RUN)
@@ -294,7 +294,7 @@ def test_new_run_starts_with_the_teachers_heads_and_a_run_of_other_masks_says_wh
         ({"dino.patch_prototypes": None}, "has dino's patch_head, and the run has none;"),
     ],
 )
-def test_other_heads_are_refused_or_drawn_anew(values, words, workdir):
+def test_other_heads_are_refused_unless_they_are_initialized_again(values, words, workdir):
     with pytest.raises(UserError, match=re.escape(words) + ".*config.finetune.objective='new'"):
         started(workdir, **OF_RUN | values)
     parts = started(workdir, **OF_RUN | values | {"finetune.objective": "new"})
@@ -302,7 +302,7 @@ def test_other_heads_are_refused_or_drawn_anew(values, words, workdir):
     assert parts.origin.read_objective_state() == {}
 
 
-def test_a_format_without_a_place_for_heads_is_named(workdir, tmp_path):
+def test_formats_that_cannot_store_heads_log_that(workdir, tmp_path):
     lines = []
     vit_jax.save_model(workdir, tmp_path / "ours.npz", position="1d", log=lines.append)
     assert "not saved, as the format cannot store them: dino's own parameters" in lines
@@ -317,7 +317,7 @@ def test_damaged_heads_are_refused(workdir, tmp_path):
     shutil.rmtree(tmp_path / "ours")
 
 
-def test_other_libraries_pass_over_the_heads(timm, transformers, workdir, tmp_path):
+def test_other_libraries_ignore_the_heads(timm, transformers, workdir, tmp_path):
     for library in ("timm", "transformers"):
         vit_jax.save_model(workdir, tmp_path / library, library=library, position="1d", gelu="erf")
     assert timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).num_features == 16

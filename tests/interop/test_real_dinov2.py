@@ -53,7 +53,7 @@ def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
 
 
-def test_tokens_at_224_pixels_are_those_of_the_very_graph_in_onnx_runtime(folder, tmp_path):
+def test_tokens_at_224_pixels_are_those_of_the_original_graph_in_onnx_runtime(folder, tmp_path):
     import onnx
 
     graph = onnx.load(real_dinov2.graph_file())
@@ -76,7 +76,7 @@ def test_tokens_at_518_pixels_are_those_of_transformers(folder, torch, transform
     assert_close(tokens(model, images), wanted)
 
 
-def test_tokens_in_timms_form_are_those_of_timm(folder, torch, timm, tmp_path):
+def test_tokens_after_conversion_to_timm_are_those_of_timm(folder, torch, timm, tmp_path):
     model, images = vit_jax.load_model(folder, image_size=224, log=str), photographs(224)
     vit_jax.save_model(model, tmp_path / "timm", library="timm")
     theirs = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()

@@ -160,7 +160,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_a_model_of_two_heads_is_taken_and_written_without_them(library, tmp_path):
+def test_a_model_with_two_heads_is_read_and_written_without_them(library, tmp_path):
     arguments = VIT | dict(image_size=32, distillation="heads", gelu="erf")
     model = random_model("ViT-Ti/16", **arguments)
     folder = write(model, tmp_path / "heads", library, "ViT-Ti/16", **arguments)
@@ -242,7 +242,7 @@ def test_read_after_write_is_bit_identical(library, name, arguments, tmp_path):
         ("transformers", "BiT-R50x1", dict(resnet_stem="small"), "no resnet_stem='small'"),
     ],
 )
-def test_what_a_library_has_not_is_refused(library, name, arguments, words, tmp_path):
+def test_models_that_a_library_lacks_are_refused(library, name, arguments, words, tmp_path):
     other = {} if name.startswith("ConvNeXt") else dict(resnet_epsilons="timm")
     arguments = FEW | dict(image_size=32) | other | arguments
     with pytest.raises(UserError, match=words):
@@ -289,7 +289,7 @@ def test_names_in_npz_are_those_of_the_published_files(case):
         ("Swin-T", dict(image_size=256), "timm"),
     ],
 )
-def test_a_folder_is_of_the_library_that_has_the_model(name, arguments, library):
+def test_the_default_library_of_a_folder_has_the_model(name, arguments, library):
     options = described(name, **FEW | dict(image_size=32) | arguments)
     assert library_of(Path("folder"), options) == library
 
@@ -300,7 +300,7 @@ def test_a_hybrid_is_refused_as_a_vit(tmp_path):
 
 
 @pytest.mark.parametrize("library", ["google", "timm", "transformers"])
-def test_written_files_have_the_mode_of_new_ones(tmp_path, library):
+def test_written_files_have_the_mode_of_new_files(tmp_path, library):
     """The mode is not that of temporary files, which only their owner can read."""
     model = vit_jax.create_model("ViT-B/16", **VIT | dict(image_size=32))
     place = tmp_path / ("m.npz" if library == "google" else "m")

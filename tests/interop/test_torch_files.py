@@ -33,7 +33,7 @@ def convert(source, destination, *options):
     return subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
 
 
-def test_model_of_a_pth_file_gives_the_authors_outputs(torch, timm, tmp_path):
+def test_model_of_a_pth_file_has_the_authors_outputs(torch, timm, tmp_path):
     """Reads a DINOv2 with registers as its authors save it.
 
     Its names, mask token and position table differ from timm's.
@@ -223,7 +223,7 @@ AUTHORS = [
 @pytest.mark.parametrize(
     ("name", "sizes", "rename", "pixels", "seen"), AUTHORS, ids=[case[0] for case in AUTHORS]
 )
-def test_later_models_of_their_authors_give_timms_outputs(
+def test_authors_files_of_later_vits_have_timms_outputs(
     name, sizes, rename, pixels, seen, torch, timm, tmp_path
 ):
     sizes = SMALL | sizes
@@ -257,7 +257,7 @@ CONVNEXTS = [
     [case[1:] for case in CONVNEXTS],
     ids=[case[0] for case in CONVNEXTS],
 )
-def test_convnexts_of_their_authors_give_timms_outputs(name, sizes, rename, torch, timm, tmp_path):
+def test_authors_files_of_convnexts_have_timms_outputs(name, sizes, rename, torch, timm, tmp_path):
     theirs = randomise(torch, timm.create_model(name, **STAGES | sizes))
     if new := rename is authors_of_fcmae:
         theirs.head.norm.reset_parameters()
@@ -290,7 +290,7 @@ WINDOWS = dict(embed_dim=32, depths=(2, 2), num_heads=(2, 4))
         ),
     ],
 )
-def test_swins_of_their_authors_give_timms_outputs(name, sizes, torch, timm, tmp_path):
+def test_authors_files_of_swins_have_timms_outputs(name, sizes, torch, timm, tmp_path):
     """The sizes of images and of windows, also in pre-training, are derived from the tensors."""
     theirs = randomise(torch, timm.create_model(name, **WINDOWS | sizes))
     saved = authors_of_swin(torch, dict(theirs.state_dict()), 0)
@@ -312,7 +312,7 @@ def test_swins_of_their_authors_give_timms_outputs(name, sizes, torch, timm, tmp
     np.testing.assert_allclose(logits_of(ours, images), wanted, atol=5e-6 * np.abs(wanted).max())
 
 
-def test_a_swin_for_large_images_sees_them_whole_and_squeezed(torch, timm, tmp_path):
+def test_a_swin_for_large_images_squeezes_whole_images(torch, timm, tmp_path):
     """The windows have 12 positions, and no mask from which the image size can be derived."""
     sizes = WINDOWS | dict(img_size=384, window_size=12)
     state = timm.create_model("swin_base_patch4_window12_384", **sizes).state_dict()
@@ -326,7 +326,7 @@ def test_a_swin_for_large_images_sees_them_whole_and_squeezed(torch, timm, tmp_p
 
 
 @pytest.mark.parametrize("table", [None, "zeros"])
-def test_a_swin_v2_whose_file_does_not_say_its_windows_is_refused(table, torch, timm, tmp_path):
+def test_a_swin_v2_whose_windows_cannot_be_derived_is_refused(table, torch, timm, tmp_path):
     model = timm.create_model(
         "swinv2_tiny_window8_256", **WINDOWS | dict(img_size=64, window_size=4)
     )
@@ -344,7 +344,9 @@ def test_a_swin_v2_whose_file_does_not_say_its_windows_is_refused(table, torch, 
 @pytest.mark.parametrize(
     ("name", "pixels"), [("deit3_small_patch16_224", None), ("beit_base_patch16_224", "half")]
 )
-def test_large_images_are_seen_whole(name, pixels, size, crop, torch, timm, tmp_path):
+def test_models_for_large_images_use_the_whole_image(
+    name, pixels, size, crop, torch, timm, tmp_path
+):
     state = timm.create_model(name, **SMALL | dict(img_size=size, depth=1)).state_dict()
     rename = authors_of_deit3 if name.startswith("deit3") else authors_of_beit
     torch.save(rename(torch, dict(state), size // 16), tmp_path / "x.pth")
@@ -352,7 +354,7 @@ def test_large_images_are_seen_whole(name, pixels, size, crop, torch, timm, tmp_
     assert json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]["crop_pct"] == crop
 
 
-def test_what_such_a_file_leaves_open_is_asked_for(torch, timm, tmp_path):
+def test_errors_about_undetermined_values_state_what_to_give(torch, timm, tmp_path):
     def refused(name, sizes, rename, **changes):
         state = timm.create_model(name, **SMALL | sizes).state_dict()
         torch.save(rename(torch, dict(state), 4) | changes, tmp_path / "x.pth")
@@ -389,7 +391,7 @@ def teacher_and_student(torch, timm, tmp_path):
     return tmp_path / "training.pth", models
 
 
-def test_one_of_several_networks_is_named_by_its_key(teacher_and_student, tmp_path):
+def test_one_of_several_networks_is_selected_by_its_key(teacher_and_student, tmp_path):
     file, models = teacher_and_student
     with pytest.raises(
         UserError, match="asked for by their key, FILE@KEY; there are: teacher, student"
@@ -434,7 +436,7 @@ def test_files_of_trainers_are_read(case, torch, timm, tmp_path):
     np.testing.assert_allclose(logits_of(ours, images), wanted, atol=2e-6)
 
 
-def test_pytorch_model_bin_keeps_the_files_beside_it(torch, transformers, tmp_path):
+def test_pytorch_model_bin_is_read_with_the_files_next_to_it(torch, transformers, tmp_path):
     config = transformers.ViTConfig(
         image_size=32,
         hidden_size=32,
@@ -471,7 +473,7 @@ class Trap:
         return os.mkdir, (self.file,)
 
 
-def test_nothing_but_tensors_is_unpickled(torch, tmp_path):
+def test_only_tensors_are_unpickled(torch, tmp_path):
     torch.save(
         {"model": {"x": torch.ones(1)}, "trap": Trap(tmp_path / "sprung")}, tmp_path / "trap.pth"
     )
@@ -487,7 +489,7 @@ def test_nothing_but_tensors_is_unpickled(torch, tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_what_cannot_be_read_is_one_line(torch, tmp_path):
+def test_errors_about_unreadable_files_are_one_line(torch, tmp_path):
     (tmp_path / "damaged.pth").write_bytes(b"PK\x03\x04" + bytes(100))
     torch.save([1, 2], tmp_path / "list.pth")
     cases = {
@@ -503,7 +505,7 @@ def test_what_cannot_be_read_is_one_line(torch, tmp_path):
         assert not (tmp_path / "folder").exists()
 
 
-def test_other_commands_go_on_to_refuse_it(torch, tmp_path):
+def test_load_model_refuses_pth_files(torch, tmp_path):
     torch.save({"x": torch.ones(1)}, tmp_path / "model.pth")
     with pytest.raises(UserError, match="pickle"):
         vit_jax.load_model(tmp_path / "model.pth", log=str)

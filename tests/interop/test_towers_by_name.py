@@ -114,7 +114,7 @@ def folder(tokenizer, tmp_path_factory):
     return vit_jax.save_model(model, place / "transformers", log=str)
 
 
-def test_a_name_and_a_tag_are_a_repository_of_the_hub(folder, tmp_path):
+def test_a_name_and_a_tag_select_a_repository_of_the_hub(folder, tmp_path):
     expected = vit_jax.load_image_text(folder, log=str).encode_text(["a cat", "two dogs"])
     hub = FakeHub({"google/siglip2-base-patch16-224": contents(folder)})
     try:

@@ -108,7 +108,7 @@ def test_the_command_writes_a_run_with_its_tokenizer(torch, transformers, models
 
 
 @pytest.mark.parametrize("length", [12, 32])
-def test_a_text_tower_of_another_length_than_its_tokenizer_gets_its_texts(
+def test_a_text_tower_of_another_length_than_its_tokenizer_has_the_right_tokens(
     length, torch, transformers, models, tmp_path
 ):
     """The tokenizer's own files have the length 20."""
@@ -136,7 +136,7 @@ name_missing_operators(torch)
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_both_towers_are_published_with_lines_that_were_run(
+def test_both_towers_are_published_with_code_that_was_run(
     kind, torch, transformers, tmp_path, models
 ):
     config = config_from(kind, models[kind][0])
@@ -209,7 +209,7 @@ def test_models_that_transformers_lacks_are_rejected(models, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_names_of_the_files_are_completed(models, tmp_path):
+def test_a_missing_tokenizer_configuration_is_written(models, tmp_path):
     """A SigLIP with only `spiece.model` has a tokenizer without a configuration."""
     folder = shutil.copytree(models["siglip"][0], tmp_path / "bare")
     for name in ("tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"):
@@ -224,7 +224,7 @@ def test_names_of_the_files_are_completed(models, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["onnx", "stablehlo"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_exported_towers_give_the_embeddings(kind, suffix, models, photograph, tmp_path):
+def test_exported_towers_compute_the_embeddings(kind, suffix, models, photograph, tmp_path):
     """Each tower is a separate program, for tokens or for images."""
     folder, *_ = models[kind]
     model = vit_jax.load_image_text(folder, log=str)
