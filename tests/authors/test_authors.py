@@ -1,6 +1,4 @@
-"""Our schedules, parameter groups, first values and losses against the authors' own, in
-golden.json.
-"""
+"""Our schedules, parameter groups, initial values and losses equal the authors', in golden.json."""
 
 import json
 
@@ -9,7 +7,7 @@ import pytest
 from tests.authors import ours
 from tests.authors.compare import GOLDEN, differences
 
-pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+pytestmark = pytest.mark.slow  # Each test starts processes or compiles for seconds.
 
 THEIRS = json.loads(GOLDEN.read_text())["cases"]
 

@@ -1,4 +1,4 @@
-"""Few-shot evaluation from images to accuracies: what is read, what is chosen, what comes out."""
+"""Tests of few-shot evaluation: the images that are read, the choice of shots, the accuracies."""
 
 import functools
 import json
@@ -35,7 +35,7 @@ def model() -> nnx.Module:
 
 
 class Watched(InMemory):
-    """Notes which images are read."""
+    """A data source that records which images are read."""
 
     def __getitem__(self, index):
         self.read.add(index)
@@ -50,7 +50,7 @@ def watched(source: InMemory) -> Watched:
 
 @pytest.fixture(scope="module")
 def found(model):
-    """Accuracies on the digits, and the training images that were read for them."""
+    """Returns accuracies on the digits, and the source of the training images."""
     source = watched(DIGITS[0])
     return few_shot(
         model, source, DIGITS[1], shots=(1, 5), seeds=(0, 1), penalties=(1.0, 1024.0)
@@ -80,7 +80,8 @@ def test_accuracies_are_those_of_the_formula_on_the_models_features(found, model
             right = plain.accuracy(
                 weights, values, test_features.values, test_features.labels[:, 0]
             )
-            assert accuracy == pytest.approx(right, abs=1 / 360)  # An image may be on the border.
+            # An image may lie on the decision boundary.
+            assert accuracy == pytest.approx(right, abs=1 / 360)
 
 
 def test_mean_and_deviation_are_over_the_seeds():
@@ -92,7 +93,7 @@ def test_mean_and_deviation_are_over_the_seeds():
 def test_features_of_a_model_with_a_head_are_what_the_same_without_it_returns():
     options = SMALL | dict(pre_logits=True)
     model = create_model("ViT-Ti/4", num_classes=10, distillation="heads", **options)
-    # The heads are initialised last, so that all else is the same.
+    # The heads are initialized last, so all other parameters are equal.
     bare = create_model("ViT-Ti/4", num_classes=0, distillation="token", **options)
     extractor, params = extractor_of(model, MESH, batch_size=4)
     features = extractor(params, Subset(DIGITS[0], range(4))).values
@@ -238,8 +239,9 @@ def config(**values):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run that was stopped in its first few-shot evaluation, and started again; other suites end
-    it.
+    """Trains a run that was stopped in its first few-shot evaluation and then resumed.
+
+    It runs k-NN during training, and other suites at its end.
     """
     probed = config(every=2)
     probed.knn.update(dict(every=4, sets=("digits:",), neighbours=(20, 1)))
@@ -279,7 +281,7 @@ def test_suite_without_steps_of_its_own_is_run_at_the_end_alone(run):
     assert 0.2 < linear < 1
     log = (run / "log.txt").read_text()
     assert f"step 4 | probe digits | linear probe: {linear:.2%}" in log
-    # Of one layer there are not four class tokens; what is not there is no figure.
+    # A model of one layer has no four class tokens, and unavailable features have no metric.
     by_sgd = {key: value for key, value in probed[0].items() if key.startswith("sgd_probe/")}
     choices = ("best features", "class token", "class token and patches")
     assert [*by_sgd] == [f"sgd_probe/digits/{choice}" for choice in choices]
@@ -339,7 +341,7 @@ def test_suite_that_cannot_be_run_ends_a_run_before_it_starts(values, message, t
 def test_signal_at_any_moment_ends_an_evaluation_without_a_result(model):
     task = FewShotTask("digits", *DIGITS, shots=(1,), seeds=(0,))
     extractor, params = extractor_of(model, MESH, batch_size=200)
-    moments = 1 + 2 + 1  # Batches of training images, of test images, and a fit.
+    moments = 1 + 2 + 1  # One batch of training images, two batches of test images, and a fit.
     for allowed in range(moments + 1):
         answers = iter([True] * allowed)
         result = task.accuracies(extractor, params, go_on=functools.partial(next, answers, False))
@@ -349,7 +351,8 @@ def test_signal_at_any_moment_ends_an_evaluation_without_a_result(model):
 def test_data_set_with_too_few_images_ends_a_run_before_it_starts(tmp_path):
     with pytest.raises(UserError, match="^digits: class .* fewer than 400 shots"):
         train(run_options(config(shots=(1, 400))), tmp_path / "run")
-    assert not (tmp_path / "run").exists()  # Which would now be that config's.
+    # Otherwise the folder would already belong to this config.
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""ImageNet's test sets: who is right, and what is refused."""
+"""Tests of ImageNet's test sets: correct predictions, and errors for invalid data."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_model_with_the_classes_in_another_order_or_by_other_names_is_matched():
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory) -> str:
-    """Validation image n has n % 3 right classes: n % 1000 and the next."""
+    """Writes labels in which validation image n has n % 3 right classes: n % 1000 and the next."""
     entries = [[(n + i) % 1000 for i in range(n % 3)] for n in range(1, 50_001)]
     path = tmp_path_factory.mktemp("real") / "real.json"
     path.write_text(json.dumps(entries))
@@ -109,7 +109,7 @@ def test_one_pass_scores_both_labels(real, data_dir):
     assert accuracy(own, labels[:, :1]) == {
         "top1": 1.0,
         "images": 12,
-    }  # And not the batch's padding.
+    }  # The batch's padding is not counted.
     assert accuracy(own, labels[:, 1:])["images"] == sum((50_000 - n) % 3 > 0 for n in range(12))
 
 
@@ -182,10 +182,10 @@ def test_bad_real_file_is_refused(text, message, tmp_path):
 
 
 def write_map(root: Path) -> dict[str, tuple[int, ...]]:
-    """Of 113 classes, and one that ImageNet lacks; returns the right classes of each folder."""
+    """Writes a map of 113 classes and one that ImageNet lacks; returns each folder's classes."""
     lines = np.random.default_rng(0).permutation(
         1000
-    )  # Of ImageNet's classes in the list of labels.
+    )  # The lines of ImageNet's classes in the list of labels.
     labels = [f"label {label}, {label}th" for label in np.argsort(lines)]
     right = {f"folder_{n}": (n, 500 + n) if n % 4 == 0 else (n,) for n in range(113)}
     maps = {
@@ -206,7 +206,7 @@ def write_map(root: Path) -> dict[str, tuple[int, ...]]:
 
 
 def write_images(root: Path) -> None:
-    """One for each of the 114 classes, within a red border."""
+    """Writes an image for each of the 114 classes, with a red border."""
     for n in range(114):
         pixels = np.full((6, 7, 3), (255, 0, 0), np.uint8)
         pixels[1:-1, 1:-1] = n

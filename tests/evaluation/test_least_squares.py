@@ -1,4 +1,4 @@
-"""The closed-form classifier against float64 NumPy, and what must hold of it."""
+"""Tests of the closed-form classifier against NumPy in float64, and of its properties."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ MESH = make_mesh()
 
 
 def data(images, width, classes, seed=0) -> tuple[np.ndarray, np.ndarray]:
-    """Features that depend on each other and on the class, and labels."""
+    """Returns correlated features that depend on the class, and labels."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(classes, size=images)
     features = rng.normal(size=(images, width)) + 0.5 * rng.normal(size=(classes, width))[labels]
@@ -39,11 +39,12 @@ def score(train, labels, test, test_labels, classes, penalty) -> float:
 
 def assert_close(ours, right):
     assert ours.shape == right.shape
-    assert np.linalg.norm(ours - right) < 1e-8 * np.linalg.norm(right)  # Promised is 1e-4.
+    # The documentation promises only 1e-4.
+    assert np.linalg.norm(ours - right) < 1e-8 * np.linalg.norm(right)
 
 
-# Images fewer than, equal to and more than features + 1; classes fewer, as many as and more than
-# features.
+# The number of images is below, at and above the number of features + 1. The number of classes is
+# below, at and above the number of features.
 @pytest.mark.parametrize("images", [12, 20, 21, 22, 90])
 @pytest.mark.parametrize("classes", [5, 20, 30])
 @pytest.mark.parametrize("penalty", [2.0**-10, 2.0**10, 2.0**19])
@@ -103,7 +104,7 @@ def test_test_features_are_standardised_as_the_training_features_are():
     (features, labels), (test, test_labels) = data(60, 12, 4), data(500, 12, 4, seed=1)
     test = 1.5 * test + 2 * features.std(
         axis=0
-    )  # With their own statistics this would change nothing.
+    )  # Standardizing the test features with their own statistics would undo this.
     right = plain.accuracy(plain.primal(features, labels, 4, 1.0), features, test, test_labels)
     assert score(features, labels, test, test_labels, 4, 1.0) == pytest.approx(right)
 

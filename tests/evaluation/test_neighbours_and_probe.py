@@ -1,4 +1,4 @@
-"""k-NN and the linear probe on features, against plain NumPy and scikit-learn."""
+"""Tests of k-NN and the linear probe on features, against NumPy and scikit-learn."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def features(images: int, seed: int, noise: float = 1.0) -> Features:
 def elected(
     train: Features, test: Features, neighbours: int, temperature: float = 0.07
 ) -> np.ndarray:
-    """The class that the nearest vote for, int `[test images]`."""
+    """Returns the class with the most votes of the nearest neighbours, int `[test images]`."""
 
     def unit(x):
         return x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -39,7 +39,7 @@ def elected(
 
 @pytest.fixture
 def blocks(monkeypatch):
-    """Several blocks of training and of test images, the last ones not full."""
+    """Makes blocks of training and test images small: there are several, the last one not full."""
     monkeypatch.setattr(knn, "TRAIN_BLOCK", 64)
     monkeypatch.setattr(knn, "TEST_BLOCK", 48)
 
@@ -60,7 +60,8 @@ def test_neighbours_vote_as_in_numpy(temperature, blocks):
 
 
 def test_of_equally_near_images_and_of_equal_votes_the_first_win(blocks):
-    # Along one of four axes, so that similarities are 0 or 1 exactly: most of the nearest are ties.
+    # The features lie on one of four axes, so similarities are exactly 0 or 1, and most neighbours
+    # have ties.
     rng = np.random.default_rng(0)
     train, test = (
         features(images, seed=images)._replace(
@@ -134,9 +135,7 @@ def test_a_linear_head_is_scikit_learns_regression_of_the_penalty_with_the_lowes
     from threadpoolctl import threadpool_limits
 
     train, test = features(120, seed=3, noise=4.0), features(200, seed=4, noise=4.0)
-    if (
-        not each
-    ):  # What distinguishes the classes lies in a few large features; the others are small noise.
+    if not each:  # A few large features distinguish the classes; the others are small noise.
         rng = np.random.default_rng(5)
         train, test = (
             part._replace(
@@ -165,7 +164,7 @@ def test_a_linear_head_is_scikit_learns_regression_of_the_penalty_with_the_lowes
     logits = test.values @ head.kernel + head.bias
     chances = np.exp(logits - logits.max(axis=1, keepdims=True))
     np.testing.assert_allclose(chances / chances.sum(axis=1, keepdims=True), expected, atol=0.02)
-    # In folds of another draw, nothing else is far better.
+    # With another random division into folds, no other choice is much better.
     losses = {(own, penalty): 0.0 for own in (True, False) for penalty in PENALTIES[:6]}
     for held in np.array_split(np.random.default_rng(7).permutation(120), 5):
         kept = np.setdiff1d(np.arange(120), held)
@@ -189,7 +188,7 @@ def test_images_of_a_group_are_in_one_fold_of_a_linear_heads_cross_validation():
     labels = (np.arange(40) % 2)[groups][:, None].astype(np.int32)
     values = rng.normal(size=(40, 30))[groups] + 0.01 * rng.normal(
         size=(160, 30)
-    )  # Of the group alone.
+    )  # The features depend only on the group.
     train = Features(values.astype(np.float32), labels, np.arange(160))
     apart = linear_head(train, 2, MESH, groups=groups)
     assert linear_head(train, 2, MESH).accuracy > 0.9

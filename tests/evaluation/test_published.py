@@ -1,4 +1,4 @@
-"""The paper's tables as data: of one form, and agreeing where they show the same."""
+"""The paper's tables as data have one format, and tables with the same values agree."""
 
 import json
 
@@ -25,7 +25,7 @@ def test_table_has_a_figure_for_every_column(name):
 
 
 def column(name: str, **wanted: str) -> dict[str, float]:
-    """The figures of one column by row."""
+    """Returns the figures of one column by row."""
     table = published.table(name)
     return {row: table.figure(row, **wanted) for row in table.rows}
 
@@ -44,7 +44,7 @@ def test_every_file_has_a_figure_for_every_column_and_says_where_they_stand():
 
 
 def test_columns_of_one_model_are_told_apart():
-    for name in set(published.TABLES) - {"table4"}:  # Its columns are data sets.
+    for name in set(published.TABLES) - {"table4"}:  # The columns of table 4 are data sets.
         table = published.table(name)
         shown = [column for column in table.columns if not column.get("baseline")]
         assert len(table.by_model()) == len(shown), name
@@ -86,7 +86,7 @@ def test_vtab_tasks_have_the_papers_means(wanted, groups):
     for group, mean in zip(GROUPS, groups, strict=True):
         names = [task.name for task in TASKS.values() if task.group == group]
         assert np.mean([figures[name] for name in names]) == pytest.approx(mean, abs=0.0051)
-    # Table 2's are means of unrounded accuracies.
+    # Table 2 has means of unrounded accuracies.
     assert np.mean([*figures.values()]) == pytest.approx(
         column("table2", **wanted)["VTAB-19"], abs=0.015
     )

@@ -1,6 +1,4 @@
-"""The tables of an evaluation: the paper's figures beside ours, and what is kept in their
-folder.
-"""
+"""Tests of an evaluation's tables with the paper's results next to ours, and of stored results."""
 
 import json
 
@@ -12,7 +10,7 @@ from vit_jax.evaluation.results import Results, draw
 from vit_jax.evaluation.suite import Row
 
 NAMES = [task.name for task in TASKS.values()]
-H14 = 3  # The first of the paper's columns.
+H14 = 3  # Index of the first of the paper's columns.
 
 
 @pytest.fixture
@@ -21,7 +19,7 @@ def results(tmp_path) -> Results:
 
 
 def table(results: Results) -> dict[str, list[str]]:
-    """The cells of each line of a Markdown of one table, by the first; all lines have as many."""
+    """Returns the rows of a Markdown table by first cell; all rows must have equally many cells."""
     lines = [line for line in results.markdown().splitlines() if line.startswith("|")]
     rows = [
         [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split(" | ")]
@@ -103,7 +101,7 @@ def test_rows_are_there_again_and_a_missing_one_is_not_a_figure(results):
         and not later.has("vtab", "DTD", "Pets")
         and not later.has("vtab", "SVHN")
     )
-    # Small objects were looked for in five images.
+    # Five images were evaluated, but had no small objects.
     results.put(Row("detection", "a, APs", None, None, 5, "no object of this size"))
     assert again(results).has("detection", "a, APs")
 
@@ -179,7 +177,8 @@ def test_folder_with_other_files_is_refused(tmp_path):
 
 def test_figures_of_other_settings_are_refused(results):
     results.begin("fewshot", {"image_size": None, "seeds": [0, 1]})
-    results.begin("fewshot", {"image_size": None, "seeds": [0]})  # No figures yet.
+    # Other settings are accepted as long as there are no results.
+    results.begin("fewshot", {"image_size": None, "seeds": [0]})
     results.put(Row("fewshot", "a, 1 shot", 0.5))
     later = again(results)
     later.begin("fewshot", {"image_size": None, "seeds": [0]})

@@ -1,4 +1,4 @@
-"""DINOv2's linear probe, against SGD in NumPy float64, and the features that it may choose of."""
+"""Tests of DINOv2's linear probe against SGD in NumPy float64, and of its choice of features."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,10 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def trained(values, labels, start, rate: float, size: int, steps: int) -> np.ndarray:
-    """SGD with momentum 0.9, weights and biases kept apart, float64 `[features + 1, classes]`."""
+    """Trains by SGD with momentum 0.9; returns weights and bias `[features + 1, classes]`.
+
+    Weights and biases are separate arrays in float64.
+    """
     kernel, bias = start[:-1].astype(float), start[-1].astype(float)
     kernel_momentum, bias_momentum = np.zeros_like(kernel), np.zeros_like(bias)
     for step, batch in enumerate(batches(np.arange(len(values)), size, steps, seed=0)):

@@ -1,5 +1,6 @@
-"""The suite `imagenet` on a model of 1,000 classes, and flags that are refused; see tests/system
-too.
+"""Tests of the suite `imagenet` on a model of 1,000 classes, and of invalid flags.
+
+Other tests of suites are in tests/system.
 """
 
 import json
@@ -36,7 +37,10 @@ def pixels(kind: str, number: int) -> np.ndarray:
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
-    """Runs it in this process; returns the rows of results.json by name."""
+    """Returns a function that runs the command in this process.
+
+    The function returns the rows of results.json by name.
+    """
     monkeypatch.setattr(evaluate.command, "use_compilation_cache", lambda: None)
 
     def run(*arguments: str) -> dict[str, dict]:
@@ -49,7 +53,7 @@ def command(monkeypatch, tmp_path):
 
 
 def score(logits: np.ndarray, right: list[tuple[int, ...]]) -> tuple[float, float, int]:
-    """Top-1 and top-5 by counting, and how many images have a right class."""
+    """Returns top-1 and top-5 accuracy by counting, and the number of images with a right class."""
     ranked = np.argsort(-logits, axis=1).tolist()
     pairs = [(row, set(classes)) for row, classes in zip(ranked, right, strict=True) if classes]
     top1, top5 = (np.mean([bool(classes & set(row[:k])) for row, classes in pairs]) for k in (1, 5))
@@ -66,7 +70,7 @@ def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command,
     val_logits, v2_logits, inside_logits, _ = np.split(logits, np.cumsum([12, 4, 113]))
     ranked = np.argsort(-logits, axis=1)
 
-    # Classes that are the likeliest, among the first five, or not.
+    # Each class is the likeliest, among the first five, or neither.
     own = [int(ranked[i, (0, 3, 500)[i % 3]]) for i in range(12)]
     real = [[[], [own[i]], [own[i], int(ranked[i, 0])]][i % 3] for i in range(12)]
     for synset in SYNSETS:
@@ -110,7 +114,7 @@ def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command,
     check("ImageNet-v2", *score(v2_logits, [(label,) for label in v2_labels]))
     check("ObjectNet", *score(inside_logits, [right[f"folder_{n}"] for n in range(113)]))
 
-    # With ReaL's file, only what lacked is found; the others are not even looked for.
+    # With ReaL's file, only the missing result is computed. The data of other rows are not needed.
     again = command(*common, f"--imagenet={tmp_path / 'val'}", f"--real={tmp_path / 'real.json'}")
     assert {name for name in rows if rows[name] != again[name]} == {"ReaL"}
     rows = again

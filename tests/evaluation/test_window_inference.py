@@ -1,4 +1,4 @@
-"""Class maps of images of any size."""
+"""Tests of class maps of images of any size."""
 
 import io
 
@@ -20,7 +20,7 @@ CROP = TestCrop(32, "fit", 32, "exact", "area")
 
 
 class Brightness(nnx.Module):
-    """Scores of four classes by the mean brightness of each square of 8 pixels."""
+    """A head that scores four classes by the mean brightness of each square of 8 pixels."""
 
     def __call__(self, model, images, rngs=None, state=None):
         x = images.astype(jnp.float32).mean(axis=-1)
@@ -49,7 +49,7 @@ def inference():
 
 
 def stripes(height, width, pixels):
-    """Stripes of four levels across the width, and the index of each."""
+    """Returns vertical stripes of four levels, and the index of each pixel's level."""
     levels = np.arange(width) // pixels % 4
     labels = np.broadcast_to(levels, (height, width))
     return np.repeat(80 * labels[..., None], 3, axis=-1).astype(np.uint8), labels
@@ -67,7 +67,7 @@ def test_class_maps_have_the_size_of_their_images(inference):
     assert [index for index, _ in found] == [0, 1, 2, 3]
     for (_, labels), (_, mask) in zip(drawn, found, strict=True):
         assert mask.shape == labels.shape and mask.dtype == np.uint8
-        # Pixels next to an edge have a level between.
+        # Pixels next to an edge have a value between two levels.
         assert (mask == labels).mean() > 0.75
     middle = found[1][1][16, 25::50]
     assert middle.tolist() == [0, 1, 2, 3, 0, 1]

@@ -1,4 +1,4 @@
-"""Rollout and distance against plain NumPy, and on attention that is known."""
+"""Tests of attention rollout and attention distance against NumPy, and on known attention."""
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ def captured(**options):
 
 
 def with_attention(matrix: np.ndarray, size, patch, **options):
-    """A model's frame and one layer of two heads that attend so."""
+    """Returns a model, and one layer of two heads with this attention matrix."""
     model = create_model(f"ViT-Ti/{patch}", **SMALL, image_size=size, **options)
     return model, [np.broadcast_to(matrix, (1, 2, *matrix.shape))]
 
@@ -63,7 +63,7 @@ def test_uniform_attention_gives_every_patch_the_same():
 def test_patches_are_shown_where_they_are():
     matrix = np.eye(7)
     matrix[0] = 0
-    matrix[0, 1 + 4] = 1  # The class token looks at the second row's second patch.
+    matrix[0, 1 + 4] = 1  # The class token attends to the second patch of the second row.
     model, attention = with_attention(matrix, (8, 12), 4)
     (seen,) = of_patches(model, rollout(attention)[-1])
     np.testing.assert_allclose(seen, [[0, 0, 0], [0, 1, 0]], atol=1e-6)
@@ -83,7 +83,7 @@ def test_head_that_looks_at_itself_looks_no_distance():
     np.testing.assert_array_equal(attention_distance(model, attention), np.zeros((1, 2)))
 
 
-# Spec: the mean distance between two patches of a grid, each with itself too.
+# Expected: the mean distance between two patches of a grid, including a patch and itself.
 @pytest.mark.parametrize(
     ("size", "patch", "pixels"),
     [(224, 16, 116.49), (224, 32, 115.50), (224, 14, 116.57), (384, 16, 200.05)],

@@ -1,4 +1,4 @@
-"""Class maps as images."""
+"""Tests of class maps drawn as images."""
 
 import numpy as np
 

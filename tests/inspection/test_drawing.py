@@ -1,4 +1,4 @@
-"""Which figures there are of which model, and what is said of those that there are not."""
+"""Figures are drawn for the models for which they are defined; otherwise a line states why not."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def files(tmp_path_factory):
     pixels = np.random.default_rng(0).integers(256, size=(40, 90, 3), dtype=np.uint8)
     for name in ("a.png", "b.jpg"):
         Image.fromarray(pixels).save(folder / name)
-    Image.fromarray(pixels[:2, :3]).save(folder / "c.png")  # Smaller than a patch.
+    Image.fromarray(pixels[:2, :3]).save(folder / "c.png")  # This image is smaller than a patch.
     return find_images([str(folder)])
 
 

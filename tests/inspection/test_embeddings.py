@@ -1,4 +1,4 @@
-"""Filters, positions and tokens as pictures."""
+"""Tests of filters, position embeddings and tokens drawn as images."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_model_without_a_vector_for_each_place_is_said(options):
 
 def test_filters_are_principal_components():
     model = create_model("ViT-Ti/4", **SMALL)
-    # Two directions of known strength, the first stronger.
+    # The patch embedding has two directions of known strength; the first is stronger.
     first, second = np.zeros((2, 4, 4, 3))
     first[0, 0, 0], second[3, 3, 2] = 1, 1
     dims = np.random.default_rng(0).normal(size=(2, 16))
