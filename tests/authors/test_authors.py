@@ -13,7 +13,7 @@ THEIRS = json.loads(GOLDEN.read_text())["cases"]
 
 
 @pytest.mark.parametrize("case", THEIRS)
-def test_numbers_are_those_of_the_authors_code(case):
+def test_numbers_equal_those_of_the_authors_code(case):
     name, _, kind = case.rpartition(" ")
     made = ours.losses() if kind == "losses" else getattr(ours, kind)(name)
     for _, difference, allowed, where in differences({case: made}, {case: THEIRS[case]}):

@@ -60,7 +60,7 @@ def test_masks_without_known_pixels_have_no_metrics():
     assert np.isnan(segmentation_metrics(counts)[:3]).all()
 
 
-def test_a_class_beyond_the_last_one_is_an_error():
+def test_class_indices_above_the_last_class_are_an_error():
     with pytest.raises(ValueError, match="from 0 to 9 of 7"):
         confusion(np.zeros((1, 2), int), np.array([[0, 9]]), CLASSES)
 
@@ -188,7 +188,7 @@ def test_average_precision_is_that_of_torchmetrics(torchmetrics, masks):
         assert np.isclose(found[ours], float(expected[name]), atol=1e-6), ours
 
 
-def test_given_overlaps_replace_those_of_boxes():
+def test_given_overlaps_replace_those_of_the_boxes():
     mask = pytest.importorskip("pycocotools.mask")
     detections, objects = some_objects(6)
 

@@ -170,7 +170,7 @@ def f1_of(found, boxes):
     return 2 * right / max(kept.sum() + len(boxes.labels), 1)
 
 
-def test_the_page_shows_true_and_predicted_boxes_the_lowest_f1_first(data, tmp_path):
+def test_the_page_shows_true_and_predicted_boxes_with_the_lowest_f1_first(data, tmp_path):
     content = json.loads((data / FILE).read_text())
     for row in content["annotations"]:
         row["iscrowd"] = 0

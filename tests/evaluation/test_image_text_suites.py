@@ -93,14 +93,14 @@ def test_zero_shot_accuracy_is_that_of_the_classifier(run, data, tmp_path):
         assert rows["colours, top-5"].accuracy == 1  # There are only three classes.
 
 
-def test_training_evaluates_as_the_command(run, data, tmp_path):
+def test_evaluation_in_training_equals_the_commands(run, data, tmp_path):
     last = (run / "metrics.jsonl").read_text().splitlines()[-1]
     rows = evaluated(run, "zero_shot", f"folder:{data}/colours", tmp_path, templates=TEMPLATES)
     assert f'"zero_shot/colours/top-1": {rows["colours, top-1"].accuracy}' in last
     assert "zero-shot accuracy on colours | top-1: " in (run / "log.txt").read_text()
 
 
-def test_the_report_shows_the_captions_with_the_highest_ranks_first(run):
+def test_the_report_shows_the_worst_ranked_captions_first(run):
     text = (run / "report.html").read_text()
     assert "Captions and their most similar images" in text
     assert 'href="zero_shot_colours.html"' in text
@@ -130,7 +130,7 @@ def test_retrieval_writes_a_page(run, data, tmp_path):
     assert "of 27" in text
 
 
-def test_retrieval_is_that_of_all_captions(run, data, tmp_path):
+def test_retrieval_compares_all_captions(run, data, tmp_path):
     files, _, captions = read(data)
     model = vit_jax.load_image_text(run, log=str)
     pixels = np.stack([np.asarray(Image.open(file)) for file in files])
@@ -203,7 +203,7 @@ def test_labels_are_read_from_the_column_of_label_key(run, data, tmp_path):
         ("zero_shot", "csv:{}/several.csv", {}, "several: image 0 has 2 labels"),
     ],
 )
-def test_data_that_do_not_fit_are_a_row_with_one_line(
+def test_unsuitable_data_are_a_row_with_a_one_line_reason(
     suite, text, options, words, run, data, tmp_path, monkeypatch
 ):
     file = next((data / "colours").rglob("*.png"))
@@ -217,7 +217,7 @@ def test_data_that_do_not_fit_are_a_row_with_one_line(
         raise UserError(*{row.note for row in rows.values()})
 
 
-def test_a_model_without_text_tower_is_a_row_with_one_line(tmp_path):
+def test_a_model_without_text_tower_is_a_row_with_a_one_line_reason(tmp_path):
     model = vit_jax.create_model("ViT-mu/16", image_size=32, num_classes=10)
     vit_jax.save_model(model, tmp_path / "image.npz", log=str)
     rows = evaluated(tmp_path / "image.npz", "zero_shot", "digits:", tmp_path / "out")
@@ -262,7 +262,7 @@ def test_templates_are_one_template_or_a_file(tmp_path):
     )
 
 
-def test_templates_without_a_place_for_the_name_are_rejected(tmp_path):
+def test_templates_without_a_placeholder_for_the_name_are_rejected(tmp_path):
     (tmp_path / "templates.txt").write_text("a photo of a {}.\na photo\n")
     with pytest.raises(UserError, match="template 'a photo' has no {}"):
         parse_templates(str(tmp_path / "templates.txt"))

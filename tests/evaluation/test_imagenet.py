@@ -25,7 +25,7 @@ from vit_jax.evaluation.imagenet import (
 SYNSETS = tfds.builder("imagenet2012", try_gcs=False).info.features["label"].names
 
 
-def test_accuracy_agrees_with_counting():
+def test_accuracy_equals_counting():
     rng = np.random.default_rng(0)
     predictions = np.argsort(rng.random((200, 12)), axis=1)[:, :5]
     sets = [tuple(rng.choice(12, size=rng.integers(4), replace=False).tolist()) for _ in range(200)]
@@ -58,7 +58,7 @@ def test_model_of_other_classes_is_refused(classes):
         match_head(classes, (), "ckpt")
 
 
-def test_model_with_the_classes_in_another_order_or_by_other_names_is_matched():
+def test_classes_in_another_order_or_with_other_names_are_matched():
     order = np.random.default_rng(0).permutation(1000)
     match = match_head(1000, [SYNSETS[k] for k in order], "ckpt")
     np.testing.assert_array_equal(order[match.order], np.arange(1000))
@@ -91,7 +91,7 @@ def data_dir(tmp_path_factory) -> Path:
     return folder
 
 
-def test_images_carry_their_class_and_then_reals(real, data_dir):
+def test_labels_are_the_images_class_followed_by_reals_classes(real, data_dir):
     source = open_imagenet("tfds", f"imagenet2012:{data_dir}", "validation", read_real(real))
     assert len(source) == 12 and source.max_labels == 3
     found = {source[index].labels for index in range(12)}
@@ -127,14 +127,14 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def test_folder_of_synsets_is_read_too(folder, real):
+def test_a_folder_of_synsets_can_be_read(folder, real):
     source = open_imagenet("folder", str(folder), "val", read_real(real))
     for index in (0, 1, 999):
         n = index + 1
         assert source[index].labels == (index, *((n + i) % 1000 for i in range(n % 3)))
 
 
-def test_slices_of_a_folder_of_synsets_share_its_images_fairly(folder, real):
+def test_slices_of_a_folder_of_synsets_are_random_and_disjoint(folder, real):
     parts = [open_imagenet("folder", str(folder), split) for split in ("val[:90%]", "val[90%:]")]
     held_out = parts[1].label_table()[:, 0]
     assert (len(parts[0]), len(held_out)) == (900, 100)
@@ -142,7 +142,7 @@ def test_slices_of_a_folder_of_synsets_share_its_images_fairly(folder, real):
     assert 25 < np.mean(np.sort(held_out) < 500) * 100 < 75
 
 
-def test_image_without_a_number_is_named(folder, real):
+def test_the_error_about_an_image_without_a_number_names_it(folder, real):
     (folder / "val" / SYNSETS[3] / "cat.jpg").write_bytes(b"")
     with pytest.raises(
         UserError, match="no labels for an image 'cat.jpg'.*ILSVRC2012_val_00050000"
@@ -150,7 +150,7 @@ def test_image_without_a_number_is_named(folder, real):
         open_imagenet("folder", str(folder), "val", read_real(real))
 
 
-def test_other_classes_are_named(folder):
+def test_the_error_about_other_classes_names_them(folder):
     (folder / "val" / SYNSETS[3]).rename(folder / "val" / "n01491362")
     with pytest.raises(UserError, match="class 3 of .* is 'n01491362', in ImageNet 'n01491361'"):
         open_imagenet("folder", str(folder), "val")
@@ -215,7 +215,7 @@ def write_images(root: Path) -> None:
         Image.fromarray(pixels).save(path)
 
 
-def test_objectnet_has_the_images_that_imagenet_knows_without_their_border(tmp_path):
+def test_objectnet_has_the_images_of_imagenets_classes_without_their_border(tmp_path):
     right = write_map(tmp_path)
     write_images(tmp_path)
     source = open_objectnet(str(tmp_path))
@@ -249,7 +249,7 @@ def test_objectnet_crop_is_480_of_512():
         "imagenet_to_label_2012_v2",
     ],
 )
-def test_missing_file_of_the_class_map_is_named(name, tmp_path):
+def test_the_error_about_a_missing_file_of_the_class_map_names_it(name, tmp_path):
     write_map(tmp_path)
     (tmp_path / "mappings" / name).unlink()
     with pytest.raises(UserError, match=f"cannot read .*{name} .*unpack all of objectnet-1.0.zip"):
@@ -277,7 +277,7 @@ def test_missing_file_of_the_class_map_is_named(name, tmp_path):
         ("pytorch_to_imagenet_2012_id.json", {"5": 1000}, "must number the 1,000 lines of"),
     ],
 )
-def test_class_map_that_does_not_fit_is_refused(file, change, message, tmp_path):
+def test_inconsistent_class_maps_are_refused(file, change, message, tmp_path):
     write_map(tmp_path)
     path = tmp_path / "mappings" / file
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -285,7 +285,7 @@ def test_class_map_that_does_not_fit_is_refused(file, change, message, tmp_path)
         read_objectnet_map(str(tmp_path))
 
 
-def test_class_without_images_is_named(tmp_path):
+def test_the_error_about_a_class_without_images_names_it(tmp_path):
     write_map(tmp_path)
     write_images(tmp_path)
     (tmp_path / "images" / "folder_7" / "0.png").unlink()

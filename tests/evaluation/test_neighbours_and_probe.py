@@ -59,7 +59,7 @@ def test_neighbours_vote_as_in_numpy(temperature, blocks):
         ) == {count: 1}
 
 
-def test_of_equally_near_images_and_of_equal_votes_the_first_win(blocks):
+def test_ties_of_distances_and_of_votes_are_won_by_the_first(blocks):
     # The features lie on one of four axes, so similarities are exactly 0 or 1, and most neighbours
     # have ties.
     rng = np.random.default_rng(0)
@@ -79,7 +79,7 @@ def test_small_temperature_does_not_overflow():
     assert knn_accuracies(train, test, CLASSES, MESH, [20], temperature=1e-3)[20] > 0.5
 
 
-def test_test_image_of_several_labels_is_right_with_any():
+def test_a_prediction_of_any_label_of_a_test_image_is_correct():
     train, test = features(250, seed=0), features(40, seed=1, noise=0.1)
     wrong = (test.labels + 1) % CLASSES
     both = test._replace(labels=np.hstack([wrong, test.labels]))
@@ -127,7 +127,7 @@ def test_probe_of_too_few_images_is_refused():
 
 
 @pytest.mark.parametrize("each", [True, False])
-def test_a_linear_head_is_scikit_learns_regression_of_the_penalty_with_the_lowest_loss_held_out(
+def test_a_linear_head_is_scikit_learns_with_the_penalty_of_the_lowest_validation_loss(
     each,
 ):
     from sklearn.linear_model import LogisticRegression

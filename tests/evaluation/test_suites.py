@@ -60,7 +60,7 @@ def score(logits: np.ndarray, right: list[tuple[int, ...]]) -> tuple[float, floa
     return top1, top5, len(pairs)
 
 
-def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command, tmp_path):
+def test_accuracies_on_imagenets_sets_equal_counting_on_the_logits(command, tmp_path):
     model = random_model("ViT-B/16", **TINY)
     checkpoint = write(model, tmp_path / "tiny.npz", "google", "ViT-B/16", **TINY)
     images, v2, inside = ([pixels(kind, n) for n in range(size)] for kind, size in SIZES.items())
@@ -125,7 +125,7 @@ def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command,
         command(*common, "--test_resize=20")
 
 
-def test_figures_are_reused_for_the_same_parameters_and_images_alone(command, tmp_path, capsys):
+def test_results_are_reused_only_for_the_same_parameters_and_images(command, tmp_path, capsys):
     def colours(root, first):
         for split, shift in (("train", 0), ("test", 1)):
             for k, name in enumerate(("a", "b")):
@@ -167,7 +167,7 @@ def test_figures_are_reused_for_the_same_parameters_and_images_alone(command, tm
     assert "reused from" in (said := found()) and "with no data to compare: " in said
 
 
-def test_an_exchanged_file_of_the_same_name_and_size_changes_the_identity_of_the_data(tmp_path):
+def test_a_replaced_file_of_the_same_name_and_size_changes_the_data_identity(tmp_path):
     def draw(split, number, shade):
         file = tmp_path / split / "ab"[number % 2] / f"{number}.bmp"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ def test_an_exchanged_file_of_the_same_name_and_size_changes_the_identity_of_the
         before = after
 
 
-def test_imagenet_is_seen_through_the_checkpoints_crop_which_the_row_says(command, tmp_path):
+def test_imagenet_is_evaluated_with_the_checkpoints_crop_which_the_row_contains(command, tmp_path):
     arguments = TINY | dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     model = random_model("ViT-B/16", **arguments)
     seen = Preprocessing("short_side", 0.8, "bicubic")
@@ -242,7 +242,7 @@ def test_imagenet_is_seen_through_the_checkpoints_crop_which_the_row_says(comman
         ([], "give --checkpoint=WORKDIR, --suite=fewshot and --out=DIR"),
     ],
 )
-def test_flag_that_cannot_be_meant_is_one_line_before_anything_is_done(
+def test_errors_about_flags_are_one_line_before_any_computation(
     arguments, message, command, tmp_path
 ):
     with pytest.raises(UserError, match=message):

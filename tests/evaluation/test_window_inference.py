@@ -87,7 +87,7 @@ def test_windows_of_several_images_are_computed_together_and_compiled_once(infer
         assert (alone == mask).all()
 
 
-def test_unreadable_images_are_passed_on_or_raised(inference):
+def test_unreadable_images_are_passed_to_the_handler_or_raised(inference):
     image, failed = stripes(40, 40, 20)[0], []
     found = inference([image, b"no image", image], lambda index, error: failed.append(index))
     assert [index for index, _ in found] == [0, 2] and failed == [1]
@@ -95,5 +95,5 @@ def test_unreadable_images_are_passed_on_or_raised(inference):
         [*inference([b"no image"])]
 
 
-def test_nothing_is_computed_of_no_images(inference):
+def test_no_images_have_no_class_maps(inference):
     assert [*inference([])] == []

@@ -96,18 +96,18 @@ def test_a_model_of_stages_is_drawn_by_stages(name, files, tmp_path, capsys):
     assert ("attention_3" in arrays) == (name == "Swin-T")
 
 
-def test_transparent_picture_is_seen_on_white(tmp_path):
+def test_transparent_images_are_shown_on_white(tmp_path):
     Image.new("RGBA", (30, 30), (90, 10, 10, 0)).save(tmp_path / "clear.png")
     files = find_images([str(tmp_path / "clear.png")])
     assert read_images(files, TestCrop(8, resize=8), 1)[1].min() == 255
 
 
-def test_no_more_images_are_read_than_asked_for(files, capsys):
+def test_only_the_requested_number_of_images_is_read(files, capsys):
     assert read_images(files, TestCrop(8, resize=8), 2)[1].shape == (2, 8, 8, 3)
     assert "2 of 3 images are shown" in capsys.readouterr().out
 
 
-def test_heat_is_seen_on_black_images_and_where_nothing_is_looked_at_it_is_dark():
+def test_heat_maps_are_visible_on_black_images_and_dark_without_attention():
     weights = np.array([[1.0, 0.0], [0.5, 0.0]])
     black, white = (
         heat_map(np.full((64, 64, 3), value, np.uint8), weights).astype(int) for value in (0, 255)

@@ -77,7 +77,7 @@ def shown(maps=None, colours=None) -> str:
     return render("viewer.html", viewer=viewer(images, NAMES, sheets, colours))
 
 
-def test_embedded_maps_are_the_attention_to_half_a_level():
+def test_embedded_maps_equal_the_attention_up_to_half_a_level():
     """The page has the maps of all heads, their mean and the rollout.
 
     A map's largest value is computed from the numbers in the page.
@@ -114,7 +114,7 @@ def test_without_scripts_rollout_is_over_each_photograph():
     assert "hidden" in controls
 
 
-def test_palette_is_inferno_and_as_opaque_as_the_levels_root():
+def test_palette_is_inferno_with_an_opacity_of_the_levels_root():
     sheet = Elements(shown(random_maps())).of("img", **{"class": "sheet"})[0]["src"]
     encoded = base64.b64decode(sheet.partition(",")[2])
     made = Image.open(io.BytesIO(encoded))
@@ -165,7 +165,7 @@ def test_model_without_attention_has_its_colours_and_no_sliders_of_heads():
 @pytest.mark.parametrize(
     ("most", "numbers"), [(1400, [*range(1, 8)]), (1399, [1, 3, 5, 7]), (799, [1, 4, 7]), (1, [7])]
 )
-def test_page_has_fewer_layers_where_all_are_too_many(most, numbers, monkeypatch):
+def test_page_has_fewer_layers_if_the_maps_are_too_large(most, numbers, monkeypatch):
     """A layer has 200 pixels: 2 images, 5 tiles each (3 heads, mean, rollout), 20 patches each."""
     monkeypatch.setattr(map_sheet, "MOST_PIXELS", most)
     assert [row.number for row in map_sheets(random_maps(layers=7, heads=3)).rows] == numbers
