@@ -32,7 +32,7 @@ PERTURBED = 3  # Number of runs with perturbed parameters; the largest differenc
 
 
 def use(checkout: Path) -> None:
-    """Makes the checkout's modules importable without TensorFlow, which only reads files there."""
+    """Makes the checkout's modules importable without TensorFlow, which only reads files."""
     if not (checkout / "big_vision" / "train.py").is_file():
         raise SystemExit(
             f"{checkout} is no checkout of google-research/big_vision: it has no "

@@ -86,7 +86,9 @@ CASES = {
                 19 / STEPS,
                 39 / STEPS,
                 49 / STEPS,
-            ),  # With steps counted from 0, a stair takes effect one update later.
+                # The numbers are one below theirs: counted from 0, a stair takes effect one update
+                # later.
+            ),
         ),
     ),
 }

@@ -3,8 +3,8 @@
     python -m tests.training.same_losses --before=CHECKOUT [--configs=quickstart,dino]
 
 Each config runs for its two steps in this checkout and in the other one, each in its own process.
-Every metric that is in both `metrics.jsonl` and does not measure time must be equal. It checks a
-change that should not affect training; `git worktree add CHECKOUT COMMIT` makes a checkout.
+Every metric that is in both `metrics.jsonl` and does not measure time must be equal. The command
+checks changes that should not affect training. `git worktree add CHECKOUT COMMIT` makes a checkout.
 """
 
 import json

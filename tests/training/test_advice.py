@@ -1,4 +1,7 @@
-"""Errors of `finetune` and `pretrain` about data or checkpoints are one line of working advice."""
+"""Tests of errors of `finetune` and `pretrain` about unusual data or checkpoints.
+
+An error is one line. The tests follow its advice and check that it works.
+"""
 
 import re
 import shutil
@@ -35,7 +38,7 @@ def refusal(path, checkpoint, **changes) -> str:  # noqa: F811
 
 
 def flags(message: str) -> dict:
-    """Returns the config values of the flags in a message."""
+    """Returns the config values that are set by the flags in a message."""
     found = re.findall(r"--config\.([\w.]+)=(?:\"(.*?)\"|'(.*?)'|([^\s;]+))", message)
     texts = {key: one or two or three for key, one, two, three in found}
     return {key: eval(text) if text.startswith("(") else text for key, text in texts.items()}

@@ -1,4 +1,4 @@
-"""Tests of augmentation on devices: distributions, equality with NumPy, and on several devices."""
+"""Tests of augmentation on devices: distributions, equality with NumPy, several devices."""
 
 import os
 import random
@@ -151,7 +151,8 @@ def cut_areas(side: int, rounded_up: bool = False) -> tuple[np.ndarray, np.ndarr
     """Returns all fractions of a square that CutMix can leave, with probabilities for alpha 1.
 
     This follows `rand_bbox` of timm 0.3.2 to 0.5.4. The rectangle has a side of int(side * sqrt(1 -
-    a)). On each side of a pixel is half of it, rounded down. Later versions round one half up.
+    a)). Half of that, rounded down, lies on each side of a random pixel. Later versions round one
+    half up.
     """
     sides, pixels = np.arange(side + 1), np.arange(side)
     chances = np.minimum(1, ((sides + 1) / side) ** 2) - (sides / side) ** 2
@@ -205,7 +206,7 @@ def test_binary_loss_of_mixed_images_is_deits(share, torch, timm):
 
     classes, rng = 5, np.random.default_rng(0)
     labels, logits = rng.integers(classes, size=16), rng.normal(0, 3, (16, classes))
-    # timm mixes the images at equal distances from the start and the end of the batch.
+    # timm mixes image i of a batch of n with image n - 1 - i.
     reversed_labels = dict(
         labels=jnp.asarray(labels)[:, None], partner_labels=jnp.asarray(labels[::-1])[:, None]
     )

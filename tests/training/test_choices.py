@@ -273,7 +273,7 @@ def test_a_batch_that_does_not_fit_is_split_into_micro_batches(tmp_path, checkpo
     monkeypatch.setattr(micro_batches, "compiled_bytes", compiled)
     monkeypatch.setattr(
         micro_batches, "TAKEN", 20
-    )  # A small model's program needs more memory in addition to its activations.
+    )  # A small model's program needs much more memory than its activations.
     config = read_config("my_images")
     config.update_from_flattened_dict(chosen(folder, checkpoint))
     parts = assemble(run_options(config))

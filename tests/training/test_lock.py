@@ -1,4 +1,4 @@
-"""Only one run at a time uses a workdir, even after a process was killed. Uses real processes."""
+"""Tests with real processes: one run at a time uses a workdir, also after a process was killed."""
 
 import json
 import os

@@ -103,7 +103,7 @@ def test_a_schedule_counted_from_0_is_optaxs(schedule):
         falling = optax.cosine_decay_schedule(0.5, 80, alpha=0.2)
     theirs = optax.join_schedules([optax.linear_schedule(0, 0.5, 20), falling], [20])
     count = jnp.arange(20, 100)
-    # During the warm-up, ours is a factor on a constant learning rate.
+    # During the warm-up, both multiply a constant learning rate by a growing factor.
     ours = jax.vmap(make_schedule(config, 100))
     np.testing.assert_allclose(ours(count + 1), jax.vmap(theirs)(count), rtol=1e-5)
     np.testing.assert_allclose(

@@ -208,7 +208,7 @@ def test_images_of_several_classes_have_no_confusion(report):
     assert "Not defined: some images are of several classes." in text and "<title>dog" not in text
     assert (
         "%, 2 of 3</span>" in text
-    )  # Two of three images with a dog are correct, by their other class.
+    )  # Two of three images with a dog are correct, because another of their classes was predicted.
 
 
 def test_report_of_a_run_without_labels_states_what_is_missing(report):
@@ -249,7 +249,7 @@ def test_confused_pairs_and_classes_are_those_counted_one_by_one():
 
 
 def test_calibration_error_is_the_mean_distance_of_bins():
-    # In one bin right and wrong, in the other wrong and right.
+    # The predictions in the first bin are right and wrong, those in the second wrong and right.
     found = said(probability=(0.55, 0.52, 1.0, 0.97))
     bins, error = calibration(found)
     np.testing.assert_allclose(bins[[5, 9]], [[0.535, 0.5, 2], [0.985, 0.5, 2]], rtol=1e-6)
@@ -391,7 +391,7 @@ def test_sign_test_of_many_images_is_continuous():
 
 def test_figures_by_class_are_scikit_learns():
     draw = np.random.default_rng(2)
-    # The last class has no images, and some predictions.
+    # The last class has no images, but some predictions.
     labels = draw.choice(5, size=300, p=[0.6, 0.2, 0.1, 0.1, 0])
     answer = np.where(draw.random(300) < 0.6, labels, draw.choice([0, 1, 2, 4], size=300))
     counts = class_counts(labels[:, None], answer, 6)

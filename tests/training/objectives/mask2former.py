@@ -79,7 +79,7 @@ def described(loss: Any, gradients: Any) -> dict[str, list[float]]:
 
 
 def ours(trial: Trial) -> dict[str, list[float]]:
-    """Returns the numbers that `described` computes from our loss and gradients."""
+    """Returns our loss and gradients of a trial, in the format of `described`."""
     return described(*loss_and_gradients(trial.logits, trial.classes, trial.mask, trial.points))
 
 
@@ -104,7 +104,7 @@ def difference(found: dict[str, list[float]], expected: dict[str, list[float]]) 
 
 
 def theirs(trial: Trial, criterion: Any) -> dict[str, list[float]]:
-    """Returns the same numbers for an authors' criterion.
+    """Returns the authors' loss and gradients of a trial, in the format of `described`.
 
     Args:
       criterion: function of logits, classes and targets.

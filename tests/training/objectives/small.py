@@ -80,7 +80,7 @@ def with_frozen(config: ConfigDict, model):
 
 
 def batch_of(objective, images=None):
-    """Returns a batch of square images (by default 3 random ones) with the objective's draws."""
+    """Returns square images (by default 3 random ones) with the objective's random numbers."""
     images = random_images(3, 16, 16) if images is None else images
     return prepare(objective, {"image": images}, keys(len(images)))
 

@@ -164,7 +164,7 @@ def test_overlaps_of_masks_are_those_of_pycocotools():
 
 
 def drawn_masks(rng, size=48, most=6):
-    """Returns an image's map of object numbers, its labelled boxes, and logits near the masks."""
+    """Returns an image's map of object numbers, its labelled boxes, and logits of similar masks."""
     corners = rng.integers(0, size - 20, (most, 2))
     corners = np.concatenate([corners, corners + rng.integers(8, 20, (most, 2))], axis=1)
     labels = rng.choice([0, 1, -2, -1], most, p=[0.4, 0.3, 0.1, 0.2])

@@ -56,7 +56,7 @@ def losses_at(objective, model, batch, state, update):
 
 
 def assert_equal(one, other, rtol=1e-5, atol=1e-6):
-    """Asserts that trees are equal; `atol` is relative to an array's largest value above 1."""
+    """Asserts that trees are equal; `atol` is multiplied by an array's largest value above 1."""
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol * max(1, np.abs(b).max()))
 

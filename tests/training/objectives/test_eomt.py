@@ -157,7 +157,7 @@ def test_loss_and_gradients_are_those_of_mask2formers_own_code(number, expected)
 
 
 def test_losses_are_those_of_plain_numpy():
-    """Matching costs, and the losses of a given matching, equal NumPy's, which go pair by pair."""
+    """Matching costs, and the losses of a given matching, equal a loop over pairs in NumPy."""
     logits, classes, mask = floats(QUERIES, 6, 5), floats(QUERIES, CLASSES + 1), masks(12, 10)
     points = jax.tree.map(lambda x: x[0], drawn())
     found = jax.jit(targets_of, static_argnums=(1, 2))(mask, CLASSES, QUERIES)

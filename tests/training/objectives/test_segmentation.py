@@ -157,7 +157,7 @@ def test_ignored_pixels_have_no_part_in_loss_and_gradient():
 
 
 def test_linear_head_in_training_and_in_evaluation(torch):
-    """Equals the authors' order of layers: dropout, batch norm, 1x1 convolution."""
+    """The head equals the authors' layers: dropout, batch norm, 1x1 convolution."""
     model, objective = made(dropout=0.0)
     batch = batch_of()
     features = torch.tensor(np.asarray(model.features(batch["image"], dense=True)))
