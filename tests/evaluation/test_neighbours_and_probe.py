@@ -22,7 +22,7 @@ def features(images: int, seed: int, noise: float = 1.0) -> Features:
     return Features(values.astype(np.float32), labels[:, None].astype(np.int32), np.arange(images))
 
 
-def elected(
+def winning_classes(
     train: Features, test: Features, neighbours: int, temperature: float = 0.07
 ) -> np.ndarray:
     """Returns the class with the most votes of the nearest neighbours, int `[test images]`."""
@@ -48,7 +48,7 @@ def blocks(monkeypatch):
 def test_neighbours_vote_as_in_numpy(temperature, blocks):
     train, test = features(250, seed=0, noise=4.0), features(130, seed=1, noise=4.0)
     counts = (250, 1, 20, 10)
-    expected = {count: elected(train, test, count, temperature) for count in counts}
+    expected = {count: winning_classes(train, test, count, temperature) for count in counts}
     found = knn_accuracies(train, test, CLASSES, MESH, counts, temperature=temperature)
     right = {count: (classes == test.labels[:, 0]).mean() for count, classes in expected.items()}
     assert found == pytest.approx(right) and len(set(right.values())) > 2
@@ -70,7 +70,9 @@ def test_ties_of_distances_and_of_votes_are_won_by_the_first(blocks):
         for images in (250, 70)
     )
     for count in (1, 2, 7, 40, 250):
-        as_elected = test._replace(labels=elected(train, test, count)[:, None].astype(np.int32))
+        as_elected = test._replace(
+            labels=winning_classes(train, test, count)[:, None].astype(np.int32)
+        )
         assert knn_accuracies(train, as_elected, CLASSES, MESH, [count]) == {count: 1}
 
 

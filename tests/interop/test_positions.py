@@ -117,7 +117,7 @@ def test_a_model_is_loaded_for_patches_of_another_size(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def of_patches(tmp_path_factory):
+def patch_file(tmp_path_factory):
     """Writes a file of a model with patches of 16 pixels."""
     arguments = dict(dim=32, depth=1, mlp_dim=48, heads=2, image_size=64, num_classes=3)
     file = tmp_path_factory.mktemp("patches") / "model.npz"
@@ -125,9 +125,9 @@ def of_patches(tmp_path_factory):
 
 
 @pytest.mark.parametrize("side", [8, 1])
-def test_smaller_patches_log_that_they_are_an_approximation(side, of_patches):
+def test_smaller_patches_log_that_they_are_an_approximation(side, patch_file):
     said = []
-    vit_jax.load_model(of_patches, patch_size=side, image_size=4 * side, log=said.append)
+    vit_jax.load_model(patch_file, patch_size=side, image_size=4 * side, log=said.append)
     words = (
         f"resized: patch_embedding/kernel 16x16 -> {side}x{side}, an approximation, as patches "
         "shrink"
@@ -145,9 +145,9 @@ def test_smaller_patches_log_that_they_are_an_approximation(side, of_patches):
         (7, "patch size 7"),
     ],
 )
-def test_invalid_patch_sizes_are_refused(side, words, of_patches):
+def test_invalid_patch_sizes_are_refused(side, words, patch_file):
     with pytest.raises(UserError, match=words):
-        vit_jax.load_model(of_patches, patch_size=side, log=str)
+        vit_jax.load_model(patch_file, patch_size=side, log=str)
 
 
 def test_the_patch_size_of_a_model_without_patches_is_refused():

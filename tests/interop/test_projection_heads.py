@@ -46,7 +46,7 @@ def make_head(torch):
     return make
 
 
-def said(torch, head, x: np.ndarray, last="last_layer") -> np.ndarray:
+def head_outputs(torch, head, x: np.ndarray, last="last_layer") -> np.ndarray:
     """Returns the outputs of the authors' head, in float64."""
     with torch.no_grad():
         inner = torch.nn.functional.normalize(head.double()["mlp"](torch.from_numpy(x)), dim=-1)
@@ -99,7 +99,7 @@ def features() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(5, DIM))
 
 
-def assert_says(head, wanted: np.ndarray) -> None:
+def assert_outputs(head, wanted: np.ndarray) -> None:
     found = jax.jit(lambda head, x: head(x))(head, np.float32(features()))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
 
@@ -129,9 +129,9 @@ def test_run_starts_with_the_heads_and_the_centre_of_dinos_full_checkpoint(
     parts = started(tmp_path / "ours", **{"dino.prototype_lengths": lengths})
     assert parts.origin.notes[-1] == f"kept: dino's own parameters, {parameters:,}, with centre"
     state = first_state(parts)
-    wanted = said(torch, heads[which], features())
+    wanted = head_outputs(torch, heads[which], features())
     for own in (state["extra"]["objective"], state["objective_state"]["teacher_head"]):
-        assert_says(objective_of(parts, own).head, wanted)
+        assert_outputs(objective_of(parts, own).head, wanted)
     np.testing.assert_array_equal(state["objective_state"]["centre"], centre[0].numpy())
     cls = backbone.state_dict()["cls_token"].numpy()
     np.testing.assert_array_equal(state["objective_state"]["teacher"]["cls"], cls)
@@ -163,8 +163,8 @@ def test_run_starts_with_both_heads_and_the_mask_of_dinov2s_teacher(
     parts = started(tmp_path / "ours", **TWO)
     state = first_state(parts)
     objective = objective_of(parts, state["objective_state"]["teacher_head"])
-    assert_says(objective.head, said(torch, heads["dino_head"], features()))
-    assert_says(objective.patch_head, said(torch, heads["ibot_head"], features()))
+    assert_outputs(objective.head, head_outputs(torch, heads["dino_head"], features()))
+    assert_outputs(objective.patch_head, head_outputs(torch, heads["ibot_head"], features()))
     np.testing.assert_array_equal(objective.mask[...][0], teacher["backbone.mask_token"].numpy())
     assert np.abs(state["objective_state"]["centre"]).max() == 0
 
@@ -189,9 +189,9 @@ def test_run_starts_with_ibots_head_of_one_mlp(shared, torch, backbone, make_hea
     )
     state = first_state(parts)
     objective = objective_of(parts, state["extra"]["objective"])
-    assert_says(objective.head, said(torch, head, features()))
-    assert_says(
-        objective.patch_head or objective.head, said(torch, head, features(), "last_layer2")
+    assert_outputs(objective.head, head_outputs(torch, head, features()))
+    assert_outputs(
+        objective.patch_head or objective.head, head_outputs(torch, head, features(), "last_layer2")
     )
     np.testing.assert_array_equal(
         state["objective_state"]["patch_centre"], centres["center2"][0, 0].numpy()

@@ -44,7 +44,7 @@ def tokens(model, images: np.ndarray) -> np.ndarray:
     )
 
 
-def seen(model, images: np.ndarray) -> np.ndarray:
+def normalized_images(model, images: np.ndarray) -> np.ndarray:
     """Returns normalized images for other libraries, float32 `[batch, channels, height, width]`."""
     return np.asarray(model.normalize(images)).transpose(0, 3, 1, 2).copy()
 
@@ -63,7 +63,7 @@ def test_tokens_at_224_pixels_are_those_of_the_original_graph_in_onnx_runtime(fo
     session = onnxruntime.InferenceSession(tmp_path / "trunk.onnx")
     model = vit_jax.load_model(folder, image_size=224, log=str)
     images = photographs(224)
-    (wanted,) = session.run([real_dinov2.TOKENS], {"input_image": seen(model, images)})
+    (wanted,) = session.run([real_dinov2.TOKENS], {"input_image": normalized_images(model, images)})
     assert wanted.shape == (2, 257, 384) and np.abs(wanted).max() > 10
     assert_close(tokens(model, images), wanted)
 
@@ -72,7 +72,9 @@ def test_tokens_at_518_pixels_are_those_of_transformers(folder, torch, transform
     model, images = vit_jax.load_model(folder, log=str), photographs(518)
     theirs = transformers.Dinov2Model.from_pretrained(folder).eval()
     with torch.no_grad():
-        wanted = theirs(torch.from_numpy(seen(model, images))).last_hidden_state.numpy()
+        wanted = theirs(
+            torch.from_numpy(normalized_images(model, images))
+        ).last_hidden_state.numpy()
     assert_close(tokens(model, images), wanted)
 
 
@@ -81,6 +83,6 @@ def test_tokens_after_conversion_to_timm_are_those_of_timm(folder, torch, timm, 
     vit_jax.save_model(model, tmp_path / "timm", library="timm")
     theirs = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
     with torch.no_grad():
-        wanted = theirs.forward_features(torch.from_numpy(seen(model, images))).numpy()
+        wanted = theirs.forward_features(torch.from_numpy(normalized_images(model, images))).numpy()
     assert_close(tokens(model, images), wanted)
     assert_close(tokens(vit_jax.load_model(tmp_path / "timm", log=str), images), wanted)

@@ -123,12 +123,14 @@ def test_axial_attention_is_resized_with_its_tables(torch):
     np.testing.assert_array_equal(resized.features(images), made.features(images))
     old, new = (of.resnet.stages["2"]["01"].conv2 for of in (model, resized))
     for before, after, rows in ((old.column, new.column, 31), (old.row, new.row, 23)):
-        wanted = enlarged(torch, np.asarray(before.relative_embedding)[:, None], rows, 1)[:, 0]
+        wanted = resize_bicubic(torch, np.asarray(before.relative_embedding)[:, None], rows, 1)[
+            :, 0
+        ]
         np.testing.assert_allclose(after.relative_embedding, wanted, atol=1e-5)
     assert model.features(np.zeros((1, 32, 32, 3), np.uint8)).shape == (1, 128)
 
 
-def enlarged(torch, table, rows, columns):
+def resize_bicubic(torch, table, rows, columns):
     """Resizes a table `[rows, columns, channels]` with PyTorch's bicubic interpolation."""
     images = torch.tensor(table, dtype=torch.float64).permute(2, 0, 1)[None]
     resized = torch.nn.functional.interpolate(images, (rows, columns), mode="bicubic")
@@ -147,7 +149,7 @@ def test_relative_positions_are_resized_by_rows_and_columns(old, new, torch):
     for row, column in np.ndindex(among.shape[:2]):
         down, across = row - old[0] + 1, column - old[1] + 1
         among[row, column] = table[down * old[1] + across + old[0] * old[1] - 1]
-    among = enlarged(torch, among, 2 * new[0] - 1, 2 * new[1] - 1)
+    among = resize_bicubic(torch, among, 2 * new[0] - 1, 2 * new[1] - 1)
     found = np.asarray(layout.resized(jnp.asarray(table, jnp.float32), new))
     vectors = {row: [] for row in range(2 * new[0] * new[1] - 1)}
     for query, key in itertools.product(np.ndindex(new), repeat=2):

@@ -82,12 +82,11 @@ CASES = {
             weight_decay=0.0,
             clip_norm=1.0,
             schedule="stairs",
+            # The steps are one below theirs: counted from 0, a stair takes effect one update later.
             stairs=(
                 19 / STEPS,
                 39 / STEPS,
                 49 / STEPS,
-                # The numbers are one below theirs: counted from 0, a stair takes effect one update
-                # later.
             ),
         ),
     ),

@@ -44,7 +44,7 @@ def flags(message: str) -> dict:
     return {key: eval(text) if text.startswith("(") else text for key, text in texts.items()}
 
 
-def listed(folder, rows, header="file,label\n"):
+def write_csv(folder, rows, header="file,label\n"):
     (folder / "list.csv").write_text(header + "".join(f"{file},{label}\n" for file, label in rows))
     return folder / "list.csv"
 
@@ -101,11 +101,11 @@ def test_a_folder_that_contains_only_the_folder_of_classes_is_entered(tmp_path, 
 def test_missing_files_of_a_csv_are_counted_and_the_rest_is_read(images, checkpoint):  # noqa: F811
     folder, rows = images
     lost = [("images/lost.png", "cat"), ("images/gone.png", "dog")]
-    message = refusal(listed(folder, rows + lost), checkpoint)
+    message = refusal(write_csv(folder, rows + lost), checkpoint)
     assert (
         "2 of 32 files that are listed do not exist (2 of all), such as images/lost.png" in message
     )
-    assert chosen(listed(folder, rows), checkpoint)["data.source"] == "csv"
+    assert chosen(write_csv(folder, rows), checkpoint)["data.source"] == "csv"
 
 
 def test_missing_files_of_every_split_of_a_csv_are_counted(images, checkpoint):  # noqa: F811
@@ -116,39 +116,39 @@ def test_missing_files_of_every_split_of_a_csv_are_counted(images, checkpoint): 
         "test": [("images/gone.png", "dog"), ("images/no.png", "cat")],
     }
     for name, more in ({name: lost.get(name, []) for name in splits}).items():
-        listed(folder, splits[name] + more).rename(folder / f"{name}.csv")
+        write_csv(folder, splits[name] + more).rename(folder / f"{name}.csv")
     message = refusal(folder, checkpoint)
     assert "3 of 33 files that are listed do not exist (1 of val, 2 of test)" in message
     assert "such as images/lost.png, images/gone.png, images/no.png: fix their paths" in message
     for name, kept in splits.items():
-        listed(folder, kept).rename(folder / f"{name}.csv")
+        write_csv(folder, kept).rename(folder / f"{name}.csv")
     assert chosen(folder, checkpoint)["data.test_split"] == "test"
 
 
 def test_the_column_of_labels_is_named_by_the_flag_of_the_error(images, checkpoint):  # noqa: F811
     folder, rows = images
     wide = [(file, f"{label},{k}") for k, (file, label) in enumerate(rows)]
-    path = listed(folder, wide, "image,species,number\n")
+    path = write_csv(folder, wide, "image,species,number\n")
     message = refusal(path, checkpoint)
     assert "species, number" in message and flags(message) == {"data.label_key": "NAME"}
     assert chosen(path, checkpoint, **{"data.label_key": "species"})["batch_size"] > 1
-    message = refusal(listed(folder, rows, "picture,species\n"), checkpoint)
+    message = refusal(write_csv(folder, rows, "picture,species\n"), checkpoint)
     assert message.endswith("call the column of files 'file'")
-    assert chosen(listed(folder, rows, "file,species\n"), checkpoint)["batch_size"] > 1
+    assert chosen(write_csv(folder, rows, "file,species\n"), checkpoint)["batch_size"] > 1
 
 
 def test_the_error_about_a_csv_without_rows_states_what_to_write(images, checkpoint):  # noqa: F811
     folder, _ = images
     for text in ("", "file,label\n"):
-        assert refusal(listed(folder, [], text), checkpoint).endswith(
+        assert refusal(write_csv(folder, [], text), checkpoint).endswith(
             "write a row FILE,LABEL for each image"
         )
 
 
 def test_several_lists_in_a_folder_are_named(images, checkpoint):  # noqa: F811
     folder, rows = images
-    listed(folder, rows).rename(folder / "first.csv")
-    listed(folder, rows).rename(folder / "second.csv")
+    write_csv(folder, rows).rename(folder / "first.csv")
+    write_csv(folder, rows).rename(folder / "second.csv")
     message = refusal(folder, checkpoint)
     assert message.endswith(f"give {folder / 'first.csv'} or {folder / 'second.csv'}")
     assert chosen(folder / "first.csv", checkpoint)["data.source"] == "csv"
@@ -269,7 +269,7 @@ def test_a_data_set_to_evaluate_on_needs_no_kind(tmp_path):
     pets = photographs(tmp_path / "pets", {"cat": 2, "dog": 2})
     prepare("mnist", tmp_path, {"train": 4, "test": 2})
     (mnist,) = (tmp_path / "mnist").iterdir()
-    lists = listed(tmp_path, [("pets/cat/000.png", "cat")])
+    lists = write_csv(tmp_path, [("pets/cat/000.png", "cat")])
     for path, kind in ((pets, "folder"), (mnist, "tfds"), (lists, "csv")):
         assert data_set(f"{path}") == data_set(f"{kind}:{path}")
     assert data_set(f"{pets}@all[:50%],all[50%:]").test_split == "all[50%:]"
@@ -277,7 +277,7 @@ def test_a_data_set_to_evaluate_on_needs_no_kind(tmp_path):
 
 def test_images_that_a_csv_lists_are_predicted(images):
     folder, rows = images
-    found = find_images([str(listed(folder, rows))])
+    found = find_images([str(write_csv(folder, rows))])
     assert [found.path(index) for index in (0, 29)] == [
         f"{folder}/images/{k:03}.png" for k in (0, 29)
     ]
@@ -294,12 +294,14 @@ def test_prepare_takes_the_lists_that_finetune_takes(images):
     folder, rows = images
     splits = {"train": rows[:20], "test": rows[20:]}
     table = [(file, f"{label},{split}") for split, part in splits.items() for file, label in part]
-    one = listed(folder, table, "file,label,split\n").rename(folder / "split.csv")
+    one = write_csv(folder, table, "file,label,split\n").rename(folder / "split.csv")
     lists = folder / "lists"
     lists.mkdir()
     for name, part in splits.items():
-        listed(lists, [(f"../{file}", label) for file, label in part]).rename(lists / f"{name}.csv")
-    whole = listed(folder, rows)
+        write_csv(lists, [(f"../{file}", label) for file, label in part]).rename(
+            lists / f"{name}.csv"
+        )
+    whole = write_csv(folder, rows)
     for path, counts in (
         (whole, {"train": 30}),
         (one, {"train": 20, "test": 10}),
@@ -321,7 +323,7 @@ def test_prepare_takes_the_lists_that_finetune_takes(images):
 def test_prepare_names_its_own_flag_for_the_column_of_labels(images):
     folder, rows = images
     wide = [(file, f"{label},{k}") for k, (file, label) in enumerate(rows)]
-    path = str(listed(folder, wide, "image,species,number\n"))
+    path = str(write_csv(folder, wide, "image,species,number\n"))
     with pytest.raises(UserError, match="name the label's column with --label_key=NAME"):
         find(path)
     assert find(path, label_key="species").class_names == ["cat", "dog"]
@@ -330,8 +332,8 @@ def test_prepare_names_its_own_flag_for_the_column_of_labels(images):
 def test_duplicates_are_found_by_the_lists_of_a_folder(images):
     folder, rows = images
     shutil.copy(folder / rows[0][0], folder / "images" / "again.png")
-    listed(folder, rows).rename(folder / "train.csv")
-    listed(folder, [("images/again.png", "cat")]).rename(folder / "test.csv")
+    write_csv(folder, rows).rename(folder / "train.csv")
+    write_csv(folder, [("images/again.png", "cat")]).rename(folder / "test.csv")
     (group,) = find_duplicates([str(folder)], 0.98, str).groups
     assert group.kind == "in several splits" and len(group.images) == 2
 
@@ -339,7 +341,7 @@ def test_duplicates_are_found_by_the_lists_of_a_folder(images):
 def test_duplicates_of_a_prepared_data_set_are_those_of_its_images(images):
     folder, rows = images
     done = prepared(
-        find(str(listed(folder, rows))), folder / "out", Options(), one_by_one, one_by_one
+        find(str(write_csv(folder, rows))), folder / "out", Options(), one_by_one, one_by_one
     )
     for path, source in (
         (done.folder, "list.csv"),

@@ -39,7 +39,7 @@ def lock(url, **options) -> BucketLock:
     return BucketLock(Bucket(url), **{"log": pytest.fail, "beat_seconds": 0.2} | options)
 
 
-def elsewhere(url, number=1, beat=0) -> None:
+def lock_on_another_host(url, number=1, beat=0) -> None:
     """Writes the lock of a process on another host, or its next heartbeat."""
     holder = this_process()._replace(host="pod-7", boot="another")._asdict()
     content = holder | {"since": 0, "token": "its own", "beat": beat}
@@ -80,7 +80,7 @@ def test_released_lock_is_free_at_once(url):
 
 
 def test_lock_of_a_host_without_heartbeats_is_taken_over(url):
-    elsewhere(url)
+    lock_on_another_host(url)
     said = []
     with lock(url, log=said.append, stale_seconds=0.5) as mine:
         mine.check()
@@ -89,12 +89,12 @@ def test_lock_of_a_host_without_heartbeats_is_taken_over(url):
 
 
 def test_lock_of_a_host_with_heartbeats_is_not_taken_over(url):
-    elsewhere(url)
+    lock_on_another_host(url)
     said = []
 
     def log(line):  # The other process writes a heartbeat while this one waits.
         said.append(line)
-        elsewhere(url, beat=1)
+        lock_on_another_host(url, beat=1)
 
     with pytest.raises(UserError, match="is in use by another run: process .* on pod-7"):
         lock(url, log=log, stale_seconds=HANG).__enter__()
@@ -104,7 +104,7 @@ def test_lock_of_a_host_with_heartbeats_is_not_taken_over(url):
 def test_run_that_was_taken_over_stops_and_copies_nothing(url):
     workdir = fetched(url)
     with lock(url) as mine:
-        elsewhere(url, number=2)
+        lock_on_another_host(url, number=2)
         (workdir / "log.txt").write_text("of the first\n")
         with pytest.raises(UserError, match=f"{url} was taken over by process .* on pod-7"):
             Upload(workdir, mine.check).flush()

@@ -90,7 +90,7 @@ FRUIT = ("apple", "berry", "cherry")
 
 
 @pytest.fixture
-def of_fruit(monkeypatch):
+def fruit_checkpoint(monkeypatch):
     """Returns a config that starts from a checkpoint, and the checkpoint.
 
     The checkpoint has three classes and two heads.
@@ -113,8 +113,8 @@ def of_fruit(monkeypatch):
 
 
 @pytest.mark.parametrize("names", [("cherry", "apple", "berry"), ("Cherry", "Apple", "Berry")])
-def test_a_kept_head_follows_the_names_of_the_classes(of_fruit, names):
-    config, checkpoint = of_fruit
+def test_a_kept_head_follows_the_names_of_the_classes(fruit_checkpoint, names):
+    config, checkpoint = fruit_checkpoint
     origin = find_origin(config, 3, class_names=names)
     kept = origin.read()
     for head in ("head", "distillation_head"):
@@ -128,8 +128,8 @@ def test_a_kept_head_follows_the_names_of_the_classes(of_fruit, names):
     )
 
 
-def test_a_kept_head_with_other_names_logs_a_note_and_with_moved_names_is_refused(of_fruit):
-    config, checkpoint = of_fruit
+def test_a_kept_head_with_other_names_logs_a_note_and_with_moved_names_is_refused(fruit_checkpoint):
+    config, checkpoint = fruit_checkpoint
     assert not any("note:" in line for line in find_origin(config, 3, class_names=FRUIT).notes)
     *_, last = find_origin(config, 3, class_names=("apple", "berry", "kirsche")).notes
     assert last == (
@@ -146,8 +146,8 @@ def test_a_kept_head_with_other_names_logs_a_note_and_with_moved_names_is_refuse
     )
 
 
-def test_a_teacher_follows_the_names_of_the_classes(of_fruit):
-    config, checkpoint = of_fruit
+def test_a_teacher_follows_the_names_of_the_classes(fruit_checkpoint):
+    config, checkpoint = fruit_checkpoint
     config.objective.name, config.objective.teacher = "distillation", "/a/run"
     config.data.image_size = 16
     frozen = frozen_model.open_frozen(config, ("cherry", "apple", "berry"))
@@ -159,8 +159,8 @@ def test_a_teacher_follows_the_names_of_the_classes(of_fruit):
         frozen_model.open_frozen(config, ("berry", "cherry", "zapple"))
 
 
-def test_the_head_of_a_model_that_is_handed_in_follows_the_names_of_the_classes(of_fruit):
-    config, checkpoint = of_fruit
+def test_the_head_of_a_model_that_is_handed_in_follows_the_names_of_the_classes(fruit_checkpoint):
+    config, checkpoint = fruit_checkpoint
     config.finetune.checkpoint = warm_start.HANDED_IN
     sources = {path: partial(checkpoint.read, path) for path in checkpoint.shapes}
     model = fill(sketch(checkpoint.options), sources)

@@ -111,7 +111,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def seen(written: str) -> list[str]:
+def screen_lines(written: str) -> list[str]:
     """Returns the lines on a terminal's screen. Text after a carriage return overwrites a line."""
     lines = []
     for line in written.split("\n"):
@@ -151,13 +151,13 @@ def test_terminal_overwrites_the_status_line_and_keeps_the_others(tmp_path, monk
     console.status("step 2/9")  # Too early to be shown.
     clock(1)
     console.status("step 3/9")
-    assert seen(terminal.getvalue()) == ["step 3/9"]
+    assert screen_lines(terminal.getvalue()) == ["step 3/9"]
     console.log("saved")
     clock(70)
     console.status("step 4/9")
     clock(71)
     console.status("step 5/9")
-    assert seen(terminal.getvalue()) == ["saved", "step 5/9"]
+    assert screen_lines(terminal.getvalue()) == ["saved", "step 5/9"]
     logged = [line[20:] for line in (tmp_path / "log.txt").read_text().splitlines()]
     assert logged == ["step 1/9 | loss 2.5000", "step 3/9", "saved", "step 4/9"]
 
@@ -193,12 +193,12 @@ def test_progress_is_a_bar_that_moves_in_a_terminal_and_is_cleared(monkeypatch, 
     progress = Progress("features", 400, "images", pytest.fail)
     clock(2)
     progress(100)
-    assert seen(terminal.getvalue()) == [
+    assert screen_lines(terminal.getvalue()) == [
         f"features {5 * '━'}{15 * '╌'} 100 of 400 images | 50 images/s | 6 s left"
     ]
     progress(400)
     print("done")
-    assert seen(terminal.getvalue()) == ["done", ""]
+    assert screen_lines(terminal.getvalue()) == ["done", ""]
 
 
 def test_ticking_ends_with_its_context():

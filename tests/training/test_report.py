@@ -40,7 +40,7 @@ ROWS = [
 NAMES = ("cat", "dog", "fox")
 
 
-def said(
+def predictions_of(
     labels=((0,), (1,), (1,), (2,)), answer=(0, 0, 2, 2), probability=(0.9, 0.6, 0.95, 0.8), **more
 ):
     """Returns predictions for four images: a cat (right), two dogs (wrong) and a fox (right)."""
@@ -90,7 +90,7 @@ def report(workdir):
 
 
 def test_report_is_self_contained(report):
-    references = re.findall(r'(?:src|href)="([^"]+)"', report(found=said()))
+    references = re.findall(r'(?:src|href)="([^"]+)"', report(found=predictions_of()))
     assert len(references) > 4
     assert all(reference.startswith(("data:", "#")) for reference in references)
 
@@ -168,7 +168,7 @@ def test_report_has_size_cost_versions_and_command(report):
 
 
 def test_worst_mistake_comes_first(report):
-    text = report(found=said())
+    text = report(found=predictions_of())
     worst = text[text.index("Mistakes: 2 in 4 test images") : text.index("Confusion")]
     assert re.findall(r"✗ (\w+)</b> (\d+)%<br><span>is (\w+)", worst) == [
         ("fox", "95", "dog"),
@@ -177,7 +177,7 @@ def test_worst_mistake_comes_first(report):
 
 
 def test_image_has_the_pixels_that_were_kept(report):
-    found = said()
+    found = predictions_of()
     encoded = re.search(r'base64,([^"]+)"', report(found=found))[1]
     np.testing.assert_array_equal(
         Image.open(io.BytesIO(base64.b64decode(encoded))), found.images[2]
@@ -186,14 +186,14 @@ def test_image_has_the_pixels_that_were_kept(report):
 
 @pytest.mark.parametrize(("size", "small"), [(8, 1), (64, 1), (224, 0)])
 def test_only_small_images_show_their_pixels(report, size, small):
-    found = said(shown=np.array([2]), images=np.zeros((1, size, size, 3), np.uint8))
+    found = predictions_of(shown=np.array([2]), images=np.zeros((1, size, size, 3), np.uint8))
     assert (
         report(found=found).count('<img class="small"') == 2 * small
     )  # Once as a mistake and once in the sample.
 
 
 def test_matrix_and_classes_have_the_counts(report):
-    text = report(found=said())
+    text = report(found=predictions_of())
     assert "<title>dog taken for fox: 1 of 2</title>" in text
     assert re.findall(r">(\w+)</span><span>([\d.%]+, \d of \d);[^<]*</span><meter", text) == [
         ("dog", "0.0%, 0 of 2"),
@@ -203,7 +203,7 @@ def test_matrix_and_classes_have_the_counts(report):
 
 
 def test_images_of_several_classes_have_no_confusion(report):
-    found = said(labels=((0, 1), (1, -1), (1, 2), (2, -1)))
+    found = predictions_of(labels=((0, 1), (1, -1), (1, 2), (2, -1)))
     text = report(found=found)
     assert "Not defined: some images are of several classes." in text and "<title>dog" not in text
     assert (
@@ -221,7 +221,7 @@ def test_report_of_a_run_of_an_earlier_version_states_what_is_missing(report):
 
 
 def test_damaged_predictions_are_ignored(workdir):
-    folder = workdir(found=said())
+    folder = workdir(found=predictions_of())
     (folder / "predictions.npz").write_bytes(b"PK damaged")
     assert read_run(folder).predictions is None
 
@@ -236,7 +236,7 @@ def test_damaged_worst_images_are_ignored(workdir):
 def test_confused_pairs_and_classes_are_those_counted_one_by_one():
     draw = np.random.default_rng(1)
     labels, answer = draw.integers(5, size=(200, 1)), draw.integers(5, size=200)
-    found = said(labels, answer, draw.random(200))
+    found = predictions_of(labels, answer, draw.random(200))
     pairs, counts = confused(found)
     for (truth, other), count in zip(pairs.tolist(), counts.tolist(), strict=True):
         assert count == sum(
@@ -250,7 +250,7 @@ def test_confused_pairs_and_classes_are_those_counted_one_by_one():
 
 def test_calibration_error_is_the_mean_distance_of_bins():
     # The predictions in the first bin are right and wrong, those in the second wrong and right.
-    found = said(probability=(0.55, 0.52, 1.0, 0.97))
+    found = predictions_of(probability=(0.55, 0.52, 1.0, 0.97))
     bins, error = calibration(found)
     np.testing.assert_allclose(bins[[5, 9]], [[0.535, 0.5, 2], [0.985, 0.5, 2]], rtol=1e-6)
     assert error == pytest.approx((0.035 + 0.485) / 2, rel=1e-6)
@@ -313,7 +313,7 @@ def test_live_page_loads_itself_until_the_run_is_over(workdir):
 
 
 def test_text_is_escaped(report):
-    text = report(found=said(), names=('<i>"cat"', '<i>"dog"', "fox"))
+    text = report(found=predictions_of(), names=('<i>"cat"', '<i>"dog"', "fox"))
     assert "&lt;pets&gt;" in text and "<pets>" not in text and "<i>" not in text
     assert 'alt="&lt;i&gt;&#34;dog&#34;, predicted &lt;i&gt;&#34;cat&#34;"' in text
 
@@ -334,9 +334,9 @@ def test_report_replaces_the_one_before_and_leaves_no_other_file(workdir):
 
 
 def test_comparison_has_the_figures_the_differences_and_the_images_of_each(workdir):
-    better = said(answer=(0, 1, 1, 2))
+    better = predictions_of(answer=(0, 1, 1, 2))
     runs = [
-        read_run(workdir(found=said(), name="a")),
+        read_run(workdir(found=predictions_of(), name="a")),
         read_run(workdir(found=better, name="b", seed=3)),
     ]
     text = comparison_page(runs)
@@ -415,7 +415,7 @@ def test_figures_by_class_need_one_label_of_each_image():
 
 
 def test_report_has_precision_and_f1_of_each_class_and_classes_never_predicted(report):
-    text = report(found=said(answer=(0, 0, 0, 2)))  # A dog is never predicted.
+    text = report(found=predictions_of(answer=(0, 0, 0, 2)))  # A dog is never predicted.
     assert "100.0%, 1 of 1; precision 33.3%, F1 50.0%" in text
     assert "0.0%, 0 of 2; never predicted" in text
     assert "Balanced accuracy 66.67%, macro F1 50.00%." in text

@@ -30,7 +30,7 @@ def setup(devices=None, **values):
     return make_program(config, num_classes=0, steps=10, mesh=mesh), config
 
 
-def to_check(**values):
+def config_with_steps(**values):
     """Returns the config of `setup` with a number of steps, which config checks require."""
     config = setup()[1]
     config.update_from_flattened_dict({"steps": 10} | values)
@@ -202,7 +202,7 @@ def test_local_crops_larger_than_the_images_are_rejected():
     with pytest.raises(
         UserError, match="local_size is 24 .* at most data.image_size = 16, or give"
     ):
-        check(to_check(**LOCAL | {"dino.local_size": 24}))
+        check(config_with_steps(**LOCAL | {"dino.local_size": 24}))
 
 
 def test_local_crops_need_a_crop_that_draws_an_area():
@@ -314,13 +314,13 @@ def test_collapse_is_logged_after_a_twentieth_of_the_run(means, words):
     ],
 )
 def test_invalid_values_are_refused_in_one_line(values, words):
-    config = to_check(**values)
+    config = config_with_steps(**values)
     with pytest.raises(UserError, match=words):
         check(config)
 
 
 def test_koleo_of_groups_may_be_cut_into_micro_batches_of_whole_groups():
-    check(to_check(**{"dino.koleo": 0.1, "dino.koleo_group": 4, "micro_batches": 2}))
+    check(config_with_steps(**{"dino.koleo": 0.1, "dino.koleo_group": 4, "micro_batches": 2}))
 
 
 @pytest.mark.parametrize("values", [{"dino.centring": "sinkhorn"}, {"dino.koleo": 0.1}])

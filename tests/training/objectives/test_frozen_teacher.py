@@ -83,7 +83,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def said_by(own: dict, name: str, x: np.ndarray) -> np.ndarray:
+def head_outputs(own: dict, name: str, x: np.ndarray) -> np.ndarray:
     """Returns the outputs of a head that was read from a folder, in float64."""
     x = np.float64(x)
     for layer in range(3):
@@ -124,10 +124,12 @@ def test_loss_of_unmasked_views_is_the_cross_entropy_with_the_teachers_own_heads
         return np.asarray(model.features(images.reshape(-1, 16, 16, 3))).reshape(16, 2, -1)
 
     (features, tokens), (theirs, their_tokens) = see(model), see(loaded)
-    wanted = np.exp(log_softmax(said_by(own, "head", theirs) / 0.1))  # The centres are still zero.
+    wanted = np.exp(
+        log_softmax(head_outputs(own, "head", theirs) / 0.1)
+    )  # The centres are still zero.
     said = log_softmax(np.float64(objective.head(features)) / 0.1)
     pairs = -(wanted * said[:, ::-1]).sum(-1).mean(1)
-    wanted = np.exp(log_softmax(said_by(own, "patch_head", their_tokens) / 0.1))
+    wanted = np.exp(log_softmax(head_outputs(own, "patch_head", their_tokens) / 0.1))
     said = log_softmax(np.float64(objective.patch_head(tokens)) / 0.1)
     masked = np.asarray(batch["masked"])
     patches = (-(wanted * said).sum(-1) * masked).sum((1, 2)) / masked.sum((1, 2))

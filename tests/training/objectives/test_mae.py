@@ -161,7 +161,7 @@ STATISTICS = {
 }
 
 
-def as_the_model_sees(images, statistics) -> np.ndarray:
+def normalized_pixels(images, statistics) -> np.ndarray:
     mean, std = statistics.get("mean", 0.5), statistics.get("std", 0.5)
     return (np.asarray(images, np.float64) / 255 - mean) / std
 
@@ -175,7 +175,7 @@ def test_loss_is_the_squared_error_of_hidden_pixels_as_the_model_sees_them(norma
     batch = objective.prepare({"image": images}, keys(4))
     found, *_ = losses(objective, model, batch)
     predicted = np.asarray(predict(objective, model, batch), np.float64)
-    pixels = as_the_model_sees(images, STATISTICS[statistics])
+    pixels = normalized_pixels(images, STATISTICS[statistics])
     for image, order in enumerate(np.asarray(batch["order"])):
         errors = []
         for number, values in zip(order[6:], predicted[image], strict=True):
@@ -204,10 +204,10 @@ def test_pictures_show_what_is_visible_and_what_is_predicted(normalized, statist
         np.testing.assert_allclose(picture[~hidden], np.asarray(images)[~hidden], atol=1e-3)
     row, column = divmod(int(batch["order"][0, 6]), 6)
     place = np.s_[0, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
-    shown = as_the_model_sees(predicted[place], statistics)
+    shown = normalized_pixels(predicted[place], statistics)
     expected = np.asarray(predict(objective, model, batch)[0, 0]).reshape(4, 4, 3)
     if normalized:
-        there = as_the_model_sees(images[place], statistics)
+        there = normalized_pixels(images[place], statistics)
         expected = expected * np.sqrt(there.var(ddof=1) + 1e-6) + there.mean()
     np.testing.assert_allclose(shown, expected, atol=1e-4)
 

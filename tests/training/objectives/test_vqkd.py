@@ -124,7 +124,7 @@ def modules(program, state):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _seen(graphdef, objective, evaluated, batch):
+def _result_of(graphdef, objective, evaluated, batch):
     context = EVALUATION._replace(state=evaluated.objective_state)
     model, objective = (
         nnx.merge(graphdef, evaluated.params),
@@ -133,9 +133,9 @@ def _seen(graphdef, objective, evaluated, batch):
     return objective(model, batch, context)
 
 
-def seen(program, state, batch):
+def result_of(program, state, batch):
     """Returns the objective's result on a batch."""
-    return _seen(program.graphdef, program.objective, program.evaluated(state), batch)
+    return _result_of(program.graphdef, program.objective, program.evaluated(state), batch)
 
 
 def trained(program, state, steps=1):
@@ -151,7 +151,7 @@ def plain(teachers):
     """Returns a program, its first state and result, and the state and metrics of one update."""
     program, state = program_of(teachers["plain"])
     first = jax.device_get(state)
-    result = jax.device_get(seen(program, state, batch_of(program)))
+    result = jax.device_get(result_of(program, state, batch_of(program)))
     return program, first, result, *trained(program, state)
 
 
@@ -175,7 +175,7 @@ def test_loss_is_computed_from_the_decoded_nearest_codes(teachers, features):
         objective_params=nnx.to_pure_dict(nnx.state(objective))
     )
     batch = batch_of(program)
-    found = _seen(program.graphdef, program.objective, evaluated, batch)
+    found = _result_of(program.graphdef, program.objective, evaluated, batch)
     images, codebook = np.asarray(batch["image"]), np.float64(state["objective_state"]["codebook"])
 
     tokens = np.float64(patch_features(model, images))
@@ -258,7 +258,7 @@ def test_each_code_follows_the_mean_of_its_patches_of_the_whole_batch(plain):
     before[3], before[4] = -before[5], before[5]
     memory = {"codebook": jnp.float32(before), "usage": state["objective_state"]["usage"]}
     state = jax.tree.map(jnp.copy, state) | {"objective_state": memory}
-    result = jax.device_get(seen(program, state, batch))
+    result = jax.device_get(result_of(program, state, batch))
     given = result.aux["given"].reshape(-1)
     assert 0 < len(np.unique(given)) < CODES
     after = program.train_step(state, program.initial_metrics(), batch)[0]["objective_state"]
