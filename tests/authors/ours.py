@@ -54,7 +54,8 @@ MODELS = {
     "eva": dict(initialization="eva", qkv_bias="qv"),
     "eva02:model=EVA02-B/14": dict(initialization="eva02"),
 }
-# Models whose parameter groups are compared. Two more than above are fine-tuned with layer decay.
+# Models whose parameter groups are compared: those above, and two that are fine-tuned with layer
+# decay.
 GROUPS = MODELS | {
     "beit:task=finetune": dict(layer_scale=0.1, position="bias", qkv_bias="qv"),
     "mae_finetune": dict(),

@@ -95,7 +95,7 @@ def test_depth_metrics_are_eigens_formulas():
     depth[rng.random(depth.shape) < 0.2] = 0
     predicted = (depth * rng.uniform(0.6, 1.6, depth.shape)).astype(np.float32)
     found = depth_metrics(predicted, depth, 1e-3, 10)
-    # As in the evaluation script of BTS, on which Eigen's and DINOv2's results are based.
+    # As in the evaluation script of BTS, which computes Eigen's metrics as DINOv2 does.
     predicted = predicted.copy()
     predicted[predicted < 1e-3], predicted[predicted > 10] = 1e-3, 10
     valid = np.logical_and(depth > 1e-3, depth < 10)
@@ -175,7 +175,8 @@ def test_average_precision_is_that_of_torchmetrics(torchmetrics, masks):
             values["area"] = each.masks.sum(axis=(1, 2)).astype(np.float32)
         return {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in values.items()}
 
-    # torchmetrics' own recall thresholds are float32. Then half of the objects do not reach 0.5.
+    # torchmetrics' default recall thresholds are float32. Finding half of the objects is then below
+    # the threshold of 0.5.
     steps = np.linspace(0, 1, 101).tolist()
     kind = "segm" if masks else "bbox"
     theirs = MeanAveragePrecision(iou_type=kind, rec_thresholds=steps)

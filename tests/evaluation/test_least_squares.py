@@ -39,7 +39,7 @@ def score(train, labels, test, test_labels, classes, penalty) -> float:
 
 def assert_close(ours, right):
     assert ours.shape == right.shape
-    # The documentation promises only 1e-4.
+    # The documented accuracy is 1e-4.
     assert np.linalg.norm(ours - right) < 1e-8 * np.linalg.norm(right)
 
 

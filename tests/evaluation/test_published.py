@@ -25,7 +25,7 @@ def test_every_row_of_a_table_has_a_value_for_every_column(name):
 
 
 def column(name: str, **wanted: str) -> dict[str, float]:
-    """Returns the figures of one column by row."""
+    """Returns the values of one column by row."""
     table = published.table(name)
     return {row: table.figure(row, **wanted) for row in table.rows}
 

@@ -1,7 +1,7 @@
-"""Architectures of timm have their own logits here, or are refused in one line; a selection.
+"""A selection of timm's architectures has timm's logits, or is refused in a one-line error.
 
-`python -m tests.interop.coverage_page` compares all of them. These tests check that its page is
-correct.
+`python -m tests.interop.coverage_page` compares all architectures. These tests check that its page
+is correct.
 """
 
 import json

@@ -7,9 +7,9 @@ from helpers import random_images, randomise
 
 import vit_jax
 
-# Both are relative to the largest feature. Swin V2 needs the coarser one: its attention multiplies
+# Tolerances relative to the largest feature. Swin V2 needs the coarse one: its attention multiplies
 # cosines by up to 100, and it normalizes the outputs of branches, which may be small at some
-# positions of a random model. Both increase rounding errors.
+# positions of a random model. Both operations increase rounding errors.
 TOLERANCE, COARSE = 2e-5, 1e-4
 VIT = dict(depth=2, embed_dim=48, num_heads=3)
 CONVNEXT = dict(depths=(1, 2, 1, 1), dims=(16, 24, 32, 40))

@@ -1,4 +1,4 @@
-"""Depth heads that DINOv2's authors published equal a PyTorch implementation with their names."""
+"""Depth heads that DINOv2's authors published have the outputs of an implementation in PyTorch."""
 
 import dataclasses
 import json

@@ -112,7 +112,7 @@ def siglip2_tokenizer(transformers):
 
 @pytest.fixture(scope="module")
 def models(torch, transformers, tmp_path_factory):
-    """Returns folders of small random models with tokenizers, and the models in Transformers."""
+    """Writes small random models; returns folder, model, tokenizer and image processor by kind."""
     pytest.importorskip("sentencepiece")
     folders, found = tmp_path_factory.mktemp("models"), {}
     for kind in KINDS:
@@ -361,7 +361,7 @@ def test_folders_without_a_text_tower_or_a_tokenizer_are_rejected(models, tmp_pa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_starts_from_both_towers_and_keeps_its_tokenizer(kind, models, tmp_path, capsys):
-    """After a step with learning rate 0, the run equals the folder's model without the folder."""
+    """After a step with learning rate 0, a run equals the folder's model and needs no folder."""
     source, *_ = models[kind]
     folder = shutil.copytree(source, tmp_path / "folder")
     config = config_from(kind, folder)

@@ -13,7 +13,7 @@ from vit_jax.interop.onnx import convert
 
 SMALL = dict(dim=32, depth=2, mlp_dim=64, heads=4, num_classes=5, image_size=32)
 RESNET = dict(num_classes=5, image_size=32)
-# The windows are shifted, and they do not divide one of the maps.
+# The windows are shifted. They do not divide the map of the case "swin".
 SWIN = dict(dim=8, blocks=(2, 1), stage_heads=(2, 4), window=2, num_classes=5)
 MODELS = {
     "plain": ("ViT-S/16", SMALL),

@@ -1,4 +1,4 @@
-"""Image towers in open_clip's files equal timm's models, which can read them too."""
+"""Image towers in open_clip's files have the outputs of timm, which can also read these files."""
 
 import json
 

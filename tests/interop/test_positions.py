@@ -63,7 +63,10 @@ def test_positions_for_the_same_grid_do_not_change():
 )
 @pytest.mark.parametrize("kind", ["bicubic", "bicubic_offset", "bicubic_antialias"])
 def test_tables_are_resized_as_pytorch_resizes_images(kind, sides, torch):
-    """The three libraries use these rules; DINO adds 0.1 to the sides and passes the scale."""
+    """timm uses `bicubic_antialias`, Transformers also `bicubic`, DINO's code `bicubic_offset`.
+
+    DINO's code adds 0.1 to the sides and passes the ratio of the sides as the scale.
+    """
     old, new = (sides[0], 6), (sides[1], 9)
     table = np.random.default_rng(0).normal(size=(1, 1 + old[0] * old[1], 3)).astype(np.float32)
     picture = torch.from_numpy(table[:, 1:].reshape(1, *old, 3).transpose(0, 3, 1, 2).copy())

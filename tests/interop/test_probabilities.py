@@ -159,7 +159,7 @@ def photographs(tmp_path_factory) -> list[Path]:
 
 
 def drawn(torch, model, images):
-    """Draws all parameters at random, such that each image's logits have a range of 3."""
+    """Draws all parameters at random, such that each image's logits have a range of 3 or more."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, p in model.named_parameters():

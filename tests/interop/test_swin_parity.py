@@ -17,7 +17,7 @@ import vit_jax
 from vit_jax.errors import UserError
 from vit_jax.interop.writing import save
 
-TOLERANCE = 5e-5  # The tolerance is relative to the largest logit.
+TOLERANCE = 5e-5  # Relative to the largest logit.
 SMALL = dict(embed_dim=32, depths=(2, 2), num_heads=(2, 4))
 TWO = SMALL | dict(pretrained_window_sizes=(0, 0))
 

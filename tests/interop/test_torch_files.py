@@ -313,7 +313,7 @@ def test_authors_files_of_swins_have_timms_outputs(name, sizes, torch, timm, tmp
 
 
 def test_a_swin_for_large_images_squeezes_whole_images(torch, timm, tmp_path):
-    """The windows have 12 positions, and no mask from which the image size can be derived."""
+    """The windows have a side of 12 positions, and no tensor determines the image size."""
     sizes = WINDOWS | dict(img_size=384, window_size=12)
     state = timm.create_model("swin_base_patch4_window12_384", **sizes).state_dict()
     torch.save(authors_of_swin(torch, dict(state), 0), tmp_path / "x.pth")
@@ -378,7 +378,7 @@ def test_errors_about_undetermined_values_state_what_to_give(torch, timm, tmp_pa
 
 @pytest.fixture
 def teacher_and_student(torch, timm, tmp_path):
-    """Writes a checkpoint of DINO's training: two networks with projection heads, and a number."""
+    """Writes a checkpoint of DINO's training: two networks with heads, and the epoch's number."""
     models = {}
     for number, name in enumerate(("teacher", "student")):
         torch.manual_seed(number)

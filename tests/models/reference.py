@@ -261,9 +261,10 @@ def self_attention(x, p, *, epsilon=1e-6, relative=None, bias=None, turn=None, s
     """Returns the attention of one image's tokens.
 
     Args:
-      relative: function of query and key; a row of the table of relative positions.
-      bias: function of query and key; a row of the table of biases.
-      turn: function of token, head and vector; the rotated vector.
+      relative: function of the indices of query and key; returns a row of the table of relative
+        positions.
+      bias: function of the indices of query and key; returns a row of the table of biases.
+      turn: function of a token's index, a head and a vector; returns the rotated vector.
       sizes: how many times each token is attended to.
     """
     biases = p["qkv"].get("bias")
@@ -324,7 +325,7 @@ def merge_patches(x, sizes, inputs, p, patches: range, count: int, epsilon: floa
 
 
 def attention_pooling(x, p, gelu, epsilon):
-    """Returns the attention of one learned query over all tokens `x`, after an MLP; `[dim]`."""
+    """Attends to all tokens `x` with one learned query and applies an MLP; returns `[dim]`."""
     total = p["out"]["bias"]
     for head, out in enumerate(p["out"]["kernel"]):
         query = p["probe"][0, 0] @ p["query"]["kernel"][:, head] + p["query"]["bias"][head]
@@ -381,7 +382,7 @@ def vit(
         x = np.concatenate([params["distillation_token"][0], x])
     if pooling in ("cls", "cls_gap") or cls_token:
         x = np.concatenate([params["cls"][0], x])
-    placed = len(x)  # The end of the tokens with a position; registers follow.
+    placed = len(x)  # End of the tokens with positions; registers follow.
     special = placed - rows * columns
 
     def table(p):

@@ -17,7 +17,7 @@ everywhere = pytest.mark.parametrize("platform", ["cpu", "tpu"])
 
 
 def traced(function, platform: str):
-    """Returns the function, compiled here, but traced as for this platform."""
+    """Returns a function that is traced as for `platform` and runs on this machine."""
 
     def call(*arguments):
         with placing(lambda _, x: x, platform):
@@ -125,9 +125,9 @@ def test_skipping_unread_tokens_does_not_change_the_logits(options, scan, images
 
 @pytest.mark.slow
 def test_twenty_steps_for_a_tpu_give_the_losses_of_the_plain_path(images):
-    """The losses include all differences between platforms.
+    """The models for TPU and GPU differ in all platform-specific parts, and have equal losses.
 
-    These are the attention, the last layer, and separate products for q, k and v.
+    These parts are the attention, the last layer, and separate products for q, k and v.
     """
     model = vit_jax.create_model("ViT-Ti/16", depth=3, num_classes=5, image_size=192)
     graphdef, params = nnx.split(model)

@@ -30,7 +30,7 @@ def test_axial_vit_equals_a_plain_forward_pass(overrides):
 
 
 def test_axial_vit_attends_along_rows_before_columns():
-    """The first half of a layer moves a change within the patch's row, the second everywhere."""
+    """A changed patch affects its row after half a layer, and all patches after the layer."""
     block = random_model(**TINY, attention="axial", pooling="gap").blocks["00"]
     x = np.random.default_rng(2).normal(size=(1, 6, 16)).astype(np.float32)
     changed = x.copy()

@@ -132,8 +132,8 @@ def test_gradients_are_the_slopes_of_a_plain_forward_pass(case):
         np.testing.assert_allclose(expected, slope, rtol=2e-3, atol=1e-3, err_msg=str(path))
 
 
-# Models for 1,000 classes (arXiv 2201.03545, table 12; arXiv 2301.00808, table 10). `ROUNDED` is in
-# millions.
+# Numbers of parameters for 1,000 classes (arXiv 2201.03545, table 12; arXiv 2301.00808, table 10).
+# `ROUNDED` is in millions.
 PUBLISHED = {"ConvNeXt-T": 28_589_128, "ConvNeXt-S": 50_223_688, "ConvNeXt-B": 88_591_464}
 PUBLISHED |= {"ConvNeXt-L": 197_767_336, "ConvNeXt-XL": 350_196_968}
 ROUNDED = {
@@ -170,8 +170,8 @@ def layers_of(name):
 def test_layers_of_large_models_are_groups_of_three_blocks():
     """The layers for layer decay are those of the authors, minus one.
 
-    The authors number the stem 0, stages 1 and 2 by themselves, nine groups in stage 3, and stage 4
-    as 12.
+    The authors number the stem as layer 0, stages 1 and 2 as layers 1 and 2, the nine groups of
+    stage 3 as layers 3 to 11, and stage 4 as layer 12.
     """
     layer = layers_of("ConvNeXt-B")
     numbers = {

@@ -136,7 +136,7 @@ def random_tokens(count: int, tokens: int) -> np.ndarray:
 
 
 def skipping_layer(layer: int, rate: float, depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the output of a layer's attention in evaluation and in training.
+    """Returns the additions of a layer's attention to its input, in evaluation and in training.
 
     The input has 2,000 images of 3 tokens.
     """

@@ -1,4 +1,4 @@
-"""Writes the sizes in lists of models to cards.json: python -m tests.models.write_cards
+"""Writes the sizes of all listed models to cards.json: python -m tests.models.write_cards
 
 The file is `vit_jax/published/cards.json`.
 """
