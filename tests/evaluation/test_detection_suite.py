@@ -144,7 +144,7 @@ def test_metrics_are_those_of_pycocotools_on_the_users_file_and_predicts_objects
     assert rows["AP"].images == 6 and rows["AP"].note == "fit 64x64, bilinear"
 
 
-def test_areas_are_those_of_the_boxes_where_a_file_has_none(data, tmp_path):
+def test_areas_are_those_of_the_boxes_if_a_file_has_none(data, tmp_path):
     content = json.loads((data / FILE).read_text())
     for row in content["annotations"]:
         del row["area"]

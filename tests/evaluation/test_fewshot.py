@@ -401,7 +401,7 @@ def test_a_folder_with_splits_is_used_unchanged(tmp_path):
     [(("train", "valid"), "valid"), (("train", "val", "test"), "test"), (("train",), "test")],
 )
 @pytest.mark.parametrize("lists", [False, True])
-def test_dev_split_is_evaluated_where_there_is_no_test_split(tmp_path, splits, expected, lists):
+def test_the_dev_split_is_evaluated_if_there_is_no_test_split(tmp_path, splits, expected, lists):
     for split in splits:
         if lists:
             (tmp_path / f"{split}.csv").write_text("file,label\n0.jpg,cat\n")

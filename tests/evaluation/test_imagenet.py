@@ -43,7 +43,7 @@ def test_accuracy_equals_counting():
     assert len(scored) < 200
 
 
-def test_first_prediction_alone_gives_no_top5():
+def test_first_predictions_alone_have_no_top5():
     figures = accuracy(np.array([[3], [4]]), np.array([[3, 4], [5, -1]]))
     assert figures == {"top1": 0.5, "images": 2}
 

@@ -122,7 +122,7 @@ def test_penalty_zero_with_dependent_rows_or_columns_logs_the_least_norm_solutio
 
 
 @pytest.mark.parametrize("images", [10, 40])
-def test_penalty_zero_is_exact_where_the_images_determine_the_coefficients(images):
+def test_penalty_zero_is_exact_if_the_images_determine_the_coefficients(images):
     features, labels = data(images, 12, 4)
     said = []
     found = coefficients(features, labels, 4, 0.0, log=said.append)

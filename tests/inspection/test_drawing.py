@@ -43,7 +43,7 @@ def files(tmp_path_factory):
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_figures_are_drawn_where_they_are_defined(variant, files, tmp_path, capsys):
+def test_figures_are_drawn_if_they_are_defined(variant, files, tmp_path, capsys):
     (name, options), drawn, undefined = VARIANTS[variant]
     model = create_model(name, **SMALL | options)
     names, images = read_images(files, TestCrop(model.image_size, resize=min(model.image_size)), 3)

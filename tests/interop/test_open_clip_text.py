@@ -204,7 +204,7 @@ def test_zero_shot_probabilities_from_a_file_are_those_of_the_library(
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "siglip"])
-def test_both_towers_are_written_as_they_were_and_read_by_the_library(
+def test_both_towers_are_bit_exact_after_writing_and_read_by_the_library(
     kind, torch, open_clip, models, photograph, tmp_path
 ):
     folder, theirs, transform, tokenizer = models[kind]

@@ -287,7 +287,7 @@ def test_written_preprocessing_is_read_again(library, case, tmp_path):
 
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_a_crop_that_libraries_lack_is_rejected_with_what_works(library, tmp_path):
+def test_a_crop_that_libraries_lack_is_rejected_with_alternatives(library, tmp_path):
     model, seen = random_model(ViT, **TINY), Preprocessing("fit", Fraction(1), "bilinear")
     about = described(ViT, **TINY), params_of(model).get
     with pytest.raises(UserError, match="cannot store the crop fit .* vit_jax.export WORKDIR"):

@@ -40,7 +40,7 @@ def assert_same_files(written, source):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_of_transformers_is_written_as_it_was_and_read_by_the_library(
+def test_a_model_of_transformers_is_bit_exact_after_writing_and_read_by_the_library(
     kind,
     torch,
     transformers,

@@ -125,7 +125,7 @@ def test_openais_clips_have_their_own_name_and_quick_gelu(monkeypatch, tmp_path)
         checkpoint_of("CLIP-B/16")
 
 
-def test_every_name_makes_a_model_and_no_repository_is_listed_twice():
+def test_every_name_is_valid_and_no_repository_is_listed_twice():
     assert all(parse_name(weights.model) for weights in all_weights())
     repositories = [weights.repository for weights in all_weights()]
     assert len(repositories) == len(set(repositories)) > 400

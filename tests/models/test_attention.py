@@ -124,7 +124,7 @@ def test_skipping_unread_tokens_does_not_change_the_logits(options, scan, images
 
 
 @pytest.mark.slow
-def test_twenty_steps_for_a_tpu_give_the_losses_of_the_plain_path(images):
+def test_twenty_steps_for_a_tpu_have_the_losses_of_the_plain_path(images):
     """The models for TPU and GPU differ in all platform-specific parts, and have equal losses.
 
     These parts are the attention, the last layer, and separate products for q, k and v.

@@ -170,7 +170,7 @@ def test_a_hybrids_name_determines_its_downsampling(name, tokens):
         ("BiT-R50x1", "Kolesnikov"),
     ],
 )
-def test_card_names_where_a_model_comes_from(name, source):
+def test_card_names_the_paper_of_a_model(name, source):
     assert vit_jax.model_card(name, image_size=64).source.startswith(source)
 
 

@@ -96,7 +96,7 @@ def test_images_of_another_shape_are_refused_in_one_line(kind, shape):
             model.patches(np.zeros(shape, np.uint8))
 
 
-def test_a_bit_takes_any_size_but_no_other_channels():
+def test_a_bit_accepts_any_size_but_no_other_channels():
     model = made("BiT")
     assert forward(model)(pixels((40, 23))).shape == forward(model)(pixels()).shape
     for shape in [(2, 32, 32, 1), (32, 32, 3), (2, 0, 32, 3)]:
@@ -104,7 +104,7 @@ def test_a_bit_takes_any_size_but_no_other_channels():
             model(np.zeros(shape, np.uint8))
 
 
-def test_an_axial_bit_takes_its_own_size_only():
+def test_an_axial_bit_accepts_only_its_own_size():
     model = create_model("AxialResNet50", num_classes=0, image_size=32, resnet_blocks=(1,))
     with pytest.raises(UserError, match=r"takes images \[batch, 32, 32, 3\], not \[2, 40, 32, 3\]"):
         model(np.zeros((2, 40, 32, 3), np.uint8))

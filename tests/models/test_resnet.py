@@ -100,7 +100,7 @@ def test_small_stem_keeps_the_size_of_the_image():
         assert features.shape == (1, *shape, 256)
 
 
-def test_bit_reads_images_of_other_sizes():
+def test_bit_accepts_images_of_other_sizes():
     small, large = (
         random_model("BiT-R50x1", image_size=size, num_classes=5, resnet_blocks=(1,))
         for size in ((16, 16), (32, 48))

@@ -116,7 +116,7 @@ def test_resizing_is_pytorchs(torch, size):
     np.testing.assert_allclose(bilinear(values, size), expected, atol=1e-6)
 
 
-def test_value_maps_are_blended_where_windows_overlap():
+def test_value_maps_are_blended_in_overlaps_of_windows():
     """Values change gradually from one window to the next, unlike in a mean."""
     windows = sliding((WINDOW, 3 * WINDOW), (WINDOW, WINDOW))
     values = np.arange(windows.count, dtype=np.float32)[:, None, None, None]

@@ -76,7 +76,7 @@ def test_captured_activations_have_no_padding_token(monkeypatch):
 
 
 @pytest.mark.parametrize("capability", ["9.0", "7.5", "gfx942"])
-def test_a_gpu_without_cudnn_takes_xlas_attention(capability, monkeypatch):
+def test_a_gpu_without_cudnn_uses_xlas_attention(capability, monkeypatch):
     """JAX finds no cuDNN on this machine, whatever GPU it reports."""
     device = types.SimpleNamespace(platform="gpu", compute_capability=capability)
     monkeypatch.setattr(jax, "devices", lambda: [device])

@@ -133,7 +133,7 @@ def test_multiply_adds_are_the_papers(name, image_size, gmac):
     assert card(name, image_size=image_size).multiply_adds / 1e9 == pytest.approx(gmac, rel=1e-3)
 
 
-def test_multiply_adds_are_what_the_compiler_counts():
+def test_multiply_adds_equal_the_compilers_count():
     model = vit_jax.create_model("ViT-Ti/16", num_classes=1000, pre_logits=True)
     graphdef, params = nnx.split(model)
 
@@ -274,7 +274,7 @@ def test_bfloat16_keeps_float32_parameters_and_logits():
     np.testing.assert_allclose(logits, full, atol=0.05 * np.abs(full).max())
 
 
-def test_same_seed_gives_the_same_parameters():
+def test_the_same_seed_has_the_same_parameters():
     one, two, other = (vit_jax.create_model("ViT-Ti/4", **TINY, seed=seed) for seed in (3, 3, 4))
     kernels = [model.blocks["00"].mlp.fc1.kernel[...] for model in (one, two, other)]
     np.testing.assert_array_equal(kernels[0], kernels[1])
@@ -436,6 +436,6 @@ def test_errors_about_sizes_name_them(overrides, message):
 
 
 @pytest.mark.parametrize("name", ["ViT-X/16", "vit_b16", "ViT-B", "ViT-B/0", ""])
-def test_unknown_model_is_named(name):
+def test_the_error_about_an_unknown_model_names_it(name):
     with pytest.raises(UserError, match=f"unknown model {name!r}"):
         vit_jax.create_model(name)

@@ -145,7 +145,7 @@ def test_the_error_about_a_csv_without_rows_states_what_to_write(images, checkpo
         )
 
 
-def test_several_lists_in_a_folder_are_named(images, checkpoint):  # noqa: F811
+def test_the_error_about_several_lists_in_a_folder_names_them(images, checkpoint):  # noqa: F811
     folder, rows = images
     write_csv(folder, rows).rename(folder / "first.csv")
     write_csv(folder, rows).rename(folder / "second.csv")
@@ -208,7 +208,7 @@ def recognised(path, name="finetune:dataset=cifar10", said=None, **changes):
 @pytest.mark.parametrize(
     "name", ["finetune:dataset=cifar10", "finetune:dataset=folder", "quickstart"]
 )
-def test_a_path_is_recognised_whatever_the_source_of_the_config_was(tmp_path, name):
+def test_a_path_is_recognised_for_any_source_in_the_config(tmp_path, name):
     pets, said = photographs(tmp_path / "pets", {"cat": 10, "dog": 10}), []
     start = {"finetune.checkpoint": "vit.npz"} if name.startswith("finetune") else {}
     config = recognised(pets, name, said, **start)
@@ -284,13 +284,13 @@ def test_images_that_a_csv_lists_are_predicted(images):
     assert len(found) == 30
 
 
-def test_prepare_takes_the_name_of_a_data_set_with_its_kind(tmp_path):
+def test_prepare_accepts_the_name_of_a_data_set_with_its_kind(tmp_path):
     prepare("mnist", tmp_path, {"train": 4})
     with pytest.raises(UserError, match="train on it as it is"):
         find(f"tfds:mnist:{tmp_path}")
 
 
-def test_prepare_takes_the_lists_that_finetune_takes(images):
+def test_prepare_accepts_the_same_lists_as_finetune(images):
     folder, rows = images
     splits = {"train": rows[:20], "test": rows[20:]}
     table = [(file, f"{label},{split}") for split, part in splits.items() for file, label in part]
@@ -392,7 +392,7 @@ def test_errors_about_arguments_of_finetune_are_one_line(tmp_path, arguments, me
     assert "\n" not in str(caught.value)
 
 
-def test_load_model_takes_a_path():
+def test_load_model_requires_a_path():
     with pytest.raises(UserError, match="is of type NoneType, and must be the path of a workdir"):
         vit_jax.load_model(None)  # pyright: ignore[reportArgumentType]
 

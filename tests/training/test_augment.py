@@ -162,7 +162,7 @@ def cut_areas(side: int, rounded_up: bool = False) -> tuple[np.ndarray, np.ndarr
     return left.ravel(), np.repeat(chances / side**2, side**2)
 
 
-def test_shares_of_cutmix_are_those_of_the_timm_that_the_recipes_name():
+def test_shares_of_cutmix_are_those_of_the_recipes_timm_version():
     left, chances = cut_areas(32)
     drawn = jax.jit(jax.vmap(lambda key: cutmix_weights(key, (32, 32), 1.0).mean()))(keys(20_000))
     drawn = np.asarray(drawn, np.float64)

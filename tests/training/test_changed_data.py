@@ -133,7 +133,7 @@ def test_equally_many_files_with_other_names_or_sizes_are_refused(data, tmp_path
         start(tmp_path)
 
 
-def test_a_sweep_takes_no_run_that_was_trained_on_other_data(data, tmp_path):
+def test_a_sweep_rejects_runs_that_were_trained_on_other_data(data, tmp_path):
     start(tmp_path)
     config = saved_run(tmp_path / "run").config
     jobs = [Job(tmp_path / "not begun", ()), Job(tmp_path / "run", ())]
@@ -146,7 +146,7 @@ def test_a_sweep_takes_no_run_that_was_trained_on_other_data(data, tmp_path):
         check_data(jobs, config)
 
 
-def test_a_run_of_an_earlier_version_compares_what_its_manifest_has():
+def test_runs_of_earlier_versions_are_compared_by_their_manifests_values():
     saved = {"class_names": ["a", "b"], "images": {"train": 4, "test": 2}, "steps": 3}
     given = saved | {"data": {"train": {"files": "1"}, "test": {"files": "2"}}}
     assert differences(saved, given) == []
@@ -166,7 +166,7 @@ def test_a_fingerprint_is_of_names_and_sizes_below_the_folder(tmp_path, split):
     assert {key for key in here if here[key] != there[key]} == {"files", "examples"}
 
 
-def test_a_part_of_a_mixture_is_known_by_its_own_files(tmp_path):
+def test_a_part_of_a_mixture_is_identified_by_its_own_files(tmp_path):
     places = [folder(tmp_path / name, ("apple", "berry")) / "train" for name in ("here", "there")]
     parts = tuple(f"folder:{place}" for place in places)
     mixture = open_source("mixture", "all", parts=parts)

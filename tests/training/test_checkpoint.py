@@ -105,7 +105,7 @@ def save_two(folder: Path) -> None:
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_checkpoint_is_moved_aside_for_the_one_before_it(tmp_path, damage):
+def test_damaged_checkpoint_is_moved_and_the_previous_one_is_restored(tmp_path, damage):
     save_two(tmp_path)
     DAMAGES[damage](tmp_path / "2")
     said = []
@@ -249,7 +249,7 @@ def test_remains_of_an_unfinished_write_are_deleted(tmp_path):
     assert not rest.exists()
 
 
-def test_reading_leaves_an_unfinished_write_alone(tmp_path):
+def test_reading_does_not_delete_an_unfinished_write(tmp_path):
     with Checkpoints(tmp_path / "c", keep_last=2) as checkpoints:
         checkpoints.save(1, items(1))
     shutil.copytree(tmp_path / "c" / "1", tmp_path / "c" / "2.orbax-checkpoint-tmp")

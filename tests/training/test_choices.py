@@ -189,7 +189,7 @@ def test_letters_are_not_mirrored(tmp_path, checkpoint):
     assert (letters["data.flip"], digits["data.flip"], animals["data.flip"]) == (False, False, True)
 
 
-def test_a_shorter_time_makes_fewer_steps(tmp_path, checkpoint, monkeypatch):
+def test_a_shorter_time_has_fewer_steps(tmp_path, checkpoint, monkeypatch):
     from vit_jax.runs.choices import finetuning
 
     monkeypatch.setattr(finetuning, "flops_per_second", lambda: 1e7)

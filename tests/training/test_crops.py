@@ -28,7 +28,7 @@ def config(**data):
     return made
 
 
-def test_config_takes_every_crop_interpolation_and_background_and_no_other():
+def test_config_accepts_only_supported_crops_interpolations_and_backgrounds():
     for key, known in {
         "data.crop": CROPS,
         "data.test_crop": TEST_CROPS,

@@ -135,7 +135,7 @@ def test_a_service_that_is_down_at_the_first_start_is_an_error(service, tmp_path
         open_(service, tmp_path)
 
 
-def test_a_picture_is_sent_once(service, tmp_path):
+def test_an_image_is_sent_once(service, tmp_path):
     for _ in range(2):
         held = open_(service, tmp_path)
         held.picture(40, "seen/rollout", b"png")

@@ -68,7 +68,7 @@ def test_a_random_head_has_the_configured_std_and_no_bias():
     assert not np.any(params["head"]["bias"])
 
 
-def test_low_rank_changes_may_start_at_zeros_as_they_do_not_decay():
+def test_low_rank_changes_may_start_at_zero_because_they_do_not_decay():
     values = {"finetune.train": "lora", "model.head_std": 0.5}
     program_of(**values).initial_state(0)
     with pytest.raises(UserError, match=r"extra/lora/.*/up starts at zeros"):

@@ -269,7 +269,7 @@ def test_updates_can_be_clipped_over_whole_arrays():
     )
 
 
-def test_weight_decay_moves_kernels_alone():
+def test_weight_decay_changes_only_kernels():
     params, _ = random_run()
     params = {"block": {"kernel": params["layer"]["kernel"], "bias": params["layer"]["bias"]}}
     zero = {"block": {"kernel": jnp.zeros((3, 4)), "bias": jnp.zeros(4)}}
@@ -345,7 +345,7 @@ def test_weight_decay_changes_only_the_selected_parameters(decay, moved):
     assert {name for name, value in after.items() if (value != 1).all()} == moved
 
 
-def test_layer_decay_is_that_of_masked_autoencoders():
+def test_layer_decay_equals_that_of_masked_autoencoders():
     # As in util/lr_decay.py of MAE: everything before the blocks is layer 0, block i is layer i +
     # 1, and the rest has the full learning rate.
     model = vit_jax.create_model(

@@ -63,7 +63,7 @@ UNREGULARISED |= dict(uniform_depth=False, depth_by="image", rope_rescale=1.0)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_fine_tuning_takes_over_no_regularisation(family, monkeypatch):
+def test_fine_tuning_does_not_inherit_regularisation(family, monkeypatch):
     name = "DINOv3-S/16" if family.name == "ViT" else family.names[0]
     values = family.parse(name)
     values |= family.smallest(values) | dict(num_classes=2)

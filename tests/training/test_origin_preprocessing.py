@@ -103,7 +103,7 @@ def test_a_swin_continues_with_the_windows_in_its_name(tmp_path):
         find_origin(config(place, **{"model.name": "Swin-T"}), 3)
 
 
-def test_a_checkpoint_may_be_named_by_its_size_and_patch_alone(tmp_path):
+def test_a_checkpoint_may_be_named_by_only_its_size_and_patch(tmp_path):
     arguments = dict(image_size=28, num_classes=3)
     name = "DINOv2-S/14"
     place = tmp_path / "model"

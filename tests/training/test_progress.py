@@ -175,7 +175,7 @@ def test_status_is_repeated_while_a_step_takes_long(tmp_path, capsys, clock):
     ]
 
 
-def test_watchdog_describes_what_takes_long(monkeypatch, clock):
+def test_watchdog_describes_long_operations(monkeypatch, clock):
     watchdog = Watchdog(60)
     watchdog.set_phase("compiling the step")
     clock(4)

@@ -95,7 +95,7 @@ def test_report_is_self_contained(report):
     assert all(reference.startswith(("data:", "#")) for reference in references)
 
 
-def test_a_script_in_a_picture_of_the_workdir_is_no_script_of_the_page(workdir):
+def test_a_script_in_an_image_of_the_workdir_is_not_a_script_of_the_page(workdir):
     folder = workdir()
     (folder / "seen").mkdir()
     (folder / "seen" / "distance.svg").write_text(
@@ -117,7 +117,7 @@ def test_pages_forbid_scripts_but_their_own_before_anything_else_is_read(report)
     assert f"script-src 'sha256-{digest}';" in policy
 
 
-def test_reports_of_a_run_whose_name_is_not_utf_8_are_written(workdir):
+def test_reports_of_runs_with_names_that_are_not_utf_8_are_written(workdir):
     folders = [workdir(name=name) for name in ("r\udce9n", "other")]
     assert write_report(folders[0]).is_file()
     text = comparison_page([read_run(folder) for folder in folders])
@@ -256,12 +256,12 @@ def test_calibration_error_is_the_mean_distance_of_bins():
     assert error == pytest.approx((0.035 + 0.485) / 2, rel=1e-6)
 
 
-def test_curves_are_drawn_for_what_was_measured(report):
+def test_curves_are_drawn_for_available_metrics(report):
     drawn = re.findall(r'aria-label="(.*?) over', report())
     assert drawn == ["Loss", "Accuracy, %", "Learning rate"]
 
 
-def test_figures_of_each_suite_have_a_panel_with_a_line_for_each(report):
+def test_each_suite_has_a_panel_with_a_curve_for_each_metric(report):
     figures = {"knn/pets/10": 0.25, "knn/pets/20": 0.5, "probe/pets/linear probe": 0.75}
     text = report(rows=[*ROWS, {"step": 100} | figures])
     of_suites = re.findall(r'aria-label="(.*?) over', text)[3:]
@@ -272,7 +272,7 @@ def test_figures_of_each_suite_have_a_panel_with_a_line_for_each(report):
     assert all(line in text for line in (">pets/10<", ">pets/20<", ">pets/linear probe<"))
 
 
-def test_values_that_were_not_finite_are_left_out(report):
+def test_values_that_are_not_finite_are_skipped(report):
     rows = [*ROWS[:2], {"step": 100, "train/loss": None, "train/accuracy": None}]
     drawings = [
         re.findall("<svg.*?</svg>", report(rows=each), re.DOTALL)
@@ -318,7 +318,7 @@ def test_text_is_escaped(report):
     assert 'alt="&lt;i&gt;&#34;dog&#34;, predicted &lt;i&gt;&#34;cat&#34;"' in text
 
 
-def test_report_replaces_the_one_before_and_leaves_no_other_file(workdir):
+def test_report_replaces_the_previous_one_and_leaves_no_other_file(workdir):
     folder = workdir()
     first, second = (
         write_report(folder).read_text(),
@@ -333,7 +333,7 @@ def test_report_replaces_the_one_before_and_leaves_no_other_file(workdir):
     }
 
 
-def test_comparison_has_the_figures_the_differences_and_the_images_of_each(workdir):
+def test_comparison_has_the_metrics_the_differences_and_the_images_of_each_run(workdir):
     better = predictions_of(answer=(0, 1, 1, 2))
     runs = [
         read_run(workdir(found=predictions_of(), name="a")),
@@ -360,7 +360,7 @@ def test_comparison_names_the_differences_of_the_data(workdir):
     assert "The data of b" not in text and "do not compare" in text
 
 
-def test_comparison_of_runs_of_one_name_tells_them_apart(workdir, tmp_path):
+def test_comparison_distinguishes_runs_of_the_same_name(workdir, tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     text = comparison_page([read_run(workdir(name=f"{each}/run")) for each in ("one", "two")])
@@ -389,7 +389,7 @@ def test_sign_test_of_many_images_is_continuous():
     assert sign_test(470, 530) == pytest.approx(sign_test(469, 530), rel=0.1)
 
 
-def test_figures_by_class_are_scikit_learns():
+def test_metrics_by_class_equal_scikit_learns():
     draw = np.random.default_rng(2)
     # The last class has no images, but some predictions.
     labels = draw.choice(5, size=300, p=[0.6, 0.2, 0.1, 0.1, 0])
@@ -409,7 +409,7 @@ def test_figures_by_class_are_scikit_learns():
     )
 
 
-def test_figures_by_class_need_one_label_of_each_image():
+def test_metrics_by_class_require_one_label_per_image():
     assert class_counts(np.array([[0, -1], [1, 2]]), np.array([0, 1])) is None
     assert class_counts(np.array([[0, -1], [-1, -1]]), np.array([0, 1])) is None
 
@@ -421,7 +421,7 @@ def test_report_has_precision_and_f1_of_each_class_and_classes_never_predicted(r
     assert "Balanced accuracy 66.67%, macro F1 50.00%." in text
 
 
-def test_metrics_that_weight_classes_alike_are_shares_in_reports(report):
+def test_metrics_averaged_over_classes_are_percentages_in_reports(report):
     row = ROWS[-1] | {"test/balanced_accuracy": 0.25, "test/macro_f1": 0.125}
     text = report(rows=[*ROWS[:-1], row])
     assert "test balanced accuracy<td>25.00%" in text and "test macro F1<td>12.50%" in text

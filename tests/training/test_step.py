@@ -60,7 +60,7 @@ def after_one_step(**settings) -> tuple[np.ndarray, dict]:
 
 
 @pytest.mark.slow
-def test_micro_batches_give_the_update_of_the_whole_augmented_batch():
+def test_micro_batches_have_the_update_of_the_whole_augmented_batch():
     settings = dict(flip=True, augment=dict(mixup=0.8, cutmix=1.0, erasing=0.5))
     (whole, metrics), (parts, same_metrics) = (
         after_one_step(micro_batches=n, **settings) for n in (1, 4)
@@ -71,7 +71,7 @@ def test_micro_batches_give_the_update_of_the_whole_augmented_batch():
 
 
 @pytest.mark.slow
-def test_gradients_that_each_device_sums_are_those_of_the_whole_batch():
+def test_gradients_summed_on_each_device_equal_those_of_the_whole_batch():
     settings = dict(dropout=0.5, micro_batches=2)
     (plain, metrics), (once, same_metrics) = (
         after_one_step(sum_gradients=way, **settings) for way in ("as_computed", "float32_once")
@@ -204,7 +204,7 @@ def test_state_is_updated_in_place():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
-def test_masked_images_do_not_count():
+def test_masked_images_do_not_affect_metrics():
     _, state, _, program, config, mesh = setup()
     places, evaluated = program.evaluated_places(), program.evaluated(state)
     evaluate = make_eval_step(program.graphdef, program.objective, config, mesh, places)

@@ -104,7 +104,7 @@ def test_model_and_head_have_the_authors_number_of_parameters(name, count):
     assert count_parameters(vit) + count_parameters(objective) == count
 
 
-def test_of_196_patches_75_are_masked():
+def test_75_of_196_patches_are_masked():
     vit = abstract(model_factory("ViT-Ti/16", num_classes=0, image_size=224))
     objective = abstract(partial(BEiT, vit, 8, 75 / 196))
     masked = objective.prepare({}, keys(4))["masked"]
@@ -139,7 +139,7 @@ def test_the_tokenisers_crop_is_resized_by_the_authors_filter(name, filter):
     np.testing.assert_array_equal(found, np.asarray(expected))
 
 
-def test_the_tokeniser_sees_the_same_crop_at_its_own_size(teachers):
+def test_the_tokeniser_gets_the_same_crop_at_its_own_size(teachers):
     model, objective = made(teachers["stride 8"], teacher_size=32)
     config = config_of("beit", teacher=teachers["stride 8"], teacher_size=32)
     config.data.image_size = SIZE

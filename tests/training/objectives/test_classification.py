@@ -67,7 +67,7 @@ def test_a_prediction_of_any_class_of_an_image_is_correct():
     assert got.tolist() == [True, True, False, False]
 
 
-def test_class_weights_scale_the_training_loss_alone(logits):
+def test_class_weights_scale_only_the_training_loss(logits):
     labels, weights = np.array([2, 0, 4, 2]), np.array([0.5, 1, 1, 2, 3])
     objective = Classification("softmax", 0.0)
     objective.class_weights = tuple(weights.tolist())

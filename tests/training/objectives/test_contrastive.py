@@ -140,7 +140,7 @@ def test_locked_image_tuning_starts_a_new_text_tower():
     assert get_config("tune=text,image=run").finetune.objective == "new"
 
 
-def test_a_line_that_is_not_json_is_named(tmp_path):
+def test_the_error_about_a_line_that_is_not_json_has_its_number(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"file_name": "a.png", "text": "x"}\n[1]\n')
     with pytest.raises(UserError, match="line 2 is not a JSON object"):
         open_pairs(tmp_path)
@@ -221,7 +221,7 @@ def test_captions_are_drawn_reproducibly_and_do_not_change_images(tmp_path):
     assert 0.3 < share < 0.7
 
 
-def test_evaluation_takes_the_first_caption(tmp_path):
+def test_evaluation_uses_the_first_caption(tmp_path):
     write_pairs(tmp_path, ROWS)
     crop = TestCrop(8, resize=8)
     (batch,) = evaluation_batches(

@@ -234,7 +234,7 @@ def test_first_steps_of_training_learn_the_scale_only():
     assert (third > second).all()
 
 
-def test_pictures_are_lighter_where_it_is_nearer_and_black_where_unknown():
+def test_pictures_of_depth_are_lighter_for_near_pixels_and_black_for_unknown_ones():
     model, objective = made()
     batch = batch_of() | {"depth": jnp.tile(jnp.linspace(1, 9, 16), (3, 16, 1)).at[:, 0].set(0)}
     context = StepContext(state=objective.initial_state({}))

@@ -264,7 +264,7 @@ def test_evaluation_of_an_image_does_not_depend_on_the_others(program):
     assert np.isfinite(each).all()
 
 
-def test_average_precision_is_one_where_the_best_boxes_are_the_true_ones(program):
+def test_average_precision_is_one_if_the_best_boxes_are_the_true_ones(program):
     pytest.importorskip("pycocotools")
     _, objective, batch = program
     boxes = np.asarray(batch["boxes"])

@@ -222,7 +222,7 @@ def test_mixed_images_are_refused():
 PATCHES = {"dino.patch_weight": 1.0, "model.pooling": "cls"}
 
 
-def test_one_view_of_each_image_is_masked_and_the_shares_are_even_in_a_batch():
+def test_one_view_of_each_image_is_masked_with_evenly_spaced_shares_in_a_batch():
     program, _ = setup(**PATCHES, **{"batch_size": 64, "dino.patch_mask_ratios": (0.25, 0.75)})
     objective = nnx.merge(
         program.objective, program.evaluated(program.initial_state(0)).objective_params
@@ -319,7 +319,7 @@ def test_invalid_values_are_refused_in_one_line(values, words):
         check(config)
 
 
-def test_koleo_of_groups_may_be_cut_into_micro_batches_of_whole_groups():
+def test_koleo_of_groups_works_with_micro_batches_of_whole_groups():
     check(config_with_steps(**{"dino.koleo": 0.1, "dino.koleo_group": 4, "micro_batches": 2}))
 
 

@@ -152,7 +152,7 @@ def test_loss_and_gradients_are_those_of_transformers(torch, criterion, scale):
 
 
 @pytest.mark.parametrize(("number", "expected"), enumerate(json.loads(GOLDEN.read_text())))
-def test_loss_and_gradients_are_those_of_mask2formers_own_code(number, expected):
+def test_loss_and_gradients_equal_those_of_mask2formers_code(number, expected):
     assert difference(ours(Trial(number)), expected) < ALLOWED
 
 

@@ -110,7 +110,7 @@ def test_the_patch_embedding_gets_its_share_of_the_gradient(teachers):
     np.testing.assert_allclose(tenth["cls"][...], whole["cls"][...], rtol=1e-3, atol=1e-6)
 
 
-def test_the_teacher_sees_the_same_crop_at_its_own_size(teachers):
+def test_the_teacher_gets_the_same_crop_at_its_own_size(teachers):
     model, objective = made(teachers["of larger patches"], teacher_size=32)
     config = config_of("eva", teacher=teachers["of larger patches"], teacher_size=32)
     config.data.image_size = SIZE

@@ -122,7 +122,7 @@ CASES = {
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("case", CASES)
-def test_prediction_equals_whole_maps_with_zeros_in_hidden_places(case):
+def test_prediction_equals_dense_maps_with_zeros_at_masked_positions(case):
     model, objective = made(**CASES[case])
     batch = drawn(objective)
     found = predict(objective, model, batch)
@@ -209,7 +209,7 @@ def test_features_of_all_patches_are_those_of_the_whole_image():
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
-def test_pointwise_layers_compute_the_visible_places_alone():
+def test_pointwise_layers_compute_only_visible_positions():
     model, objective = made()
     batch = drawn(objective)
     with capturing(("hidden_features",)) as found:
@@ -267,7 +267,7 @@ def test_pretraining_continues_from_a_run_with_its_decoder(tmp_path, capsys):
         train(run_options(config), tmp_path / "third")
 
 
-def test_pictures_show_what_is_visible_and_what_is_predicted():
+def test_pictures_show_visible_and_predicted_patches():
     model, objective = made()
     batch = drawn(objective)
     visible, filled = (np.asarray(x) for x in pictures(objective, model, batch))

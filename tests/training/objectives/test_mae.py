@@ -77,7 +77,7 @@ def test_nine_tenths_of_ten_patches_leave_one():
     assert (objective.patches, objective.visible) == (10, 1)
 
 
-def test_encoder_processes_the_visible_patches_alone():
+def test_encoder_processes_only_visible_patches():
     model, objective = made()
     batch = objective.prepare({"image": random_images()}, keys(4))
     with capturing(("tokens",)) as found:
@@ -169,7 +169,7 @@ def normalized_pixels(images, statistics) -> np.ndarray:
 @pytest.mark.one_variant
 @pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("normalized", [True, False])
-def test_loss_is_the_squared_error_of_hidden_pixels_as_the_model_sees_them(normalized, statistics):
+def test_loss_is_the_squared_error_of_masked_normalized_pixels(normalized, statistics):
     model, objective = made(STATISTICS[statistics], normalize_targets=normalized)
     images = random_images()
     batch = objective.prepare({"image": images}, keys(4))
@@ -190,7 +190,7 @@ def test_loss_is_the_squared_error_of_hidden_pixels_as_the_model_sees_them(norma
 @pytest.mark.one_variant
 @pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("normalized", [True, False])
-def test_pictures_show_what_is_visible_and_what_is_predicted(normalized, statistics):
+def test_pictures_show_visible_and_predicted_patches(normalized, statistics):
     statistics = STATISTICS[statistics]
     model, objective = made(statistics, normalize_targets=normalized)
     images = random_images()

@@ -62,7 +62,7 @@ def test_replacements_are_uniform_over_the_other_patches_of_the_image():
     assert np.abs(counts[1:] - expected).max() < 5 * np.sqrt(expected)
 
 
-def test_an_images_mask_is_a_function_of_its_key_alone():
+def test_an_images_mask_depends_only_on_its_key():
     _, objective = make("masked_patch")
     many, few = (prepare(objective, {}, some) for some in (keys(8), keys(8)[5:]))
     for name in many:
@@ -168,7 +168,7 @@ def test_prediction_is_computed_from_the_corrupted_embeddings(options):
 
 
 @pytest.mark.parametrize("target", ["color", "cells", "pixels"])
-def test_loss_is_the_mean_over_corrupted_patches_alone(target):
+def test_loss_is_the_mean_over_corrupted_patches_only(target):
     model, objective = make("masked_patch", target=target)
     images = random_images()
     batch = prepare(objective, {"image": images}, keys(4))
@@ -190,7 +190,7 @@ def test_loss_is_the_mean_over_corrupted_patches_alone(target):
 
 
 @pytest.mark.parametrize("target", ["color", "cells", "pixels"])
-def test_pictures_differ_from_the_images_in_corrupted_patches_alone(target):
+def test_pictures_differ_from_the_images_only_in_corrupted_patches(target):
     model, objective = make("masked_patch", target=target)
     batch = prepare(objective, {"image": random_images()}, keys(4))
     visible, predicted = (np.asarray(x) for x in pictures(objective, model, batch))

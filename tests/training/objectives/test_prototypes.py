@@ -71,7 +71,7 @@ def test_koleo_ignores_padding(images):
     np.testing.assert_array_equal(seen, expected)
 
 
-def test_views_are_matched_where_the_nearest_is_the_same_images():
+def test_a_view_is_matched_if_its_nearest_view_is_of_the_same_image():
     x = RNG.normal(size=(9, 2, 3)).astype(np.float32)
     x /= np.linalg.norm(x, axis=-1, keepdims=True)
     x[5:] = x[0, :1]  # Copies of the first view of the first image; some of them are padding.
@@ -81,7 +81,7 @@ def test_views_are_matched_where_the_nearest_is_the_same_images():
     np.testing.assert_array_equal(views_matched(jnp.asarray(x), jnp.arange(9) < 7), expected)
 
 
-def test_koleo_drives_neighbours_apart():
+def test_the_gradient_of_koleo_increases_the_distance_of_neighbours():
     x = jnp.array([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0]])
     slope = jax.grad(lambda x: koleo(x).mean())(x)
     assert slope[0, 1] > 0 > slope[1, 1]

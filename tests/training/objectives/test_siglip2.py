@@ -145,7 +145,7 @@ def losses_at(model, objective, batch, state, update):
     return objective(model, batch, StepContext(nnx.Rngs(dropout=0), state, update))
 
 
-def test_self_distillation_is_that_of_local_crops_and_masked_patches():
+def test_self_distillation_loss_is_that_of_local_crops_and_masked_patches():
     model, objective, batch = made_of(siglip2_config())
     state = objective.initial_state(nnx.to_pure_dict(nnx.state(model)))
     state = dict(state, teacher=jax.tree.map(lambda x: 1.1 * x, state["teacher"]))
@@ -228,7 +228,7 @@ def test_a_run_with_all_losses_learns_captions_and_classifies(tmp_path, capsys):
         (dict(patch_dropout=0.5), "DINOv3-S/16", "patch_dropout leaves patches out"),
     ],
 )
-def test_models_without_such_patches_are_rejected(values, model, words, tmp_path):
+def test_models_without_suitable_patches_are_rejected(values, model, words, tmp_path):
     config = small_config("sigmoid")
     config.contrastive.update(values)
     config.model.update(dict(name=model, pooling=None, heads=None))

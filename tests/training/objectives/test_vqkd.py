@@ -69,7 +69,7 @@ def k_means_in_float64(x, count, key):
     return codes
 
 
-def test_k_means_begins_at_vectors_and_ends_among_them():
+def test_k_means_starts_at_vectors_and_ends_among_them():
     x, key = directions(np.random.default_rng(1), 200, 4), jax.random.key(3)
     found = jax.jit(k_means, static_argnums=1)(jnp.float32(x), 12, key)
     np.testing.assert_allclose(found, k_means_in_float64(x, 12, key), atol=1e-5)
