@@ -18,5 +18,5 @@ def test_numbers_equal_those_of_the_authors_code(case):
     made = ours.losses() if kind == "losses" else getattr(ours, kind)(name)
     for _, difference, allowed, where in differences({case: made}, {case: THEIRS[case]}):
         assert difference <= allowed, (
-            f"{where}: {made.get(where)} here, {THEIRS[case].get(where)} there"
+            f"{where}: ours {made.get(where)}, the authors' {THEIRS[case].get(where)}"
         )

@@ -89,7 +89,7 @@ def distance(torch, ours: ImageModel, theirs) -> float:
     )  # Convolutional models in Transformers keep axes of size one.
     found = logits_of(ours, images)
     shapes = found.shape[1:], expected.shape[1:]
-    assert shapes[0] == shapes[1], f"gives {shapes[0]} of an image, and theirs {shapes[1]}"
+    assert shapes[0] == shapes[1], f"our output has the shape {shapes[0]}, theirs {shapes[1]}"
     return np.abs(found - expected).max() / np.abs(expected).max()
 
 

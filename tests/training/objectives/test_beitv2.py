@@ -115,7 +115,7 @@ def test_loss_is_the_sum_over_the_last_layer_and_the_aggregation(pair):
         with model.capturing(["tokens"]) as found:
             last = model.encode(model.assemble(x))
         # `tokens[0]` is the input of the first layer. By default, aggregation uses the patches of
-        # the layer that is third from last, which is the first of 4.
+        # the layer that is the third before the last, here the first of 4.
         early = found["tokens"][1]
         mixed = jnp.concatenate([last[:, :1], early[:, 1:]], axis=1)
         bias = model.layout.spread(model.bias_table[...])
