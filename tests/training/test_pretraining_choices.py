@@ -31,9 +31,7 @@ def chosen(path, start, said=None, **changes) -> dict:
     )
 
 
-def test_class_folders_have_k_nn_before_and_after_and_the_better_model_is_kept(
-    tmp_path, checkpoint
-):  # noqa: F811
+def test_class_folders_have_k_nn_and_the_better_model_is_kept(tmp_path, checkpoint):  # noqa: F811
     said = []
     values = chosen(photographs(tmp_path / "pets", {"cat": 60, "dog": 40}), checkpoint, said)
     assert (values["data.train_split"], values["data.dev_split"]) == ("all[:80%]", "all[80%:90%]")
