@@ -1,11 +1,12 @@
 """Compares with the authors' code: python -m tests.authors --checkouts=DIR [--write]
 
-DIR has checkouts of the repositories of recipes.toml, or their git directories, each by its name
-(`dinov2`) or as `OWNER+NAME`. Of each citation in recipes.toml it looks for the part of the line.
-Then the authors' schedules, parameter groups, first values and losses stand beside ours, a line for
-each case; it fails where one is further off than `ours.ALLOWED`. --write keeps theirs in
-golden.json, with which CI compares ours, and the result in docs/self_supervised.md. It needs
-PyTorch, timm and PyYAML.
+DIR contains checkouts of the repositories in recipes.toml, or their git directories. Each is named
+after its repository (`dinov2`) or `OWNER+NAME`. The command checks that each line cited in
+recipes.toml contains the cited part. It then compares the authors' schedules, parameter groups,
+initial values and losses with ours, and prints a line for each case. It fails if a difference is
+larger than `ours.ALLOWED`. --write saves the authors' numbers in golden.json, with which CI
+compares ours, and the result in docs/self_supervised.md. The command requires PyTorch, timm and
+PyYAML.
 """
 
 import argparse
@@ -26,7 +27,7 @@ TABLE = ROOT / "tests" / "recipes.toml"
 
 
 def checkout_of(checkouts: Path, repository: str, parts: set[str], into: Path) -> tuple[Path, str]:
-    """A repository's Python files and texts, those in `parts` of it alone, and its commit."""
+    """Extracts a repository's Python and text files below `parts`; returns folder and commit."""
     owner, name = repository.split("/")
     for folder in (
         checkouts / name,
@@ -53,7 +54,7 @@ def checkout_of(checkouts: Path, repository: str, parts: set[str], into: Path) -
 
 
 def missing_citations(folders: dict[str, Path]) -> list[str]:
-    """The rows of the table whose line does not have the cited part."""
+    """Returns a message for each row of the table whose line does not contain the cited part."""
     missing = []
     for recipe in tomllib.loads(TABLE.read_text())["recipes"]:
         folder = folders[recipe["repository"].split("/")[1]]
@@ -66,7 +67,7 @@ def missing_citations(folders: dict[str, Path]) -> list[str]:
 
 
 def _rounded(theirs: Cases) -> Cases:
-    """The numbers with nine digits, more than float32 has."""
+    """Rounds the numbers to nine digits, more than float32 has."""
     return {
         case: {name: [float(f"{x:.9g}") for x in row] for name, row in rows.items()}
         for case, rows in theirs.items()
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--checkouts", type=Path, required=True, help="the folder that has them")
     parser.add_argument("--write", action="store_true", help=f"write {GOLDEN.name} and {PAGE.name}")
     arguments = parser.parse_args()
-    from tests.authors.theirs import Authors  # Needs PyTorch and timm.
+    from tests.authors.theirs import Authors  # This import requires PyTorch and timm.
 
     parts, citations = defaultdict(set), 0
     for recipe in tomllib.loads(TABLE.read_text())["recipes"]:
@@ -103,7 +104,8 @@ def main() -> None:
     print(f"{citations - len(missing)} of {citations} citations found", *missing, sep="\n")
     if arguments.write:
         text = json.dumps({"commits": commits, "cases": _rounded(theirs)}, indent=1)
-        GOLDEN.write_text(re.sub(r"\s+(?=[^\[\]{}]*\])", " ", text) + "\n")  # A list is one line.
+        # Writes each list in one line.
+        GOLDEN.write_text(re.sub(r"\s+(?=[^\[\]{}]*\])", " ", text) + "\n")
         PAGE.write_text(page(PAGE.read_text(), rows, commits, citations))
     failed = [case for case, difference, allowed, _ in rows if difference > allowed]
     if failed or missing:

@@ -1,4 +1,4 @@
-"""Differences of our numbers from the authors', and the section of docs/ with the last result."""
+"""Compares our numbers with the authors', and writes the last result as a section of docs/."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "self_supervised.md"
 TITLE = "## Comparison with the authors' code"
 Row = tuple[
     str, float, float, str
-]  # Case, the largest difference, the one that is allowed, and where it is.
+]  # The case, the largest difference, the allowed difference, and the name of the numbers.
 
 KINDS = dict(
     schedules="learning rate, weight decay, the teacher's momentum and temperature, by update",
@@ -45,10 +45,11 @@ learning rates differ by 1/199 of the largest one. In a real run the difference 
 
 
 def differences(ours: Cases, theirs: Cases) -> list[Row]:
-    """The largest difference of each case and bound, relative to the largest number of its row.
+    """Returns the largest difference of each case and bound, relative to its row's largest number.
 
-    First values are random: their difference shrinks with the root of an array's size, their last
-    number. A row that one side lacks is infinitely far off.
+    Initial values are random. For arrays with fewer than 10,000 numbers, their difference is
+    multiplied by the root of the array's size, divided by 100. The size is the last number of a
+    row. If one side lacks a row, the difference is infinite.
     """
     rows = []
     for case, expected in theirs.items():
@@ -67,7 +68,7 @@ def differences(ours: Cases, theirs: Cases) -> list[Row]:
 
 
 def _nearest(far: dict[str, float], allowed: dict[str, float]) -> list[str]:
-    """The names of the largest differences, one of each bound."""
+    """Returns the names of the largest differences, one for each bound."""
     alike = {
         bound: [name for name in far if allowed[name] == bound] for bound in {*allowed.values()}
     }
@@ -75,10 +76,10 @@ def _nearest(far: dict[str, float], allowed: dict[str, float]) -> list[str]:
 
 
 def page(before: str, rows: list[Row], commits: dict[str, str], citations: int) -> str:
-    """The page with the last result as its last section.
+    """Returns the page with the last result as its last section.
 
     Args:
-      before: the page as it is.
+      before: the current page.
     """
     lines = ["| config | compared | largest difference | allowed |", "|---|---|---|---|"]
     for case, difference, allowed, name in rows:

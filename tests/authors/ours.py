@@ -1,6 +1,4 @@
-"""Our schedules, parameter groups, first values and losses, by the names that `theirs.py` gives
-theirs.
-"""
+"""Our schedules, parameter groups, initial values and losses, with the names of `theirs.py`."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -23,16 +21,17 @@ from vit_jax.training.objectives.prototypes import PrototypeHead, koleo, sinkhor
 from vit_jax.training.optimizer import DECAYED, make_optimizer
 from vit_jax.training.schedule import make_schedule, make_weight_decay
 
-Cases = dict[str, dict[str, list[float]]]  # Numbers by case and name.
+Cases = dict[str, dict[str, list[float]]]  # Lists of numbers by case and name.
 
-# A difference that is allowed, of the largest number of a row: by kind of case, or by row. Of first
-# values it is that of arrays of 10,000 random numbers and more; of fewer it grows as their root
-# falls.
+# Allowed differences, relative to the largest number of a row, by kind of case or by row. For
+# initial values, this is the bound for arrays of 10,000 random numbers and more. For smaller
+# arrays, it grows with the inverse root of their size.
 ALLOWED = dict(schedules=1e-6, warm_up=6e-3, groups=1e-6, first_values=0.03, losses=1e-5)
 
-# Steps of an epoch here; the authors' warm-up ends one step earlier, which is 1 / 199 of 10 epochs.
+# Steps of an epoch. The authors' warm-up ends one step earlier, which changes a warm-up of 10
+# epochs by 1 / 199.
 EPOCH = 20
-# Epochs of a run, of the warm-up and of the temperature's.
+# Epochs of the run, of the learning rate's warm-up, and of the teacher temperature's warm-up.
 LENGTHS = {
     "dino": (100, 10, 0),
     "dinov2": (100, 10, 30),
@@ -44,7 +43,7 @@ LENGTHS = {
 
 DIM, DEPTH, HEADS, SIZE, PATCH = 384, 2, 6, 64, 16
 SHAPE = dict(dim=DIM, depth=DEPTH, mlp_dim=4 * DIM, heads=HEADS, image_size=SIZE, num_classes=0)
-# Models by config, and the parameters beside them.
+# Arguments of the compared models by config, in addition to `SHAPE`.
 MODELS = {
     "dino": dict(initialization="deit"),
     "dinov2": dict(initialization="dinov2", layer_scale=1e-5),
@@ -55,7 +54,8 @@ MODELS = {
     "eva": dict(initialization="eva", qkv_bias="qv"),
     "eva02:model=EVA02-B/14": dict(initialization="eva02"),
 }
-# Those whose parameters form groups: these, and two that are fine-tuned with layer-wise decay.
+# Models whose parameter groups are compared: those above, and two that are fine-tuned with layer
+# decay.
 GROUPS = MODELS | {
     "beit:task=finetune": dict(layer_scale=0.1, position="bias", qkv_bias="qv"),
     "mae_finetune": dict(),
@@ -64,16 +64,15 @@ PROTOTYPES = 128
 
 
 def sampled(steps: int, warmup: int) -> tuple[np.ndarray, np.ndarray]:
-    """Updates at which schedules are compared, from 1: those of the learning rate's warm-up, and
-    after it.
+    """Returns the updates, counted from 1, at which schedules are compared.
+
+    The first array is within the learning rate's warm-up, the second after it.
     """
     return np.linspace(1, warmup, 10).astype(int), np.linspace(warmup + 1, steps, 20).astype(int)
 
 
 def schedules(name: str) -> dict[str, list[float]]:
-    """The learning rate and what else changes in a run of the config, with epochs of `EPOCH`
-    steps.
-    """
+    """Returns the values of all schedules of the config's run, with epochs of `EPOCH` steps."""
     file, _, argument = name.partition(":")
     config = load(file, argument)
     epochs, warmup, temperature = (EPOCH * count for count in LENGTHS[name])
@@ -97,7 +96,7 @@ def schedules(name: str) -> dict[str, list[float]]:
 
 
 def weights_of(name: str) -> dict[str, Any]:
-    """Shapes of the parameters of the model and of its objective, as a run has them."""
+    """Returns the shapes of the parameters of the model and of its objective, as in a run."""
     lengths = {"dinov3": "free", "dinov2": "learned"}.get(name, "one")
     options = SHAPE | GROUPS[name]
     params = nnx.to_pure_dict(nnx.state(abstract(model_factory(f"ViT-S/{PATCH}", **options))))
@@ -115,7 +114,7 @@ def weights_of(name: str) -> dict[str, Any]:
 
 
 def groups(name: str) -> dict[str, list[float]]:
-    """Of each parameter the factor on its learning rate, and 1 where it decays."""
+    """Returns the factor on each parameter's learning rate, and 1 if its weights decay."""
     file, _, argument = name.partition(":")
     config = load(file, argument).optimizer
     plain = dict(name="sgd", beta1=0.0, clip_norm=0.0, clip="global", weight_decay=0.0)
@@ -141,9 +140,9 @@ def groups(name: str) -> dict[str, list[float]]:
 
 
 def first_values(name: str) -> dict[str, list[float]]:
-    """Of each array of random values its standard deviation, mean absolute value and size.
+    """Returns the std, mean absolute value and size of each array with random initial values.
 
-    The second over the first is 0.80 for normal values, 0.87 for uniform ones.
+    The mean absolute value divided by the std is 0.80 for normal values, and 0.87 for uniform ones.
     """
     options = SHAPE | MODELS[name] | dict(pooling="gap", cls_token=True, fc_norm=False)
     if name.startswith("dino"):
@@ -159,20 +158,20 @@ def first_values(name: str) -> dict[str, list[float]]:
 
 
 def spread(x: np.ndarray) -> list[float]:
-    """Standard deviation, mean absolute value and size."""
+    """Returns the standard deviation, mean absolute value and size of an array."""
     return [float(x.std()), float(np.abs(x).mean()), x.size]
 
 
 def draw(*shape: int, seed: int) -> np.ndarray:
-    """Numbers that both sides compute losses of."""
+    """Returns random numbers that are the same on both sides."""
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 class Given(nnx.Module):
-    """A model whose features and patches are the given ones times a kernel, which the teacher has
-    another of.
+    """A model whose features and patches are its inputs times a kernel.
 
-    An image is `[1 + patches, width]`: its features, and its patches.
+    Student and teacher have different kernels. An image is `[1 + patches, width]`: its features,
+    followed by its patches.
     """
 
     patch_size = 1
@@ -181,12 +180,12 @@ class Given(nnx.Module):
         self.kernel, self.grid = nnx.Param(jnp.asarray(kernel)), (3, 3)
 
     def resized(self, size: Any) -> "Given":
-        """The same model."""
+        """Returns the model itself, which has no image size."""
         return self
 
 
 class Identity(nnx.Module):
-    """A head that leaves logits as they are."""
+    """A head that returns its input as logits."""
 
     def __init__(self, count: int):
         self.count = count
@@ -196,7 +195,7 @@ class Identity(nnx.Module):
 
 
 class GivenDINO(DINO):
-    """The objective on the logits of `Given`, without heads."""
+    """The DINO objective on the outputs of `Given`, without heads."""
 
     def __init__(self, **values: Any):
         self.features, self.steps, self.grid = WIDTH, 10, (3, 3)
@@ -214,7 +213,7 @@ class GivenDINO(DINO):
 
 
 class GivenPixels(HiddenPixels):
-    """The loss of hidden pixels that are predicted as given."""
+    """MAE's loss with predictions that are in the batch."""
 
     def predict(self, model, batch, rngs=None):
         return batch["predicted"]
@@ -234,7 +233,7 @@ HIDDEN = np.random.default_rng(18).permuted(np.tile(np.arange(16), (2, 1)), axis
 
 
 def losses() -> dict[str, list[float]]:
-    """Losses of the same numbers, and what a teacher's logits become."""
+    """Returns losses of the same numbers, and the teacher's assignments after Sinkhorn-Knopp."""
     model, kept = Given(STUDENT), {"kernel": jnp.asarray(TEACHER)}
     memory = {
         "teacher": kept,
@@ -261,7 +260,7 @@ def losses() -> dict[str, list[float]]:
     )
     return {
         "dino": [float(views.mean())],
-        "ibot": [float(patches.mean() / 2)],  # Of both views; one is masked.
+        "ibot": [float(patches.mean() / 2)],  # The mean over both views, of which one is masked.
         "gram": [float(gram.mean())],
         "koleo": [float(koleo(IMAGES[:, 0, 0]).mean())],
         "sinkhorn": np.asarray(sinkhorn(IMAGES[:, 0, 0] / 0.07, jnp.ones(BATCH))).ravel().tolist(),
@@ -270,7 +269,7 @@ def losses() -> dict[str, list[float]]:
 
 
 def cases() -> Cases:
-    """All numbers of ours."""
+    """Returns all of our numbers."""
     found = {f"{name} schedules": schedules(name) for name in LENGTHS}
     found |= {f"{name} groups": groups(name) for name in GROUPS}
     found |= {f"{name} first_values": first_values(name) for name in MODELS}

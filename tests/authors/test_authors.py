@@ -1,6 +1,4 @@
-"""Our schedules, parameter groups, first values and losses against the authors' own, in
-golden.json.
-"""
+"""Our schedules, parameter groups, initial values and losses equal the authors', in golden.json."""
 
 import json
 
@@ -9,16 +7,16 @@ import pytest
 from tests.authors import ours
 from tests.authors.compare import GOLDEN, differences
 
-pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+pytestmark = pytest.mark.slow  # Each test starts processes or compiles for seconds.
 
 THEIRS = json.loads(GOLDEN.read_text())["cases"]
 
 
 @pytest.mark.parametrize("case", THEIRS)
-def test_numbers_are_those_of_the_authors_code(case):
+def test_numbers_equal_those_of_the_authors_code(case):
     name, _, kind = case.rpartition(" ")
     made = ours.losses() if kind == "losses" else getattr(ours, kind)(name)
     for _, difference, allowed, where in differences({case: made}, {case: THEIRS[case]}):
         assert difference <= allowed, (
-            f"{where}: {made.get(where)} here, {THEIRS[case].get(where)} there"
+            f"{where}: ours {made.get(where)}, the authors' {THEIRS[case].get(where)}"
         )

@@ -1,6 +1,4 @@
-"""The authors' schedules, parameter groups, first values and losses, by their own code in
-checkouts.
-"""
+"""The authors' schedules, parameter groups, initial values and losses, from their own code."""
 
 import argparse
 import ast
@@ -35,7 +33,7 @@ from tests.authors.ours import (
 )
 from tests.conftest import name_missing_operators
 
-# Their names of parameters, and ours.
+# Patterns of the authors' parameter names, and our names.
 NAMES = (
     (r"cls_token", "params/cls"),
     (r"pos_embed", "params/position_embedding/table"),
@@ -64,7 +62,7 @@ NAMES = (
 
 
 def our_name(name: str) -> str:
-    """The path of a parameter here, by its name in a ViT or a head of the authors'."""
+    """Returns our path of a parameter, from its name in an authors' ViT or head."""
     for pattern, path in NAMES:
         if found := re.fullmatch(pattern, name):
             path = found.expand(path) if isinstance(path, str) else path(found)
@@ -75,8 +73,9 @@ def our_name(name: str) -> str:
 
 @contextlib.contextmanager
 def modules_of(folder: Path, **stubs: Any) -> Iterator[None]:
-    """Makes the modules in a folder importable, and forgets them afterwards: several have the same
-    names.
+    """Makes the modules in a folder importable while the context is open.
+
+    Afterwards they are removed, because several repositories have modules of the same names.
     """
     before = set(sys.modules)
     sys.modules |= {name.replace("__", "."): module for name, module in stubs.items()}
@@ -92,8 +91,10 @@ def modules_of(folder: Path, **stubs: Any) -> Iterator[None]:
 
 
 def definition(file: Path, name: str, **around: Any) -> Any:
-    """A function or class of a file, made without the file's imports: `around` has what it refers
-    to.
+    """Returns a function or class of a file without running the file's imports.
+
+    Args:
+      around: the names to which the definition refers.
     """
     tree = ast.parse(file.read_text())
     owner, _, own = name.rpartition(".")
@@ -112,7 +113,7 @@ MATHS = dict(np=np, math=math, torch=torch, nn=torch.nn, F=F)
 
 
 class Authors:
-    """The checkouts, and what their code computes.
+    """The checkouts, and numbers that their code computes.
 
     Args:
       folders: a checkout of each repository, by its name without the owner.
@@ -123,7 +124,7 @@ class Authors:
         name_missing_operators(torch)
 
     def cases(self) -> Cases:
-        """All numbers, as `ours.cases` has them."""
+        """Returns all numbers, in the format of `ours.cases`."""
         found: Cases = {}
         for name in LENGTHS:
             found[f"{name} schedules"] = self.schedules(name)
@@ -137,7 +138,7 @@ class Authors:
     # Schedules
 
     def schedules(self, name: str) -> dict[str, list[float]]:
-        """Every update's values, of which those of `sampled` are kept."""
+        """Returns the schedules' values at the updates of `sampled`."""
         epochs, warmup, temperature = LENGTHS[name]
         kind = name.partition(":")[0]
         if kind in ("dinov2", "dinov3"):
@@ -156,7 +157,7 @@ class Authors:
         return {key: x.tolist() for key, x in kept.items()}
 
     def of_dino(self, epochs: int, warmup: int) -> dict[str, Any]:
-        """`main_dino.py` with its own defaults on 8 GPUs."""
+        """Returns the schedules of `main_dino.py` with its defaults, on 8 GPUs."""
         folder = self.folders["dino"]
         utils = SimpleNamespace(bool_flag=bool)
         names = dict(argparse=argparse, utils=utils, torch=_NO_HUB, torchvision_archs=[])
@@ -170,7 +171,10 @@ class Authors:
         }
 
     def of_yaml(self, kind: str, epochs: int, warmup: int, temperature: int) -> dict[str, Any]:
-        """`build_schedulers` of DINOv2's short run or DINOv3's small one, of 2,048 images."""
+        """Returns the schedules of `build_schedulers` for a batch size of 2,048.
+
+        The run is DINOv2's short one, or DINOv3's small one.
+        """
         folder = self.folders[kind] / kind
         run = dict(dinov2="vitl16_short", dinov3="vitl_im1k_lin834")[kind]
         config = yaml.safe_load((folder / "configs/ssl_default_config.yaml").read_text())
@@ -203,7 +207,7 @@ class Authors:
         return {key: [x[step] for step in range(steps)] for key, x in zip(keys, made, strict=True)}
 
     def of_beit(self, name: str, epochs: int, warmup: int) -> dict[str, Any]:
-        """`cosine_scheduler` as both of BEiT's commands call it."""
+        """Returns the schedules of `cosine_scheduler`, called as in BEiT's two commands."""
         cosine = definition(
             self.folders["unilm"] / "beit/utils.py", "cosine_scheduler", print=str, **MATHS
         )
@@ -215,7 +219,7 @@ class Authors:
         }
 
     def of_mae(self, epochs: int, warmup: int) -> dict[str, Any]:
-        """`adjust_learning_rate` before each update."""
+        """Returns the learning rates of `adjust_learning_rate`, called before each update."""
         adjust = definition(
             self.folders["mae"] / "util/lr_sched.py", "adjust_learning_rate", **MATHS
         )
@@ -232,11 +236,11 @@ class Authors:
     # Models
 
     def model(self, name: str) -> torch.nn.ModuleDict:
-        """The authors' small model, as `backbone`, and the head of DINO and after."""
+        """Returns the authors' small model as `backbone`, and for DINO models also the head."""
         torch.manual_seed(0)
         kind = name.partition(":")[0]
         shape = dict(patch_size=PATCH, embed_dim=DIM, depth=DEPTH, num_heads=HEADS)
-        if kind == "mae_finetune":  # MAE's ViT is timm's, with the parameters of DINO's.
+        if kind == "mae_finetune":  # MAE's ViT is timm's; its parameters have the names of DINO's.
             return torch.nn.ModuleDict({"backbone": self.self_distilled("dino", shape)["backbone"]})
         if kind.startswith("dino"):
             return self.self_distilled(kind, shape)
@@ -264,7 +268,7 @@ class Authors:
         return torch.nn.ModuleDict({"backbone": model})
 
     def self_distilled(self, kind: str, shape: dict[str, int]) -> torch.nn.ModuleDict:
-        """A model of DINO or after, and its head."""
+        """Returns a model of DINO, DINOv2 or DINOv3, and its head."""
         sizes = dict(hidden_dim=DIM, bottleneck_dim=64)
         if kind == "dino":
             with modules_of(self.folders["dino"]):
@@ -287,8 +291,9 @@ class Authors:
         return torch.nn.ModuleDict({"backbone": model, "head": head})
 
     def first_values(self, made: torch.nn.ModuleDict) -> dict[str, list[float]]:
-        """As `ours.first_values`; masks and heads of patches are in
-        tests/models/test_first_values.py.
+        """Returns the same as `ours.first_values`.
+
+        Mask tokens and heads of patches are compared in tests/models/test_first_values.py.
         """
         found = {}
         for module in made.values():
@@ -301,7 +306,7 @@ class Authors:
     # Parameter groups
 
     def groups(self, name: str, made: torch.nn.ModuleDict) -> dict[str, list[float]]:
-        """The factor on each parameter's learning rate, and 1 where it decays."""
+        """Returns the factor on each parameter's learning rate, and 1 if it decays."""
         kind = name.partition(":")[0]
         if kind in ("dinov2", "dinov3"):
             return self.of_param_groups(kind, made)
@@ -313,7 +318,8 @@ class Authors:
             file = self.folders["mae"] / "util/lr_decay.py"
             layer_of = definition(file, "get_layer_id_for_vit")
             group = definition(file, "param_groups_lrd", get_layer_id_for_vit=layer_of)
-            # FINETUNE.md: `--weight_decay 0.05 --layer_decay 0.65`; timm's ViT spares these names.
+            # FINETUNE.md: `--weight_decay 0.05 --layer_decay 0.65`; timm's ViT exempts these names
+            # from decay.
             groups = [group(made["backbone"], 0.05, {"pos_embed", "cls_token", "dist_token"}, 0.65)]
         else:
             file = self.folders["unilm"] / "beit/optim_factory.py"
@@ -342,8 +348,9 @@ class Authors:
         return found
 
     def of_param_groups(self, kind: str, made: torch.nn.ModuleDict) -> dict[str, list[float]]:
-        """`get_params_groups_with_decay` of DINOv2 or DINOv3, with the values of the run's
-        config.
+        """Returns the result of `get_params_groups_with_decay` with the default config's values.
+
+        The function and the config are those of DINOv2 or DINOv3.
         """
         folder = self.folders[kind] / kind
         file = folder / ("utils/param_groups.py" if kind == "dinov2" else "train/param_groups.py")
@@ -361,7 +368,7 @@ class Authors:
     # Losses
 
     def losses(self) -> dict[str, list[float]]:
-        """The losses of `ours.losses`."""
+        """Returns the same losses as `ours.losses`."""
         alone = SimpleNamespace(
             all_reduce=lambda *_: None, get_world_size=lambda: 1, is_initialized=lambda: False
         )
@@ -424,11 +431,11 @@ class Authors:
 
 _NO_HUB = SimpleNamespace(
     hub=SimpleNamespace(list=lambda _: [])
-)  # Its list of models is on the network.
+)  # The list of the hub's models would need the network.
 
 
 class _Section(dict):
-    """A dict whose items are attributes too, as those configs are."""
+    """A dict whose items are also attributes, like the authors' configs."""
 
     __getattr__ = dict.__getitem__
     __setattr__ = dict.__setitem__

@@ -1,7 +1,8 @@
-"""Evaluations of one model on meshes of 8 devices: python -m tests.evaluation.meshes 1,1,1 2,2,2
+"""Evaluates one model on meshes of 8 devices: python -m tests.evaluation.meshes 1,1,1 2,2,2
 
-Run by test_meshes.py in a process of its own, since the number of devices is fixed when JAX starts.
-Prints JSON: for each mesh the accuracies, and the coefficients of least squares.
+test_meshes.py runs this module in a separate process, because the number of devices is fixed when
+JAX starts. It prints a JSON list with an entry for each mesh: the accuracies, the features of
+images and texts, and the coefficients of least squares.
 """
 
 import json
@@ -30,7 +31,7 @@ from vit_jax.parallel.mesh import AXES, make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
 
 TEXT = dict(dim=32, depth=1, heads=2, mlp_dim=64, output_dim=16)
-# Neither count divides by the devices.
+# Neither number of images is divisible by the number of devices.
 TRAIN = Subset(open_source("digits", "train"), range(307))
 TEST = Subset(open_source("digits", "test"), range(101))
 FEATURES = np.random.default_rng(0).normal(size=(307, 40)) @ np.random.default_rng(1).normal(

@@ -1,10 +1,10 @@
-"""Least squares as section 6.2 of the protocol writes it, in float64 NumPy."""
+"""Least squares as defined in section 6.2 of the protocol, in NumPy float64."""
 
 import numpy as np
 
 
 def system(features: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Standardised features with the constant 100, and targets of +1 and -1."""
+    """Returns standardized features with the constant 100, and targets of +1 and -1."""
     features = features.astype(np.float64)
     standard = (features - features.mean(axis=0)) / (features.std(axis=0) + 1e-5)
     constant = np.full((len(features), 1), 100.0)

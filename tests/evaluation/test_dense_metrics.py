@@ -1,4 +1,4 @@
-"""Metrics of dense prediction are those of other libraries and of the published formulas."""
+"""Metrics of dense prediction equal those of other libraries and the published formulas."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def torchmetrics():
 
 
 def some_masks(seed, absent=()):
-    """Predictions that are often right, and masks with unknown pixels, of three sizes."""
+    """Yields predictions that are often right, and masks with unknown pixels, in three sizes."""
     rng = np.random.default_rng(seed)
     there = [label for label in range(CLASSES) if label not in absent]
     for shape in ((13, 17), (30, 8), (5, 40)):
@@ -60,7 +60,7 @@ def test_masks_without_known_pixels_have_no_metrics():
     assert np.isnan(segmentation_metrics(counts)[:3]).all()
 
 
-def test_a_class_beyond_the_last_one_is_an_error():
+def test_class_indices_above_the_last_class_are_an_error():
     with pytest.raises(ValueError, match="from 0 to 9 of 7"):
         confusion(np.zeros((1, 2), int), np.array([[0, 9]]), CLASSES)
 
@@ -95,7 +95,7 @@ def test_depth_metrics_are_eigens_formulas():
     depth[rng.random(depth.shape) < 0.2] = 0
     predicted = (depth * rng.uniform(0.6, 1.6, depth.shape)).astype(np.float32)
     found = depth_metrics(predicted, depth, 1e-3, 10)
-    # The evaluation script of BTS, which Eigen's and DINOv2's figures follow.
+    # As in the evaluation script of BTS, which computes Eigen's metrics as DINOv2 does.
     predicted = predicted.copy()
     predicted[predicted < 1e-3], predicted[predicted > 10] = 1e-3, 10
     valid = np.logical_and(depth > 1e-3, depth < 10)
@@ -133,7 +133,7 @@ def test_relative_errors_of_depth_are_those_of_torchmetrics(torchmetrics):
 
 
 def some_objects(seed, images=6, classes=3, size=160):
-    """Rectangles of all of COCO's sizes with their masks, and predictions close to them."""
+    """Returns predictions near rectangles of all of COCO's sizes, and the rectangles with masks."""
     rng = np.random.default_rng(seed)
 
     def masks_of(corners):
@@ -171,11 +171,12 @@ def test_average_precision_is_that_of_torchmetrics(torchmetrics, masks):
             values["scores"] = each.scores
         else:
             values["iscrowd"] = each.crowd.astype(np.int64)
-            # COCO's small, medium and large objects are so by the area of their masks.
+            # COCO defines small, medium and large objects by the area of their masks.
             values["area"] = each.masks.sum(axis=(1, 2)).astype(np.float32)
         return {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in values.items()}
 
-    # Its own steps of recall are of float32: 0.5 is then not reached by half of the objects.
+    # torchmetrics' default recall thresholds are float32. Finding half of the objects is then below
+    # the threshold of 0.5.
     steps = np.linspace(0, 1, 101).tolist()
     kind = "segm" if masks else "bbox"
     theirs = MeanAveragePrecision(iou_type=kind, rec_thresholds=steps)
@@ -188,7 +189,7 @@ def test_average_precision_is_that_of_torchmetrics(torchmetrics, masks):
         assert np.isclose(found[ours], float(expected[name]), atol=1e-6), ours
 
 
-def test_given_overlaps_replace_those_of_boxes():
+def test_given_overlaps_replace_those_of_the_boxes():
     mask = pytest.importorskip("pycocotools.mask")
     detections, objects = some_objects(6)
 

@@ -1,4 +1,4 @@
-"""The suite `detection` gives the metrics of pycocotools, and shows the worst images first."""
+"""The suite `detection` has the metrics of pycocotools; its page shows the worst images first."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ from vit_jax.runs.suite_pages import write_suite_page
 
 FILE = "instances_val.json"
 NAMES = ("cat", "dog", "bird")
-IDS = {"dog": 3, "cat": 17, "bird": 18}  # In another order than the detector's classes.
+IDS = {"dog": 3, "cat": 17, "bird": 18}  # The order differs from that of the detector's classes.
 pytestmark = pytest.mark.usefixtures("pycocotools")
 
 
@@ -35,7 +35,7 @@ def pycocotools():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Images of several sizes, with objects whose areas are not those of their boxes."""
+    """Writes images of several sizes, with objects whose areas are smaller than their boxes."""
     folder, rng = tmp_path_factory.mktemp("animals"), np.random.default_rng(0)
     rows = {"images": [], "annotations": []}
     rows["categories"] = [dict(id=number, name=name) for name, number in IDS.items()]
@@ -94,7 +94,7 @@ class Detector:
 
 
 def evaluated(data, **options):
-    """Returns the suite's metrics by name, and its outputs for a page."""
+    """Returns the rows of the suite's metrics by name, and the outputs that its page shows."""
     unused, outputs = (lambda: None), []
     crop = TestCrop(64, "fit", 64)
     dense = DenseHeads("detection", lambda task: Detector(data), unused)
@@ -139,12 +139,12 @@ def test_metrics_are_those_of_pycocotools_on_the_users_file_and_predicts_objects
     expected = of_pycocotools(data, json.loads((tmp_path / "objects.json").read_text()))
     found = {name: row.accuracy for name, row in rows.items()}
     assert found == pytest.approx(expected, abs=1e-9)
-    # Small, medium and large ones are told apart by the file's areas.
+    # Objects are small, medium or large by the areas in the file.
     assert 0.1 < found["AP"] < 0.9 and len({found[f"AP{size}"] for size in "sml"}) == 3
     assert rows["AP"].images == 6 and rows["AP"].note == "fit 64x64, bilinear"
 
 
-def test_areas_are_those_of_the_boxes_where_a_file_has_none(data, tmp_path):
+def test_areas_are_those_of_the_boxes_if_a_file_has_none(data, tmp_path):
     content = json.loads((data / FILE).read_text())
     for row in content["annotations"]:
         del row["area"]
@@ -155,7 +155,7 @@ def test_areas_are_those_of_the_boxes_where_a_file_has_none(data, tmp_path):
 
 
 def f1_of(found, boxes):
-    """The F1 of an image by its definition, without crowds."""
+    """Returns the F1 of an image by its definition, without crowds."""
     kept = found.scores >= 0.3
     used, right = set(), 0
     for box, label in zip(found.corners[kept], found.labels[kept], strict=True):
@@ -170,7 +170,7 @@ def f1_of(found, boxes):
     return 2 * right / max(kept.sum() + len(boxes.labels), 1)
 
 
-def test_the_page_shows_true_and_predicted_boxes_the_lowest_f1_first(data, tmp_path):
+def test_the_page_shows_true_and_predicted_boxes_with_the_lowest_f1_first(data, tmp_path):
     content = json.loads((data / FILE).read_text())
     for row in content["annotations"]:
         row["iscrowd"] = 0

@@ -1,4 +1,4 @@
-"""Few-shot evaluation from images to accuracies: what is read, what is chosen, what comes out."""
+"""Tests of few-shot evaluation: the images that are read, the choice of shots, the accuracies."""
 
 import functools
 import json
@@ -35,7 +35,7 @@ def model() -> nnx.Module:
 
 
 class Watched(InMemory):
-    """Notes which images are read."""
+    """A data source that records which images are read."""
 
     def __getitem__(self, index):
         self.read.add(index)
@@ -50,7 +50,7 @@ def watched(source: InMemory) -> Watched:
 
 @pytest.fixture(scope="module")
 def found(model):
-    """Accuracies on the digits, and the training images that were read for them."""
+    """Returns accuracies on the digits, and the source of the training images."""
     source = watched(DIGITS[0])
     return few_shot(
         model, source, DIGITS[1], shots=(1, 5), seeds=(0, 1), penalties=(1.0, 1024.0)
@@ -80,19 +80,20 @@ def test_accuracies_are_those_of_the_formula_on_the_models_features(found, model
             right = plain.accuracy(
                 weights, values, test_features.values, test_features.labels[:, 0]
             )
-            assert accuracy == pytest.approx(right, abs=1 / 360)  # An image may be on the border.
+            # An image may lie on the decision boundary.
+            assert accuracy == pytest.approx(right, abs=1 / 360)
 
 
-def test_mean_and_deviation_are_over_the_seeds():
+def test_mean_and_std_are_over_the_seeds():
     one = Accuracy(5, 1024.0, {0: 0.5, 1: 0.6, 2: 0.7})
     assert (one.mean, one.deviation) == (pytest.approx(0.6), pytest.approx(0.1))
     assert Accuracy(5, 1024.0, {0: 0.5}).deviation == 0
 
 
-def test_features_of_a_model_with_a_head_are_what_the_same_without_it_returns():
+def test_features_of_a_model_with_a_head_are_the_outputs_without_it():
     options = SMALL | dict(pre_logits=True)
     model = create_model("ViT-Ti/4", num_classes=10, distillation="heads", **options)
-    # The heads are initialised last, so that all else is the same.
+    # The heads are initialized last, so all other parameters are equal.
     bare = create_model("ViT-Ti/4", num_classes=0, distillation="token", **options)
     extractor, params = extractor_of(model, MESH, batch_size=4)
     features = extractor(params, Subset(DIGITS[0], range(4))).values
@@ -107,7 +108,7 @@ def test_preprocessing_is_the_protocols_at_any_size(size, resize):
     assert (crop.size, crop.kind, crop.resize) == (size, "square", resize)
 
 
-def test_features_say_how_far_they_are(model, monkeypatch):
+def test_computing_features_logs_its_progress(model, monkeypatch):
     monkeypatch.setattr("vit_jax.progress.SECONDS", 0)
     said = []
     extractor, params = extractor_of(model, MESH, batch_size=16, log=said.append)
@@ -123,7 +124,7 @@ def test_images_that_are_not_square_are_refused():
         transfer_crop((32, 16))
 
 
-def test_unreadable_images_are_left_out_of_both_splits_and_named(model, tmp_path):
+def test_unreadable_images_of_both_splits_are_skipped_and_logged(model, tmp_path):
     rng = np.random.default_rng(0)
     for split in ("train", "test"):
         for shade, name in ((40, "dark"), (200, "light")):
@@ -152,7 +153,7 @@ def test_shots_are_nested_and_of_their_class():
     assert (many[0] != many[1]).any()
 
 
-def test_class_with_too_few_images_is_named_with_what_is_possible():
+def test_the_error_about_too_few_images_names_the_class_and_the_largest_number_of_shots():
     with pytest.raises(
         UserError,
         match=(
@@ -162,12 +163,12 @@ def test_class_with_too_few_images_is_named_with_what_is_possible():
         choose(np.array([0] * 9 + [1] * 2 + [2] * 7), ("cat", "fox", "owl"), 5, (0,), "pets")
 
 
-def test_class_without_images_is_named():
+def test_the_error_about_a_class_without_images_names_it():
     with pytest.raises(UserError, match="class 'c' has 0 training images"):
         choose(np.array([0, 1]), "abc", 1, (0,), "data")
 
 
-def test_image_with_several_labels_is_named():
+def test_the_error_about_several_labels_names_the_image():
     class Several(InMemory):
         def known_labels(self):
             table = np.full((len(self), 2), -1, np.int32)
@@ -212,14 +213,14 @@ def test_suite_is_the_protocols():
         ),
     ],
 )
-def test_data_set_is_read_from_one_text(text, described):
+def test_a_data_set_is_parsed_from_one_text(text, described):
     assert data_set(text) == described
 
 
 @pytest.mark.parametrize(
     "text", ["cifar100", "tfds:", "tdfs:cifar100", "tfds:cifar100@train", "folder:/a@b,"]
 )
-def test_data_set_that_cannot_be_read_is_named(text):
+def test_errors_about_invalid_data_sets_name_them(text):
     with pytest.raises(UserError, match="there is no /data/absent: write it as tfds:cifar100"):
         fewshot.data_set("/data/absent")
     with pytest.raises(UserError, match="cannot read the data set '.*tfds:cifar100, folder:"):
@@ -238,8 +239,9 @@ def config(**values):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run that was stopped in its first few-shot evaluation, and started again; other suites end
-    it.
+    """Trains a run that was stopped in its first few-shot evaluation and then resumed.
+
+    It runs k-NN during training, and other suites at its end.
     """
     probed = config(every=2)
     probed.knn.update(dict(every=4, sets=("digits:",), neighbours=(20, 1)))
@@ -255,7 +257,7 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_evaluation_that_was_cut_off_is_made_up_for(run):
+def test_an_interrupted_evaluation_is_repeated_after_the_restart(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "test/accuracy" in row] == [2, 4]
     assert [row["step"] for row in rows if "fewshot/digits/5" in row] == [2, 4]
@@ -271,7 +273,7 @@ def test_training_run_writes_the_accuracies_of_its_parameters(run):
 
 
 @pytest.mark.slow
-def test_suite_without_steps_of_its_own_is_run_at_the_end_alone(run):
+def test_a_suite_without_an_interval_runs_only_at_the_end(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     probed = [row for row in rows if any(key.startswith("probe/") for key in row)]
     assert [row["step"] for row in probed] == [4]
@@ -279,7 +281,7 @@ def test_suite_without_steps_of_its_own_is_run_at_the_end_alone(run):
     assert 0.2 < linear < 1
     log = (run / "log.txt").read_text()
     assert f"step 4 | probe digits | linear probe: {linear:.2%}" in log
-    # Of one layer there are not four class tokens; what is not there is no figure.
+    # A model of one layer has no four class tokens, and unavailable features have no metric.
     by_sgd = {key: value for key, value in probed[0].items() if key.startswith("sgd_probe/")}
     choices = ("best features", "class token", "class token and patches")
     assert [*by_sgd] == [f"sgd_probe/digits/{choice}" for choice in choices]
@@ -291,7 +293,7 @@ def test_suite_without_steps_of_its_own_is_run_at_the_end_alone(run):
 
 
 @pytest.mark.slow
-def test_neighbours_vote_during_training_as_on_the_checkpoint(run, tmp_path):
+def test_knn_during_training_equals_knn_on_the_checkpoint(run, tmp_path):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (row,) = (row for row in rows if "knn/digits/20" in row)
     near, nearest = row["knn/digits/20"], row["knn/digits/1"]
@@ -339,7 +341,7 @@ def test_suite_that_cannot_be_run_ends_a_run_before_it_starts(values, message, t
 def test_signal_at_any_moment_ends_an_evaluation_without_a_result(model):
     task = FewShotTask("digits", *DIGITS, shots=(1,), seeds=(0,))
     extractor, params = extractor_of(model, MESH, batch_size=200)
-    moments = 1 + 2 + 1  # Batches of training images, of test images, and a fit.
+    moments = 1 + 2 + 1  # One batch of training images, two batches of test images, and a fit.
     for allowed in range(moments + 1):
         answers = iter([True] * allowed)
         result = task.accuracies(extractor, params, go_on=functools.partial(next, answers, False))
@@ -349,7 +351,8 @@ def test_signal_at_any_moment_ends_an_evaluation_without_a_result(model):
 def test_data_set_with_too_few_images_ends_a_run_before_it_starts(tmp_path):
     with pytest.raises(UserError, match="^digits: class .* fewer than 400 shots"):
         train(run_options(config(shots=(1, 400))), tmp_path / "run")
-    assert not (tmp_path / "run").exists()  # Which would now be that config's.
+    # Otherwise the folder would already belong to this config.
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -363,7 +366,7 @@ def test_data_set_with_too_few_images_ends_a_run_before_it_starts(tmp_path):
         ("folder:/nowhere", (10,), "^config.knn.sets: cannot open folder:/nowhere: no folder"),
     ],
 )
-def test_neighbours_that_cannot_be_had_end_a_run_before_it_starts(
+def test_impossible_numbers_of_neighbours_end_a_run_before_it_starts(
     text, neighbours, message, tmp_path
 ):
     asked = config(every=0)
@@ -373,7 +376,7 @@ def test_neighbours_that_cannot_be_had_end_a_run_before_it_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_folder_of_classes_without_splits_is_cut_in_two_and_said(tmp_path):
+def test_a_folder_of_classes_without_splits_is_split_in_two_and_logged(tmp_path):
     make_folder(tmp_path / "pets", {"ant": 10, "cat": 30, "rare": 1})
     said = []
     described = fewshot.cut_in_two(fewshot.data_set(f"folder:{tmp_path / 'pets'}"), said.append)
@@ -385,7 +388,7 @@ def test_folder_of_classes_without_splits_is_cut_in_two_and_said(tmp_path):
     assert said[1:] in (["pets: no test images of rare"], ["pets: no training images of rare"])
 
 
-def test_folder_with_splits_is_taken_as_it_is(tmp_path):
+def test_a_folder_with_splits_is_used_unchanged(tmp_path):
     make_folder(tmp_path / "pets" / "train", {"ant": 1, "cat": 1})
     pets = f"folder:{tmp_path / 'pets'}"
     for text in (pets, f"{pets}/train@all[:1],all[1:]", "digits:"):
@@ -398,7 +401,7 @@ def test_folder_with_splits_is_taken_as_it_is(tmp_path):
     [(("train", "valid"), "valid"), (("train", "val", "test"), "test"), (("train",), "test")],
 )
 @pytest.mark.parametrize("lists", [False, True])
-def test_dev_split_is_evaluated_where_there_is_no_test_split(tmp_path, splits, expected, lists):
+def test_the_dev_split_is_evaluated_if_there_is_no_test_split(tmp_path, splits, expected, lists):
     for split in splits:
         if lists:
             (tmp_path / f"{split}.csv").write_text("file,label\n0.jpg,cat\n")
@@ -413,7 +416,7 @@ def test_dev_split_is_evaluated_where_there_is_no_test_split(tmp_path, splits, e
     assert fewshot.with_test_split(named, pytest.fail) == named
 
 
-def test_data_set_that_is_not_there_ends_a_run_before_it_starts(tmp_path):
+def test_a_missing_data_set_ends_a_run_before_it_starts(tmp_path):
     with pytest.raises(
         UserError, match="^config.fewshot.sets: cannot open folder:/nowhere: no folder"
     ):

@@ -1,4 +1,4 @@
-"""The suites `zero_shot` and `retrieval`, on a small run with both towers."""
+"""Tests of the suites `zero_shot` and `retrieval` on a small run with both towers."""
 
 import csv
 import subprocess
@@ -25,7 +25,7 @@ TEMPLATES = ("a {} square", "it is {}")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """27 images in a folder for each colour, and a list of two captions of each."""
+    """Writes 27 images into a folder for each colour, and a list with two captions per image."""
     folder = tmp_path_factory.mktemp("data")
     rows = []
     for number, (image, texts) in enumerate(zip(*pairs(27, 2), strict=True)):
@@ -42,7 +42,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
-    """A run that evaluates both suites at its end."""
+    """Trains a run that evaluates the suite `zero_shot` at its end."""
     workdir = tmp_path_factory.mktemp("trained") / "run"
     config = small_config("softmax")
     config.steps = config.evaluate_every = 20
@@ -71,7 +71,7 @@ def evaluated(run, suite: str, text: str, out, **options) -> dict:
 
 
 def read(data):
-    """The images of the list in its order, the classes, and the captions."""
+    """Returns the images of the list in its order, their classes, and their captions."""
     with open(data / "pairs.csv") as file:
         rows = list(csv.reader(file))[1:]
     files = list(dict.fromkeys(file for file, _ in rows))
@@ -90,17 +90,17 @@ def test_zero_shot_accuracy_is_that_of_the_classifier(run, data, tmp_path):
         rows = evaluated(run, "zero_shot", f"folder:{data}/colours", out, templates=templates)
         assert rows["colours, top-1"].accuracy == pytest.approx(np.mean(right))
         assert rows["colours, top-1"].images == 27
-        assert rows["colours, top-5"].accuracy == 1  # Of three classes.
+        assert rows["colours, top-5"].accuracy == 1  # There are only three classes.
 
 
-def test_training_evaluates_as_the_command(run, data, tmp_path):
+def test_evaluation_in_training_equals_the_commands(run, data, tmp_path):
     last = (run / "metrics.jsonl").read_text().splitlines()[-1]
     rows = evaluated(run, "zero_shot", f"folder:{data}/colours", tmp_path, templates=TEMPLATES)
     assert f'"zero_shot/colours/top-1": {rows["colours, top-1"].accuracy}' in last
     assert "zero-shot accuracy on colours | top-1: " in (run / "log.txt").read_text()
 
 
-def test_the_report_shows_the_captions_with_the_highest_ranks_first(run):
+def test_the_report_shows_the_worst_ranked_captions_first(run):
     text = (run / "report.html").read_text()
     assert "Captions and their most similar images" in text
     assert 'href="zero_shot_colours.html"' in text
@@ -130,7 +130,7 @@ def test_retrieval_writes_a_page(run, data, tmp_path):
     assert "of 27" in text
 
 
-def test_retrieval_is_that_of_all_captions(run, data, tmp_path):
+def test_retrieval_compares_all_captions(run, data, tmp_path):
     files, _, captions = read(data)
     model = vit_jax.load_image_text(run, log=str)
     pixels = np.stack([np.asarray(Image.open(file)) for file in files])
@@ -139,7 +139,7 @@ def test_retrieval_is_that_of_all_captions(run, data, tmp_path):
     scores = images @ np.asarray(model.encode_text(listed)).T
     right = np.array([[text in each for text in listed] for each in captions])
     rows = evaluated(run, "retrieval", f"csv:{data}/pairs.csv", tmp_path)
-    assert len({*listed}) < len(listed) == 54  # Some are those of two images.
+    assert len({*listed}) < len(listed) == 54  # Some captions belong to two images.
     for k in (1, 5, 10):
         for way, similarity, own in (
             ("image to text", scores, right),
@@ -165,7 +165,7 @@ def test_captions_are_read_from_the_column_of_the_run(data, tmp_path):
     row = evaluated(tmp_path / "run", "retrieval", f"csv:{data}/words.csv", tmp_path / "out")
     (found,) = (value for name, value in row.items() if name.endswith("image to text, recall@5"))
     assert found.note.startswith("54 captions, ") and found.accuracy < 1
-    # Data without this column: the captions are in the usual one.
+    # For data without this column, the captions are read from the usual column.
     row = evaluated(tmp_path / "run", "retrieval", f"csv:{data}/pairs.csv", tmp_path / "usual")
     assert all(value.accuracy is not None for value in row.values()), row
 
@@ -203,7 +203,7 @@ def test_labels_are_read_from_the_column_of_label_key(run, data, tmp_path):
         ("zero_shot", "csv:{}/several.csv", {}, "several: image 0 has 2 labels"),
     ],
 )
-def test_data_that_do_not_fit_are_a_row_with_one_line(
+def test_unsuitable_data_are_a_row_with_a_one_line_reason(
     suite, text, options, words, run, data, tmp_path, monkeypatch
 ):
     file = next((data / "colours").rglob("*.png"))
@@ -217,7 +217,7 @@ def test_data_that_do_not_fit_are_a_row_with_one_line(
         raise UserError(*{row.note for row in rows.values()})
 
 
-def test_a_model_without_text_tower_is_a_row_with_one_line(tmp_path):
+def test_a_model_without_text_tower_is_a_row_with_a_one_line_reason(tmp_path):
     model = vit_jax.create_model("ViT-mu/16", image_size=32, num_classes=10)
     vit_jax.save_model(model, tmp_path / "image.npz", log=str)
     rows = evaluated(tmp_path / "image.npz", "zero_shot", "digits:", tmp_path / "out")
@@ -225,7 +225,7 @@ def test_a_model_without_text_tower_is_a_row_with_one_line(tmp_path):
 
 
 def test_a_command_that_measures_nothing_fails_with_one_line(tmp_path):
-    """The same reason is logged once for all rows."""
+    """The reason is the same for all rows and is logged once."""
     model = vit_jax.create_model("ViT-mu/16", image_size=32, num_classes=10)
     vit_jax.save_model(model, tmp_path / "image.npz", log=str)
     arguments = "--checkpoint=image.npz", "--suite=zero_shot", "--set=digits:", "--out=out"
@@ -262,7 +262,7 @@ def test_templates_are_one_template_or_a_file(tmp_path):
     )
 
 
-def test_templates_without_a_place_for_the_name_are_rejected(tmp_path):
+def test_templates_without_a_placeholder_for_the_name_are_rejected(tmp_path):
     (tmp_path / "templates.txt").write_text("a photo of a {}.\na photo\n")
     with pytest.raises(UserError, match="template 'a photo' has no {}"):
         parse_templates(str(tmp_path / "templates.txt"))

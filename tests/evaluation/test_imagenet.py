@@ -1,4 +1,4 @@
-"""ImageNet's test sets: who is right, and what is refused."""
+"""Tests of ImageNet's test sets: correct predictions, and errors for invalid data."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ from vit_jax.evaluation.imagenet import (
 SYNSETS = tfds.builder("imagenet2012", try_gcs=False).info.features["label"].names
 
 
-def test_accuracy_agrees_with_counting():
+def test_accuracy_equals_counting():
     rng = np.random.default_rng(0)
     predictions = np.argsort(rng.random((200, 12)), axis=1)[:, :5]
     sets = [tuple(rng.choice(12, size=rng.integers(4), replace=False).tolist()) for _ in range(200)]
@@ -43,7 +43,7 @@ def test_accuracy_agrees_with_counting():
     assert len(scored) < 200
 
 
-def test_first_prediction_alone_gives_no_top5():
+def test_first_predictions_alone_have_no_top5():
     figures = accuracy(np.array([[3], [4]]), np.array([[3, 4], [5, -1]]))
     assert figures == {"top1": 0.5, "images": 2}
 
@@ -58,7 +58,7 @@ def test_model_of_other_classes_is_refused(classes):
         match_head(classes, (), "ckpt")
 
 
-def test_model_with_the_classes_in_another_order_or_by_other_names_is_matched():
+def test_classes_in_another_order_or_with_other_names_are_matched():
     order = np.random.default_rng(0).permutation(1000)
     match = match_head(1000, [SYNSETS[k] for k in order], "ckpt")
     np.testing.assert_array_equal(order[match.order], np.arange(1000))
@@ -73,7 +73,7 @@ def test_model_with_the_classes_in_another_order_or_by_other_names_is_matched():
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory) -> str:
-    """Validation image n has n % 3 right classes: n % 1000 and the next."""
+    """Writes labels in which validation image n has n % 3 right classes: n % 1000 and the next."""
     entries = [[(n + i) % 1000 for i in range(n % 3)] for n in range(1, 50_001)]
     path = tmp_path_factory.mktemp("real") / "real.json"
     path.write_text(json.dumps(entries))
@@ -91,7 +91,7 @@ def data_dir(tmp_path_factory) -> Path:
     return folder
 
 
-def test_images_carry_their_class_and_then_reals(real, data_dir):
+def test_labels_are_the_images_class_followed_by_reals_classes(real, data_dir):
     source = open_imagenet("tfds", f"imagenet2012:{data_dir}", "validation", read_real(real))
     assert len(source) == 12 and source.max_labels == 3
     found = {source[index].labels for index in range(12)}
@@ -109,7 +109,7 @@ def test_one_pass_scores_both_labels(real, data_dir):
     assert accuracy(own, labels[:, :1]) == {
         "top1": 1.0,
         "images": 12,
-    }  # And not the batch's padding.
+    }  # The batch's padding is not counted.
     assert accuracy(own, labels[:, 1:])["images"] == sum((50_000 - n) % 3 > 0 for n in range(12))
 
 
@@ -127,14 +127,14 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def test_folder_of_synsets_is_read_too(folder, real):
+def test_a_folder_of_synsets_can_be_read(folder, real):
     source = open_imagenet("folder", str(folder), "val", read_real(real))
     for index in (0, 1, 999):
         n = index + 1
         assert source[index].labels == (index, *((n + i) % 1000 for i in range(n % 3)))
 
 
-def test_slices_of_a_folder_of_synsets_share_its_images_fairly(folder, real):
+def test_slices_of_a_folder_of_synsets_are_random_and_disjoint(folder, real):
     parts = [open_imagenet("folder", str(folder), split) for split in ("val[:90%]", "val[90%:]")]
     held_out = parts[1].label_table()[:, 0]
     assert (len(parts[0]), len(held_out)) == (900, 100)
@@ -142,7 +142,7 @@ def test_slices_of_a_folder_of_synsets_share_its_images_fairly(folder, real):
     assert 25 < np.mean(np.sort(held_out) < 500) * 100 < 75
 
 
-def test_image_without_a_number_is_named(folder, real):
+def test_the_error_about_an_image_without_a_number_names_it(folder, real):
     (folder / "val" / SYNSETS[3] / "cat.jpg").write_bytes(b"")
     with pytest.raises(
         UserError, match="no labels for an image 'cat.jpg'.*ILSVRC2012_val_00050000"
@@ -150,7 +150,7 @@ def test_image_without_a_number_is_named(folder, real):
         open_imagenet("folder", str(folder), "val", read_real(real))
 
 
-def test_other_classes_are_named(folder):
+def test_the_error_about_other_classes_names_them(folder):
     (folder / "val" / SYNSETS[3]).rename(folder / "val" / "n01491362")
     with pytest.raises(UserError, match="class 3 of .* is 'n01491362', in ImageNet 'n01491361'"):
         open_imagenet("folder", str(folder), "val")
@@ -182,10 +182,10 @@ def test_bad_real_file_is_refused(text, message, tmp_path):
 
 
 def write_map(root: Path) -> dict[str, tuple[int, ...]]:
-    """Of 113 classes, and one that ImageNet lacks; returns the right classes of each folder."""
+    """Writes a map of 113 classes and one that ImageNet lacks; returns each folder's classes."""
     lines = np.random.default_rng(0).permutation(
         1000
-    )  # Of ImageNet's classes in the list of labels.
+    )  # The lines of ImageNet's classes in the list of labels.
     labels = [f"label {label}, {label}th" for label in np.argsort(lines)]
     right = {f"folder_{n}": (n, 500 + n) if n % 4 == 0 else (n,) for n in range(113)}
     maps = {
@@ -206,7 +206,7 @@ def write_map(root: Path) -> dict[str, tuple[int, ...]]:
 
 
 def write_images(root: Path) -> None:
-    """One for each of the 114 classes, within a red border."""
+    """Writes an image for each of the 114 classes, with a red border."""
     for n in range(114):
         pixels = np.full((6, 7, 3), (255, 0, 0), np.uint8)
         pixels[1:-1, 1:-1] = n
@@ -215,7 +215,7 @@ def write_images(root: Path) -> None:
         Image.fromarray(pixels).save(path)
 
 
-def test_objectnet_has_the_images_that_imagenet_knows_without_their_border(tmp_path):
+def test_objectnet_has_the_images_of_imagenets_classes_without_their_border(tmp_path):
     right = write_map(tmp_path)
     write_images(tmp_path)
     source = open_objectnet(str(tmp_path))
@@ -249,7 +249,7 @@ def test_objectnet_crop_is_480_of_512():
         "imagenet_to_label_2012_v2",
     ],
 )
-def test_missing_file_of_the_class_map_is_named(name, tmp_path):
+def test_the_error_about_a_missing_file_of_the_class_map_names_it(name, tmp_path):
     write_map(tmp_path)
     (tmp_path / "mappings" / name).unlink()
     with pytest.raises(UserError, match=f"cannot read .*{name} .*unpack all of objectnet-1.0.zip"):
@@ -277,7 +277,7 @@ def test_missing_file_of_the_class_map_is_named(name, tmp_path):
         ("pytorch_to_imagenet_2012_id.json", {"5": 1000}, "must number the 1,000 lines of"),
     ],
 )
-def test_class_map_that_does_not_fit_is_refused(file, change, message, tmp_path):
+def test_inconsistent_class_maps_are_refused(file, change, message, tmp_path):
     write_map(tmp_path)
     path = tmp_path / "mappings" / file
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -285,7 +285,7 @@ def test_class_map_that_does_not_fit_is_refused(file, change, message, tmp_path)
         read_objectnet_map(str(tmp_path))
 
 
-def test_class_without_images_is_named(tmp_path):
+def test_the_error_about_a_class_without_images_names_it(tmp_path):
     write_map(tmp_path)
     write_images(tmp_path)
     (tmp_path / "images" / "folder_7" / "0.png").unlink()

@@ -1,4 +1,4 @@
-"""The closed-form classifier against float64 NumPy, and what must hold of it."""
+"""Tests of the closed-form classifier against NumPy in float64, and of its properties."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ MESH = make_mesh()
 
 
 def data(images, width, classes, seed=0) -> tuple[np.ndarray, np.ndarray]:
-    """Features that depend on each other and on the class, and labels."""
+    """Returns correlated features that depend on the class, and labels."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(classes, size=images)
     features = rng.normal(size=(images, width)) + 0.5 * rng.normal(size=(classes, width))[labels]
@@ -39,11 +39,12 @@ def score(train, labels, test, test_labels, classes, penalty) -> float:
 
 def assert_close(ours, right):
     assert ours.shape == right.shape
-    assert np.linalg.norm(ours - right) < 1e-8 * np.linalg.norm(right)  # Promised is 1e-4.
+    # The documented accuracy is 1e-4.
+    assert np.linalg.norm(ours - right) < 1e-8 * np.linalg.norm(right)
 
 
-# Images fewer than, equal to and more than features + 1; classes fewer, as many as and more than
-# features.
+# The number of images is below, at and above the number of features + 1. The number of classes is
+# below, at and above the number of features.
 @pytest.mark.parametrize("images", [12, 20, 21, 22, 90])
 @pytest.mark.parametrize("classes", [5, 20, 30])
 @pytest.mark.parametrize("penalty", [2.0**-10, 2.0**10, 2.0**19])
@@ -62,7 +63,7 @@ def test_coefficients_are_those_of_the_formula(images, classes, penalty):
     seed=st.integers(0, 99),
 )
 @settings(max_examples=30, deadline=None)
-def test_both_formulas_are_met_at_any_shape(images, width, classes, power, seed):
+def test_coefficients_satisfy_both_formulas_for_any_shape(images, width, classes, power, seed):
     features, labels = data(images, width, classes, seed)
     found = coefficients(features, labels, classes, 2.0**power)
     for formula in (plain.primal, plain.dual):
@@ -71,7 +72,7 @@ def test_both_formulas_are_met_at_any_shape(images, width, classes, power, seed)
 
 
 @pytest.mark.parametrize("images", [15, 50])
-def test_grid_gives_what_each_penalty_alone_gives(images):
+def test_a_grid_of_penalties_equals_single_penalties(images):
     features, labels = data(images, 20, 7)
     penalties = [2.0**power for power in range(-10, 20)]
     for penalty, found in zip(penalties, fit(features, labels, 7, penalties, MESH), strict=True):
@@ -79,14 +80,14 @@ def test_grid_gives_what_each_penalty_alone_gives(images):
 
 
 @pytest.mark.parametrize("images", [9, 40])
-def test_training_set_five_times_over_is_a_fifth_of_the_penalty(images):
+def test_repeating_the_training_set_five_times_divides_the_penalty_by_five(images):
     features, labels = data(images, 12, 4)
     many = coefficients(np.tile(features, (5, 1)), np.tile(labels, 5), 4, 100.0)
     assert_close(many, coefficients(features, labels, 4, 20.0))
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1e-6])
-def test_features_that_are_the_classes_are_learned_without_error(penalty):
+def test_one_hot_features_are_classified_without_error(penalty):
     labels = np.arange(40) % 8
     features = np.eye(8)[labels]
     assert score(features, labels, features, labels, 8, penalty) == 1
@@ -103,13 +104,13 @@ def test_test_features_are_standardised_as_the_training_features_are():
     (features, labels), (test, test_labels) = data(60, 12, 4), data(500, 12, 4, seed=1)
     test = 1.5 * test + 2 * features.std(
         axis=0
-    )  # With their own statistics this would change nothing.
+    )  # Standardizing the test features with their own statistics would undo this.
     right = plain.accuracy(plain.primal(features, labels, 4, 1.0), features, test, test_labels)
     assert score(features, labels, test, test_labels, 4, 1.0) == pytest.approx(right)
 
 
 @pytest.mark.parametrize("images", [10, 40])
-def test_penalty_zero_with_dependent_rows_or_columns_takes_the_least_norm_and_says_so(images):
+def test_penalty_zero_with_dependent_rows_or_columns_logs_the_least_norm_solution(images):
     features, labels = data(images, 12, 4)
     features[:, -1], features[1], labels[1] = features[:, 0], features[0], labels[0]
     said = []
@@ -121,7 +122,7 @@ def test_penalty_zero_with_dependent_rows_or_columns_takes_the_least_norm_and_sa
 
 
 @pytest.mark.parametrize("images", [10, 40])
-def test_penalty_zero_is_exact_where_the_images_determine_the_coefficients(images):
+def test_penalty_zero_is_exact_if_the_images_determine_the_coefficients(images):
     features, labels = data(images, 12, 4)
     said = []
     found = coefficients(features, labels, 4, 0.0, log=said.append)
@@ -130,7 +131,7 @@ def test_penalty_zero_is_exact_where_the_images_determine_the_coefficients(image
     assert said == []
 
 
-def test_feature_that_never_changes_has_no_say():
+def test_constant_features_have_coefficients_of_zero():
     features, labels = data(40, 12, 4)
     features[:, 3] = 0.1
     assert not coefficients(features, labels, 4, 1.0)[3].any()

@@ -1,4 +1,4 @@
-"""k-NN and the linear probe on features, against plain NumPy and scikit-learn."""
+"""Tests of k-NN and the linear probe on features, against NumPy and scikit-learn."""
 
 import numpy as np
 import pytest
@@ -22,10 +22,10 @@ def features(images: int, seed: int, noise: float = 1.0) -> Features:
     return Features(values.astype(np.float32), labels[:, None].astype(np.int32), np.arange(images))
 
 
-def elected(
+def winning_classes(
     train: Features, test: Features, neighbours: int, temperature: float = 0.07
 ) -> np.ndarray:
-    """The class that the nearest vote for, int `[test images]`."""
+    """Returns the class with the most votes of the nearest neighbours, int `[test images]`."""
 
     def unit(x):
         return x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -39,7 +39,7 @@ def elected(
 
 @pytest.fixture
 def blocks(monkeypatch):
-    """Several blocks of training and of test images, the last ones not full."""
+    """Makes blocks of training and test images small: there are several, the last one not full."""
     monkeypatch.setattr(knn, "TRAIN_BLOCK", 64)
     monkeypatch.setattr(knn, "TEST_BLOCK", 48)
 
@@ -48,7 +48,7 @@ def blocks(monkeypatch):
 def test_neighbours_vote_as_in_numpy(temperature, blocks):
     train, test = features(250, seed=0, noise=4.0), features(130, seed=1, noise=4.0)
     counts = (250, 1, 20, 10)
-    expected = {count: elected(train, test, count, temperature) for count in counts}
+    expected = {count: winning_classes(train, test, count, temperature) for count in counts}
     found = knn_accuracies(train, test, CLASSES, MESH, counts, temperature=temperature)
     right = {count: (classes == test.labels[:, 0]).mean() for count, classes in expected.items()}
     assert found == pytest.approx(right) and len(set(right.values())) > 2
@@ -59,8 +59,9 @@ def test_neighbours_vote_as_in_numpy(temperature, blocks):
         ) == {count: 1}
 
 
-def test_of_equally_near_images_and_of_equal_votes_the_first_win(blocks):
-    # Along one of four axes, so that similarities are 0 or 1 exactly: most of the nearest are ties.
+def test_ties_of_distances_and_of_votes_are_won_by_the_first(blocks):
+    # The features lie on one of four axes, so similarities are exactly 0 or 1, and most neighbours
+    # have ties.
     rng = np.random.default_rng(0)
     train, test = (
         features(images, seed=images)._replace(
@@ -69,7 +70,9 @@ def test_of_equally_near_images_and_of_equal_votes_the_first_win(blocks):
         for images in (250, 70)
     )
     for count in (1, 2, 7, 40, 250):
-        as_elected = test._replace(labels=elected(train, test, count)[:, None].astype(np.int32))
+        as_elected = test._replace(
+            labels=winning_classes(train, test, count)[:, None].astype(np.int32)
+        )
         assert knn_accuracies(train, as_elected, CLASSES, MESH, [count]) == {count: 1}
 
 
@@ -78,7 +81,7 @@ def test_small_temperature_does_not_overflow():
     assert knn_accuracies(train, test, CLASSES, MESH, [20], temperature=1e-3)[20] > 0.5
 
 
-def test_test_image_of_several_labels_is_right_with_any():
+def test_a_prediction_of_any_label_of_a_test_image_is_correct():
     train, test = features(250, seed=0), features(40, seed=1, noise=0.1)
     wrong = (test.labels + 1) % CLASSES
     both = test._replace(labels=np.hstack([wrong, test.labels]))
@@ -126,7 +129,7 @@ def test_probe_of_too_few_images_is_refused():
 
 
 @pytest.mark.parametrize("each", [True, False])
-def test_a_linear_head_is_scikit_learns_regression_of_the_penalty_with_the_lowest_loss_held_out(
+def test_a_linear_head_is_scikit_learns_with_the_penalty_of_the_lowest_validation_loss(
     each,
 ):
     from sklearn.linear_model import LogisticRegression
@@ -134,9 +137,7 @@ def test_a_linear_head_is_scikit_learns_regression_of_the_penalty_with_the_lowes
     from threadpoolctl import threadpool_limits
 
     train, test = features(120, seed=3, noise=4.0), features(200, seed=4, noise=4.0)
-    if (
-        not each
-    ):  # What distinguishes the classes lies in a few large features; the others are small noise.
+    if not each:  # A few large features distinguish the classes; the others are small noise.
         rng = np.random.default_rng(5)
         train, test = (
             part._replace(
@@ -165,7 +166,7 @@ def test_a_linear_head_is_scikit_learns_regression_of_the_penalty_with_the_lowes
     logits = test.values @ head.kernel + head.bias
     chances = np.exp(logits - logits.max(axis=1, keepdims=True))
     np.testing.assert_allclose(chances / chances.sum(axis=1, keepdims=True), expected, atol=0.02)
-    # In folds of another draw, nothing else is far better.
+    # With another random division into folds, no other choice is much better.
     losses = {(own, penalty): 0.0 for own in (True, False) for penalty in PENALTIES[:6]}
     for held in np.array_split(np.random.default_rng(7).permutation(120), 5):
         kept = np.setdiff1d(np.arange(120), held)
@@ -189,7 +190,7 @@ def test_images_of_a_group_are_in_one_fold_of_a_linear_heads_cross_validation():
     labels = (np.arange(40) % 2)[groups][:, None].astype(np.int32)
     values = rng.normal(size=(40, 30))[groups] + 0.01 * rng.normal(
         size=(160, 30)
-    )  # Of the group alone.
+    )  # The features depend only on the group.
     train = Features(values.astype(np.float32), labels, np.arange(160))
     apart = linear_head(train, 2, MESH, groups=groups)
     assert linear_head(train, 2, MESH).accuracy > 0.9

@@ -1,6 +1,4 @@
-"""The tables of an evaluation: the paper's figures beside ours, and what is kept in their
-folder.
-"""
+"""Tests of an evaluation's tables with the paper's results next to ours, and of stored results."""
 
 import json
 
@@ -12,7 +10,7 @@ from vit_jax.evaluation.results import Results, draw
 from vit_jax.evaluation.suite import Row
 
 NAMES = [task.name for task in TASKS.values()]
-H14 = 3  # The first of the paper's columns.
+H14 = 3  # Index of the first of the paper's columns.
 
 
 @pytest.fixture
@@ -21,7 +19,7 @@ def results(tmp_path) -> Results:
 
 
 def table(results: Results) -> dict[str, list[str]]:
-    """The cells of each line of a Markdown of one table, by the first; all lines have as many."""
+    """Returns the rows of a Markdown table by first cell; all rows must have equally many cells."""
     lines = [line for line in results.markdown().splitlines() if line.startswith("|")]
     rows = [
         [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split(" | ")]
@@ -60,7 +58,7 @@ def test_vtab_of_some_tasks_is_compared_with_the_same_tasks(results):
     assert found["SVHN"][1:4] + found["SVHN"][6:] == ["", "", "88.9", "get it"]
 
 
-def test_imagenets_rows_have_their_own_figures_of_the_paper(results):
+def test_imagenets_rows_are_next_to_the_papers_results(results):
     names = ["ImageNet", "ImageNet, top-5", "ReaL", "ImageNet-v2", "ObjectNet", "ObjectNet, top-5"]
     results.put(*(Row("imagenet", name, 0.8765, None, 50_000) for name in names))
     found = table(results)
@@ -71,18 +69,18 @@ def test_imagenets_rows_have_their_own_figures_of_the_paper(results):
     assert found["ImageNet, top-5"][H14:] == found["ImageNet-v2"][H14:] == ["", "", "", ""]
 
 
-def test_deviation_of_zero_is_shown_and_none_is_not(results):
+def test_a_std_of_zero_is_shown_and_a_missing_one_is_not(results):
     results.put(Row("fewshot", "a, 1 shot", 0.25, 0.0), Row("fewshot", "a, 5 shots", 0.5, None))
     found = table(results)
     assert (found["a, 1 shot"][1], found["a, 5 shots"][1]) == ("25.00 ± 0.00", "50.00")
 
 
-def test_bar_in_a_note_does_not_end_its_cell(results):
+def test_a_vertical_bar_in_a_note_does_not_end_its_cell(results):
     results.put(Row("probe", "a, linear probe", note="a|b"))
     assert table(results)["a, linear probe"][-1] == "a\\|b"
 
 
-def test_picture_is_drawn_where_there_is_something_to_draw(results, tmp_path):
+def test_the_figure_is_drawn_only_for_few_shot_results(results, tmp_path):
     path = tmp_path / "results.png"
     results.put(Row("probe", "a, linear probe", 0.5), Row("vtab", "DTD", note="get it"))
     assert not draw(path, results.rows) and not path.exists()
@@ -94,7 +92,7 @@ def again(results: Results, checkpoint: str = "checkpoint") -> Results:
     return Results(results.folder, checkpoint, "ViT-L/16")
 
 
-def test_rows_are_there_again_and_a_missing_one_is_not_a_figure(results):
+def test_rows_are_restored_and_rows_without_images_are_not_results(results):
     results.put(Row("vtab", "DTD", 0.5, None, 30), Row("vtab", "Pets", note="get it"))
     later = again(results)
     assert later.rows == results.rows
@@ -103,22 +101,22 @@ def test_rows_are_there_again_and_a_missing_one_is_not_a_figure(results):
         and not later.has("vtab", "DTD", "Pets")
         and not later.has("vtab", "SVHN")
     )
-    # Small objects were looked for in five images.
+    # Five images were evaluated, but had no small objects.
     results.put(Row("detection", "a, APs", None, None, 5, "no object of this size"))
     assert again(results).has("detection", "a, APs")
 
 
-def test_folder_is_taken_before_a_suite_writes_into_it(results):
+def test_a_folder_of_a_suite_in_the_results_folder_is_accepted(results):
     (results.folder / "vtab").mkdir()
     again(results)
 
 
-def test_start_that_was_killed_in_its_first_writing_is_no_obstacle(tmp_path):
+def test_remains_of_a_killed_first_write_are_ignored(tmp_path):
     (tmp_path / "results.tmp").write_text("{")
     assert not Results(tmp_path, "checkpoint", "ViT").rows
 
 
-def test_figures_of_another_step_or_content_are_dropped(tmp_path):
+def test_results_of_another_step_or_content_are_dropped(tmp_path):
     def opened(step, content) -> Results:
         return Results(tmp_path / "out", "checkpoint", "ViT", {"step": step, "content": content})
 
@@ -144,7 +142,7 @@ def test_figures_of_another_step_or_content_are_dropped(tmp_path):
     assert "figures of another content of it" in opened(400, "c").outdated
 
 
-def test_figures_of_a_file_without_the_step_are_dropped(tmp_path):
+def test_results_of_a_file_without_the_step_are_dropped(tmp_path):
     results = Results(tmp_path / "out", "checkpoint", "ViT", {"step": 6, "content": "a"})
     results.put(Row("vtab", "DTD", 0.5))
     file = results.folder / "results.json"
@@ -162,7 +160,7 @@ def test_other_checkpoint_is_refused(results):
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"best_rate": 0.1}', '{"checkpoint": "checkpoint", "rows": 1}']
 )
-def test_results_of_something_else_are_refused(text, tmp_path):
+def test_files_with_other_content_are_refused(text, tmp_path):
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(UserError, match="results.json cannot be read as results of an evaluation"):
         Results(tmp_path, "checkpoint", "ViT")
@@ -177,9 +175,10 @@ def test_folder_with_other_files_is_refused(tmp_path):
             Results(path, "checkpoint", "ViT")
 
 
-def test_figures_of_other_settings_are_refused(results):
+def test_results_with_other_settings_are_refused(results):
     results.begin("fewshot", {"image_size": None, "seeds": [0, 1]})
-    results.begin("fewshot", {"image_size": None, "seeds": [0]})  # No figures yet.
+    # Other settings are accepted as long as there are no results.
+    results.begin("fewshot", {"image_size": None, "seeds": [0]})
     results.put(Row("fewshot", "a, 1 shot", 0.5))
     later = again(results)
     later.begin("fewshot", {"image_size": None, "seeds": [0]})
@@ -190,7 +189,7 @@ def test_figures_of_other_settings_are_refused(results):
         later.begin("fewshot", {"image_size": None, "seeds": [1]})
 
 
-def test_file_says_all_of_a_row(results):
+def test_the_file_contains_all_values_of_a_row(results):
     results.put(Row("vtab", "DTD", 0.5, None, 30))
     saved = json.loads((results.folder / "results.json").read_text())
     assert (saved["checkpoint"], saved["model"]) == ("checkpoint", "ViT-L/16 of a run (here)")

@@ -1,4 +1,4 @@
-"""DINOv2's linear probe, against SGD in NumPy float64, and the features that it may choose of."""
+"""Tests of DINOv2's linear probe against SGD in NumPy float64, and of its choice of features."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,10 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def trained(values, labels, start, rate: float, size: int, steps: int) -> np.ndarray:
-    """SGD with momentum 0.9, weights and biases kept apart, float64 `[features + 1, classes]`."""
+    """Trains by SGD with momentum 0.9; returns weights and bias `[features + 1, classes]`.
+
+    Weights and biases are separate arrays in float64.
+    """
     kernel, bias = start[:-1].astype(float), start[-1].astype(float)
     kernel_momentum, bias_momentum = np.zeros_like(kernel), np.zeros_like(bias)
     for step, batch in enumerate(batches(np.arange(len(values)), size, steps, seed=0)):
@@ -34,7 +37,7 @@ def trained(values, labels, start, rate: float, size: int, steps: int) -> np.nda
     return np.vstack([kernel, bias])
 
 
-def test_each_rate_and_choice_is_trained_as_one_alone_in_numpy():
+def test_each_learning_rate_and_choice_of_features_is_trained_as_in_numpy():
     train, rates = features(150, seed=0), [0.02, 2.0]
     labels = train.labels[:, 0]
     probe = SgdProbe(CHOICES, MESH, batch_size=40, steps=25)
@@ -47,7 +50,7 @@ def test_each_rate_and_choice_is_trained_as_one_alone_in_numpy():
             np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_pass_shows_each_image_once_at_most_and_only_those_of_its_rows():
+def test_an_epoch_has_each_image_at_most_once_and_only_the_given_rows():
     rows = np.arange(100, 150, 2)
     drawn = [*batches(rows, 8, 7, seed=0)]
     assert [len({*batch}) for batch in drawn] == [8] * 7 and {*np.concatenate(drawn)} <= {*rows}
@@ -56,7 +59,7 @@ def test_a_pass_shows_each_image_once_at_most_and_only_those_of_its_rows():
     assert np.array_equal(again, np.concatenate(drawn)) and not np.array_equal(again, other)
 
 
-def test_rates_are_chosen_without_the_test_images_and_all_training_images_are_fitted():
+def test_learning_rates_are_chosen_without_test_images_and_all_training_images_are_fitted():
     train, test = features(300, seed=0), features(200, seed=1)
     probe = SgdProbe(CHOICES, MESH, rates=(0.05, 1e-6, 1e-3), batch_size=64, steps=60)
     found = probe(train, test, CLASSES)
@@ -76,7 +79,7 @@ def test_rates_are_chosen_without_the_test_images_and_all_training_images_are_fi
         assert (likeliest == test.labels[:, 0]).mean() == pytest.approx(fitted.accuracy, abs=1e-9)
 
 
-def test_classes_that_a_plane_separates_are_told_apart():
+def test_linearly_separable_classes_are_classified():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(400, 6)).astype(np.float32)
     values = values[np.abs(values @ np.arange(6)) > 1]
@@ -89,7 +92,7 @@ def test_classes_that_a_plane_separates_are_told_apart():
     assert found.accuracy > 0.97 and max(found.held_out.values()) > found.held_out[1e-5]
 
 
-def test_fit_that_is_told_not_to_go_on_has_no_result():
+def test_an_interrupted_fit_has_no_result():
     answers = iter([True, True, False])
     probe = SgdProbe(
         CHOICES, MESH, rates=(0.1,), batch_size=64, steps=20, go_on=lambda: next(answers)
@@ -131,7 +134,7 @@ def test_images_that_cannot_be_probed_are_refused(train, classes, message):
 
 
 @pytest.mark.parametrize("norm", [dict(), dict(final_norm=False)])
-def test_class_tokens_and_patches_are_those_that_a_call_captures(norm):
+def test_class_tokens_and_patches_equal_captured_ones(norm):
     model = random_model("ViT-B/16", **TINY | dict(depth=5, registers=2) | norm)
     images = random_images(model)
     compute, choices = choices_of(model)

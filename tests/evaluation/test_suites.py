@@ -1,5 +1,6 @@
-"""The suite `imagenet` on a model of 1,000 classes, and flags that are refused; see tests/system
-too.
+"""Tests of the suite `imagenet` on a model of 1,000 classes, and of invalid flags.
+
+Other tests of suites are in tests/system.
 """
 
 import json
@@ -36,7 +37,10 @@ def pixels(kind: str, number: int) -> np.ndarray:
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
-    """Runs it in this process; returns the rows of results.json by name."""
+    """Returns a function that runs the command in this process.
+
+    The function returns the rows of results.json by name.
+    """
     monkeypatch.setattr(evaluate.command, "use_compilation_cache", lambda: None)
 
     def run(*arguments: str) -> dict[str, dict]:
@@ -49,14 +53,14 @@ def command(monkeypatch, tmp_path):
 
 
 def score(logits: np.ndarray, right: list[tuple[int, ...]]) -> tuple[float, float, int]:
-    """Top-1 and top-5 by counting, and how many images have a right class."""
+    """Returns top-1 and top-5 accuracy by counting, and the number of images with a right class."""
     ranked = np.argsort(-logits, axis=1).tolist()
     pairs = [(row, set(classes)) for row, classes in zip(ranked, right, strict=True) if classes]
     top1, top5 = (np.mean([bool(classes & set(row[:k])) for row, classes in pairs]) for k in (1, 5))
     return top1, top5, len(pairs)
 
 
-def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command, tmp_path):
+def test_accuracies_on_imagenets_sets_equal_counting_on_the_logits(command, tmp_path):
     model = random_model("ViT-B/16", **TINY)
     checkpoint = write(model, tmp_path / "tiny.npz", "google", "ViT-B/16", **TINY)
     images, v2, inside = ([pixels(kind, n) for n in range(size)] for kind, size in SIZES.items())
@@ -66,7 +70,7 @@ def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command,
     val_logits, v2_logits, inside_logits, _ = np.split(logits, np.cumsum([12, 4, 113]))
     ranked = np.argsort(-logits, axis=1)
 
-    # Classes that are the likeliest, among the first five, or not.
+    # Each class is the likeliest, among the first five, or neither.
     own = [int(ranked[i, (0, 3, 500)[i % 3]]) for i in range(12)]
     real = [[[], [own[i]], [own[i], int(ranked[i, 0])]][i % 3] for i in range(12)]
     for synset in SYNSETS:
@@ -110,7 +114,7 @@ def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command,
     check("ImageNet-v2", *score(v2_logits, [(label,) for label in v2_labels]))
     check("ObjectNet", *score(inside_logits, [right[f"folder_{n}"] for n in range(113)]))
 
-    # With ReaL's file, only what lacked is found; the others are not even looked for.
+    # With ReaL's file, only the missing result is computed. The data of other rows are not needed.
     again = command(*common, f"--imagenet={tmp_path / 'val'}", f"--real={tmp_path / 'real.json'}")
     assert {name for name in rows if rows[name] != again[name]} == {"ReaL"}
     rows = again
@@ -121,7 +125,7 @@ def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command,
         command(*common, "--test_resize=20")
 
 
-def test_figures_are_reused_for_the_same_parameters_and_images_alone(command, tmp_path, capsys):
+def test_results_are_reused_only_for_the_same_parameters_and_images(command, tmp_path, capsys):
     def colours(root, first):
         for split, shift in (("train", 0), ("test", 1)):
             for k, name in enumerate(("a", "b")):
@@ -163,7 +167,7 @@ def test_figures_are_reused_for_the_same_parameters_and_images_alone(command, tm
     assert "reused from" in (said := found()) and "with no data to compare: " in said
 
 
-def test_an_exchanged_file_of_the_same_name_and_size_changes_the_identity_of_the_data(tmp_path):
+def test_a_replaced_file_of_the_same_name_and_size_changes_the_data_identity(tmp_path):
     def draw(split, number, shade):
         file = tmp_path / split / "ab"[number % 2] / f"{number}.bmp"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +192,7 @@ def test_an_exchanged_file_of_the_same_name_and_size_changes_the_identity_of_the
         before = after
 
 
-def test_imagenet_is_seen_through_the_checkpoints_crop_which_the_row_says(command, tmp_path):
+def test_imagenet_is_evaluated_with_the_checkpoints_crop_which_the_row_contains(command, tmp_path):
     arguments = TINY | dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     model = random_model("ViT-B/16", **arguments)
     seen = Preprocessing("short_side", 0.8, "bicubic")
@@ -238,7 +242,7 @@ def test_imagenet_is_seen_through_the_checkpoints_crop_which_the_row_says(comman
         ([], "give --checkpoint=WORKDIR, --suite=fewshot and --out=DIR"),
     ],
 )
-def test_flag_that_cannot_be_meant_is_one_line_before_anything_is_done(
+def test_errors_about_flags_are_one_line_before_any_computation(
     arguments, message, command, tmp_path
 ):
     with pytest.raises(UserError, match=message):

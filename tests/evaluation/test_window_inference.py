@@ -1,4 +1,4 @@
-"""Class maps of images of any size."""
+"""Tests of class maps of images of any size."""
 
 import io
 
@@ -20,7 +20,7 @@ CROP = TestCrop(32, "fit", 32, "exact", "area")
 
 
 class Brightness(nnx.Module):
-    """Scores of four classes by the mean brightness of each square of 8 pixels."""
+    """A head that scores four classes by the mean brightness of each square of 8 pixels."""
 
     def __call__(self, model, images, rngs=None, state=None):
         x = images.astype(jnp.float32).mean(axis=-1)
@@ -49,7 +49,7 @@ def inference():
 
 
 def stripes(height, width, pixels):
-    """Stripes of four levels across the width, and the index of each."""
+    """Returns vertical stripes of four levels, and the index of each pixel's level."""
     levels = np.arange(width) // pixels % 4
     labels = np.broadcast_to(levels, (height, width))
     return np.repeat(80 * labels[..., None], 3, axis=-1).astype(np.uint8), labels
@@ -67,7 +67,7 @@ def test_class_maps_have_the_size_of_their_images(inference):
     assert [index for index, _ in found] == [0, 1, 2, 3]
     for (_, labels), (_, mask) in zip(drawn, found, strict=True):
         assert mask.shape == labels.shape and mask.dtype == np.uint8
-        # Pixels next to an edge have a level between.
+        # Pixels next to an edge have a value between two levels.
         assert (mask == labels).mean() > 0.75
     middle = found[1][1][16, 25::50]
     assert middle.tolist() == [0, 1, 2, 3, 0, 1]
@@ -87,7 +87,7 @@ def test_windows_of_several_images_are_computed_together_and_compiled_once(infer
         assert (alone == mask).all()
 
 
-def test_unreadable_images_are_passed_on_or_raised(inference):
+def test_unreadable_images_are_passed_to_the_handler_or_raised(inference):
     image, failed = stripes(40, 40, 20)[0], []
     found = inference([image, b"no image", image], lambda index, error: failed.append(index))
     assert [index for index, _ in found] == [0, 2] and failed == [1]
@@ -95,5 +95,5 @@ def test_unreadable_images_are_passed_on_or_raised(inference):
         [*inference([b"no image"])]
 
 
-def test_nothing_is_computed_of_no_images(inference):
+def test_no_images_have_no_class_maps(inference):
     assert [*inference([])] == []

@@ -1,4 +1,4 @@
-"""Rollout and distance against plain NumPy, and on attention that is known."""
+"""Tests of attention rollout and attention distance against NumPy, and on known attention."""
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ def captured(**options):
 
 
 def with_attention(matrix: np.ndarray, size, patch, **options):
-    """A model's frame and one layer of two heads that attend so."""
+    """Returns a model, and one layer of two heads with this attention matrix."""
     model = create_model(f"ViT-Ti/{patch}", **SMALL, image_size=size, **options)
     return model, [np.broadcast_to(matrix, (1, 2, *matrix.shape))]
 
@@ -40,7 +40,7 @@ def test_rollout_is_the_product_of_its_definition():
         np.testing.assert_allclose(rollout(attention)[-1][image], product, atol=1e-5)
 
 
-def test_first_layers_rollout_is_its_own():
+def test_the_first_layers_rollout_is_its_own_attention():
     _, attention = captured()
     np.testing.assert_allclose(
         rollout(attention)[0], (attention[0].mean(1) + np.eye(7)) / 2, atol=1e-6
@@ -53,17 +53,17 @@ def test_rollouts_rows_sum_to_one():
         np.testing.assert_allclose(rolled.sum(-1), 1, rtol=1e-5)
 
 
-def test_uniform_attention_gives_every_patch_the_same():
+def test_uniform_attention_has_a_uniform_map():
     model, attention = with_attention(np.full((17, 17), 1 / 17), 32, 8)
     np.testing.assert_allclose(
         of_patches(model, rollout(attention * 3)[-1]), np.full((1, 4, 4), 1 / 16)
     )
 
 
-def test_patches_are_shown_where_they_are():
+def test_patches_are_shown_at_their_positions():
     matrix = np.eye(7)
     matrix[0] = 0
-    matrix[0, 1 + 4] = 1  # The class token looks at the second row's second patch.
+    matrix[0, 1 + 4] = 1  # The class token attends to the second patch of the second row.
     model, attention = with_attention(matrix, (8, 12), 4)
     (seen,) = of_patches(model, rollout(attention)[-1])
     np.testing.assert_allclose(seen, [[0, 0, 0], [0, 1, 0]], atol=1e-6)
@@ -78,17 +78,17 @@ def test_model_that_averages_patches_shows_their_average():
     )
 
 
-def test_head_that_looks_at_itself_looks_no_distance():
+def test_attention_of_tokens_to_themselves_has_a_distance_of_zero():
     model, attention = with_attention(np.eye(50), 224, 32)
     np.testing.assert_array_equal(attention_distance(model, attention), np.zeros((1, 2)))
 
 
-# Spec: the mean distance between two patches of a grid, each with itself too.
+# Expected: the mean distance between two patches of a grid, including a patch and itself.
 @pytest.mark.parametrize(
     ("size", "patch", "pixels"),
     [(224, 16, 116.49), (224, 32, 115.50), (224, 14, 116.57), (384, 16, 200.05)],
 )
-def test_head_that_looks_everywhere_looks_the_mean_distance(size, patch, pixels):
+def test_uniform_attention_has_the_mean_distance(size, patch, pixels):
     tokens = (size // patch) ** 2 + 1
     model, attention = with_attention(np.full((tokens, tokens), 1 / tokens), size, patch)
     np.testing.assert_allclose(
@@ -128,7 +128,7 @@ def test_distance_is_the_sum_of_its_definition():
         ("ViT-Ti/32", SMALL, "the model has one patch"),
     ],
 )
-def test_model_that_cannot_be_shown_is_said(name, options, words):
+def test_the_error_about_models_without_attention_states_the_reason(name, options, words):
     model = create_model(name, image_size=32, **{"num_classes": 5} | options)
     with pytest.raises(UserError, match=words):
         check_attends(model)

@@ -1,4 +1,4 @@
-"""Class maps as images."""
+"""Tests of class maps drawn as images."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from vit_jax.inspection.class_maps import overlay, palette_image
 from vit_jax.models.dense.palette import voc_palette
 
 
-def test_the_palette_is_vocs():
+def test_the_palette_is_that_of_pascal_voc():
     palette = voc_palette()
     published = {0: (0, 0, 0), 1: (128, 0, 0), 2: (0, 128, 0), 8: (64, 0, 0), 15: (192, 128, 128)}
     published |= {20: (0, 64, 128), 255: (224, 224, 192)}

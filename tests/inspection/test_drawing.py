@@ -1,4 +1,4 @@
-"""Which figures there are of which model, and what is said of those that there are not."""
+"""Figures are drawn for the models for which they are defined; otherwise a line states why not."""
 
 import numpy as np
 import pytest
@@ -37,13 +37,13 @@ def files(tmp_path_factory):
     pixels = np.random.default_rng(0).integers(256, size=(40, 90, 3), dtype=np.uint8)
     for name in ("a.png", "b.jpg"):
         Image.fromarray(pixels).save(folder / name)
-    Image.fromarray(pixels[:2, :3]).save(folder / "c.png")  # Smaller than a patch.
+    Image.fromarray(pixels[:2, :3]).save(folder / "c.png")  # This image is smaller than a patch.
     return find_images([str(folder)])
 
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_figures_are_drawn_where_they_are_defined(variant, files, tmp_path, capsys):
+def test_figures_are_drawn_if_they_are_defined(variant, files, tmp_path, capsys):
     (name, options), drawn, undefined = VARIANTS[variant]
     model = create_model(name, **SMALL | options)
     names, images = read_images(files, TestCrop(model.image_size, resize=min(model.image_size)), 3)
@@ -96,18 +96,18 @@ def test_a_model_of_stages_is_drawn_by_stages(name, files, tmp_path, capsys):
     assert ("attention_3" in arrays) == (name == "Swin-T")
 
 
-def test_transparent_picture_is_seen_on_white(tmp_path):
+def test_transparent_images_are_shown_on_white(tmp_path):
     Image.new("RGBA", (30, 30), (90, 10, 10, 0)).save(tmp_path / "clear.png")
     files = find_images([str(tmp_path / "clear.png")])
     assert read_images(files, TestCrop(8, resize=8), 1)[1].min() == 255
 
 
-def test_no_more_images_are_read_than_asked_for(files, capsys):
+def test_only_the_requested_number_of_images_is_read(files, capsys):
     assert read_images(files, TestCrop(8, resize=8), 2)[1].shape == (2, 8, 8, 3)
     assert "2 of 3 images are shown" in capsys.readouterr().out
 
 
-def test_heat_is_seen_on_black_images_and_where_nothing_is_looked_at_it_is_dark():
+def test_heat_maps_are_visible_on_black_images_and_dark_without_attention():
     weights = np.array([[1.0, 0.0], [0.5, 0.0]])
     black, white = (
         heat_map(np.full((64, 64, 3), value, np.uint8), weights).astype(int) for value in (0, 255)

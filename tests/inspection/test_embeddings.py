@@ -1,4 +1,4 @@
-"""Filters, positions and tokens as pictures."""
+"""Tests of filters, position embeddings and tokens drawn as images."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from vit_jax.models import create_model
 SMALL = dict(num_classes=5, image_size=(8, 12), dim=16, depth=1, mlp_dim=32, heads=2)
 
 
-def test_similarity_is_the_cosine_of_two_places_vectors():
+def test_similarity_is_the_cosine_of_two_position_embeddings():
     model = create_model("ViT-Ti/4", **SMALL)
     table = np.asarray(model.position_embedding.table[...], np.float64)[0, 1:]
     found = position_similarity(model)
@@ -25,7 +25,7 @@ def test_similarity_is_the_cosine_of_two_places_vectors():
 
 
 @pytest.mark.parametrize("position", ["2d", "sincos2d"])
-def test_similarity_of_other_tables_is_1_with_itself(position):
+def test_other_position_embeddings_have_a_similarity_of_1_with_themselves(position):
     found = position_similarity(create_model("ViT-Ti/4", **SMALL, position=position))
     np.testing.assert_allclose(np.diagonal(found.reshape(6, 6)), 1, rtol=1e-6)
     assert found.min() < 0.999
@@ -40,14 +40,14 @@ PLACELESS = (
 
 
 @pytest.mark.parametrize("options", PLACELESS)
-def test_model_without_a_vector_for_each_place_is_said(options):
+def test_models_without_position_embeddings_of_patches_are_refused(options):
     with pytest.raises(UserError, match="position"):
         position_similarity(create_model("ViT-Ti/4", **SMALL | options))
 
 
 def test_filters_are_principal_components():
     model = create_model("ViT-Ti/4", **SMALL)
-    # Two directions of known strength, the first stronger.
+    # The patch embedding has two directions of known strength; the first is stronger.
     first, second = np.zeros((2, 4, 4, 3))
     first[0, 0, 0], second[3, 3, 2] = 1, 1
     dims = np.random.default_rng(0).normal(size=(2, 16))
@@ -69,12 +69,12 @@ def test_filters_are_principal_components():
         ("Swin-T", dict(dim=16, blocks=(1,), stage_heads=(1,)), 4),
     ],
 )
-def test_filters_are_of_the_layer_that_reads_pixels(name, options, side):
+def test_filters_are_those_of_the_first_layer(name, options, side):
     found = filters(create_model(name, num_classes=5, image_size=64, **options), 8)
     assert found.shape == (8, side, side, 3) and found.min() == 0 and found.max() == 1
 
 
-def test_tokens_along_three_directions_become_three_colours():
+def test_three_principal_components_of_tokens_become_three_colours():
     model = create_model("ViT-Ti/4", **SMALL)
     tokens = np.zeros((4, 7, 16))
     strengths = np.random.default_rng(0).normal(size=(4, 6, 3)) * (9, 3, 1)
@@ -86,6 +86,6 @@ def test_tokens_along_three_directions_become_three_colours():
         assert abs(related) > 0.9
 
 
-def test_tokens_that_are_all_alike_are_one_colour():
+def test_equal_tokens_have_one_colour():
     colours = token_colours(create_model("ViT-Ti/4", **SMALL), np.ones((1, 7, 16)))
     assert np.ptp(colours) == 0

@@ -1,6 +1,4 @@
-"""The page's maps against the attention they show, its controls, and what a browser draws of
-them.
-"""
+"""Tests of the attention viewer: the maps equal the attention, and the page has its controls."""
 
 import base64
 import io
@@ -62,7 +60,7 @@ class Elements(HTMLParser):
 
 
 def pixels_of(address: str) -> np.ndarray:
-    """The levels of a picture with a palette, or its colours."""
+    """Returns the levels of an image with a palette, or the colours of another image."""
     return np.asarray(
         Image.open(io.BytesIO(base64.b64decode(address.removeprefix("data:image/png;base64,"))))
     )
@@ -79,8 +77,11 @@ def shown(maps=None, colours=None) -> str:
     return render("viewer.html", viewer=viewer(images, NAMES, sheets, colours))
 
 
-def test_embedded_maps_are_the_attention_to_half_a_level():
-    """Each head's map, their mean and rollout, of a share that the page's own figures give."""
+def test_embedded_maps_equal_the_attention_up_to_half_a_level():
+    """The page has the maps of all heads, their mean and the rollout.
+
+    A map's largest value is computed from the numbers in the page.
+    """
     maps, elements = random_maps(), Elements(shown(random_maps()))
     rows = json.loads(elements.of("div", **{"class": "attention"})[0]["data-layers"])
     sheets, cards = (
@@ -95,7 +96,8 @@ def test_embedded_maps_are_the_attention_to_half_a_level():
                 left, top = index * row["columns"], row["top"]
                 tile = levels[top : top + row["rows"], left : left + row["columns"]]
                 assert tile.max() == 255
-                peak = peaks[row["first"] + index] * values.mean()  # Three digits.
+                # The page's numbers have three digits.
+                peak = peaks[row["first"] + index] * values.mean()
                 np.testing.assert_allclose(peak, values.max(), rtol=0.006)
                 np.testing.assert_allclose(
                     tile / 255 * values.max(), values, atol=values.max() / 509
@@ -112,7 +114,7 @@ def test_without_scripts_rollout_is_over_each_photograph():
     assert "hidden" in controls
 
 
-def test_palette_is_inferno_and_as_opaque_as_the_levels_root():
+def test_palette_is_inferno_with_an_opacity_of_the_levels_root():
     sheet = Elements(shown(random_maps())).of("img", **{"class": "sheet"})[0]["src"]
     encoded = base64.b64decode(sheet.partition(",")[2])
     made = Image.open(io.BytesIO(encoded))
@@ -163,8 +165,8 @@ def test_model_without_attention_has_its_colours_and_no_sliders_of_heads():
 @pytest.mark.parametrize(
     ("most", "numbers"), [(1400, [*range(1, 8)]), (1399, [1, 3, 5, 7]), (799, [1, 4, 7]), (1, [7])]
 )
-def test_page_has_fewer_layers_where_all_are_too_many(most, numbers, monkeypatch):
-    """A layer has 200 pixels: 2 images of 5 tiles, 3 heads, mean and rollout, of 20 patches."""
+def test_page_has_fewer_layers_if_the_maps_are_too_large(most, numbers, monkeypatch):
+    """A layer has 200 pixels: 2 images, 5 tiles each (3 heads, mean, rollout), 20 patches each."""
     monkeypatch.setattr(map_sheet, "MOST_PIXELS", most)
     assert [row.number for row in map_sheets(random_maps(layers=7, heads=3)).rows] == numbers
 
@@ -180,9 +182,7 @@ def test_maps_of_many_patches_are_averaged():
 
 
 def test_a_page_is_no_larger_than_its_maps_pixels():
-    """Maps of noise, which compresses least: with base64, a byte and a third for each pixel at
-    most.
-    """
+    """The maps are noise, which is hard to compress. Base64 takes at most 4/3 bytes per pixel."""
     maps = random_maps(layers=6, heads=6, grid=(37, 37))
     pixels = 6 * 8 * 37 * 37
     for sheet in Elements(shown(maps)).of("img", **{"class": "sheet"}):

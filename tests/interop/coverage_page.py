@@ -1,13 +1,11 @@
-"""Looks whether published models give their own outputs here, and writes `docs/coverage.md`.
+"""Compares published architectures with their original library, and writes `docs/coverage.md`.
 
-    python -m tests.interop.coverage_page --jobs=2                     # the page
-    python -m tests.interop.coverage_page 'beit*' swin_transformer # some of them, which are only
-    printed
+    python -m tests.interop.coverage_page --jobs=2              # writes the page
+    python -m tests.interop.coverage_page 'beit*' swin_transformer  # prints some architectures only
 
-Words choose architectures, timm's modules, Transformers' model types or a library, by pattern. A
-model is built by its own library, every tensor drawn, written as a folder of the Hub is, and loaded
-by
-`vit_jax.load_model`; both then see the same two images.
+Arguments are patterns that select architectures, timm's modules, model types of Transformers, or a
+library. Each model is built by its own library with random tensors and written as a folder in the
+format of the Hub. `vit_jax.load_model` loads the folder, and both models get the same two images.
 """
 
 import argparse
@@ -23,15 +21,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.conftest import name_missing_operators  # It makes programs compile fast.
+from tests.conftest import name_missing_operators  # Importing it also makes programs compile fast.
 from vit_jax.errors import UserError
 from vit_jax.progress import duration
 
 PAGE = Path(__file__).parents[2] / "docs" / "coverage.md"
-# The most that outputs may be apart, relative to the largest; float32 rounds to 2e-5 in a ResNet.
+# The largest accepted difference of outputs, relative to the largest output. In a ResNet, rounding
+# in float32 causes differences of 2e-5.
 BAR = 5e-5
-MOST = 30e6  # Parameters of a model that is built whole.
-TOKENS = 700  # The most; images of a plain Transformer with more are made smaller.
+MOST = 30e6  # Models with more parameters are built with reduced depth.
+TOKENS = 700  # Plain Transformers with more tokens get smaller images.
 
 MODULES = (
     "vision_transformer",
@@ -42,14 +41,14 @@ MODULES = (
     "swin_transformer",
 )
 MODULES += ("swin_transformer_v2", "convnext", "resnetv2")
-BIT = r"resnetv2_\d+x\d+_bit"  # The only models of resnetv2 that are looked at.
+BIT = r"resnetv2_\d+x\d+_bit"  # The only models of resnetv2 that are compared.
 
 _TOKENS = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96)
 _WINDOWS = dict(embed_dim=32, depths=[2, 2], num_heads=[2, 4], window_size=4, image_size=64)
 _STAGES = dict(depths=[1, 2], hidden_sizes=[16, 24], num_stages=2, image_size=32)
 _FEW = _TOKENS | dict(image_size=64)
 _DINOV2 = dict(patch_size=14, image_size=70) | _TOKENS
-# Classes of each model type, and sizes of a small model.
+# Model classes of each model type, and the sizes of a small model.
 TRANSFORMERS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "vit": (("ViTModel", "ViTForImageClassification"), _TOKENS),
     "deit": (
@@ -86,13 +85,14 @@ TRANSFORMERS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 class Case(NamedTuple):
-    """An architecture as it is looked at.
+    """An architecture that is compared.
 
     Attributes:
-      group: timm's module, or Transformers' model type.
+      library: `timm` or `Transformers`.
+      group: timm's module, or the model type in Transformers.
       name: timm's name, or the class in Transformers.
-      heads: whether weights are published with classes, without, or both.
-      options: what is smaller than published; of Transformers all sizes.
+      heads: whether weights are published with classes (True), without (False), or both.
+      options: sizes that differ from the published ones; for Transformers all sizes.
     """
 
     library: str
@@ -103,8 +103,12 @@ class Case(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What came of a case: `equal`, `refused` or `wrong`; how far outputs are apart, or why they
-    are not.
+    """The result of a case.
+
+    Attributes:
+      outcome: `equal`, `refused` or `wrong`.
+      apart: the largest difference of outputs, relative to the largest output.
+      reason: why the outcome is not `equal`.
     """
 
     case: Case
@@ -114,7 +118,7 @@ class Finding(NamedTuple):
 
 
 def timm_cases() -> list[Case]:
-    """All architectures with published weights."""
+    """Returns all architectures of timm with published weights."""
     import timm
 
     heads: dict[tuple[str, str], set[bool]] = {}
@@ -131,7 +135,7 @@ def timm_cases() -> list[Case]:
 
 
 def reduced(name: str) -> dict[str, Any]:
-    """Arguments that make a large model shallow, and images of many tokens small."""
+    """Returns arguments that make large models shallower, and images of many tokens smaller."""
     import timm
     import torch
 
@@ -141,14 +145,14 @@ def reduced(name: str) -> dict[str, Any]:
     if sum(p.numel() for p in whole.parameters()) > MOST:
         if hasattr(whole, "blocks"):
             options["depth"] = 2
-            if (
-                "sapiens2" in name
-            ):  # They have a number for each layer, the first and last the most.
+            if "sapiens2" in name:
+                # These models have a number of key-value heads for each layer. The first and last
+                # layers have most.
                 heads = [block.attn.num_kv_heads for block in whole.blocks]
                 options["num_kv_heads"] = (heads[0], heads[len(heads) // 2])
         elif name.startswith("resnetv2"):
             options["layers"] = (1, 1, 1, 1)
-        else:  # Every second block of a Swin shifts its windows.
+        else:  # Every second block of a Swin has shifted windows, so each stage has two.
             options["depths"] = (2, 2, 2, 2) if name.startswith("swin") else (1, 1, 1, 1)
     patch = getattr(getattr(whole, "patch_embed", None), "patch_size", None)
     size = whole.pretrained_cfg["input_size"][-1]
@@ -158,7 +162,7 @@ def reduced(name: str) -> dict[str, Any]:
 
 
 def transformers_cases() -> list[Case]:
-    """Small models of each class."""
+    """Returns small models of each class in Transformers."""
     return [
         Case("Transformers", kind, name, ("Classification" in name,), options)
         for kind, (names, options) in TRANSFORMERS.items()
@@ -167,13 +171,13 @@ def transformers_cases() -> list[Case]:
 
 
 def build_timm(case: Case, head: bool) -> Any:
-    """The model that timm has, with few classes or none."""
+    """Returns timm's model with 7 classes or none."""
     import timm
     import torch
     from torch.overrides import TorchFunctionMode
 
     class Unfilled(TorchFunctionMode):
-        """Leaves out the initial draws, which take the longest, as all are drawn later."""
+        """Skips the initial random values, which take most time: all are drawn again later."""
 
         def __torch_function__(self, function, types, args=(), kwargs=None):
             if function in (torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.erfinv_):
@@ -182,7 +186,7 @@ def build_timm(case: Case, head: bool) -> Any:
 
     options = dict(case.options, num_classes=7 if head else 0)
     with Unfilled():
-        if "layers" in options:  # Which `create_model` does not take for these names.
+        if "layers" in options:  # `create_model` does not accept this argument for these names.
             width = int(re.search(r"x(\d+)", case.name)[1])
             return timm.models.resnetv2._create_resnetv2_bit(
                 case.name, width_factor=width, **options
@@ -191,9 +195,7 @@ def build_timm(case: Case, head: bool) -> Any:
 
 
 def save_timm(theirs: Any, folder: Path, options: dict[str, Any]) -> None:
-    """Writes a folder as those of the Hub are, whose `config.json` has no arguments but unusual
-    ones.
-    """
+    """Writes a folder in the format of the Hub; `config.json` has only the changed arguments."""
     import timm
 
     timm.models.save_for_hf(theirs, str(folder), safe_serialization=True)
@@ -203,7 +205,7 @@ def save_timm(theirs: Any, folder: Path, options: dict[str, Any]) -> None:
 
 
 def build_transformers(case: Case, head: bool) -> Any:
-    """The model that Transformers has."""
+    """Returns the model of Transformers."""
     import transformers
 
     kind = getattr(transformers, case.name)
@@ -211,7 +213,7 @@ def build_transformers(case: Case, head: bool) -> Any:
 
 
 def written(case: Case, head: bool, folder: Path) -> Any:
-    """The library's model, every tensor drawn, which is written to a folder as well."""
+    """Returns the library's model with random tensors, after writing it to a folder."""
     import torch
 
     from tests.interop.helpers import randomise
@@ -226,9 +228,7 @@ def written(case: Case, head: bool, folder: Path) -> Any:
 
 
 def look(case: Case) -> Finding:
-    """What comes of a case: the worst of its models with a head and without, reduced where it is
-    large.
-    """
+    """Compares an architecture; returns the worst result of its models with and without a head."""
     import jax
     import torch
 
@@ -247,7 +247,8 @@ def look(case: Case) -> Finding:
                 apart = float(distance(torch, ours, theirs))
             except UserError as error:
                 return Finding(case, "refused", reason=str(error).replace(str(folder), "the file"))
-            except Exception as error:  # The others are looked at all the same.
+            # An unexpected error does not stop the comparison of other architectures.
+            except Exception as error:
                 return Finding(case, "wrong", reason=f"{type(error).__name__}: {error}")
             if not apart < BAR:
                 return Finding(case, "wrong", apart, f"outputs are {apart:.1e} apart")
@@ -259,7 +260,7 @@ def look(case: Case) -> Finding:
 
 
 def prepare() -> None:
-    """Makes the libraries ready in a process: quiet, and on one core."""
+    """Prepares the libraries in a process: no log messages, and one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -271,7 +272,7 @@ def prepare() -> None:
 
 
 def look_at_all(cases: list[Case], jobs: int) -> list[Finding]:
-    """Findings in the order of the cases; prints each with the time that is left."""
+    """Returns the findings in the order of the cases; prints each, with the remaining time."""
     start, found = time.monotonic(), {}
     with get_context("spawn").Pool(jobs, prepare, maxtasksperchild=25) as pool:
         for done, finding in enumerate(pool.imap_unordered(look, cases), 1):
@@ -286,7 +287,7 @@ def look_at_all(cases: list[Case], jobs: int) -> list[Finding]:
 
 
 def table(findings: list[Finding]) -> str:
-    """Counts of each group, and of all; the largest distance of those that are equal."""
+    """Returns a table with the counts and the largest difference of each group and of all cases."""
     lines = ["| | architectures | equal | refused | wrong | furthest apart |", "| --- " * 6 + "|"]
     groups = list(dict.fromkeys((finding.case.library, finding.case.group) for finding in findings))
     for group in [*groups, None]:
@@ -304,7 +305,7 @@ def table(findings: list[Finding]) -> str:
 
 
 def reasons(findings: list[Finding]) -> str:
-    """The models that do not give their outputs, those of one reason in one line."""
+    """Returns a table of the models that are not equal, with one line for each reason."""
     names: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
         if finding.outcome != "equal":
@@ -318,9 +319,7 @@ def reasons(findings: list[Finding]) -> str:
 
 
 def equals(findings: list[Finding]) -> str:
-    """The models that give their outputs, a paragraph for each group; with a star what was
-    reduced.
-    """
+    """Returns a paragraph of equal models for each group; reduced models have a star."""
     groups: dict[str, list[str]] = {}
     for finding in findings:
         case = finding.case
@@ -331,7 +330,7 @@ def equals(findings: list[Finding]) -> str:
 
 
 def page(findings: list[Finding]) -> str:
-    """The Markdown page."""
+    """Returns the page in Markdown."""
     theirs = f"timm {version('timm')}", f"Transformers {version('transformers')}"
     return f"""\
 # Published models that load

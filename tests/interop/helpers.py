@@ -1,4 +1,4 @@
-"""Models with random parameters, to be written and compared."""
+"""Helpers that create, write and compare models with random parameters."""
 
 import zlib
 from functools import partial
@@ -22,9 +22,10 @@ def described(name: str, **arguments) -> ImageOptions:
 
 
 def random_model(name: str, **arguments) -> nnx.Module:
-    """A model whose every parameter is random, so that none can be left out unseen.
+    """Returns a model with random parameters, none of them zero, so that each affects the output.
 
-    Each is drawn from its own seed: `build` reads them on several threads, in no order.
+    Each parameter has its own random seed, because `build` reads them on several threads, in any
+    order.
     """
     options = described(name, **arguments)
 
@@ -41,28 +42,28 @@ def random_model(name: str, **arguments) -> nnx.Module:
 
 
 def random_images(model: nnx.Module, count: int = 2) -> np.ndarray:
-    """Images that a model takes."""
+    """Returns random images of the model's size."""
     shape = (count, *model.image_size, model.channels)
     return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
 
 
 def write(model: nnx.Module, destination: Path, library: str, name: str, **arguments) -> Path:
-    """Writes a model that was made by `name` and `arguments`."""
+    """Writes a model that was created with `name` and `arguments`."""
     save(destination, library, described(name, **arguments), params_of(model).get)
     return destination
 
 
 def logits_of(model: nnx.Module, images: np.ndarray) -> np.ndarray:
-    """Compiled as one program, the parameters its arguments."""
+    """Returns the logits, computed as one compiled program with the parameters as arguments."""
     graphdef, params = nnx.split(model)
     return np.asarray(jax.jit(lambda params, x: nnx.merge(graphdef, params)(x))(params, images))
 
 
 def torch_logits(torch, model, images) -> np.ndarray:
-    """Of images that are normalised already, as the libraries' models take them.
+    """Returns the logits of a PyTorch model for normalized images.
 
-    Transformers' models without a head give their pooled features, those without a pooler the class
-    token's, or without one the mean of all.
+    For models of Transformers without a head, these are the pooled features. Without a pooler, they
+    are the class token, and without a class token, the mean over all tokens.
     """
     with torch.no_grad():
         out = model.eval()(torch.from_numpy(np.asarray(images).transpose(0, 3, 1, 2).copy()))
@@ -77,22 +78,25 @@ def torch_logits(torch, model, images) -> np.ndarray:
 
 
 def distance(torch, ours: ImageModel, theirs) -> float:
-    """How far our logits of two images are from theirs in float64, relative to the largest."""
+    """Returns the largest difference of our logits from theirs, relative to the largest logit.
+
+    Theirs are computed in float64, for two images.
+    """
     images = random_images(ours)
     expected = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
     expected = expected.reshape(
         len(images), -1
-    )  # Transformers' convolutional models leave axes of one.
+    )  # Convolutional models in Transformers keep axes of size one.
     found = logits_of(ours, images)
     shapes = found.shape[1:], expected.shape[1:]
-    assert shapes[0] == shapes[1], f"gives {shapes[0]} of an image, and theirs {shapes[1]}"
+    assert shapes[0] == shapes[1], f"our output has the shape {shapes[0]}, theirs {shapes[1]}"
     return np.abs(found - expected).max() / np.abs(expected).max()
 
 
 def randomise(torch, model):
-    """Every parameter random, drawn so that activations keep their size.
+    """Draws all parameters at random, such that activations keep their scale.
 
-    Of Swin V2's factors some are above their bound.
+    Some scale factors of Swin V2 are above their bound.
     """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -1,8 +1,8 @@
-"""Makes the `big_vision_*` folders in `golden/`: checkpoints and logits of big_vision's own models.
+"""Writes the `big_vision_*` folders in `golden/`: checkpoints and logits of big_vision's models.
 
-It runs the code of a checkout of github.com/google-research/big_vision, which needs flax, absl-py,
-einops and ml_collections; TensorFlow, through which that code reads files, may be missing. To make
-them anew:
+The script runs the code of a checkout of github.com/google-research/big_vision. It requires flax,
+absl-py, einops and ml_collections. TensorFlow, with which that code reads files, is not required.
+To write the folders again:
 
 python tests/interop/make_big_vision.py CHECKOUT
 """
@@ -21,7 +21,8 @@ import numpy as np
 FOLDER = Path(__file__).parent / "golden"
 SIZE = dict(width=16, depth=2, mlp_dim=24, num_heads=2, patch_size=(8, 8), num_classes=5)
 MODELS = {
-    "big_vision_sincos": dict(posemb="sincos2d", rep_size=True),  # Its own S/16 baseline in small.
+    # A small version of big_vision's S/16 baseline.
+    "big_vision_sincos": dict(posemb="sincos2d", rep_size=True),
     "big_vision_map": dict(pool_type="map"),
     "big_vision_token": dict(pool_type="tok"),
     "big_vision_scan": dict(pool_type="tok", posemb="sincos2d", scan=True),
@@ -31,7 +32,7 @@ MODELS = {
 
 
 def import_big_vision(checkout: Path):
-    """big_vision's modules `vit`, `two_towers` and `utils`."""
+    """Imports big_vision's modules `vit`, `two_towers` and `utils`."""
     sys.path.insert(0, str(checkout))
     if importlib.util.find_spec("tensorflow") is None:
         for name in ("tensorflow", "tensorflow.io", "tensorflow.io.gfile"):
@@ -46,13 +47,14 @@ def import_big_vision(checkout: Path):
 
 
 def drawn(params: dict) -> dict:
-    """Every parameter random, drawn so that activations keep their size."""
+    """Returns random parameters, such that activations keep their scale."""
     rng = np.random.default_rng(0)
 
     def draw(path, x):
         kind = path[-1].key
         if kind == "kernel":
-            # The inputs of attention's output are heads and their width; layers of a scan are none.
+            # The inputs of an attention's output layer are heads and head widths. A scan's layer
+            # axis is no input.
             inputs = 16 if x.shape[-1] == 16 and x.ndim > 2 else np.prod(x.shape[:-1])
             return rng.normal(0, inputs**-0.5, x.shape)
         return rng.normal(0, 0.1, x.shape) + (kind == "scale")
@@ -75,7 +77,7 @@ def main(checkout: Path):
         params = drawn(model.init(jax.random.key(0), *inputs)["params"])
         logits = model.apply({"params": params}, *inputs)[0]
         if name == "big_vision_towers":
-            # What the tower for images returns: the model's output is of length 1.
+            # The logits of the image tower alone; the output of the whole model is normalized.
             logits = vit.Model(**SIZE, **options).apply({"params": params["img"]}, images)[0]
         saved = params if name in ("big_vision_sincos", "big_vision_scan") else {"params": params}
         if name == "big_vision_training":
@@ -90,7 +92,7 @@ def main(checkout: Path):
 
 
 def write_text_tower(two_towers, utils):
-    """A model with a text tower of several layers, and its embeddings of images and tokens."""
+    """Writes a model with a deeper text tower, and its embeddings of images and tokens."""
     folder = FOLDER / "big_vision_siglip"
     folder.mkdir(exist_ok=True)
     text = dict(width=16, depth=3, mlp_dim=24, num_heads=2, vocab_size=90)

@@ -1,7 +1,6 @@
-"""Makes the files in `golden/`: small checkpoints by timm and Transformers with the logits they
-give.
+"""Writes the files in `golden/`: small checkpoints of timm and Transformers, and their logits.
 
-They test the readers where PyTorch is not installed. To make them anew:
+Tests read these files where PyTorch is not installed. To write them again:
 
     python -m tests.interop.make_golden
 """
@@ -24,7 +23,7 @@ IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float
 
 
 def google_arrays(model) -> dict[str, np.ndarray]:
-    """The parameters of timm's ViT by the names of Google's files, written out by hand."""
+    """Returns the parameters of timm's ViT under Google's names, written out by hand."""
     p = {name: value.detach().numpy() for name, value in model.named_parameters()}
     heads, width, dim = 2, 8, 16
     arrays = {
@@ -59,7 +58,10 @@ def google_arrays(model) -> dict[str, np.ndarray]:
 
 
 def big_vision_arrays(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same by big_vision's names; the position of the class token is in the token there."""
+    """Returns the parameters under big_vision's names.
+
+    In big_vision, the class token includes its position embedding.
+    """
     changed = {}
     for name, array in arrays.items():
         for old, new in {

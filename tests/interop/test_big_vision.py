@@ -1,4 +1,4 @@
-"""Files of big_vision, with the logits that its own models gave (see make_big_vision.py)."""
+"""Files of big_vision have the logits of big_vision's own models (see make_big_vision.py)."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def arrays_of(name: str) -> dict[str, np.ndarray]:
 
 
 def assert_gives_logits(file: Path, name: str, **changes) -> str:
-    """What was said in loading."""
+    """Asserts that a file has the recorded logits; returns the first line that loading logs."""
     said = []
     model = vit_jax.load_model(file, log=said.append, **changes)
     expected = np.load(GOLDEN / name / "logits.npy")
@@ -37,8 +37,8 @@ def assert_gives_logits(file: Path, name: str, **changes) -> str:
         ("big_vision_towers", "assumed: the model of images alone, of two"),
     ],
 )
-def test_model_gives_big_visions_logits(name, assumed):
-    # Fixed positions are of any image; 224 pixels are assumed.
+def test_model_has_big_visions_logits(name, assumed):
+    # Fixed positions fit images of any size; without `image_size`, 224 pixels are assumed.
     size = dict(image_size=32) if "sincos2d" in assumed else {}
     assert assert_gives_logits(GOLDEN / name / "model.npz", name, **size).endswith(assumed)
 
@@ -69,7 +69,7 @@ def parameters_alone(name: str) -> str:
         ("big_vision_towers", parameters_alone),
     ],
 )
-def test_names_of_earlier_code_are_read(name, earlier, tmp_path):
+def test_parameter_names_of_earlier_versions_are_read(name, earlier, tmp_path):
     np.savez(tmp_path / "x.npz", **{earlier(key): x for key, x in arrays_of(name).items()})
     assert_gives_logits(tmp_path / "x.npz", name)
 
@@ -102,7 +102,7 @@ def test_model_is_written_as_big_vision_wrote_it(name, tmp_path):
 SMALL = dict(dim=32, depth=2, mlp_dim=48, heads=2, image_size=32, num_classes=3, pooling="gap")
 
 
-def test_no_positions_and_fixed_ones_are_told_apart(tmp_path):
+def test_models_without_positions_and_with_fixed_ones_are_distinguished(tmp_path):
     images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
     for position in ("none", "sincos2d"):
         model = random_model("ViT-Ti/8", **SMALL, position=position)
@@ -115,7 +115,7 @@ def test_no_positions_and_fixed_ones_are_told_apart(tmp_path):
         np.testing.assert_array_equal(logits_of(read, images), logits_of(model, images))
 
 
-def test_other_positions_can_be_asked_for():
+def test_positions_can_be_overridden():
     said = []
     model = vit_jax.load_model(
         GOLDEN / "big_vision_sincos" / "model.npz", log=said.append, image_size=32, position="none"
@@ -134,7 +134,7 @@ def test_other_positions_can_be_asked_for():
         ),
     ],
 )
-def test_what_would_be_read_as_another_model_is_not_written(options, match, tmp_path):
+def test_models_that_would_be_read_as_others_are_refused(options, match, tmp_path):
     options = SMALL | options
     with pytest.raises(UserError, match=match):
         write(
@@ -143,7 +143,7 @@ def test_what_would_be_read_as_another_model_is_not_written(options, match, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_arrays_of_one_meaning_are_refused(tmp_path):
+def test_two_arrays_for_one_parameter_are_refused(tmp_path):
     arrays = arrays_of("big_vision_token")
     arrays["params/Transformer/pos_embedding"] = arrays["params/pos_embedding"]
     np.savez(tmp_path / "x.npz", **arrays)
@@ -151,7 +151,7 @@ def test_two_arrays_of_one_meaning_are_refused(tmp_path):
         vit_jax.load_model(tmp_path / "x.npz", log=str)
 
 
-def test_layer_that_is_missing_is_named(tmp_path):
+def test_the_error_about_a_missing_layer_names_it(tmp_path):
     arrays = arrays_of("big_vision_map")
     np.savez(tmp_path / "x.npz", **{k: x for k, x in arrays.items() if "encoderblock_0" not in k})
     with pytest.raises(UserError, match="encoderblock_0"):

@@ -1,4 +1,4 @@
-"""Both towers of big_vision, compared with embeddings of big_vision's models."""
+"""Embeddings of both towers of big_vision's files equal those of big_vision's models."""
 
 import os
 import shutil
@@ -32,7 +32,10 @@ CORPUS = (
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """A `spiece.model` with the special tokens of SigLIP's, and SentencePiece's processor of it."""
+    """Trains a `spiece.model` with SigLIP's special tokens.
+
+    Returns the file, and the processor of SentencePiece that reads it.
+    """
     sentencepiece = pytest.importorskip("sentencepiece")
     folder = tmp_path_factory.mktemp("tokenizer")
     (folder / "corpus.txt").write_text("\n".join(CORPUS * 4))
@@ -48,7 +51,7 @@ def tokenizer(tmp_path_factory):
 
 
 def checkpoint(folder, tokenizer, arrays=ARRAYS) -> Path:
-    """A file of both towers next to a tokenizer."""
+    """Writes a file with both towers next to a tokenizer."""
     shutil.copy(tokenizer[0], folder)
     np.savez(folder / "siglip.npz", **arrays)
     return folder / "siglip.npz"
@@ -63,14 +66,14 @@ def old_optimizer(arrays: dict) -> dict:
 
 
 def positions_twice(arrays: dict) -> dict:
-    """Early files have two tables, which were added."""
+    """Splits the position table into two tables that are added, as in early files of big_vision."""
     half = arrays["params/txt/pos_embedding"] / 2
     more = {"params/txt/pos_embedding": half, "params/txt/Encoder_0/pos_embedding": half}
     return arrays | more
 
 
 def scanned(arrays: dict) -> dict:
-    """All layers in one array, as big_vision's `scan=True` writes them."""
+    """Stacks all layers in one array, as big_vision does with `scan=True`."""
     found, layers = {}, "params/txt/Encoder_0/encoderblock_"
     for name, x in arrays.items():
         if not name.startswith(layers):
@@ -98,8 +101,8 @@ def test_embeddings_and_scores_are_big_visions(form, tokenizer, tmp_path):
     assert model.probabilities == "sigmoid"
 
 
-def test_texts_are_lower_cased_and_end_as_big_visions(tokenizer, tmp_path):
-    """big_vision lower-cases ASCII letters alone, and removes no punctuation."""
+def test_texts_are_cleaned_and_padded_as_in_big_vision(tokenizer, tmp_path):
+    """big_vision lower-cases only ASCII letters, and does not remove punctuation."""
     model = vit_jax.load_image_text(checkpoint(tmp_path, tokenizer), log=str)
     processor = tokenizer[1]
     texts = {"A Cat!": "a cat!", "": "", "CAFÉ": "cafÉ", "the quick brown fox jumps": None}
@@ -118,12 +121,12 @@ def test_a_run_that_continues_a_file_has_its_tokens(tokenizer, tmp_path):
     )
 
 
-def test_the_whole_image_is_classified_by_names(tokenizer, tmp_path):
+def test_images_are_squeezed_and_classified_by_names(tokenizer, tmp_path):
     file = checkpoint(tmp_path, tokenizer)
     pixels = np.random.default_rng(0).integers(256, size=(32, 32, 3)).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "image.png")
     model = vit_jax.load_image_text(file, log=str)
-    names, templates = ("cat", "dog"), ("{}",)  # The tower has six tokens.
+    names, templates = ("cat", "dog"), ("{}",)  # The text tower reads only six tokens.
     (found,) = vit_jax.zero_shot(model, tmp_path / "image.png", names, templates=templates)
     images = model.encode_image(pixels[None])
     texts = model.encode_text(names)
@@ -164,13 +167,13 @@ def test_other_text_towers_are_rejected(arrays, words, tokenizer, tmp_path):
 
 
 def search(file, text) -> subprocess.CompletedProcess:
-    """Searches the images in the file's folder."""
+    """Runs a text search on the images in the file's folder."""
     command = [sys.executable, "-m", "vit_jax.search", f"--checkpoint={file}", text, file.parent]
     cache = os.environ | {"XDG_CACHE_HOME": str(file.parent)}
     return subprocess.run(command, capture_output=True, text=True, env=cache)
 
 
-def test_texts_that_are_too_long_or_have_no_tokens_are_one_line(tokenizer, tmp_path):
+def test_messages_about_long_or_empty_texts_are_one_line(tokenizer, tmp_path):
     file = checkpoint(tmp_path, tokenizer)
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(tmp_path / "image.png")
     done = search(file, "the quick brown fox jumps")

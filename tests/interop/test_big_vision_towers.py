@@ -1,4 +1,4 @@
-"""Both towers written as an npz file of big_vision: names and shapes are those of big_vision."""
+"""Both towers written as an npz file have big_vision's names and shapes."""
 
 import math
 import shutil
@@ -27,7 +27,7 @@ IMAGE = dict(patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, image_size=32)
 
 
 def made(tokenizer, text=(), probabilities="sigmoid", num_classes=0, **image) -> ImageTextModel:
-    """A model with random parameters."""
+    """Returns a model with random parameters."""
     tower = random_model(
         "ViT-mu/16", **IMAGE | dict(num_classes=num_classes, pooling="map") | image
     )
@@ -39,7 +39,7 @@ def made(tokenizer, text=(), probabilities="sigmoid", num_classes=0, **image) ->
 
 
 def dense(name, *shape, outputs=1) -> dict:
-    """A dense layer; its bias has the last `outputs` axes of the kernel."""
+    """Returns the shapes of a dense layer; its bias has the kernel's last `outputs` axes."""
     return {f"{name}/kernel": shape, f"{name}/bias": shape[-outputs:]}
 
 
@@ -69,9 +69,9 @@ def encoder(name, dim, depth, heads, mlp_dim) -> dict:
 
 
 def two_towers(image: dict, text: dict, biased: bool) -> dict:
-    """Names and shapes of the parameters of big_vision's `two_towers`.
+    """Returns names and shapes of the parameters of big_vision's `two_towers`.
 
-    With the class token, big_vision reads a table with or without a position of the token.
+    If there is a class token, big_vision accepts tables with and without a position of the token.
     """
     sizes = [image[name] for name in ("dim", "depth", "heads", "mlp_dim")]
     dim, _, heads, mlp_dim = sizes
@@ -100,7 +100,7 @@ def two_towers(image: dict, text: dict, biased: bool) -> dict:
     return {f"params/{name}": tuple(shape) for name, shape in found.items()}
 
 
-def test_a_file_of_big_vision_is_written_as_it_was(tokenizer, tmp_path):
+def test_reading_and_writing_a_big_vision_file_is_bit_exact(tokenizer, tmp_path):
     source, out = shutil.copytree(FILE.parent, tmp_path / "source"), tmp_path / "out.npz"
     shutil.copy(tokenizer[0], source)
     command = [sys.executable, "-m", "vit_jax.convert", source / FILE.name, out, "--to=big_vision"]

@@ -1,4 +1,4 @@
-"""Features of each place: those that timm and Transformers give, in float64."""
+"""Dense features equal those of timm and Transformers in float64."""
 
 import jax
 import numpy as np
@@ -7,14 +7,15 @@ from helpers import random_images, randomise
 
 import vit_jax
 
-# Relative to the largest. A Swin V2's rounding grows in its softmax of cosines times up to 100, and
-# in norms of branches' results, which may be small in a place of a random model.
+# Tolerances relative to the largest feature. Swin V2 needs the coarse one: its attention multiplies
+# cosines by up to 100, and it normalizes the outputs of branches, which may be small at some
+# positions of a random model. Both operations increase rounding errors.
 TOLERANCE, COARSE = 2e-5, 1e-4
 VIT = dict(depth=2, embed_dim=48, num_heads=3)
 CONVNEXT = dict(depths=(1, 2, 1, 1), dims=(16, 24, 32, 40))
 SWIN = dict(depths=(2, 2), embed_dim=32, num_heads=(2, 4))
 
-# timm's name, its arguments, and the size of the images that are looked at.
+# timm's name, its arguments, and the size of the images.
 TIMM = {
     "ViT": ("vit_tiny_patch16_224", VIT | dict(img_size=64), (64, 64)),
     "ViT, registers, not square": (
@@ -50,15 +51,16 @@ TIMM = {
 
 
 def maps_of(model, images) -> list[np.ndarray]:
-    """Our features of each place, `[batch, rows, columns, channels]`: of a model of tokens one
-    array.
+    """Returns our dense features as a list of arrays `[batch, rows, columns, channels]`.
+
+    Models of tokens have one array, others one for each stage.
     """
     found = jax.jit(lambda images: model.features(images, dense=True))(images)
     return [np.asarray(x) for x in (found if isinstance(found, list) else [found])]
 
 
 def compare(ours, theirs, tolerance: float = TOLERANCE) -> None:
-    """Compares them with tensors `[batch, channels, rows, columns]`."""
+    """Asserts that our arrays equal tensors of shape `[batch, channels, rows, columns]`."""
     assert len(ours) == len(theirs)
     for x, y in zip(ours, theirs, strict=True):
         expected = y.numpy().transpose(0, 2, 3, 1)
@@ -73,11 +75,11 @@ def test_dense_features_are_timms(case, torch, timm, tmp_path):
     ours = vit_jax.load_model(tmp_path, log=str).resized(size)
     images = np.random.default_rng(1).uniform(-1, 1, (2, *size, 3)).astype(np.float32)
     tokens = name.startswith("vit")
-    if "another size" in case:  # A Swin of theirs would else choose other windows.
+    if "another size" in case:  # Otherwise timm's Swin would choose other windows.
         theirs.set_input_size(size, **({} if tokens else dict(window_size=(7, 7))))
     pixels = torch.from_numpy(np.float64(ours.normalize(images)).transpose(0, 3, 1, 2).copy())
     with torch.no_grad():
-        # Of a ViT the last layer's, normalised.
+        # For a ViT, the normalized features of the last layer.
         found = theirs.double().forward_intermediates(
             pixels, indices=1 if tokens else None, norm=tokens, intermediates_only=True
         )

@@ -1,4 +1,4 @@
-"""Segmenters and detectors as programs: run by ONNX Runtime and by JAX alone."""
+"""Exported segmenters and detectors equal the models; ONNX Runtime and JAX alone run them."""
 
 import json
 
@@ -47,9 +47,9 @@ def segmenter_of(head):
     return Segmenter(model, made, NAMES, initial_statistics(made))
 
 
-# EoMT has transposed convolutions, and UPerNet pools.
+# EoMT has transposed convolutions, and UPerNet has pooling layers.
 @pytest.mark.parametrize("head", ["linear", "eomt", "upernet"])
-def test_onnx_gives_the_scores_of_a_segmenter(tmp_path, head):
+def test_onnx_computes_the_scores_of_a_segmenter(tmp_path, head):
     segmenter, file = segmenter_of(head), tmp_path / "m.onnx"
     metadata = dense_metadata_of(segmenter, IMAGES.dtype, None)
     write_onnx(segmenter, file, SHAPE, IMAGES.dtype, metadata, ("images", "scores"))
@@ -64,7 +64,7 @@ def test_onnx_gives_the_scores_of_a_segmenter(tmp_path, head):
 
 
 @pytest.mark.parametrize("head", ["linear", "dpt"])
-def test_onnx_gives_the_depth(tmp_path, head):
+def test_onnx_computes_the_depth(tmp_path, head):
     model, file = backbone(), tmp_path / "m.onnx"
     made = depth_head(DepthOptions(head=head, dim=16), model, rngs=nnx.Rngs(0))
     depth = DepthModel(model, made, (), initial_statistics(made))
@@ -81,7 +81,7 @@ def load_stablehlo(file):
 
 
 def of_onnx(write, **values):
-    """Arguments that only ONNX files take."""
+    """Returns arguments that only the ONNX export accepts."""
     return values if write is write_onnx else {}
 
 
@@ -94,7 +94,7 @@ def load_onnx(file):
 @pytest.mark.parametrize(
     ("write", "load"), [(write_stablehlo, load_stablehlo), (write_onnx, load_onnx)]
 )
-def test_programs_give_the_objects_of_a_detector(tmp_path, write, load, masks):
+def test_programs_compute_the_objects_of_a_detector(tmp_path, write, load, masks):
     model, names = backbone(), ("images", "objects", "masks")[: 2 + masks]
     head = DetectionHead(model, 2, dim=16, queries=6, depth=1, masks=masks, rngs=nnx.Rngs(0))
     detector, file = Detector(model, head, NAMES[:2]), tmp_path / "m"
@@ -112,7 +112,7 @@ def test_programs_give_the_objects_of_a_detector(tmp_path, write, load, masks):
             np.testing.assert_allclose(found[0], expected.masks, atol=1e-4 * scale)
 
 
-def test_objects_in_another_order_do_not_differ():
+def test_the_difference_of_detections_ignores_the_order_of_objects():
     head = DetectionHead(model := backbone(), 2, dim=16, queries=6, depth=1, rngs=nnx.Rngs(0))
     detector = Objects(Detector(model, head, NAMES[:2]))
     objects = np.asarray(jax.jit(lambda images: detector(images))(IMAGES))
@@ -131,7 +131,7 @@ def test_objects_in_another_order_do_not_differ():
     assert 1e-4 < difference(detector, moved, IMAGES) <= 0.0101
 
 
-def test_another_mask_is_a_difference():
+def test_the_difference_of_detections_includes_masks():
     model = backbone()
     head = DetectionHead(model, 2, dim=16, queries=6, depth=1, masks=True, rngs=nnx.Rngs(0))
     detector = Objects(Detector(model, head, NAMES[:2]))

@@ -1,4 +1,4 @@
-"""Depth heads that DINOv2's authors published, compared with PyTorch under their names."""
+"""Depth heads that DINOv2's authors published have the outputs of an implementation in PyTorch."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ WIDTH, DIM, BINS = 16, 8, 12
 
 
 def shapes_of(kind: str) -> dict[str, tuple[int, ...]]:
-    """The tensors of a head in a file, without `decode_head.`."""
+    """Returns the shapes of a head's tensors in a file, without the prefix `decode_head.`."""
     if kind != "dpt":
         inputs = 2 * WIDTH * (4 if kind == "linear4" else 1)
         return {"conv_depth.weight": (BINS, inputs, 1, 1), "conv_depth.bias": (BINS,)}
@@ -63,16 +63,17 @@ def head_of(kind: str) -> dict[str, np.ndarray]:
         for name, shape in shapes_of(kind).items()
     }
     if kind == "dpt":
-        tensors["decode_head.conv_depth.head.4.weight"] *= 30  # Depths on both sides of 0 and 10.
+        # Makes some depths lie below 0 and others above 10.
+        tensors["decode_head.conv_depth.head.4.weight"] *= 30
         tensors["decode_head.conv_depth.head.4.bias"][:] = 5
     return {name: array.astype(np.float32) for name, array in tensors.items()}
 
 
 def depth_by_pytorch(torch, kind, tensors, layers, size):
-    """DINOv2's head and the resize of its depth to the image.
+    """Returns the depth of DINOv2's head, resized to the image.
 
     Args:
-      layers: patches `[batch, dim, rows, columns]` and class token `[batch, dim]` of each.
+      layers: patches `[batch, dim, rows, columns]` and class token `[batch, dim]` of each layer.
     """
     call = torch.nn.functional
     tensors = {name.removeprefix("decode_head."): torch.tensor(x) for name, x in tensors.items()}
@@ -122,7 +123,7 @@ def depth_by_pytorch(torch, kind, tensors, layers, size):
 
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory):
-    """A folder with a small ViT."""
+    """Writes a folder with a small ViT."""
     folder = tmp_path_factory.mktemp("backbone") / "vit"
     return write(random_model(NAME, **SIZES), folder, "timm", NAME, **SIZES)
 
@@ -150,7 +151,7 @@ def test_depth_of_a_published_head_is_the_authors(torch, backbone, kind):
 
 
 @pytest.mark.parametrize("other", ["folder", "head.npz"])
-def test_a_head_that_is_no_file_of_pytorch_is_named(tmp_path, other):
+def test_errors_about_heads_that_are_not_pytorch_files_name_them(tmp_path, other):
     with pytest.raises(UserError, match=rf"{other} is no file of PyTorch, which ends in \.pth"):
         read_tensors(str(tmp_path / other), tmp_path)
 
@@ -166,7 +167,7 @@ def test_converted_head_is_loaded_with_its_backbone(torch, backbone, tmp_path):
     assert objective_at(str(folder)) == "depth" and objective_at(str(backbone)) is None
     model = vit_jax.load_depth(folder, log=str)
     assert model.head.range == (0.001, 80.0)
-    assert model.model.options.position_resize == "bicubic_offset"  # As in DINOv2's code.
+    assert model.model.options.position_resize == "bicubic_offset"  # The rule of DINOv2's code.
     kernel = load_file(folder / "objective.safetensors")["head/classifier/kernel"]
     np.testing.assert_array_equal(kernel, tensors["decode_head.conv_depth.weight"][..., 0, 0].T)
     (depth,) = model.predict([np.zeros((20, 30, 3), np.uint8)])

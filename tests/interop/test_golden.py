@@ -1,4 +1,4 @@
-"""Checkpoints that timm and Transformers wrote, with the logits they gave (see make_golden.py)."""
+"""Checkpoints written by timm and Transformers have their recorded logits (see make_golden.py)."""
 
 from pathlib import Path
 
@@ -23,11 +23,11 @@ GOLDEN = Path(__file__).parent / "golden"
         ("big_vision_vit/model.npz", "Google's npz"),
     ],
 )
-def test_golden_checkpoint_gives_its_logits(name, library):
+def test_golden_checkpoint_has_its_recorded_logits(name, library):
     said = []
     model = vit_jax.load_model(GOLDEN / name, log=said.append)
     assert library in said[0]
     logits = np.load(GOLDEN / name.split("/")[0] / "logits.npy")
-    # The libraries were given what their own transforms would have normalised.
+    # The libraries got these images as already normalized, so the normalization is inverted here.
     images = np.asarray(model.denormalize(np.load(GOLDEN / "images.npy"))) / 127.5 - 1
     np.testing.assert_allclose(logits_of(model, images), logits, rtol=0, atol=2e-5)

@@ -1,4 +1,4 @@
-"""`hf://owner/name`, against a server on this machine that answers as the Hub does."""
+"""Tests of `hf://owner/name` against a local server that answers like the Hub."""
 
 import http.server
 import json
@@ -23,7 +23,7 @@ CONTENTS["preprocessor_config.json"] = json.dumps(PREPROCESSOR).encode()
 
 @pytest.fixture
 def environment(tmp_path):
-    """What makes huggingface_hub ask our server."""
+    """Returns environment variables with which huggingface_hub connects to our server."""
     hub = FakeHub({"someone/vit": CONTENTS, "someone/gated": CONTENTS})
     hub.gated.add("someone/gated")
     yield hub.environment(tmp_path / "hub")
@@ -74,7 +74,7 @@ def test_a_model_of_the_hub_is_fetched_and_converted(environment, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_fetched_is_one_line_with_the_remedy(
+def test_errors_about_downloads_are_one_line_with_a_remedy(
     source, change, words, environment, tmp_path
 ):
     done = convert(environment | change, source, tmp_path / "out.npz")
@@ -95,7 +95,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_an_answer_that_is_not_the_hubs_is_one_line(answer, monkeypatch, tmp_path):
+def test_errors_about_invalid_answers_of_the_hub_are_one_line(answer, monkeypatch, tmp_path):
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
@@ -104,7 +104,7 @@ def test_an_answer_that_is_not_the_hubs_is_one_line(answer, monkeypatch, tmp_pat
             self.wfile.write(ANSWERS[answer])
 
         def log_message(self, format, *arguments):
-            """Says nothing of what is asked for."""
+            """Suppresses the log of requests."""
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""CLIP, SigLIP and SigLIP 2: embeddings and probabilities are those of Transformers."""
+"""CLIP, SigLIP and SigLIP 2 have the embeddings and probabilities of Transformers."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ KINDS = ("clip", "early clip", "siglip", "siglip2")
 
 
 def byte_pairs(suffix: str, special: list[str], kind) -> tuple[dict[str, int], list]:
-    """Vocabulary and merges of a byte-pair encoding that the library learns from `CORPUS`."""
+    """Returns vocabulary and merges of a byte-pair encoding trained on `CORPUS`."""
     import tokenizers
 
     made = tokenizers.Tokenizer(tokenizers.models.BPE(end_of_word_suffix=suffix))
@@ -112,7 +112,7 @@ def siglip2_tokenizer(transformers):
 
 @pytest.fixture(scope="module")
 def models(torch, transformers, tmp_path_factory):
-    """Folders of small random models with tokenizers, and Transformers' model and processor."""
+    """Writes small random models; returns folder, model, tokenizer and image processor by kind."""
     pytest.importorskip("sentencepiece")
     folders, found = tmp_path_factory.mktemp("models"), {}
     for kind in KINDS:
@@ -162,7 +162,7 @@ def their_tokens(tokenizer, texts) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def photograph(tmp_path_factory):
-    """A file of a smooth picture that is not square."""
+    """Writes a smooth image that is not square."""
     rows, columns = np.mgrid[:60, :90] / 90
     pixels = np.stack([rows, columns, (rows + columns) / 2], -1) * 255
     path = tmp_path_factory.mktemp("photographs") / "photograph.png"
@@ -194,7 +194,7 @@ def test_zero_shot_probabilities_from_a_file_are_those_of_the_library(
     kind, torch, models, photograph
 ):
     folder, theirs, tokenizer, processor = models[kind]
-    texts = [f"a {name}" for name in NAMES]  # Of less than 20 tokens.
+    texts = [f"a {name}" for name in NAMES]  # These texts have less than 20 tokens.
     pixels = processor(Image.open(photograph), return_tensors="pt")["pixel_values"].double()
     with torch.no_grad():
         tokens = torch.from_numpy(their_tokens(tokenizer, texts))
@@ -204,7 +204,7 @@ def test_zero_shot_probabilities_from_a_file_are_those_of_the_library(
     (found,) = vit_jax.zero_shot(model, photograph, NAMES, ["a {}"])
     order = np.argsort(-expected)
     assert found.classes == tuple(NAMES[i] for i in order)
-    # The pixels differ: Pillow rounds, and the library's torchvision does so elsewhere.
+    # The pixels differ slightly, because Pillow and torchvision round at different places.
     np.testing.assert_allclose(found.probabilities, expected[order], rtol=5e-3)
 
 
@@ -286,7 +286,7 @@ def test_the_command_prints_the_same_probabilities(models, photograph, tmp_path)
         open_classifier(str(folder), names="none.txt", log=str)
 
 
-def test_a_classifier_is_described_and_not_saved(models, tmp_path):
+def test_a_zero_shot_classifier_has_a_description_and_cannot_be_saved(models, tmp_path):
     model = vit_jax.load_image_text(models["clip"][0], log=str)
     assert "text tower           2 layers of width 32, 2 heads, 20 tokens of" in str(model)
     classifier = model.classifier(NAMES)
@@ -312,9 +312,10 @@ def test_bad_names_and_templates_are_rejected(names, templates, words, models):
         model.classifier(names, templates)
 
 
-def test_a_name_without_tokens_is_rejected(models):
+def test_a_class_name_without_tokens_is_rejected(models):
     model = vit_jax.load_image_text(models["siglip"][0], log=str)
-    assert model.classifier(["cat"]).num_classes == 1  # A sigmoid needs no other name.
+    # A sigmoid also works for a single class name.
+    assert model.classifier(["cat"]).num_classes == 1
     with pytest.raises(UserError, match="class name '!!!' has no tokens"):
         model.classifier(["cat", "!!!"])
 
@@ -360,7 +361,7 @@ def test_folders_without_a_text_tower_or_a_tokenizer_are_rejected(models, tmp_pa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_starts_from_both_towers_and_keeps_its_tokenizer(kind, models, tmp_path, capsys):
-    """After a step with the learning rate 0 the run is the folder's model, without the folder."""
+    """After a step with learning rate 0, a run equals the folder's model and needs no folder."""
     source, *_ = models[kind]
     folder = shutil.copytree(source, tmp_path / "folder")
     config = config_from(kind, folder)
@@ -377,7 +378,9 @@ def test_a_run_starts_from_both_towers_and_keeps_its_tokenizer(kind, models, tmp
 
 
 @pytest.mark.parametrize(("kind", "crop"), [("clip", "short_side"), ("siglip", "square")])
-def test_images_of_a_continued_model_are_as_the_checkpoint_sees_them(kind, crop, models, tmp_path):
+def test_images_of_a_continued_model_have_the_checkpoints_preprocessing(
+    kind, crop, models, tmp_path
+):
     folder = shutil.copytree(models[kind][0], tmp_path / "folder")
     data = get_config(f"from={folder}").data
     assert (data.test_crop, data.test_resize, data.image_size) == (crop, 32, 32)
@@ -406,7 +409,7 @@ def test_a_text_tower_is_tuned_without_the_projection_of_images(models, tmp_path
     assert np.abs(run.encode_text(NAMES) - first.encode_text(NAMES)).max() > 0.01
 
 
-def test_a_run_is_continued_by_the_config(models, tmp_path):
+def test_a_run_can_initialize_another_run(models, tmp_path):
     images = np.random.default_rng(0).integers(256, size=(4, 32, 32, 3)).astype(np.uint8)
     pairs = images, ["a cat", "two dogs", "it's naïve", "猫"]
     config = config_from("clip", models["clip"][0])
@@ -442,7 +445,7 @@ def test_a_tokenizer_of_the_same_size_with_other_tokens_is_rejected(from_run, mo
 
 
 def config_from(kind: str, folder):
-    """A run of one step with the learning rate 0 that continues a folder."""
+    """Returns a config with one step and learning rate 0 that starts from a folder."""
     from vit_jax.config import base_config
     from vit_jax.interop.image_text import values_of_towers
 

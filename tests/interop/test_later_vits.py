@@ -1,6 +1,4 @@
-"""The plain ViT's later options as timm has them: BEiT, EVA, EVA-02, DINOv3, PE, CLIP, SigLIP,
-AIMv2, ...
-"""
+"""Later options of plain ViTs equal timm's: BEiT, EVA, EVA-02, DINOv3, PE, CLIP, SigLIP, AIMv2."""
 
 import json
 
@@ -12,7 +10,7 @@ import vit_jax
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
 
-# One of each kind; the others differ in their sizes.
+# One of each kind; others differ only in their sizes.
 NAMES = [
     "beit_base_patch16_224",
     "eva_giant_patch14_224",
@@ -43,8 +41,9 @@ ONE_TABLE = ("beit_base_patch16_224", dict(use_rel_pos_bias=False, use_shared_re
 
 
 def small(torch, timm, name, **options):
-    """The architecture with two narrow layers of as many heads, for images of 4x5 patches, all
-    random.
+    """Returns a random model of the architecture with two narrow layers, for images of 4x5 patches.
+
+    It has the architecture's number of heads.
     """
     with torch.device("meta"):
         whole = timm.create_model(name)
@@ -55,7 +54,9 @@ def small(torch, timm, name, **options):
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in NAMES), ONE_TABLE])
-def test_a_model_gives_its_own_logits_there_and_back(name, options, torch, timm, tmp_path):
+def test_logits_are_equal_after_reading_from_timm_and_writing_for_it(
+    name, options, torch, timm, tmp_path
+):
     theirs = small(torch, timm, name, **options)
     timm.models.save_for_hf(theirs, str(tmp_path / "theirs"), safe_serialization=True)
     ours = vit_jax.load_model(tmp_path / "theirs", log=str)
@@ -67,14 +68,14 @@ def test_a_model_gives_its_own_logits_there_and_back(name, options, torch, timm,
     vit_jax.save_model(ours, tmp_path / "ours", library="timm")
     again = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True)
     assert np.abs(torch_logits(torch, again.double(), pixels) - expected).max() < 1e-7 * scale
-    # Every bit comes back.
+    # The parameters are bit-exact.
     back, params = vit_jax.load_model(tmp_path / "ours", log=str), params_of(ours)
     assert {path: np.asarray(x).tobytes() for path, x in params_of(back).items()} == {
         path: np.asarray(x).tobytes() for path, x in params.items()
     }
 
 
-def test_a_lone_file_of_a_beit_tells_its_heads_and_grid(torch, timm, tmp_path):
+def test_heads_and_grid_of_a_beit_are_derived_from_its_tensors(torch, timm, tmp_path):
     theirs = small(torch, timm, "beit_base_patch16_224", img_size=48)
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
     (tmp_path / "config.json").unlink()
@@ -107,7 +108,7 @@ def test_a_lone_file_of_a_beit_tells_its_heads_and_grid(torch, timm, tmp_path):
         ("beit_base_patch16_224", dict(use_abs_pos_emb=True), "not part of the model: pos_embed"),
     ],
 )
-def test_what_computes_otherwise_is_refused(name, options, words, torch, timm, tmp_path):
+def test_models_that_compute_differently_are_refused(name, options, words, torch, timm, tmp_path):
     timm.models.save_for_hf(
         small(torch, timm, name, **options), str(tmp_path), safe_serialization=True
     )
@@ -127,7 +128,7 @@ def test_what_computes_otherwise_is_refused(name, options, words, torch, timm, t
         ),
     ],
 )
-def test_an_activation_that_no_tensor_shows_is_refused(name, told, words, torch, timm, tmp_path):
+def test_unsupported_activations_in_a_config_are_refused(name, told, words, torch, timm, tmp_path):
     depth = dict(depths=(1, 1, 1, 1)) if name.startswith("swin") else dict(depth=1)
     theirs = timm.create_model(name, num_classes=7, **depth)
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True, model_args=depth | told)
@@ -135,7 +136,7 @@ def test_an_activation_that_no_tensor_shows_is_refused(name, told, words, torch,
         vit_jax.load_model(tmp_path, log=str)
 
 
-def test_an_eva_whose_pooling_is_not_said_is_refused(torch, timm, tmp_path):
+def test_an_eva_without_its_pooling_is_refused(torch, timm, tmp_path):
     theirs = small(torch, timm, "vit_small_patch16_dinov3")
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -157,7 +158,7 @@ def test_an_eva_whose_pooling_is_not_said_is_refused(torch, timm, tmp_path):
         (dict(qkv_bias="qv", bias=False), "timm's Eva has no bias=False"),
     ],
 )
-def test_what_timm_has_not_is_refused(options, words, tmp_path):
+def test_models_that_timm_lacks_are_refused(options, words, tmp_path):
     sizes = dict(dim=32, depth=1, mlp_dim=48, heads=2, image_size=64, num_classes=3, gelu="erf")
     model = vit_jax.create_model("ViT-Ti/16", **sizes, **options)
     with pytest.raises(UserError, match=words):

@@ -1,6 +1,4 @@
-"""Masked autoencoders with their decoders, from Transformers' folders and from the authors'
-files.
-"""
+"""Tests of masked autoencoders with decoders, in folders of Transformers and authors' files."""
 
 import json
 import re
@@ -29,7 +27,10 @@ OURS = {"mae.decoder_dim": 32, "mae.decoder_depth": 2, "mae.decoder_heads": 16}
 
 @pytest.fixture
 def drawn(torch, transformers, tmp_path):
-    """Makes a masked autoencoder of Transformers with random parameters, and a folder with it."""
+    """Returns a function that writes a random masked autoencoder of Transformers.
+
+    The function returns the model and its folder.
+    """
 
     def make(**options):
         theirs = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**SIZES | options))
@@ -43,7 +44,7 @@ def drawn(torch, transformers, tmp_path):
     return make
 
 
-# Of the authors' names, by Transformers'.
+# The authors' names by patterns of Transformers' names.
 NAMES = {
     r"^decoder\.decoder_(encoder\.layer|layers)\.": "decoder_blocks.",
     r"^decoder\.": "",
@@ -62,7 +63,7 @@ NAMES = {
 
 @pytest.fixture
 def authors_file(torch, tmp_path):
-    """Writes the tensors of a folder as the authors do."""
+    """Returns a function that writes the tensors of a folder as a file of the authors."""
 
     def write(folder) -> Path:
         tensors, known = {}, load_file(folder / "model.safetensors")
@@ -83,7 +84,7 @@ def authors_file(torch, tmp_path):
 
 
 def convert(source, destination, *flags) -> str:
-    """What the command prints."""
+    """Runs the convert command and returns its output."""
     command = [sys.executable, "-m", "vit_jax.convert", str(source), str(destination), *flags]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -91,7 +92,7 @@ def convert(source, destination, *flags) -> str:
 
 
 def started(checkpoint, **values):
-    """The parts of a run of masked autoencoding from a checkpoint."""
+    """Returns the parts of a masked autoencoder's run that starts from a checkpoint."""
     config = base_config()
     config.update(dict(steps=1, batch_size=2))
     config.update_from_flattened_dict(
@@ -111,7 +112,7 @@ def started(checkpoint, **values):
 
 
 def modules(parts):
-    """Model and objective as they are before the first step."""
+    """Returns the model and the objective before the first step."""
     program, origin = parts.program, parts.origin
     state = program.initial_state(0, origin.read(), objective=origin.read_objective())
     evaluated = program.evaluated(state)
@@ -121,7 +122,7 @@ def modules(parts):
 
 
 def assert_alike(torch, theirs, parts):
-    """The same predictions and the same loss, of the same images with the same patches hidden."""
+    """Asserts that predictions and losses are equal for the same images and masked patches."""
     model, objective = modules(parts)
     rng = np.random.default_rng(0)
     images, noise = (
@@ -153,7 +154,7 @@ def test_predictions_and_loss_of_transformers_decoder_are_the_same_here(normaliz
     assert_alike(torch, theirs, parts)
 
 
-def test_authors_file_becomes_transformers_model_and_computes_the_same(
+def test_authors_file_can_be_converted_for_transformers(
     torch, transformers, drawn, authors_file, tmp_path
 ):
     theirs, folder = drawn()
@@ -168,7 +169,7 @@ def test_authors_file_becomes_transformers_model_and_computes_the_same(
     assert_alike(torch, theirs, started(tmp_path / "ours", **{"mae.normalize_targets": False}))
 
 
-def test_what_a_library_has_no_place_for_lies_beside_the_model_or_is_named(drawn, tmp_path):
+def test_decoders_that_a_format_cannot_store_are_saved_separately_or_reported(drawn, tmp_path):
     _, folder = drawn(norm_pix_loss=True)
     printed = convert(folder, tmp_path / "ours", "--to=timm", "--position=1d")
     assert "kept: mae's own parameters" in printed
@@ -181,7 +182,7 @@ def test_what_a_library_has_no_place_for_lies_beside_the_model_or_is_named(drawn
     assert "not saved, as the format cannot store them: mae's own parameters" in lines
 
 
-def test_a_model_goes_to_transformers_and_back_with_its_decoder(drawn, tmp_path):
+def test_a_model_is_written_for_transformers_and_read_with_its_decoder(drawn, tmp_path):
     _, folder = drawn(norm_pix_loss=True, mask_ratio=0.6)
     written = vit_jax.save_model(folder, tmp_path / "ours")
     before, after = (started(place).origin for place in (folder, written))
@@ -192,7 +193,7 @@ def test_a_model_goes_to_transformers_and_back_with_its_decoder(drawn, tmp_path)
         np.testing.assert_array_equal(one, other)
 
 
-def test_another_decoder_is_refused_with_the_values_to_set_or_drawn_anew(drawn):
+def test_another_decoder_is_refused_unless_it_is_initialized_again(drawn):
     _, folder = drawn()
     other = {"mae.decoder_dim": 64, "mae.decoder_depth": 1}
     words = "for config.mae.decoder_dim=32 config.mae.decoder_depth=2: set that, or "
@@ -203,13 +204,13 @@ def test_another_decoder_is_refused_with_the_values_to_set_or_drawn_anew(drawn):
     assert modules(parts)[1].mask.shape == (1, 1, 64)
 
 
-def test_what_a_decoder_was_trained_with_is_said_where_it_differs(drawn):
+def test_other_training_options_of_a_decoder_are_logged(drawn):
     _, folder = drawn(norm_pix_loss=False, mask_ratio=0.6)
     line = started(folder).origin.notes[-1]
     assert line.endswith(", trained with mask_ratio=0.6, normalize_targets=False")
 
 
-def test_an_encoder_alone_starts_with_a_random_decoder_and_that_is_said(drawn):
+def test_an_encoder_alone_starts_with_a_random_decoder_and_logs_it(drawn):
     theirs, folder = drawn()
     theirs.vit.save_pretrained(folder)
     origin = started(folder).origin
@@ -227,16 +228,14 @@ def test_an_encoder_alone_starts_with_a_random_decoder_and_that_is_said(drawn):
         ),
     ],
 )
-def test_a_decoder_that_computes_otherwise_is_refused(options, words, drawn):
+def test_a_decoder_that_computes_differently_is_refused(options, words, drawn):
     _, folder = drawn(**options)
     with pytest.raises(UserError, match=words + ".*; config.finetune.objective='new'"):
         started(folder)
 
 
 @pytest.mark.parametrize("dim", [None, "wide", 0, 2**40])
-def test_what_a_config_says_of_its_decoder_is_checked_before_it_costs_anything(
-    dim, drawn, tmp_path
-):
+def test_decoder_sizes_in_a_config_are_validated_before_allocation(dim, drawn, tmp_path):
     _, folder = drawn()
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | dict(decoder_hidden_size=dim)))
@@ -246,7 +245,7 @@ def test_what_a_config_says_of_its_decoder_is_checked_before_it_costs_anything(
         started(folder)
 
 
-def test_a_decoder_of_learned_positions_is_refused(drawn):
+def test_a_decoder_with_learned_positions_is_refused(drawn):
     theirs, folder = drawn()
     theirs.decoder.decoder_pos_embed.data[0, 3, 5] += 0.1
     theirs.save_pretrained(folder)

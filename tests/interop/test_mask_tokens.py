@@ -1,4 +1,4 @@
-"""The token that stands for masked patches, through Transformers' and other folders."""
+"""Mask tokens are kept when models are converted from and to Transformers and other formats."""
 
 import json
 import shutil
@@ -17,8 +17,8 @@ DINOV3 = SIZES | dict(num_classes=0, position="none", rope="dinov3", registers=4
 DINOV3 |= dict(layer_scale=1.0, gelu="erf", norm_epsilon=1e-5)
 BEIT = SIZES | dict(qkv_bias="qv", position="bias", layer_scale=0.1, gelu="erf", norm_epsilon=1e-12)
 SWIN = dict(dim=32, blocks=(1, 1), stage_heads=(1, 2), window=2, image_size=32, num_classes=0)
-# Name, arguments, the token's name and shape in Transformers, and whether the class that is written
-# has it.
+# Name, arguments, the mask token's name and shape in Transformers, and whether the class that is
+# written has a mask token.
 CASES = {
     "DINOv2": ("ViT-S/16", DINO, "dinov2.embeddings.mask_token", (1, 32), True),
     "DINOv2 without classes": (
@@ -49,7 +49,7 @@ CASES = {
 
 @pytest.fixture
 def folder(case, tmp_path):
-    """A folder of Transformers' with a token of masked patches, and the token."""
+    """Writes a folder of Transformers with a mask token; returns the folder and the token."""
     name, arguments, key, shape, _ = CASES[case]
     made = write(
         random_model(name, **arguments), tmp_path / "theirs", "transformers", name, **arguments
@@ -61,18 +61,18 @@ def folder(case, tmp_path):
 
 
 def token_of(place) -> np.ndarray:
-    """What is read of a folder, by the path that training would take it from."""
+    """Returns the mask token that a training run would read from a folder."""
     found = open_checkpoint(place).objective
     return found.sources(found.shapes())["mask"]()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_token_of_masked_patches_goes_through_folders_to_the_bit(case, folder, tmp_path):
+def test_conversion_of_a_mask_token_is_bit_exact(case, folder, tmp_path):
     *_, key, shape, among = CASES[case]
     theirs, token = folder
     np.testing.assert_array_equal(token_of(theirs), token)
     ways = [["transformers"]] if case == "DINOv2" else [["transformers"], ["timm", "transformers"]]
-    for way in ways:  # Of DINOv2 with classes timm has none.
+    for way in ways:  # timm has no DINOv2 with classes.
         place, lines = theirs, []
         for number, library in enumerate(way):
             changes = dict(norm_epsilon=1e-6) if library == "timm" and case == "BEiT" else {}
@@ -90,7 +90,7 @@ def test_a_token_of_masked_patches_goes_through_folders_to_the_bit(case, folder,
 
 
 @pytest.mark.parametrize("case", ["ViT"])
-def test_what_does_not_keep_the_token_says_so(case, folder, tmp_path):
+def test_formats_without_a_mask_token_log_that_it_is_not_saved(case, folder, tmp_path):
     theirs, _ = folder
     lines = []
     model = vit_jax.load_model(theirs, log=lines.append)
@@ -103,7 +103,7 @@ def test_what_does_not_keep_the_token_says_so(case, folder, tmp_path):
 
 
 @pytest.mark.parametrize("case", ["DINOv3"])
-def test_a_token_of_zeros_is_none(case, folder, tmp_path):
+def test_a_mask_token_of_zeros_is_ignored(case, folder, tmp_path):
     shutil.rmtree(folder[0])
     name, arguments, key, *_ = CASES[case]
     write(random_model(name, **arguments), folder[0], "transformers", name, **arguments)
@@ -112,7 +112,7 @@ def test_a_token_of_zeros_is_none(case, folder, tmp_path):
 
 
 @pytest.mark.parametrize("case", [case for case, (*_, among) in CASES.items() if among])
-def test_transformers_masks_by_what_is_written(case, folder, torch, transformers, tmp_path):
+def test_transformers_loads_the_written_mask_token(case, folder, torch, transformers, tmp_path):
     written = vit_jax.save_model(folder[0], tmp_path / "ours", library="transformers", log=str)
     (kind,) = json.loads((written / "config.json").read_text())["architectures"]
     theirs, info = getattr(transformers, kind).from_pretrained(written, output_loading_info=True)

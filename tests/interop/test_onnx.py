@@ -1,4 +1,4 @@
-"""Models as ONNX graphs of our own writing, run by ONNX Runtime."""
+"""Models exported as ONNX graphs equal the models; ONNX Runtime runs them."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from vit_jax.interop.onnx import convert
 
 SMALL = dict(dim=32, depth=2, mlp_dim=64, heads=4, num_classes=5, image_size=32)
 RESNET = dict(num_classes=5, image_size=32)
-# Windows that shift, and that do not divide the map of the one image.
+# The windows are shifted. They do not divide the map of the case "swin".
 SWIN = dict(dim=8, blocks=(2, 1), stage_heads=(2, 4), window=2, num_classes=5)
 MODELS = {
     "plain": ("ViT-S/16", SMALL),
@@ -55,7 +55,7 @@ HALVES = {
 
 
 def model_of(name, values):
-    """With every parameter drawn, the zeros of a fresh head too."""
+    """Returns a model with noise added to all parameters, also to the zeros of a new head."""
     model, rng = vit_jax.create_model(name, **values), np.random.default_rng(0)
     state = nnx.state(model)
     drawn = jax.tree.map(
@@ -86,9 +86,7 @@ def function_of(model):
 
 
 def check(model, tolerance):
-    """Raises AssertionError unless ONNX Runtime gives the model's logits, for any number of
-    images.
-    """
+    """Asserts that ONNX Runtime computes the model's logits, for any number of images."""
     written = convert(
         function_of(model), of_any_batch(model, np.float32), ("images", "logits"), 2**30
     )
@@ -107,17 +105,17 @@ def check(model, tolerance):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_onnx_runtime_gives_the_logits_of_every_family(name):
+def test_onnx_runtime_computes_the_logits_of_every_family(name):
     check(model_of(*MODELS[name]), 1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HALVES)
-def test_onnx_runtime_gives_the_logits_of_models_in_float16(name):
+def test_onnx_runtime_computes_the_logits_of_models_in_float16(name):
     check(model_of(*HALVES[name]), 5e-3)
 
 
-def test_weights_are_written_once_and_in_the_type_that_is_computed_in():
+def test_weights_are_written_once_and_in_the_dtype_of_the_computation():
     sizes = []
     for dtype in ("float32", "float16"):
         model = vit_jax.create_model(
@@ -151,7 +149,7 @@ def test_a_sum_over_an_image_is_as_exact_as_jaxs():
         (lambda x: x @ jnp.ones((8, 1000)), "exceed the 0.0 GB that an ONNX file can store"),
     ],
 )
-def test_what_cannot_be_written_is_said_in_a_line(function, words):
+def test_errors_about_unsupported_operations_are_one_line(function, words):
     (batch,) = jax.export.symbolic_shape("batch")
     with pytest.raises(vit_jax.UserError, match=words):
         convert(function, jax.ShapeDtypeStruct((batch, 8), np.float32), ("x", "y"), 4_000)

@@ -1,4 +1,4 @@
-"""Image towers of open_clip's files, against timm, which reads them too."""
+"""Image towers in open_clip's files have the outputs of timm, which can also read these files."""
 
 import json
 
@@ -29,7 +29,7 @@ def write(folder, tensors, vision, **said):
 
 
 def own_tower():
-    """Random tensors of a tower of open_clip's own."""
+    """Returns random tensors of open_clip's own image tower."""
     rng, dim, hidden = np.random.default_rng(0), 128, 512
     shapes = {
         "conv1.weight": (dim, 3, 8, 8),
@@ -60,7 +60,7 @@ def own_tower():
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_a_tower_gives_the_embeddings_that_timm_gives(quick, torch, timm, tmp_path):
+def test_a_tower_has_the_embeddings_of_timm(quick, torch, timm, tmp_path):
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     tensors = own_tower()
@@ -82,7 +82,7 @@ def test_a_tower_gives_the_embeddings_that_timm_gives(quick, torch, timm, tmp_pa
     np.testing.assert_array_equal(ours.head.bias[...], 0)
 
 
-def test_a_tower_of_timms_is_read_as_timms(torch, timm, tmp_path):
+def test_a_tower_that_is_a_timm_model_is_read_as_one(torch, timm, tmp_path):
     theirs = randomise(torch, timm.create_model("test_vit3", num_classes=0))
     tensors = {f"visual.trunk.{name}": x.numpy() for name, x in theirs.state_dict().items()}
     write(
@@ -97,7 +97,7 @@ def test_a_tower_of_timms_is_read_as_timms(torch, timm, tmp_path):
 
 
 def test_the_tower_of_an_eva02_clip_is_read_with_its_arguments(torch, timm, tmp_path):
-    """`timm_model_kwargs` are arguments of timm's model; its head is the projection."""
+    """`timm_model_kwargs` are arguments of timm's model, whose head is the projection."""
     name, sizes = "eva02_base_patch16_clip_224", dict(depth=2, embed_dim=48, num_heads=3)
     theirs = randomise(torch, timm.create_model(name, num_classes=7, img_size=32, **sizes))
     tensors = {f"visual.trunk.{name}": x.numpy() for name, x in theirs.state_dict().items()}
@@ -109,7 +109,7 @@ def test_the_tower_of_an_eva02_clip_is_read_with_its_arguments(torch, timm, tmp_
     assert np.abs(logits_of(ours, images) - expected).max() < 5e-6 * np.abs(expected).max()
 
 
-def test_missing_preprocessing_is_open_clips_default(tmp_path):
+def test_default_preprocessing_is_open_clips(tmp_path):
     write(tmp_path, own_tower(), SIZES)
     config = json.loads((tmp_path / "open_clip_config.json").read_text())
     config["preprocess_cfg"] = dict(mean=None)

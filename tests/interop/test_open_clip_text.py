@@ -1,4 +1,4 @@
-"""Models of images and texts in open_clip's files: embeddings and probabilities are open_clip's."""
+"""Image-text models in open_clip's files have open_clip's embeddings and probabilities."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ KINDS = {
         {},
     ),
 }
-# An image tower of SigLIP's kind, `register_small_siglip`; timm's own smallest one is of ViT-B.
+# An image tower like SigLIP's (see `register_small_siglip`); timm's own smallest one has a ViT-B.
 SMALL = "vit_tiny_patch16_siglip_32"
 KINDS["plain siglip"] = (
     KINDS["siglip"][0]
@@ -84,7 +84,7 @@ WEIGHTS = "open_clip_model.safetensors"
 
 
 def clip_tokenizer(open_clip, transformers):
-    """open_clip's vocabulary and merges in Transformers' files, as its Hub repositories have."""
+    """Returns open_clip's vocabulary and merges as a tokenizer of Transformers, as on the Hub."""
     theirs = open_clip.SimpleTokenizer()
     renamed = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}
     vocabulary = {renamed.get(name, name): index for name, index in theirs.encoder.items()}
@@ -92,7 +92,7 @@ def clip_tokenizer(open_clip, transformers):
 
 
 def unigram_tokenizer(transformers):
-    """A tokenizer with SigLIP's special tokens, learned by Hugging Face's library."""
+    """Trains a tokenizer with SigLIP's special tokens, with Hugging Face's library."""
     import tokenizers
     from tokenizers import normalizers, pre_tokenizers
 
@@ -126,7 +126,7 @@ def register_small_siglip():
 
 @pytest.fixture(scope="module")
 def models(torch, open_clip, transformers, tmp_path_factory):
-    """Folders of small random models, and open_clip's model, transform and tokenizer of each."""
+    """Returns folders of small random models, with open_clip's model, transform and tokenizer."""
     from safetensors.torch import save_file
 
     register_small_siglip()
@@ -159,7 +159,7 @@ def models(torch, open_clip, transformers, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def photograph(tmp_path_factory):
-    """A file of a smooth picture that is not square."""
+    """Writes a smooth image that is not square."""
     rows, columns = np.mgrid[:60, :90] / 90
     pixels = np.stack([rows, columns, (rows + columns) / 2], -1) * 255
     path = tmp_path_factory.mktemp("photographs") / "photograph.png"
@@ -204,7 +204,7 @@ def test_zero_shot_probabilities_from_a_file_are_those_of_the_library(
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "siglip"])
-def test_both_towers_are_written_as_they_were_and_read_by_the_library(
+def test_both_towers_are_bit_exact_after_writing_and_read_by_the_library(
     kind, torch, open_clip, models, photograph, tmp_path
 ):
     folder, theirs, transform, tokenizer = models[kind]
@@ -225,8 +225,8 @@ def test_both_towers_are_written_as_they_were_and_read_by_the_library(
         np.testing.assert_allclose(ours.detach(), other.detach(), atol=1e-6)
 
 
-def test_an_image_tower_without_a_name_in_timm_is_not_written(models, tmp_path):
-    """`test_vit3` has a register, of which timm's other names know nothing."""
+def test_an_image_tower_without_a_name_in_timm_is_refused(models, tmp_path):
+    """timm's CLIP and SigLIP names describe no model with a register, which `test_vit3` has."""
     model = vit_jax.load_image_text(models["siglip"][0], log=str)
     with pytest.raises(
         UserError, match="none of timm's CLIP or SigLIP architectures, from whose names open_clip"
@@ -236,7 +236,7 @@ def test_an_image_tower_without_a_name_in_timm_is_not_written(models, tmp_path):
 
 
 def test_a_folder_with_a_timm_model_of_the_images_is_read_as_open_clips(models, tmp_path):
-    """timm's repositories of CLIPs have both, with different preprocessing."""
+    """timm's repositories of CLIPs have files of both kinds, with different preprocessing."""
     folder = shutil.copytree(models["eva"][0], tmp_path / "both")
     expected = vit_jax.load_image_text(folder, log=str)
     plain = vit_jax.create_model("ViT-mu/16", image_size=32)
@@ -335,7 +335,7 @@ def test_a_pickle_is_written_for_transformers_with_both_towers(
     np.testing.assert_allclose(found.encode_text(texts), theirs, atol=1e-5)
 
 
-def test_an_image_tower_that_transformers_lacks_is_not_written(models, tmp_path):
+def test_an_image_tower_that_transformers_lacks_is_refused(models, tmp_path):
     model = vit_jax.load_image_text(models["siglip"][0], log=str)
     with pytest.raises(UserError, match="SigLIP has no pool_all=True"):
         vit_jax.save_model(model, tmp_path / "written", log=str)

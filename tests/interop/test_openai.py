@@ -1,4 +1,4 @@
-"""DALL-E's encoder: its tensors by the names of its published code, in and out."""
+"""Tests of DALL-E's encoder: tensors are read and written under the names of its published code."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ WIDTHS, CODES = (8, 8, 16, 24), 9
 
 
 def random_tensors(rng, blocks=2) -> dict[str, np.ndarray]:
-    """A state dict of the published module, with fewer channels and codes."""
+    """Returns a random state dict of the published module, with fewer channels and codes."""
     found = {}
 
     def conv(name, inputs, outputs, side):
@@ -44,8 +44,9 @@ def random_tensors(rng, blocks=2) -> dict[str, np.ndarray]:
 
 
 def scores_of(tensors, image):
-    """The codes' scores `[codes, rows, columns]` of an image `[height, width, 3]` in [0, 1], in
-    float64.
+    """Returns the scores of codes `[codes, rows, columns]` for an image, in float64.
+
+    The image is `[height, width, 3]` in [0, 1].
     """
     tensors = {name: array.astype(np.float64) for name, array in tensors.items()}
 
@@ -73,7 +74,7 @@ def scores_of(tensors, image):
 
 @pytest.fixture(scope="module")
 def tensors() -> dict[str, np.ndarray]:
-    """Random ones, of which no code is the likeliest everywhere."""
+    """Returns random tensors with which no code is the likeliest at all positions."""
     rng = np.random.default_rng(0)
     tensors = random_tensors(rng)
     tensors["blocks.output.conv.b"] -= scores_of(tensors, rng.uniform(size=(24, 24, 3))).mean(
@@ -115,7 +116,7 @@ def test_a_state_dict_of_pytorch_is_converted_and_read_back(tensors, torch, tmp_
     assert model.num_classes == CODES
 
 
-def test_a_pickled_module_is_refused_with_the_way_to_its_tensors(tmp_path):
+def test_the_error_about_a_pickled_module_states_how_to_extract_its_tensors(tmp_path):
     (tmp_path / "encoder.pkl").write_bytes(b"PK\x03\x04" + bytes(100))
     command = [
         sys.executable,

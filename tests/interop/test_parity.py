@@ -1,4 +1,4 @@
-"""The same logits as timm and Transformers, with their own code, in both directions."""
+"""Logits equal those of timm and Transformers, for models read from them and written for them."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from vit_jax.errors import UserError
 TOLERANCE = 2e-5
 
 
-# Twelve layers, whose order could be mistaken, and the whole ResNet once; elsewhere two layers show
-# the same.
+# Cases with all twelve layers would show a wrong order of layers, and one case has the whole
+# ResNet. For everything else, two layers are enough.
 VITS = {
     "ViT-Ti/16": ("vit_tiny_patch16_224", dict(size=224)),
     "ViT-Ti/16 at 96": ("vit_tiny_patch16_224", dict(size=96, depth=2)),
@@ -56,7 +56,7 @@ VITS = {
         dict(size=160, depth=2, act_layer="gelu_tanh", in_chans=1),
     ),
     "not square": ("vit_tiny_patch16_224", dict(size=(96, 288), depth=2)),
-    # With the class token its table has 5 x 5 rows.
+    # With the class token, the table has 5 x 5 rows, like that of a square grid.
     "not square, as if": ("vit_tiny_patch16_224", dict(size=(64, 96), depth=2)),
     "registers with positions": ("vit_tiny_patch16_224", dict(size=96, depth=2, reg_tokens=3)),
     "SwiGLU": ("vit_giant_patch14_dinov2", dict(size=70, embed_dim=192, depth=2, num_heads=3)),
@@ -64,7 +64,7 @@ VITS = {
 
 
 @pytest.mark.parametrize("case", VITS)
-def test_timm_vits_give_the_same_logits_here(case, torch, timm, tmp_path):
+def test_timm_vits_have_the_same_logits_here(case, torch, timm, tmp_path):
     name, options = VITS[case]
     options = dict(options)
     theirs = timm.create_model(name, num_classes=7, img_size=options.pop("size"), **options)
@@ -95,7 +95,7 @@ def test_timm_vits_give_the_same_logits_here(case, torch, timm, tmp_path):
         ("test_convnext3", {}, "has kernels of 7, 5, 5 and 3, and SiLU"),
     ],
 )
-def test_timm_model_that_computes_otherwise_is_refused(
+def test_timm_model_that_computes_differently_is_refused(
     name, options, message, torch, timm, tmp_path
 ):
     theirs = timm.create_model(name, num_classes=7, **options)
@@ -114,7 +114,7 @@ def test_timm_model_that_computes_otherwise_is_refused(
         ("Bit", dict(output_stride=16), "output_stride=16 is unsupported"),
     ],
 )
-def test_transformers_model_that_computes_otherwise_is_refused(
+def test_transformers_model_that_computes_differently_is_refused(
     kind, options, message, torch, transformers, tmp_path
 ):
     sizes = dict(hidden_size=48, num_hidden_layers=1, num_attention_heads=3, intermediate_size=64)
@@ -126,7 +126,7 @@ def test_transformers_model_that_computes_otherwise_is_refused(
 
 
 @pytest.mark.parametrize("size", [224, 160])
-def test_timm_bit_gives_the_same_logits_here(size, torch, timm, tmp_path):
+def test_timm_bit_has_the_same_logits_here(size, torch, timm, tmp_path):
     torch.manual_seed(0)
     theirs = timm.create_model("resnetv2_50x1_bit", num_classes=7)
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
@@ -140,8 +140,8 @@ def test_timm_bit_gives_the_same_logits_here(size, torch, timm, tmp_path):
     )
 
 
-def test_timm_bit_in_double_precision_gives_the_same_logits_here(torch, timm, tmp_path):
-    # With all parameters random, PyTorch's own float32 is 4e-5 from its float64; ours is not.
+def test_timm_bit_in_double_precision_has_the_same_logits_here(torch, timm, tmp_path):
+    # With random parameters, PyTorch's float32 differs by 4e-5 from its float64. Ours does not.
     theirs = randomise(torch, timm.create_model("resnetv2_50x1_bit", num_classes=7))
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
     ours = vit_jax.load_model(tmp_path, log=str)
@@ -172,7 +172,7 @@ TRANSFORMERS = {
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS)
-def test_transformers_vits_give_the_same_logits_here(case, torch, transformers, tmp_path):
+def test_transformers_vits_have_the_same_logits_here(case, torch, transformers, tmp_path):
     kind, config, options = TRANSFORMERS[case]
     options = (
         dict(hidden_size=192, num_attention_heads=3, intermediate_size=768, num_labels=7) | options
@@ -198,10 +198,10 @@ DINOV2 = {
 
 @pytest.mark.parametrize("size", [56, 42, (56, 98), 70, 154], ids=str)
 @pytest.mark.parametrize("case", DINOV2)
-def test_dinov2_gives_transformers_features_and_logits_at_any_size(
+def test_dinov2_has_transformers_features_and_logits_at_any_size(
     case, size, torch, transformers, tmp_path
 ):
-    """At another size than the positions' own they are resized by each class's own rule."""
+    """Position embeddings are resized by the rule of each class in Transformers."""
     kind, options = DINOV2[case]
     sizes = dict(
         hidden_size=48, num_hidden_layers=2, num_attention_heads=3, patch_size=14, num_labels=7
@@ -251,7 +251,7 @@ def test_transformers_positions_are_resized_as_transformers_does(
     np.testing.assert_allclose(logits_of(ours, images), wanted, atol=2e-6 * np.abs(wanted).max())
 
 
-def test_transformers_bit_gives_the_same_logits_here(torch, transformers, tmp_path):
+def test_transformers_bit_has_the_same_logits_here(torch, transformers, tmp_path):
     torch.manual_seed(0)
     theirs = transformers.BitForImageClassification(transformers.BitConfig(num_labels=7))
     theirs.save_pretrained(tmp_path)
@@ -302,7 +302,7 @@ OURS = {
 @pytest.mark.parametrize(
     ("library", "case"), [(lib, case) for lib, cases in OURS.items() for case in cases]
 )
-def test_our_vits_give_the_same_logits_there(library, case, torch, request, tmp_path):
+def test_our_vits_have_the_same_logits_in_the_library(library, case, torch, request, tmp_path):
     there = request.getfixturevalue(library)
     name, arguments = case.split()[0], OURS[library][case]
     ours = random_model(name, num_classes=7, **arguments)
@@ -326,7 +326,7 @@ def test_our_vits_give_the_same_logits_there(library, case, torch, request, tmp_
 
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_our_bit_gives_the_same_logits_there(library, torch, request, tmp_path):
+def test_our_bit_has_the_same_logits_in_the_library(library, torch, request, tmp_path):
     there = request.getfixturevalue(library)
     arguments = dict(num_classes=7, resnet_epsilons="timm")
     ours = random_model("BiT-R50x1", **arguments)
@@ -355,6 +355,6 @@ def test_timm_reads_our_npz_as_googles(name, torch, timm, tmp_path):
     theirs.load_pretrained(str(file))
     images = random_images(ours)
     exact = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
-    # Their epsilons are not Google's, which shows after the ResNet's 50 layers.
+    # timm's epsilons differ from Google's, which has an effect after the ResNet's 50 layers.
     tolerance = TOLERANCE if name == "ViT-Ti/16" else 5e-4
     np.testing.assert_allclose(logits_of(ours, images), exact, rtol=0, atol=tolerance)

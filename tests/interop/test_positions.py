@@ -1,4 +1,4 @@
-"""Positions, biases and patch embeddings for another grid."""
+"""Tests of resizing position embeddings, biases and patch embeddings to another grid."""
 
 import cv2
 import numpy as np
@@ -19,7 +19,7 @@ SIDES = st.tuples(st.integers(1, 12), st.integers(1, 12))
 
 
 def plane(grid, prefix):
-    """A table that is linear in row and column, and its prefix rows."""
+    """Returns a table that is linear in row and column, after `prefix` other rows."""
     rows, columns = np.meshgrid(*(np.linspace(0, 1, max(n, 2))[:n] for n in grid), indexing="ij")
     table = np.stack([rows, columns, 2 * rows - columns, np.ones(grid)], axis=-1).reshape(-1, 4)
     return np.concatenate([np.full((prefix, 4), 9.0), table])[None].astype(np.float32)
@@ -53,7 +53,7 @@ def test_between_patches_values_are_interpolated():
     np.testing.assert_allclose(resized.ravel(), [0, 1, 2, 3, 4])
 
 
-def test_the_same_grid_is_left_as_it_is():
+def test_positions_for_the_same_grid_do_not_change():
     table = np.random.default_rng(0).normal(size=(1, 13, 8)).astype(np.float32)
     np.testing.assert_array_equal(resize_positions(table, (3, 4), (3, 4), 1), table)
 
@@ -62,9 +62,10 @@ def test_the_same_grid_is_left_as_it_is():
     "sides", [(7, 5), (5, 7), (4, 16), (37, 16), (16, 37), (3, 1), (1, 3)], ids=str
 )
 @pytest.mark.parametrize("kind", ["bicubic", "bicubic_offset", "bicubic_antialias"])
-def test_tables_are_resized_as_pytorch_resizes_pictures(kind, sides, torch):
-    """Of which the three libraries make use; DINO's code adds 0.1 to the sides and gives the
-    scale.
+def test_tables_are_resized_as_pytorch_resizes_images(kind, sides, torch):
+    """timm uses `bicubic_antialias`, Transformers also `bicubic`, DINO's code `bicubic_offset`.
+
+    DINO's code adds 0.1 to the sides and passes the ratio of the sides as the scale.
     """
     old, new = (sides[0], 6), (sides[1], 9)
     table = np.random.default_rng(0).normal(size=(1, 1 + old[0] * old[1], 3)).astype(np.float32)
@@ -91,9 +92,7 @@ def test_an_enlarged_patch_keeps_its_embedding(torch):
 
 
 def test_a_smaller_patch_has_the_embedding_nearest_to_that_of_the_large_one(torch):
-    """By FlexiViT's own formula: one pseudo-inverse of the resize of whole patches, written as a
-    matrix.
-    """
+    """Equals FlexiViT's formula, the pseudo-inverse of the matrix that resizes whole patches."""
     kernel = np.random.default_rng(0).normal(size=(8, 8, 3, 4))
     units = torch.eye(64, dtype=torch.float64).reshape(64, 1, 8, 8)
     resize = (
@@ -111,7 +110,7 @@ def test_a_model_is_loaded_for_patches_of_another_size(tmp_path):
     loaded = vit_jax.load_model(file, patch_size=32, image_size=128, log=said.append)
     assert "resized: patch_embedding/kernel 16x16 -> 32x32" in said
     images = np.random.default_rng(0).uniform(-1, 1, (2, 64, 64, 3)).astype(np.float32)
-    # Each patch enlarged by itself, the whole has the logits that it had.
+    # With each patch of the image enlarged separately, the logits do not change.
     patches = images.reshape(2, 4, 16, 4, 16, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 16, 16, 3)
     large = np.stack(
         [cv2.resize(patch, (32, 32), interpolation=cv2.INTER_LINEAR) for patch in patches]
@@ -121,17 +120,17 @@ def test_a_model_is_loaded_for_patches_of_another_size(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def of_patches(tmp_path_factory):
-    """A file of a model with patches of 16 pixels."""
+def patch_file(tmp_path_factory):
+    """Writes a file of a model with patches of 16 pixels."""
     arguments = dict(dim=32, depth=1, mlp_dim=48, heads=2, image_size=64, num_classes=3)
     file = tmp_path_factory.mktemp("patches") / "model.npz"
     return write(random_model("ViT-Ti/16", **arguments), file, "google", "ViT-Ti/16", **arguments)
 
 
 @pytest.mark.parametrize("side", [8, 1])
-def test_smaller_patches_are_said_to_be_an_approximation(side, of_patches):
+def test_smaller_patches_log_that_they_are_an_approximation(side, patch_file):
     said = []
-    vit_jax.load_model(of_patches, patch_size=side, image_size=4 * side, log=said.append)
+    vit_jax.load_model(patch_file, patch_size=side, image_size=4 * side, log=said.append)
     words = (
         f"resized: patch_embedding/kernel 16x16 -> {side}x{side}, an approximation, as patches "
         "shrink"
@@ -149,19 +148,19 @@ def test_smaller_patches_are_said_to_be_an_approximation(side, of_patches):
         (7, "patch size 7"),
     ],
 )
-def test_patches_that_cannot_be_are_refused(side, words, of_patches):
+def test_invalid_patch_sizes_are_refused(side, words, patch_file):
     with pytest.raises(UserError, match=words):
-        vit_jax.load_model(of_patches, patch_size=side, log=str)
+        vit_jax.load_model(patch_file, patch_size=side, log=str)
 
 
-def test_a_model_without_patches_names_what_it_has():
+def test_the_patch_size_of_a_model_without_patches_is_refused():
     arguments = dict(image_size=32, num_classes=3, blocks=(1, 1, 1, 1), widths=(8, 8, 8, 8))
     with pytest.raises(UserError, match="ConvNeXt.* has no argument 'patch_size'; .*image_size"):
         fit(checkpoint_of("ConvNeXt-T", **arguments), dict(patch_size=8))
 
 
 def checkpoint_of(name, **arguments):
-    """Ones in place of all parameters, and the shapes of these."""
+    """Returns a checkpoint whose parameters are all one."""
     options = described(name, **arguments)
     shapes = parameter_shapes(sketch(options))
     return Checkpoint("here", "nowhere", options, shapes, lambda path: np.ones(shapes[path]), [])
@@ -184,14 +183,14 @@ def test_tables_by_offset_follow_the_grid(position, table, shape):
     with pytest.raises(UserError, match="rows, but the tokens of the requested model need"):
         fit(checkpoint, dict(image_size=96, pooling="gap"))[1][path]()
     with pytest.raises(UserError, match=r"but the requested model has \["):
-        fit(checkpoint, dict(pooling="gap"))  # The same grid without the class token.
-    # Of the same shape, and yet another table.
+        fit(checkpoint, dict(pooling="gap"))  # The same grid, without the class token.
+    # The table has the same shape, but other offsets.
     wide = checkpoint_of("ViT-Ti/16", image_size=(32, 80), **sizes)
     assert fit(wide, dict(image_size=(80, 32)))[2].resized == [f"{path} 2x5 -> 5x2"]
 
 
 @pytest.mark.parametrize("size", [64, 96])
-def test_one_table_of_all_layers_becomes_each_layers_own(size, tmp_path):
+def test_a_table_shared_by_all_layers_can_become_one_per_layer(size, tmp_path):
     arguments = dict(
         dim=16, depth=2, mlp_dim=24, heads=2, image_size=64, num_classes=3, position="bias"
     )
@@ -255,8 +254,8 @@ def test_a_distilled_model_without_its_token_keeps_the_class_tokens_row(tmp_path
     np.testing.assert_array_equal(after, np.delete(before, 1, axis=1))
 
 
-def test_fixed_positions_become_a_table_to_learn_from_and_a_new_norm_starts_as_one():
-    # As in a masked autoencoder's fine-tuning.
+def test_fixed_positions_become_a_trainable_table_and_new_norms_start_at_one():
+    # This happens in the fine-tuning of a masked autoencoder.
     sizes = dict(num_classes=0, dim=16, depth=1, mlp_dim=24, heads=2)
     checkpoint = checkpoint_of("ViT-Ti/16", image_size=64, position="sincos2d", **sizes)
     changes = dict(num_classes=5, pooling="gap", cls_token=True, fc_norm=True, position="1d")

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of an image's way to the model, and what is written of it."""
+"""Tests of preprocessing that is read from a checkpoint's files, and written to them."""
 
 import json
 from fractions import Fraction
@@ -23,7 +23,7 @@ ViT = "ViT-B/16"
 
 @pytest.fixture
 def folder(tmp_path):
-    """Writes a tiny model for a library, with changes to what its files say."""
+    """Returns a function that writes a tiny model for a library, with changes to its JSON files."""
 
     def written(library, *, config=None, preprocessor=None, **changes):
         arguments = TINY | changes
@@ -41,7 +41,7 @@ def timm_says(**said):
     return lambda config: config | dict(pretrained_cfg=config["pretrained_cfg"] | said)
 
 
-def test_timm_says_everything(folder):
+def test_preprocessing_is_read_from_timms_config(folder):
     said = timm_says(
         mean=[0.1, 0.2, 0.3],
         std=[0.4, 0.5, 0.6],
@@ -60,7 +60,7 @@ def test_timm_says_everything(folder):
     assert (model.mean, model.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
 
-def test_what_timms_config_does_not_say_is_timms_default(timm):
+def test_missing_values_in_timms_config_are_timms_defaults(timm):
     theirs = timm.data.resolve_data_config(pretrained_cfg={}, args={"input_size": (3, 32, 32)})
     found, seen = of_timm({"pretrained_cfg": {}}, 3)
     assert (found["mean"], found["std"]) == (theirs["mean"], theirs["std"])
@@ -72,13 +72,13 @@ def test_what_timms_config_does_not_say_is_timms_default(timm):
     assert seen.interpolation == theirs["interpolation"] == "bicubic"
 
 
-def test_means_of_three_channels_become_one_for_a_model_of_one(folder):
+def test_one_channel_has_the_mean_over_three_channels(folder):
     place = folder("timm", channels=1, config=timm_says(mean=[0.1, 0.2, 0.6], std=[0.5, 0.5, 0.5]))
     assert open_checkpoint(place).options.mean == pytest.approx(0.3)
     assert open_checkpoint(place).options.std == 0.5
 
 
-def test_a_bare_file_is_assumed_to_see_minus_one_to_one_and_says_so(folder):
+def test_a_file_without_preprocessing_is_assumed_to_use_minus_one_to_one(folder):
     place = folder("timm", dim=64, heads=1, **IMAGENET)
     (place / "config.json").unlink()
     checkpoint = open_checkpoint(place / "model.safetensors")
@@ -86,7 +86,7 @@ def test_a_bare_file_is_assumed_to_see_minus_one_to_one_and_says_so(folder):
     assert "pixels in [-1, 1]" in checkpoint.assumed and "assumed: " in checkpoint.describe()
 
 
-def test_transformers_without_its_file_is_assumed_to_see_minus_one_to_one_and_says_so(folder):
+def test_transformers_without_its_processor_file_is_assumed_to_use_minus_one_to_one(folder):
     place = folder("transformers", **IMAGENET)
     (place / "preprocessor_config.json").unlink()
     checkpoint = open_checkpoint(place)
@@ -135,7 +135,7 @@ PROCESSORS = {
 
 @pytest.mark.parametrize("suffix", ["ImageProcessor", "ImageProcessorFast", "FeatureExtractor"])
 @pytest.mark.parametrize("kind", PROCESSORS)
-def test_what_transformers_file_does_not_say_is_the_processors_default(kind, suffix):
+def test_missing_values_in_transformers_file_are_the_processors_defaults(kind, suffix):
     said, *wanted, mean = PROCESSORS[kind]
     found, seen = of_transformers(dict(image_processor_type=f"{kind}{suffix}") | said)
     assert [seen.kind, seen.share, seen.interpolation] == wanted
@@ -155,7 +155,7 @@ def test_the_defaults_are_those_of_transformers(kind, transformers):
         assert np.all(np.asarray(alone[0][one]) == np.asarray(ours[0][one]))
 
 
-def test_convnexts_processor_crops_what_is_small():
+def test_convnexts_processor_crops_small_images():
     said = dict(feature_extractor_type="ConvNextFeatureExtractor", size=224, crop_pct=0.95)
     found, seen = of_transformers(said)
     assert (seen.kind, seen.share, found["image_size"]) == (
@@ -175,7 +175,7 @@ def test_convnexts_processor_crops_what_is_small():
         (dict(rescale_factor=0.00392156862745098), 0.5, 0.5),
     ],
 )
-def test_rescaling_and_normalising_come_to_one_mean_and_deviation(said, mean, std):
+def test_rescaling_and_normalization_are_combined_into_one_mean_and_std(said, mean, std):
     found, _ = of_transformers(dict(image_processor_type="ViTImageProcessor") | said)
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(found["std"], std, rtol=1e-12)
@@ -219,7 +219,7 @@ def test_rescaling_and_normalising_come_to_one_mean_and_deviation(said, mean, st
         ("transformers", dict(size={"shortest_edge": 40}, do_center_crop=False), "without a crop"),
     ],
 )
-def test_what_is_said_and_cannot_be_done_loads_but_crops_nothing(library, said, message, folder):
+def test_unsupported_preprocessing_loads_but_has_no_crop(library, said, message, folder):
     changes = (
         dict(config=timm_says(**said))
         if library == "timm"
@@ -253,7 +253,7 @@ def test_what_is_said_and_cannot_be_done_loads_but_crops_nothing(library, said, 
         ),
     ],
 )
-def test_values_that_are_none_are_refused(library, said, message, folder):
+def test_invalid_preprocessing_values_are_refused(library, said, message, folder):
     changes = (
         dict(config=timm_says(**said))
         if library == "timm"
@@ -273,7 +273,7 @@ SEEN = {
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
 @pytest.mark.parametrize("case", SEEN)
-def test_what_is_written_is_read_again(library, case, tmp_path):
+def test_written_preprocessing_is_read_again(library, case, tmp_path):
     arguments, seen = TINY | IMAGENET, SEEN[case]
     model = random_model(ViT, **arguments)
     place, names = tmp_path / "model", ("cat", "dog", "newt")
@@ -287,7 +287,7 @@ def test_what_is_written_is_read_again(library, case, tmp_path):
 
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_a_crop_that_libraries_lack_is_rejected_with_what_works(library, tmp_path):
+def test_a_crop_that_libraries_lack_is_rejected_with_alternatives(library, tmp_path):
     model, seen = random_model(ViT, **TINY), Preprocessing("fit", Fraction(1), "bilinear")
     about = described(ViT, **TINY), params_of(model).get
     with pytest.raises(UserError, match="cannot store the crop fit .* vit_jax.export WORKDIR"):
@@ -295,12 +295,12 @@ def test_a_crop_that_libraries_lack_is_rejected_with_what_works(library, tmp_pat
     save(tmp_path / "model.npz", "google", *about, seen)
 
 
-def test_the_share_of_the_image_stays_at_another_size(folder):
+def test_the_crops_share_of_the_image_is_kept_at_another_size(folder):
     checkpoint = open_checkpoint(folder("timm", config=timm_says(crop_pct=0.8)))
     assert [checkpoint_crop(checkpoint, size).resize for size in (32, 64, (40, 80))] == [40, 80, 50]
 
 
-def test_google_npz_cannot_say_other_means(tmp_path):
+def test_google_npz_cannot_store_other_means(tmp_path):
     arguments = TINY | IMAGENET
     with pytest.raises(UserError, match="Google's npz cannot store mean=0.485x0.456x0.406"):
         write(random_model(ViT, **arguments), tmp_path / "model.npz", "google", ViT, **arguments)
@@ -309,7 +309,7 @@ def test_google_npz_cannot_say_other_means(tmp_path):
 @pytest.mark.parametrize(
     ("names", "found"), [(["a"], ("a", "1", "2")), (list("abcd"), ()), ([], ())]
 )
-def test_names_are_of_all_classes_or_none(names, found, folder):
+def test_class_names_are_read_only_if_they_are_complete(names, found, folder):
     assert (
         open_checkpoint(folder("timm", config=lambda x: x | dict(label_names=names))).class_names
         == found

@@ -1,6 +1,4 @@
-"""From a file on disk to probabilities: the same as the source library's own way from the same
-file.
-"""
+"""Probabilities of image files equal those of the source library with its own preprocessing."""
 
 import json
 from pathlib import Path
@@ -17,15 +15,16 @@ from vit_jax.load import build_model
 from vit_jax.parallel.mesh import make_mesh
 
 CLASSES = 10
-EXACT = 1e-3  # What a probability may differ by.
-FAST = 0.02  # With the decoder that reads JPEGs in part; 0.01 was the largest difference.
+EXACT = 1e-3  # The largest accepted difference of a probability.
+# For the decoder that reads JPEGs at reduced size. The largest measured difference was 0.01.
+FAST = 0.02
 
 IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 CLIP = dict(mean=(0.4815, 0.4578, 0.4082), std=(0.2686, 0.2613, 0.2758))
 HALF = dict(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 TINY = dict(embed_dim=48, depth=2, num_heads=3)
 SWIN = dict(embed_dim=24, depths=(2, 2), num_heads=(2, 4))
-# Architecture, its arguments, and what timm's `pretrained_cfg` says.
+# Architecture, its arguments, and timm's `pretrained_cfg`.
 TIMM = {
     "AugReg": (
         "vit_tiny_patch16_224",
@@ -76,7 +75,7 @@ TIMM = {
 HIDDEN = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96)
 CONVNEXT = dict(depths=[1, 1, 2, 1], hidden_sizes=[16, 24, 32, 40])
 SQUARE = {"height": 96, "width": 96}
-# Kind, its config, the class of the image processor, and what its file says.
+# Model type, its config, the class of the image processor, and the content of its file.
 TRANSFORMERS = {
     "ViT": ("ViT", HIDDEN | dict(image_size=96), "ViTImageProcessor", dict(size=SQUARE)),
     "DeiT": (
@@ -142,7 +141,7 @@ TRANSFORMERS = {
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory) -> list[Path]:
-    """Five of the two that scikit-learn carries: of other shapes, sizes and formats."""
+    """Writes five images of different shapes, sizes and formats, from two photographs."""
     from sklearn.datasets import load_sample_images
 
     folder = tmp_path_factory.mktemp("photographs")
@@ -160,9 +159,7 @@ def photographs(tmp_path_factory) -> list[Path]:
 
 
 def drawn(torch, model, images):
-    """The model with every parameter random, the head so that the logits of each image spread over
-    3.
-    """
+    """Draws all parameters at random, such that each image's logits have a range of 3 or more."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -182,7 +179,7 @@ def drawn(torch, model, images):
 
 
 def probabilities(torch, model, images):
-    """Those of each image, and the logits."""
+    """Returns the probabilities of each image, and the logits."""
     with torch.no_grad():
         found = [model(image[None]) for image in images]
     logits = torch.cat([getattr(one, "logits", one) for one in found])
@@ -190,7 +187,7 @@ def probabilities(torch, model, images):
 
 
 def ours(folder: Path, paths: list[Path], mode: str) -> np.ndarray:
-    """What `predict` computes of files, in the classes' order."""
+    """Returns the probabilities that `predict` computes for files, in the order of the classes."""
     checkpoint = open_checkpoint(folder)
     model = build_model(checkpoint, log=str)
     crop = checkpoint_crop(checkpoint, model.image_size, mode)
@@ -213,11 +210,11 @@ def compare(folder: Path, paths: list[Path], wanted: np.ndarray, record_property
 
 
 @pytest.mark.parametrize("case", TIMM)
-def test_timm_gives_the_same_probabilities(
+def test_timm_computes_the_same_probabilities(
     case, torch, timm, photographs, tmp_path, record_property
 ):
     name, arguments, said = TIMM[case]
-    size = arguments.get("img_size", 96)  # A ConvNeXt takes any.
+    size = arguments.get("img_size", 96)  # A ConvNeXt accepts any size.
     arguments = TINY | arguments if name.startswith(("vit", "deit")) else arguments
     size = (size, size) if isinstance(size, int) else size
     said = said | dict(input_size=(3, *size), fixed_input_size="img_size" in arguments)
@@ -234,11 +231,11 @@ def test_timm_gives_the_same_probabilities(
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS)
-def test_transformers_gives_the_same_probabilities(
+def test_transformers_computes_the_same_probabilities(
     case, torch, transformers, photographs, tmp_path, record_property
 ):
     kind, arguments, processor, said = TRANSFORMERS[case]
-    said = dict(image_processor_type=processor) | said  # The rest is the processor's default.
+    said = dict(image_processor_type=processor) | said  # Other values are the processor's defaults.
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
     process = transformers.AutoImageProcessor.from_pretrained(tmp_path)
     opened = [Image.open(path).convert("RGB") for path in photographs]

@@ -1,5 +1,6 @@
-"""Metadata of exported programs, by which a server without this package prepares images and names
-classes.
+"""Metadata of exported programs contain the preprocessing and the class names.
+
+With them, a server without this package can prepare images and name classes.
 """
 
 import json
@@ -17,7 +18,7 @@ NAMES = ("cat", "dög", "bird, small")
 VALUES = dict(dim=16, depth=1, mlp_dim=32, heads=2, image_size=32, patch_size=8, num_classes=3)
 STATISTICS = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
-# Values that are texts; ONNX has the others as JSON.
+# Values stored as plain texts; ONNX files store the others as JSON.
 TEXTS = {
     "input_dtype",
     "input_layout",
@@ -32,7 +33,7 @@ TEXTS |= {"probabilities"}
 
 @pytest.fixture(scope="module", params=["short_side", "square"])
 def model(request, tmp_path_factory):
-    """A model of a checkpoint of timm's, with names of classes, a head, and each kind of crop."""
+    """Returns a model read from a timm checkpoint with class names, for each kind of crop."""
     fresh = vit_jax.create_model("ViT-Ti/16", **VALUES, **STATISTICS)
     rng = np.random.default_rng(0)
     fresh.head.kernel[...] = rng.normal(size=fresh.head.kernel.shape).astype(np.float32)
@@ -44,7 +45,7 @@ def model(request, tmp_path_factory):
 
 
 def prepared(image: Image.Image, facts: dict) -> np.ndarray:
-    """An image as the metadata say, by Pillow alone."""
+    """Prepares an image with Pillow alone, as the metadata describe it."""
     height, width = facts["image_size"]
     if facts["resize"] == "square":
         rows, columns = facts["resize_to"]
@@ -66,7 +67,7 @@ def prepared(image: Image.Image, facts: dict) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_onnx_says_how_images_are_prepared_and_what_the_classes_are(model, tmp_path, dtype):
+def test_onnx_metadata_have_the_preprocessing_and_the_classes(model, tmp_path, dtype):
     facts = metadata_of(model, np.dtype(dtype), model.about.preprocessing)
     write_onnx(model, tmp_path / "m.onnx", (32, 32, 3), np.dtype(dtype), facts)
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
@@ -95,7 +96,7 @@ def test_onnx_says_how_images_are_prepared_and_what_the_classes_are(model, tmp_p
     np.testing.assert_allclose(chances[order], expected.probabilities, atol=1e-4)
 
 
-def test_stablehlo_has_the_same_in_a_file_next_to_it(model, tmp_path):
+def test_stablehlo_metadata_are_in_a_file_next_to_the_program(model, tmp_path):
     facts = metadata_of(model, np.dtype(np.uint8), model.about.preprocessing)
     write_stablehlo(model, tmp_path / "m.stablehlo", (32, 32, 3), np.dtype(np.uint8), facts)
     assert metadata_file(tmp_path / "m.stablehlo").name == "m.stablehlo.json"
@@ -103,7 +104,7 @@ def test_stablehlo_has_the_same_in_a_file_next_to_it(model, tmp_path):
     assert read == facts and read["class_names"] == [*NAMES] and read["preprocessing_known"]
 
 
-def test_what_a_checkpoint_does_not_say_is_marked_as_assumed():
+def test_default_preprocessing_is_marked_as_unknown():
     model = vit_jax.create_model("ViT-Ti/16", **VALUES | dict(num_classes=0, channels=1))
     facts = metadata_of(model, np.dtype(np.float32), None)
     assert not facts["preprocessing_known"] and facts["resize_to"] == 36 and not facts["antialias"]

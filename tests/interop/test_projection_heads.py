@@ -1,4 +1,4 @@
-"""The heads of DINO, iBOT and DINOv2 from the authors' checkpoints, and from runs of ours."""
+"""Projection heads of DINO, iBOT and DINOv2 are read from authors' checkpoints and our own runs."""
 
 import argparse
 import re
@@ -28,8 +28,9 @@ SIZES = {"head_hidden": HIDDEN, "bottleneck": NECK, "prototypes": COUNT}
 
 @pytest.fixture
 def make_head(torch):
-    """Makes a head as the authors', of random parameters and lengths of prototypes that are 1 or
-    not.
+    """Returns a function that creates the authors' head with random parameters.
+
+    The lengths of its prototypes are 1, or random.
     """
 
     def make(count, ones=True, hidden=HIDDEN, neck=NECK):
@@ -45,8 +46,8 @@ def make_head(torch):
     return make
 
 
-def said(torch, head, x: np.ndarray, last="last_layer") -> np.ndarray:
-    """What a head of theirs says, in float64."""
+def head_outputs(torch, head, x: np.ndarray, last="last_layer") -> np.ndarray:
+    """Returns the outputs of the authors' head, in float64."""
     with torch.no_grad():
         inner = torch.nn.functional.normalize(head.double()["mlp"](torch.from_numpy(x)), dim=-1)
         return head[last](inner).numpy()
@@ -66,7 +67,7 @@ def backbone(timm):
 
 
 def started(checkpoint, **values):
-    """The parts of a run of self-distillation from a checkpoint."""
+    """Returns the parts of a DINO run that starts from a checkpoint."""
     config = base_config()
     config.update(dict(steps=1, batch_size=2))
     config.update_from_flattened_dict(
@@ -98,7 +99,7 @@ def features() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(5, DIM))
 
 
-def assert_says(head, wanted: np.ndarray) -> None:
+def assert_outputs(head, wanted: np.ndarray) -> None:
     found = jax.jit(lambda head, x: head(x))(head, np.float32(features()))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
 
@@ -128,9 +129,9 @@ def test_run_starts_with_the_heads_and_the_centre_of_dinos_full_checkpoint(
     parts = started(tmp_path / "ours", **{"dino.prototype_lengths": lengths})
     assert parts.origin.notes[-1] == f"kept: dino's own parameters, {parameters:,}, with centre"
     state = first_state(parts)
-    wanted = said(torch, heads[which], features())
+    wanted = head_outputs(torch, heads[which], features())
     for own in (state["extra"]["objective"], state["objective_state"]["teacher_head"]):
-        assert_says(objective_of(parts, own).head, wanted)
+        assert_outputs(objective_of(parts, own).head, wanted)
     np.testing.assert_array_equal(state["objective_state"]["centre"], centre[0].numpy())
     cls = backbone.state_dict()["cls_token"].numpy()
     np.testing.assert_array_equal(state["objective_state"]["teacher"]["cls"], cls)
@@ -141,7 +142,7 @@ TWO = PATCHES | {"dino.patch_prototypes": PATCH_COUNT, "dino.patch_bottleneck": 
 
 
 def in_chunks(tensors: dict) -> dict:
-    """The names that DINOv2's training gives to blocks, two in each chunk."""
+    """Renames blocks as DINOv2's training does, with two blocks in each chunk."""
     return {
         re.sub(r"blocks\.(\d)", r"blocks.0.\1", name): tensor for name, tensor in tensors.items()
     }
@@ -162,8 +163,8 @@ def test_run_starts_with_both_heads_and_the_mask_of_dinov2s_teacher(
     parts = started(tmp_path / "ours", **TWO)
     state = first_state(parts)
     objective = objective_of(parts, state["objective_state"]["teacher_head"])
-    assert_says(objective.head, said(torch, heads["dino_head"], features()))
-    assert_says(objective.patch_head, said(torch, heads["ibot_head"], features()))
+    assert_outputs(objective.head, head_outputs(torch, heads["dino_head"], features()))
+    assert_outputs(objective.patch_head, head_outputs(torch, heads["ibot_head"], features()))
     np.testing.assert_array_equal(objective.mask[...][0], teacher["backbone.mask_token"].numpy())
     assert np.abs(state["objective_state"]["centre"]).max() == 0
 
@@ -188,16 +189,16 @@ def test_run_starts_with_ibots_head_of_one_mlp(shared, torch, backbone, make_hea
     )
     state = first_state(parts)
     objective = objective_of(parts, state["extra"]["objective"])
-    assert_says(objective.head, said(torch, head, features()))
-    assert_says(
-        objective.patch_head or objective.head, said(torch, head, features(), "last_layer2")
+    assert_outputs(objective.head, head_outputs(torch, head, features()))
+    assert_outputs(
+        objective.patch_head or objective.head, head_outputs(torch, head, features(), "last_layer2")
     )
     np.testing.assert_array_equal(
         state["objective_state"]["patch_centre"], centres["center2"][0, 0].numpy()
     )
 
 
-def test_heads_that_are_not_read_are_named_and_the_backbone_is_read(
+def test_unsupported_heads_are_logged_and_the_backbone_is_read(
     torch, backbone, make_head, tmp_path
 ):
     teacher = tensors_of(backbone, "backbone.") | tensors_of(make_head(COUNT), "head.")
@@ -212,7 +213,7 @@ def test_heads_that_are_not_read_are_named_and_the_backbone_is_read(
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory) -> Path:
-    """That of a run with two heads."""
+    """Trains a run with two heads and returns its workdir."""
     values = {
         "name": "dino",
         "patch_weight": 1.0,
@@ -229,7 +230,7 @@ OF_RUN = TWO | {"data.image_size": 16, "data.test_resize": 16}
 
 
 def contents(source) -> tuple[dict, dict]:
-    """What a run of dino takes from a checkpoint: its own parameters, and what it remembers."""
+    """Returns the objective's own parameters and state that a DINO run reads from a checkpoint."""
     origin = started(source, **OF_RUN).origin
     return origin.read_objective(), origin.read_objective_state()
 
@@ -240,7 +241,7 @@ def assert_same(one, other) -> None:
 
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_heads_of_a_run_go_to_a_folder_and_on_to_the_bit(library, workdir, tmp_path):
+def test_conversion_of_a_runs_heads_is_bit_exact(library, workdir, tmp_path):
     lines = []
     vit_jax.save_model(
         workdir, tmp_path / "first", library=library, position="1d", gelu="erf", log=lines.append
@@ -253,7 +254,7 @@ def test_heads_of_a_run_go_to_a_folder_and_on_to_the_bit(library, workdir, tmp_p
     assert not any("skipped" in line for line in lines)
 
 
-def test_new_run_starts_with_the_teachers_heads_and_a_run_of_other_masks_says_what_it_leaves(
+def test_new_run_starts_with_the_teachers_heads_and_logs_what_it_drops(
     workdir,
 ):
     parts = started(workdir, **OF_RUN)
@@ -293,7 +294,7 @@ def test_new_run_starts_with_the_teachers_heads_and_a_run_of_other_masks_says_wh
         ({"dino.patch_prototypes": None}, "has dino's patch_head, and the run has none;"),
     ],
 )
-def test_other_heads_are_refused_or_drawn_anew(values, words, workdir):
+def test_other_heads_are_refused_unless_they_are_initialized_again(values, words, workdir):
     with pytest.raises(UserError, match=re.escape(words) + ".*config.finetune.objective='new'"):
         started(workdir, **OF_RUN | values)
     parts = started(workdir, **OF_RUN | values | {"finetune.objective": "new"})
@@ -301,7 +302,7 @@ def test_other_heads_are_refused_or_drawn_anew(values, words, workdir):
     assert parts.origin.read_objective_state() == {}
 
 
-def test_a_format_without_a_place_for_heads_is_named(workdir, tmp_path):
+def test_formats_that_cannot_store_heads_log_that(workdir, tmp_path):
     lines = []
     vit_jax.save_model(workdir, tmp_path / "ours.npz", position="1d", log=lines.append)
     assert "not saved, as the format cannot store them: dino's own parameters" in lines
@@ -316,7 +317,7 @@ def test_damaged_heads_are_refused(workdir, tmp_path):
     shutil.rmtree(tmp_path / "ours")
 
 
-def test_other_libraries_pass_over_the_heads(timm, transformers, workdir, tmp_path):
+def test_other_libraries_ignore_the_heads(timm, transformers, workdir, tmp_path):
     for library in ("timm", "transformers"):
         vit_jax.save_model(workdir, tmp_path / library, library=library, position="1d", gelu="erf")
     assert timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).num_features == 16

@@ -1,4 +1,4 @@
-"""What is written is read back bit for bit, in every format."""
+"""Models that are written and read again are bit-exact, in every format."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ VIT = FEW | dict(dim=64, depth=2, mlp_dim=96, heads=2)
 
 
 def small(name: str) -> dict:
-    """Arguments that leave of a named model its shape and little of its size."""
+    """Returns arguments that make a named model small but keep its structure."""
     if name.startswith("Swin"):
         _, values = parse_name(name)
         former = dict(pretrained_windows=(6, 3)) if values.get("pretrained_windows") else {}
@@ -52,7 +52,7 @@ TRANSFORMERS += [name for name in SWIN if "S3" not in name]
 DINOV3 = dict(num_classes=0, position="none", rope="dinov3", layer_scale=1.0, gelu="erf")
 BEIT = dict(qkv_bias="qv", position="bias", layer_scale=0.1, gelu="erf", norm_epsilon=1e-12)
 CLIP = dict(stem_norm="tokens", gelu="quick", norm_epsilon=1e-5)
-LATER = [  # Types of Transformers' own.
+LATER = [  # Model types that only Transformers has.
     DINOV3 | dict(registers=4, qkv_bias="qv", norm_epsilon=1e-5, image_size=(64, 32)),
     DINOV3 | dict(mlp="swiglu", qkv_bias="none", bias=False, rope_rescale=2.0),
     BEIT | dict(num_classes=3, pooling="gap", cls_token=True, fc_norm=True),
@@ -160,7 +160,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_a_model_of_two_heads_is_taken_and_written_without_them(library, tmp_path):
+def test_a_model_with_two_heads_is_read_and_written_without_them(library, tmp_path):
     arguments = VIT | dict(image_size=32, distillation="heads", gelu="erf")
     model = random_model("ViT-Ti/16", **arguments)
     folder = write(model, tmp_path / "heads", library, "ViT-Ti/16", **arguments)
@@ -242,17 +242,17 @@ def test_read_after_write_is_bit_identical(library, name, arguments, tmp_path):
         ("transformers", "BiT-R50x1", dict(resnet_stem="small"), "no resnet_stem='small'"),
     ],
 )
-def test_what_a_library_has_not_is_refused(library, name, arguments, words, tmp_path):
+def test_models_that_a_library_lacks_are_refused(library, name, arguments, words, tmp_path):
     other = {} if name.startswith("ConvNeXt") else dict(resnet_epsilons="timm")
     arguments = FEW | dict(image_size=32) | other | arguments
     with pytest.raises(UserError, match=words):
-        # It is refused before any parameter is looked at.
+        # It is refused before any parameter is read.
         save(tmp_path / "model", library, described(name, **arguments), dict().get)
 
 
 @pytest.mark.parametrize("case", ["vit_b16", "r50_vit_b16"])
 def test_names_in_npz_are_those_of_the_published_files(case):
-    """The names and shapes of `imagenet21k/{ViT-B_16,R50+ViT-B_16}.npz`."""
+    """Names and shapes equal those of `imagenet21k/{ViT-B_16,R50+ViT-B_16}.npz`."""
     from vit_jax.interop import google
     from vit_jax.interop.checkpoint import sketch
     from vit_jax.interop.layout import entries
@@ -289,7 +289,7 @@ def test_names_in_npz_are_those_of_the_published_files(case):
         ("Swin-T", dict(image_size=256), "timm"),
     ],
 )
-def test_a_folder_is_of_the_library_that_has_the_model(name, arguments, library):
+def test_the_default_library_of_a_folder_has_the_model(name, arguments, library):
     options = described(name, **FEW | dict(image_size=32) | arguments)
     assert library_of(Path("folder"), options) == library
 
@@ -300,8 +300,8 @@ def test_a_hybrid_is_refused_as_a_vit(tmp_path):
 
 
 @pytest.mark.parametrize("library", ["google", "timm", "transformers"])
-def test_written_files_have_the_mode_of_new_ones(tmp_path, library):
-    """Not that of temporary files, which nobody else may read."""
+def test_written_files_have_the_mode_of_new_files(tmp_path, library):
+    """The mode is not that of temporary files, which only their owner can read."""
     model = vit_jax.create_model("ViT-B/16", **VIT | dict(image_size=32))
     place = tmp_path / ("m.npz" if library == "google" else "m")
     before = os.umask(0o027)

@@ -1,4 +1,4 @@
-"""Swin and Swin V2: the same logits as timm and Transformers, in both directions, in float64."""
+"""Swin and Swin V2 have the logits of timm and Transformers in float64, in both directions."""
 
 import json
 
@@ -46,7 +46,7 @@ TIMM = {
 
 
 @pytest.mark.parametrize("case", TIMM)
-def test_timm_swin_gives_the_same_logits_here(case, torch, timm, tmp_path):
+def test_timm_swin_has_the_same_logits_here(case, torch, timm, tmp_path):
     name, options = TIMM[case]
     theirs = randomise(torch, timm.create_model(name, num_classes=7, **options))
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True, model_args=options)
@@ -70,7 +70,7 @@ THEIR_SMALL = dict(embed_dim=32, depths=[2, 2], num_heads=[2, 4], num_labels=7)
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS)
-def test_transformers_swin_gives_the_same_logits_here(case, torch, transformers, tmp_path):
+def test_transformers_swin_has_the_same_logits_here(case, torch, transformers, tmp_path):
     kind, options = TRANSFORMERS[case]
     config = getattr(transformers, f"{kind}Config")(**THEIR_SMALL, **options)
     theirs = randomise(torch, getattr(transformers, f"{kind}ForImageClassification")(config))
@@ -91,7 +91,9 @@ OURS = dict(dim=32, blocks=(2, 2), stage_heads=(2, 4), num_classes=7)
         ("transformers", "SwinV2-T/w8", dict(image_size=64)),
     ],
 )
-def test_our_swin_gives_the_same_logits_there(library, name, options, torch, request, tmp_path):
+def test_our_swin_has_the_same_logits_in_the_library(
+    library, name, options, torch, request, tmp_path
+):
     there, arguments = request.getfixturevalue(library), OURS | options
     ours = random_model(name, **arguments)
     folder = write(ours, tmp_path / "converted", library, name, **arguments)
@@ -166,13 +168,13 @@ def test_swin_of_another_kind_is_refused_by_name(torch, timm, tmp_path):
         ),
     ],
 )
-def test_swin_that_a_library_has_not_is_refused(library, options, words, tmp_path):
+def test_swin_that_a_library_lacks_is_refused(library, options, words, tmp_path):
     arguments = OURS | dict(image_size=112) | options
     with pytest.raises(UserError, match=words):
         save(tmp_path / "model", library, described("Swin-T", **arguments), dict().get)
 
 
-def test_tensors_of_a_second_version_alone_do_not_say_their_windows(tmp_path):
+def test_windows_of_swin_v2_cannot_be_derived_from_tensors(tmp_path):
     arguments = OURS | dict(image_size=64)
     model = random_model("SwinV2-T/w8", **arguments)
     folder = write(model, tmp_path / "model", "timm", "SwinV2-T/w8", **arguments)
@@ -181,7 +183,7 @@ def test_tensors_of_a_second_version_alone_do_not_say_their_windows(tmp_path):
         vit_jax.load_model(folder, log=str)
 
 
-def test_tensors_of_a_first_version_say_their_windows(tmp_path):
+def test_windows_of_swin_v1_are_derived_from_tensors(tmp_path):
     arguments = OURS | dict(image_size=224)
     model = random_model("Swin-T", **arguments)
     folder = write(model, tmp_path / "model", "timm", "Swin-T", **arguments)

@@ -1,4 +1,4 @@
-"""Authors' `.pth` files: read by PyTorch in a process of its own, as tensors and nothing else."""
+"""The authors' `.pth` files are read by PyTorch in a separate process, as tensors only."""
 
 import argparse
 import json
@@ -33,9 +33,10 @@ def convert(source, destination, *options):
     return subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
 
 
-def test_model_of_a_pth_file_gives_the_authors_outputs(torch, timm, tmp_path):
-    """DINOv2 with registers as its authors save it: names, masks and positions other than
-    timm's.
+def test_model_of_a_pth_file_has_the_authors_outputs(torch, timm, tmp_path):
+    """Reads a DINOv2 with registers as its authors save it.
+
+    Its names, mask token and position table differ from timm's.
     """
     name, sizes = (
         "vit_small_patch14_reg4_dinov2",
@@ -46,7 +47,7 @@ def test_model_of_a_pth_file_gives_the_authors_outputs(torch, timm, tmp_path):
     saved["register_tokens"] = saved.pop("reg_token")
     first = torch.full(
         (1, 1, 128), 0.3
-    )  # The class token's own position, which timm adds to the token.
+    )  # The class token's own position embedding; timm includes it in the token.
     saved["pos_embed"] = torch.cat([first, saved["pos_embed"]], dim=1)
     saved["cls_token"] = saved["cls_token"] - first
     saved["mask_token"] = torch.ones(1, 128)
@@ -63,7 +64,10 @@ def test_model_of_a_pth_file_gives_the_authors_outputs(torch, timm, tmp_path):
 
 
 def authors_of_dinov3(torch, state, grid):
-    """Tensors by the names of DINOv3's authors, whose bias of keys is masked, whatever it is."""
+    """Returns tensors under the names of DINOv3's authors, who mask the bias of keys.
+
+    The values of this bias have no effect.
+    """
     saved = {"mask_token": torch.ones(1, 128), "local_cls_norm.weight": torch.ones(128)}
     saved["rope_embed.periods"] = 100 ** (torch.arange(16) / 16)
     for name, x in state.items():
@@ -79,8 +83,9 @@ def authors_of_dinov3(torch, state, grid):
 
 
 def authors_of_eva02(torch, state, grid):
-    """Tensors by the names of EVA-02's authors, with what pre-training alone needs and tables of
-    angles.
+    """Returns tensors under the names of EVA-02's authors.
+
+    They include parameters that only pre-training uses, and tables of rotation angles.
     """
     saved = {"mask_token": torch.ones(1, 1, 128), "lm_head.weight": torch.ones(2, 128)}
     places = torch.arange(grid) / grid * 16
@@ -91,13 +96,13 @@ def authors_of_eva02(torch, state, grid):
     angles = torch.cat(both, dim=-1)
     if (
         "blocks.0.attn.q_proj.weight" in state
-    ):  # Files of fine-tuned models have the places in one line.
+    ):  # Files of fine-tuned models have the positions on one axis.
         angles = angles.reshape(-1, 64)
     for start in ("", "blocks.0.attn."):
         saved |= {f"{start}rope.freqs_cos": angles.cos(), f"{start}rope.freqs_sin": angles.sin()}
     for name, x in state.items():
         name = re.sub(r"([qv])_proj.bias", r"\1_bias", name)
-        if "mlp.fc1." in name:  # The packed gate of the small models, whose gate is first.
+        if "mlp.fc1." in name:  # In the small models, fc1 packs the gate (first) and the values.
             for way, half in zip(("w1", "w2"), x.chunk(2), strict=True):
                 saved[name.replace("fc1", way)] = half
         else:
@@ -144,7 +149,7 @@ def authors_of_dinov3s_convnext(torch, state, grid):
 
 
 def authors_of_fcmae(torch, state, grid):
-    """Tensors of sparse layers below `encoder`, which have no last norm, and a decoder."""
+    """Returns tensors of sparse layers below `encoder`, and of a decoder; there is no last norm."""
     saved = {"mask_token": torch.zeros(1, 8, 1, 1), "decoder.0.norm.weight": torch.ones(8)}
     saved |= {"proj.bias": torch.ones(8), "pred.bias": torch.ones(3072)}
     for name, x in authors_of_convnext(torch, state, grid).items():
@@ -152,7 +157,9 @@ def authors_of_fcmae(torch, state, grid):
         name = re.sub(r"(\.norm|downsample_layers\.[123]\.0)\.", r"\1.ln.", name)
         if re.search(r"(dwconv|downsample_layers\.[123]\.1)\.", name):
             name = name.replace(".weight", ".kernel")
-            if x.ndim == 4:  # Kernels by column, row, in (but for depthwise ones) and out.
+            # Sparse kernels have the axes column and row, inputs (except depthwise ones), and
+            # outputs.
+            if x.ndim == 4:
                 x = x.permute(3, 2, 1, 0).flatten(0, 1)
                 x = x[:, 0] if "dwconv" in name else x
             else:
@@ -165,7 +172,7 @@ def authors_of_fcmae(torch, state, grid):
 
 
 def authors_of_swin(torch, state, grid):
-    """Tensors with those that follow from the sizes, and merges at the end of a stage."""
+    """Returns tensors with index tables, and with patch merging at the end of a stage."""
     saved = {
         "layers.0.blocks.0.attn.relative_position_index": torch.zeros(16, 16, dtype=torch.int64)
     }
@@ -216,7 +223,7 @@ AUTHORS = [
 @pytest.mark.parametrize(
     ("name", "sizes", "rename", "pixels", "seen"), AUTHORS, ids=[case[0] for case in AUTHORS]
 )
-def test_later_models_of_their_authors_give_timms_outputs(
+def test_authors_files_of_later_vits_have_timms_outputs(
     name, sizes, rename, pixels, seen, torch, timm, tmp_path
 ):
     sizes = SMALL | sizes
@@ -250,7 +257,7 @@ CONVNEXTS = [
     [case[1:] for case in CONVNEXTS],
     ids=[case[0] for case in CONVNEXTS],
 )
-def test_convnexts_of_their_authors_give_timms_outputs(name, sizes, rename, torch, timm, tmp_path):
+def test_authors_files_of_convnexts_have_timms_outputs(name, sizes, rename, torch, timm, tmp_path):
     theirs = randomise(torch, timm.create_model(name, **STAGES | sizes))
     if new := rename is authors_of_fcmae:
         theirs.head.norm.reset_parameters()
@@ -283,8 +290,8 @@ WINDOWS = dict(embed_dim=32, depths=(2, 2), num_heads=(2, 4))
         ),
     ],
 )
-def test_swins_of_their_authors_give_timms_outputs(name, sizes, torch, timm, tmp_path):
-    """The files say how large windows are, those of pre-training too, and images."""
+def test_authors_files_of_swins_have_timms_outputs(name, sizes, torch, timm, tmp_path):
+    """The sizes of images and of windows, also in pre-training, are derived from the tensors."""
     theirs = randomise(torch, timm.create_model(name, **WINDOWS | sizes))
     saved = authors_of_swin(torch, dict(theirs.state_dict()), 0)
     for stage, layer in enumerate(theirs.layers):
@@ -305,8 +312,8 @@ def test_swins_of_their_authors_give_timms_outputs(name, sizes, torch, timm, tmp
     np.testing.assert_allclose(logits_of(ours, images), wanted, atol=5e-6 * np.abs(wanted).max())
 
 
-def test_a_swin_for_large_images_sees_them_whole_and_squeezed(torch, timm, tmp_path):
-    """Of windows of 12 places; no mask says how large the images are."""
+def test_a_swin_for_large_images_squeezes_whole_images(torch, timm, tmp_path):
+    """The windows have a side of 12 positions, and no tensor determines the image size."""
     sizes = WINDOWS | dict(img_size=384, window_size=12)
     state = timm.create_model("swin_base_patch4_window12_384", **sizes).state_dict()
     torch.save(authors_of_swin(torch, dict(state), 0), tmp_path / "x.pth")
@@ -319,7 +326,7 @@ def test_a_swin_for_large_images_sees_them_whole_and_squeezed(torch, timm, tmp_p
 
 
 @pytest.mark.parametrize("table", [None, "zeros"])
-def test_a_swin_v2_whose_file_does_not_say_its_windows_is_refused(table, torch, timm, tmp_path):
+def test_a_swin_v2_whose_windows_cannot_be_derived_is_refused(table, torch, timm, tmp_path):
     model = timm.create_model(
         "swinv2_tiny_window8_256", **WINDOWS | dict(img_size=64, window_size=4)
     )
@@ -337,7 +344,9 @@ def test_a_swin_v2_whose_file_does_not_say_its_windows_is_refused(table, torch, 
 @pytest.mark.parametrize(
     ("name", "pixels"), [("deit3_small_patch16_224", None), ("beit_base_patch16_224", "half")]
 )
-def test_large_images_are_seen_whole(name, pixels, size, crop, torch, timm, tmp_path):
+def test_models_for_large_images_use_the_whole_image(
+    name, pixels, size, crop, torch, timm, tmp_path
+):
     state = timm.create_model(name, **SMALL | dict(img_size=size, depth=1)).state_dict()
     rename = authors_of_deit3 if name.startswith("deit3") else authors_of_beit
     torch.save(rename(torch, dict(state), size // 16), tmp_path / "x.pth")
@@ -345,7 +354,7 @@ def test_large_images_are_seen_whole(name, pixels, size, crop, torch, timm, tmp_
     assert json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]["crop_pct"] == crop
 
 
-def test_what_such_a_file_leaves_open_is_asked_for(torch, timm, tmp_path):
+def test_errors_about_undetermined_values_state_what_to_give(torch, timm, tmp_path):
     def refused(name, sizes, rename, **changes):
         state = timm.create_model(name, **SMALL | sizes).state_dict()
         torch.save(rename(torch, dict(state), 4) | changes, tmp_path / "x.pth")
@@ -369,7 +378,7 @@ def test_what_such_a_file_leaves_open_is_asked_for(torch, timm, tmp_path):
 
 @pytest.fixture
 def teacher_and_student(torch, timm, tmp_path):
-    """A checkpoint of DINO's training: two networks with their projection heads, and a number."""
+    """Writes a checkpoint of DINO's training: two networks with heads, and the epoch's number."""
     models = {}
     for number, name in enumerate(("teacher", "student")):
         torch.manual_seed(number)
@@ -382,7 +391,7 @@ def teacher_and_student(torch, timm, tmp_path):
     return tmp_path / "training.pth", models
 
 
-def test_one_of_several_networks_is_named_by_its_key(teacher_and_student, tmp_path):
+def test_one_of_several_networks_is_selected_by_its_key(teacher_and_student, tmp_path):
     file, models = teacher_and_student
     with pytest.raises(
         UserError, match="asked for by their key, FILE@KEY; there are: teacher, student"
@@ -397,7 +406,7 @@ def test_one_of_several_networks_is_named_by_its_key(teacher_and_student, tmp_pa
         np.testing.assert_array_equal(cls, models[name][start + "cls_token"].numpy())
 
 
-WRAPPED = {  # File, the key to ask for, and the content by a state dict.
+WRAPPED = {  # File name, the key to select, and a function from a state dict to the file's content.
     "lightning": (
         "epoch=3.ckpt",
         "",
@@ -427,7 +436,7 @@ def test_files_of_trainers_are_read(case, torch, timm, tmp_path):
     np.testing.assert_allclose(logits_of(ours, images), wanted, atol=2e-6)
 
 
-def test_pytorch_model_bin_keeps_the_files_beside_it(torch, transformers, tmp_path):
+def test_pytorch_model_bin_is_read_with_the_files_next_to_it(torch, transformers, tmp_path):
     config = transformers.ViTConfig(
         image_size=32,
         hidden_size=32,
@@ -455,7 +464,7 @@ def test_pytorch_model_bin_keeps_the_files_beside_it(torch, transformers, tmp_pa
 
 
 class Trap:
-    """Unpickled, it makes a file."""
+    """An object whose unpickling creates a folder."""
 
     def __init__(self, file):
         self.file = str(file)
@@ -464,7 +473,7 @@ class Trap:
         return os.mkdir, (self.file,)
 
 
-def test_nothing_but_tensors_is_unpickled(torch, tmp_path):
+def test_only_tensors_are_unpickled(torch, tmp_path):
     torch.save(
         {"model": {"x": torch.ones(1)}, "trap": Trap(tmp_path / "sprung")}, tmp_path / "trap.pth"
     )
@@ -480,7 +489,7 @@ def test_nothing_but_tensors_is_unpickled(torch, tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_what_cannot_be_read_is_one_line(torch, tmp_path):
+def test_errors_about_unreadable_files_are_one_line(torch, tmp_path):
     (tmp_path / "damaged.pth").write_bytes(b"PK\x03\x04" + bytes(100))
     torch.save([1, 2], tmp_path / "list.pth")
     cases = {
@@ -496,7 +505,7 @@ def test_what_cannot_be_read_is_one_line(torch, tmp_path):
         assert not (tmp_path / "folder").exists()
 
 
-def test_other_commands_go_on_to_refuse_it(torch, tmp_path):
+def test_load_model_refuses_pth_files(torch, tmp_path):
     torch.save({"x": torch.ones(1)}, tmp_path / "model.pth")
     with pytest.raises(UserError, match="pickle"):
         vit_jax.load_model(tmp_path / "model.pth", log=str)

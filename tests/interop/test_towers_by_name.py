@@ -1,4 +1,4 @@
-"""Published models of images and texts by name, from a server that answers as the Hub does."""
+"""Published image-text models are loaded by name, from a local server that answers like the Hub."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def open_clip_folder(source: Path, folder: Path) -> None:
-    """Writes the text tower of Transformers' files in open_clip's format, and an image tower."""
+    """Writes a text tower of Transformers in open_clip's format, with a random image tower."""
     from test_open_clip import own_tower
 
     model = vit_jax.load_image_text(source, log=str)
@@ -108,13 +108,13 @@ def open_clip_name(path: list[str], kind: str, x: np.ndarray) -> tuple[str, np.n
 
 @pytest.fixture(scope="module")
 def folder(tokenizer, tmp_path_factory):
-    """A small SigLIP in Transformers' format."""
+    """Writes a small SigLIP in the format of Transformers."""
     place = tmp_path_factory.mktemp("towers")
     model = vit_jax.load_image_text(checkpoint(place, tokenizer), log=str)
     return vit_jax.save_model(model, place / "transformers", log=str)
 
 
-def test_a_name_and_a_tag_are_a_repository_of_the_hub(folder, tmp_path):
+def test_a_name_and_a_tag_select_a_repository_of_the_hub(folder, tmp_path):
     expected = vit_jax.load_image_text(folder, log=str).encode_text(["a cat", "two dogs"])
     hub = FakeHub({"google/siglip2-base-patch16-224": contents(folder)})
     try:

@@ -1,4 +1,4 @@
-"""Both towers written for Transformers: equal to the bit, and read by the library itself."""
+"""Both towers written for Transformers are bit-exact, and Transformers can read them."""
 
 import json
 import os
@@ -24,12 +24,12 @@ from vit_jax.models.text_tokens import open_tokenizer
 
 ROOT = Path(__file__).parents[2]
 models, photograph = test_image_text.models, test_image_text.photograph
-# Values of configs that do not change the embeddings.
+# Config values that do not affect the embeddings.
 UNREAD = ("bos_token_id", "pad_token_id", "projection_dim", "dtype", "_name_or_path")
 
 
 def assert_same_files(written, source):
-    """The same tensors, and every value of the source's configs that the library reads."""
+    """Asserts that tensors and tokenizer files are equal."""
     found, expected = (load_file(folder / "model.safetensors") for folder in (written, source))
     assert found.keys() == expected.keys()
     for name, array in expected.items():
@@ -40,7 +40,7 @@ def assert_same_files(written, source):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_of_transformers_is_written_as_it_was_and_read_by_the_library(
+def test_a_model_of_transformers_is_bit_exact_after_writing_and_read_by_the_library(
     kind,
     torch,
     transformers,
@@ -80,7 +80,7 @@ def test_a_model_of_transformers_is_written_as_it_was_and_read_by_the_library(
 
 
 def test_the_command_writes_a_run_with_its_tokenizer(torch, transformers, models, tmp_path):
-    """A run that has changed a CLIP has a bias of the projection, which CLIP lacks."""
+    """A trained run of a CLIP has a bias in its projection, which CLIP in Transformers lacks."""
     config = config_from("clip", models["clip"][0])
     config.optimizer.learning_rate, config.steps = 0.05, 2
     images = np.random.default_rng(0).integers(256, size=(4, 32, 32, 3)).astype(np.uint8)
@@ -108,10 +108,10 @@ def test_the_command_writes_a_run_with_its_tokenizer(torch, transformers, models
 
 
 @pytest.mark.parametrize("length", [12, 32])
-def test_a_text_tower_of_another_length_than_its_tokenizer_gets_its_texts(
+def test_a_text_tower_of_another_length_than_its_tokenizer_has_the_right_tokens(
     length, torch, transformers, models, tmp_path
 ):
-    """The tokenizer's files have the length 20."""
+    """The tokenizer's own files have the length 20."""
     folder, loaded = models["siglip"][0], vit_jax.load_image_text(models["siglip"][0], log=str)
     options = replace(loaded.text.options, length=length)
     model = ImageTextModel(
@@ -126,7 +126,7 @@ def test_a_text_tower_of_another_length_than_its_tokenizer_gets_its_texts(
     np.testing.assert_array_equal(found["input_ids"], model.tokenizer(TEXTS))
 
 
-# Lets processes import Transformers' image processors here: see
+# Allows child processes to import the image processors of Transformers on this machine: see
 # `tests.conftest.name_missing_operators`.
 OPERATORS = """
 import torch
@@ -136,7 +136,7 @@ name_missing_operators(torch)
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_both_towers_are_published_with_lines_that_were_run(
+def test_both_towers_are_published_with_code_that_was_run(
     kind, torch, transformers, tmp_path, models
 ):
     config = config_from(kind, models[kind][0])
@@ -166,7 +166,7 @@ def test_both_towers_are_published_with_lines_that_were_run(
 
 
 def test_a_clip_of_transformers_is_written_for_open_clip(torch, open_clip, models, tmp_path):
-    """It has its own vocabulary, which open_clip reads with Transformers' tokenizers."""
+    """The CLIP has its own vocabulary, which open_clip reads with Transformers' tokenizers."""
     folder, out = models["clip"][0], tmp_path / "out"
     command = [sys.executable, "-m", "vit_jax.convert", folder, out, "--to=open_clip"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -209,8 +209,8 @@ def test_models_that_transformers_lacks_are_rejected(models, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_names_of_the_files_are_completed(models, tmp_path):
-    """Only `spiece.model` next to a SigLIP is a tokenizer without a configuration."""
+def test_a_missing_tokenizer_configuration_is_written(models, tmp_path):
+    """A SigLIP with only `spiece.model` has a tokenizer without a configuration."""
     folder = shutil.copytree(models["siglip"][0], tmp_path / "bare")
     for name in ("tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"):
         (folder / name).unlink(missing_ok=True)
@@ -224,8 +224,8 @@ def test_names_of_the_files_are_completed(models, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["onnx", "stablehlo"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_exported_towers_give_the_embeddings(kind, suffix, models, photograph, tmp_path):
-    """Each is a program for tokens or for images."""
+def test_exported_towers_compute_the_embeddings(kind, suffix, models, photograph, tmp_path):
+    """Each tower is a separate program, for tokens or for images."""
     folder, *_ = models[kind]
     model = vit_jax.load_image_text(folder, log=str)
     tokens = model.tokenizer(TEXTS)
@@ -246,7 +246,7 @@ def test_exported_towers_give_the_embeddings(kind, suffix, models, photograph, t
 
 
 def run_program(file, inputs) -> tuple[dict, np.ndarray]:
-    """The metadata of a program, and its outputs."""
+    """Runs a program; returns its metadata and its outputs."""
     if file.suffix == ".onnx":
         onnxruntime = pytest.importorskip("onnxruntime")
         session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""Transformers' later ViTs: their outputs here, and ours there."""
+"""Later ViTs of Transformers have equal outputs here, whether they are read from it or written."""
 
 import json
 
@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.transformers import transformers_beit, transformers_dinov3
 
-TOLERANCE = 2e-6  # Of the largest value, as both are summed in float64 there.
+TOLERANCE = 2e-6  # Relative to the largest value; Transformers computes in float64.
 SIZES = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=80)
 SIZES |= dict(image_size=32, patch_size=8)
 WHOLE = ("CLIPConfig", "SiglipConfig")
@@ -21,7 +21,7 @@ TEXT = dict(
 )
 TEXT |= dict(bos_token_id=0, eos_token_id=1)
 
-# Model, its config, and what is chosen in it.
+# Model class, its config class, and config values.
 CASES = {
     "DINOv3": ("DINOv3ViTModel", "DINOv3ViTConfig", dict(num_register_tokens=4)),
     "DINOv3, gated": (
@@ -77,7 +77,9 @@ CASES = {
 
 
 def fixed_positions(side: int, dim: int) -> np.ndarray:
-    """The table of masked autoencoders' authors: zeros, then each place's waves by column and by
+    """Returns the position table of MAE's authors.
+
+    The class token's row is zero. The others have sine and cosine waves of the column, then of the
     row.
     """
     frequencies = 10_000.0 ** (-np.arange(dim // 4) / (dim // 4))
@@ -90,7 +92,10 @@ def fixed_positions(side: int, dim: int) -> np.ndarray:
 
 @pytest.fixture
 def drawn(torch, transformers, tmp_path):
-    """Makes a model of Transformers with random parameters, and a folder with it."""
+    """Returns a function that writes a model of Transformers with random parameters.
+
+    The function returns the model and its folder.
+    """
 
     def make(kind, config, options):
         options = SIZES | options
@@ -108,12 +113,14 @@ def drawn(torch, transformers, tmp_path):
 
 
 def output(torch, theirs, images, **options) -> np.ndarray:
-    """What a model of Transformers gives for normalised images, in float64."""
+    """Returns the output of a model of Transformers for normalized images, in float64."""
     with torch.no_grad():
         seen = torch.from_numpy(np.float64(images).transpose(0, 3, 1, 2).copy())
-        theirs = getattr(theirs.double().eval(), "vit", theirs)  # Of a masked autoencoder.
-        torch.manual_seed(0)  # It shuffles the patches.
-        out = getattr(theirs, "get_image_features", theirs)(seen, **options)  # Of a whole model.
+        # The encoder, if the model is a masked autoencoder.
+        theirs = getattr(theirs.double().eval(), "vit", theirs)
+        torch.manual_seed(0)  # A masked autoencoder shuffles the patches.
+        # The image tower, if the model has two towers.
+        out = getattr(theirs, "get_image_features", theirs)(seen, **options)
     names = [name for name in ("logits", "image_embeds", "pooler_output") if name in out]
     return (getattr(out, names[0]) if names else out.last_hidden_state[:, 0]).numpy()
 
@@ -125,7 +132,7 @@ def assert_alike(ours, images, wanted):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_gives_the_same_here(case, torch, drawn):
+def test_models_of_transformers_have_the_same_outputs_here(case, torch, drawn):
     theirs, folder = drawn(*CASES[case])
     ours = vit_jax.load_model(folder, log=str)
     images = random_images(ours)
@@ -133,7 +140,9 @@ def test_it_gives_the_same_here(case, torch, drawn):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_read_and_written_is_the_same_there(case, torch, transformers, drawn, tmp_path):
+def test_models_read_and_written_again_have_the_same_outputs_in_transformers(
+    case, torch, transformers, drawn, tmp_path
+):
     theirs, folder = drawn(*CASES[case])
     written = vit_jax.save_model(folder, tmp_path / "ours")
     (kind,) = json.loads((written / "config.json").read_text())["architectures"]
@@ -143,7 +152,7 @@ def test_what_is_read_and_written_is_the_same_there(case, torch, transformers, d
     np.testing.assert_array_equal(output(torch, again, images), output(torch, theirs, images))
 
 
-def test_siglip_with_a_classifier_gives_the_same_here(torch, drawn):
+def test_siglip_with_a_classifier_has_the_same_outputs_here(torch, drawn):
     theirs, folder = drawn("SiglipForImageClassification", "SiglipConfig", {})
     ours = vit_jax.load_model(folder, log=str)
     images = random_images(ours)
@@ -151,7 +160,7 @@ def test_siglip_with_a_classifier_gives_the_same_here(torch, drawn):
     assert_alike(ours, images, output(torch, theirs, ours.normalize(images)))
 
 
-# How they are told to, and what is said here.
+# Arguments with which Transformers resizes positions, and the options that our model then needs.
 INTERPOLATE = dict(interpolate_pos_encoding=True)
 RESIZED = {
     "DINOv3": ({}, {}),
@@ -164,7 +173,7 @@ RESIZED = {
 
 @pytest.mark.parametrize("size", [24, (48, 32)], ids=str)
 @pytest.mark.parametrize("case", RESIZED)
-def test_at_another_size_it_gives_the_same_here(case, size, torch, drawn):
+def test_models_resized_by_transformers_have_the_same_outputs_here(case, size, torch, drawn):
     theirs, folder = drawn(*CASES[case])
     there, here = RESIZED[case]
     ours = vit_jax.load_model(folder, log=str, image_size=size, **here)
@@ -182,7 +191,7 @@ def test_at_another_size_it_gives_the_same_here(case, size, torch, drawn):
         ("CLIP", "embeddings.position_ids"),
     ],
 )
-def test_whole_numbers_that_older_versions_keep_are_left_out(case, name, drawn):
+def test_integer_buffers_of_older_versions_are_ignored(case, name, drawn):
     _, folder = drawn(*CASES[case])
     file = folder / "model.safetensors"
     save_file(load_file(file) | {name: np.arange(4)}, file)
@@ -197,7 +206,7 @@ def test_whole_numbers_that_older_versions_keep_are_left_out(case, name, drawn):
         ("MAE, whole", "with mae's own parameters"),
     ],
 )
-def test_what_is_not_of_the_model_of_images_is_said(case, words, drawn):
+def test_skipped_text_towers_and_decoders_are_logged(case, words, drawn):
     _, folder = drawn(*CASES[case])
     assert words in open_checkpoint(folder).describe()
 
@@ -223,7 +232,7 @@ def test_the_encoder_of_masked_image_modelling_is_read(torch, drawn):
         vit_jax.load_model(folder, log=str)
 
 
-def test_positions_are_fixed_only_where_they_are_maes(torch, drawn):
+def test_only_positions_equal_to_maes_are_read_as_fixed(torch, drawn):
     theirs, folder = drawn(*CASES["MAE"])
     assert vit_jax.load_model(folder, log=str).options.position == "sincos2d_mae"
     theirs.embeddings.position_embeddings.data[0, 3, 5] += 0.1
@@ -234,8 +243,8 @@ def test_positions_are_fixed_only_where_they_are_maes(torch, drawn):
     assert_alike(ours, images, output(torch, theirs, ours.normalize(images)))
 
 
-def test_pixels_that_no_patch_reads_are_left_out_and_that_is_said(torch, drawn):
-    """As of 384 pixels and patches of 14, of which some published ones are."""
+def test_pixels_outside_of_patches_are_cropped_and_logged(torch, drawn):
+    """As with images of 384 pixels and patches of 14 in some published models."""
     theirs, folder = drawn(*CASES["SigLIP"][:2], dict(image_size=35))
     ours = vit_jax.load_model(folder, log=str)
     assert (
@@ -246,7 +255,7 @@ def test_pixels_that_no_patch_reads_are_left_out_and_that_is_said(torch, drawn):
     assert_alike(ours, images[:, :32, :32], output(torch, theirs, images))
 
 
-def test_a_head_with_biases_is_no_projection(drawn, tmp_path):
+def test_a_head_with_biases_cannot_be_written_as_a_projection(drawn, tmp_path):
     _, folder = drawn(*CASES["CLIP"])
     model = vit_jax.load_model(folder, log=str, num_classes=3)
     model.head.bias[...] = np.ones(3)
@@ -285,7 +294,7 @@ def test_a_head_with_biases_is_no_projection(drawn, tmp_path):
         ),
     ],
 )
-def test_what_would_compute_otherwise_is_refused(case, options, message, drawn):
+def test_unsupported_configs_of_transformers_are_refused(case, options, message, drawn):
     kind, config, chosen = CASES[case]
     _, folder = drawn(kind, config, chosen | options)
     with pytest.raises(UserError, match=message):

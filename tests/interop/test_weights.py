@@ -1,4 +1,4 @@
-"""Published weights by name and tag, against timm's registry."""
+"""Tests of published weights by name and tag, against timm's registry."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import ACCURACIES, all_weights, checkpoint_of, find_weights
 
 
-def test_every_line_is_of_timms_registry(timm):
+def test_all_listed_weights_are_in_timms_registry(timm):
     for weights in all_weights():
         about = timm.get_pretrained_cfg(weights.repository.split("/")[-1])
         assert weights.repository == about.hf_hub_id
@@ -31,21 +31,22 @@ def test_every_line_is_of_timms_registry(timm):
             assert np.array_equal(np.broadcast_to(ours, 3), theirs), weights
 
 
-def test_data_are_those_that_the_tags_name():
+def test_data_sets_are_those_in_the_tags():
     for weights in all_weights():
         architecture, _, tag = weights.repository.removeprefix("timm/").partition(".")
         assert ", ".join(weights.data) == write_weights.data_of(architecture, tag)
     assert {name for weights in all_weights() for name in weights.data} == set(DATA_SETS)
     found = {x.repository.partition(".")[2]: x.data for x in all_weights()}
     assert found["augreg_in21k_ft_in1k"] == ("ImageNet-21k", "ImageNet-1k")
-    assert found["sam_in1k"] == ("ImageNet-1k",)  # By an optimizer of this name.
+    # Here, SAM is the name of an optimizer, not of a data set.
+    assert found["sam_in1k"] == ("ImageNet-1k",)
     assert found["fcmae_ft_in22k_in1k"] == ("ImageNet-1k", "ImageNet-21k", "ImageNet-1k")
     assert found["in22k_ft_in22k_in1k"] == ("ImageNet-21k", "ImageNet-1k")
     with pytest.raises(ValueError, match="vit_tiny.my_tag does not say on which data"):
         write_weights.data_of("vit_tiny", "my_tag")
 
 
-def test_a_card_says_what_was_trained_and_how_images_are_prepared():
+def test_a_model_card_has_the_weights_and_the_preprocessing():
     large = str(find_weights("ViT-B/16", "vit_base_patch16_384.augreg_in21k_ft_in1k"))
     assert (
         "trained on ImageNet-21k then ImageNet-1k, sees the centre square, bicubic, mean 0.5"
@@ -72,9 +73,7 @@ def test_a_card_says_what_was_trained_and_how_images_are_prepared():
         ),
     ],
 )
-def test_files_that_prepare_images_otherwise_than_the_registry_hold(
-    said, words, monkeypatch, tmp_path
-):
+def test_preprocessing_in_a_file_overrides_the_registrys(said, words, monkeypatch, tmp_path):
     weights = find_weights("DINOv2-S/14", "vit_small_patch14_dinov2.lvd142m")
     sizes = dict(dim=64, depth=1, mlp_dim=96, heads=1, patch_size=8, image_size=16, num_classes=0)
     folder = write(
@@ -95,15 +94,15 @@ def test_files_that_prepare_images_otherwise_than_the_registry_hold(
     assert np.allclose(model.mean, said.get("mean", weights.mean))
 
 
-def test_what_was_trained_with_quick_gelu_says_so(timm):
+def test_weights_trained_with_quick_gelu_are_marked(timm):
     quick = {
         weights.repository for weights in all_weights() if weights.arguments == dict(gelu="quick")
     }
     assert quick == {*write_weights.quick_repositories(timm).values()} and len(quick) > 15
 
 
-def test_clips_of_openais_have_their_name_and_their_gelu(monkeypatch, tmp_path):
-    """Of timm's files, which say exact GELU."""
+def test_openais_clips_have_their_own_name_and_quick_gelu(monkeypatch, tmp_path):
+    """timm's files of these models have exact GELU, but they were trained with quick GELU."""
     sizes = dict(dim=64, depth=1, mlp_dim=96, heads=1, patch_size=8, image_size=16, num_classes=0)
     sizes |= dict(stem_norm="tokens", gelu="erf", norm_epsilon=1e-5)
     folder = write(
@@ -126,7 +125,7 @@ def test_clips_of_openais_have_their_name_and_their_gelu(monkeypatch, tmp_path):
         checkpoint_of("CLIP-B/16")
 
 
-def test_every_name_makes_a_model_and_no_repository_is_listed_twice():
+def test_every_name_is_valid_and_no_repository_is_listed_twice():
     assert all(parse_name(weights.model) for weights in all_weights())
     repositories = [weights.repository for weights in all_weights()]
     assert len(repositories) == len(set(repositories)) > 400
@@ -142,7 +141,7 @@ def test_every_name_makes_a_model_and_no_repository_is_listed_twice():
         "swin_tiny_patch4_window7_224",
     ],
 )
-def test_names_are_those_that_the_architectures_are_read_as(architecture, torch, timm):
+def test_listed_names_equal_those_of_loaded_architectures(architecture, torch, timm):
     listed = {x.model for x in all_weights() if x.repository.startswith(f"timm/{architecture}.")}
     assert listed == {write_weights.our_name(timm, torch, architecture)}
 
@@ -177,7 +176,7 @@ def test_weights_are_found_by_tag_and_by_repository():
         ("ViT-B/17", "augreg_in21k", "no published weights of 'ViT-B/17' are known; did you mean"),
     ],
 )
-def test_what_names_no_weights_is_refused(model, tag, words):
+def test_ambiguous_or_unknown_weights_are_refused(model, tag, words):
     with pytest.raises(UserError, match=words):
         vit_jax.load_model(model, pretrained=tag)
 
@@ -210,7 +209,7 @@ def test_every_accuracy_is_of_known_weights_and_names_its_source():
     assert (accuracy.percent, accuracy.pixels, accuracy.crop) == (86.01, 384, 1.0)
 
 
-def test_timms_part_is_made_of_its_table(tmp_path):
+def test_timms_accuracies_are_those_in_its_table(tmp_path):
     table = tmp_path / "results.csv"
     table.write_text(
         "model,img_size,top1,top1_err,top5,top5_err,param_count,crop_pct,interpolation\n"
@@ -243,7 +242,7 @@ def test_timms_part_is_made_of_its_table(tmp_path):
         ("vit_base_patch16_18x2_224", "its layers are parallel branches"),
     ],
 )
-def test_a_name_of_what_is_not_read_is_refused_by_what_it_has(name, words):
+def test_errors_about_unsupported_models_name_the_unsupported_part(name, words):
     for made in (
         lambda: vit_jax.create_model(name),
         lambda: vit_jax.load_model(name),
@@ -253,7 +252,7 @@ def test_a_name_of_what_is_not_read_is_refused_by_what_it_has(name, words):
             made()
 
 
-def test_nothing_that_is_held_is_refused_by_its_name():
+def test_no_listed_model_is_reported_as_unsupported():
     for name in (*vit_jax.list_models(), *(weights.repository for weights in all_weights())):
         refuse_unheld(name)
 
@@ -266,7 +265,7 @@ def test_weights_are_listed_by_tag_and_by_repository():
     }
 
 
-def test_a_listed_name_without_a_tag_is_told_of_pretrained():
+def test_the_error_about_a_name_without_a_tag_advises_pretrained():
     with pytest.raises(
         UserError, match=r"there is no .*ViT-B/16; .*load_model\('ViT-B/16', pretrained=TAG\)"
     ):

@@ -1,8 +1,8 @@
-"""Writes timm's part of `vit_jax/published/accuracies.json`: python -m
-tests.interop.write_accuracies CSV
+"""Writes timm's part of accuracies.json: python -m tests.interop.write_accuracies CSV
 
-CSV is `results/results-imagenet.csv` of huggingface/pytorch-image-models; of it the weights of
-`weights.tsv` are kept. What other authors say of theirs is left as it is.
+The file is `vit_jax/published/accuracies.json`. CSV is `results/results-imagenet.csv` of
+huggingface/pytorch-image-models, of which only the weights in `weights.tsv` are used. Accuracies
+published by other authors stay unchanged.
 """
 
 import csv
@@ -14,7 +14,7 @@ from vit_jax.published.weights import ACCURACIES, all_weights
 
 
 def figures_of(table: Path) -> dict[str, list]:
-    """Per cent, pixels and crop by repository, of those weights that the table has."""
+    """Returns accuracy in per cent, image size in pixels and crop of weights, by repository."""
     with table.open() as file:
         rows = {f"timm/{row['model']}": row for row in csv.DictReader(file)}
     repositories = sorted(
@@ -28,7 +28,7 @@ def figures_of(table: Path) -> dict[str, list]:
 
 
 def written(groups: list[dict]) -> str:
-    """The file's text: a line for each figure."""
+    """Returns the content of the file, with a line for each accuracy."""
     parts = []
     for group in groups:
         about = "".join(f'  "{key}": {json.dumps(group[key])},\n' for key in ("source", "what"))

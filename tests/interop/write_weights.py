@@ -1,11 +1,13 @@
-"""Writes `vit_jax/published/weights.tsv` of timm's registry: python -m tests.interop.write_weights
+"""Writes weights.tsv from timm's registry: python -m tests.interop.write_weights
 
-A line is a repository of timm's on the Hugging Face Hub: our name of the model, timm's tag of the
-weights, the repository, the images' side in pixels, the classes (0: none), the data, what the model
-sees of an image, the licence, and the GELU that the weights were trained with where the repository
-means another one (else
-`-`): of a CLIP that was trained with quick GELU timm has two names and one repository, which bears
-the name of exact GELU.
+The file is `vit_jax/published/weights.tsv`. Each line is a repository of timm on the Hugging Face
+Hub. The columns are our name of the model, timm's tag of the weights, the repository, the images'
+side in pixels, the number of classes (0: none), the data sets, the preprocessing, the licence, and
+the GELU.
+
+The GELU is `-`, unless the weights were trained with another one than the repository's name
+implies. For a CLIP that was trained with quick GELU, timm has two names and one repository, which
+has the name of the model with exact GELU.
 """
 
 import re
@@ -23,14 +25,14 @@ from vit_jax.models import parse_name
 from vit_jax.options.model import make_options
 from vit_jax.published.weights import FILE, HEADER
 
-# The data by the words of timm's tags, which stand in the order of training. Most other words are
-# of recipes.
+# Data sets by the words in timm's tags, which are in the order of training. Most other words in
+# tags describe training recipes.
 DATA = {
     "in1k": "ImageNet-1k",
     "in12k": "ImageNet-12k",
     "in21k": "ImageNet-21k",
     "in22k": "ImageNet-21k",
-    # Methods that their papers show on ImageNet-1k alone.
+    # Methods whose papers use ImageNet-1k only.
     "dino": "ImageNet-1k",
     "fcmae": "ImageNet-1k",
     "mae": "ImageNet-1k",
@@ -59,7 +61,7 @@ DATA = {
     "apple_pt": "AIMv2's",
     "c_radio": "C-RADIO's",
     "ogvl": "InternVL's",
-    # Towers that were taken out of PaliGemma, where SigLIP's went on to be trained.
+    # Towers taken from PaliGemma, in which SigLIP's towers were trained further.
     "pali": "WebLI, PaliGemma's",
     "pali2": "WebLI, PaliGemma's",
     "mix": "PaliGemma's tasks",
@@ -67,7 +69,7 @@ DATA = {
     "refcoco": "RefCOCO",
     "docci": "DOCCI",
 }
-# Where the name of the architecture says what the tag does not: the words before it, by patterns of
+# The first data sets, if only the architecture's name implies them. The keys are patterns of
 # `architecture.tag`.
 FIRST = {
     r"beit3_.*": "BEiT-3's",
@@ -78,10 +80,10 @@ _WORDS = re.compile(rf"(?<![^_])({'|'.join(sorted(DATA, key=len, reverse=True))}
 
 
 def data_of(architecture: str, tag: str) -> str:
-    """Names of the data on which weights were trained, in their order.
+    """Returns the names of the data on which weights were trained, in order.
 
     Raises:
-      ValueError: the tag is of another kind than those that are known.
+      ValueError: the tag names no known data.
     """
     found = [
         data for pattern, data in FIRST.items() if re.fullmatch(pattern, f"{architecture}.{tag}")
@@ -89,15 +91,13 @@ def data_of(architecture: str, tag: str) -> str:
     found += [DATA[word] for word in _WORDS.findall(tag)]
     if not found:
         raise ValueError(f"{architecture}.{tag} does not say on which data it was trained")
-    if architecture.endswith("_miil"):  # They took a part of ImageNet-21k.
+    if architecture.endswith("_miil"):  # These weights were trained on a part of ImageNet-21k.
         found = [data.replace("ImageNet-21k", "ImageNet-21k-P") for data in found]
     return ", ".join(data for place, data in enumerate(found) if found[place - 1 : place] != [data])
 
 
 def our_name(timm, torch, architecture: str) -> str | None:
-    """Our name of an architecture of timm's, by what its tensors and its name say; None if it is
-    not read.
-    """
+    """Returns our name of a timm architecture, from its tensors and name; None if unsupported."""
     with torch.device("meta"):
         model = timm.create_model(architecture)
     tensors = {
@@ -113,14 +113,14 @@ def our_name(timm, torch, architecture: str) -> str | None:
         form = LIBRARY.read_format(config, tensors)
         values, _ = form.arguments(form.rename(tensors, config), config, None)
         name = model_name(make_options(form.model.options_type, values))
-        # The one family whose models are another's in all but their training.
+        # BEiT v2 differs from BEiT only in its training.
         return name.replace("BEiT-", "BEiTv2-") if architecture.startswith("beitv2_") else name
     except UserError:
         return None
 
 
 def is_name(text: str | None) -> bool:
-    """True for a name by which a model can be made, and not for words about its sizes."""
+    """Returns True if a model can be created by this name, False for a description of sizes."""
     try:
         return text is not None and bool(parse_name(text))
     except UserError:
@@ -128,9 +128,7 @@ def is_name(text: str | None) -> bool:
 
 
 def quick_repositories(timm) -> dict[str, str]:
-    """The repositories of CLIPs that were trained with quick GELU, by timm's full names of these
-    models.
-    """
+    """Returns repositories of CLIPs that were trained with quick GELU, by timm's full names."""
     found = {}
     for full in timm.list_models(
         "vit_*_clip_quickgelu_*", module="vision_transformer", pretrained=True
@@ -142,9 +140,7 @@ def quick_repositories(timm) -> dict[str, str]:
 
 
 def about_weights(about, architecture: str) -> tuple:
-    """What the registry says of weights: from the images' side to the std, as the file has
-    it.
-    """
+    """Returns the registry's values of weights: the columns from image side to std."""
     pixels, seen = of_timm(about.to_dict(), 3)
     mean, std = (
         " ".join(map(str, values if len(set(values)) > 1 else values[:1]))
@@ -162,7 +158,7 @@ def about_weights(about, architecture: str) -> tuple:
 
 
 def lines(timm, torch) -> list[tuple]:
-    """The file's lines, in timm's order."""
+    """Returns the lines of the file, in timm's order."""
     names, found, quick = {}, [], quick_repositories(timm)
     for module in MODULES:
         for full in timm.list_models(module=module, pretrained=True):
@@ -172,11 +168,11 @@ def lines(timm, torch) -> list[tuple]:
                 continue
             own = about.hf_hub_id == f"timm/{full}" and about.hf_hub_id not in quick.values()
             if not (own or full in quick) or about.hf_hub_filename:
-                continue  # Not in timm's own form, or another's weights under its name.
+                continue  # Not in timm's own format, or another model's weights under this name.
             if full in quick and tag != "openai":
                 architecture = architecture.replace(
                     "_quickgelu", ""
-                )  # OpenAI's alone have a name of ours.
+                )  # Only OpenAI's models have their own name here.
             if architecture not in names:
                 names[architecture] = our_name(timm, torch, architecture)
             if is_name(name := names[architecture]):

@@ -1,9 +1,8 @@
-"""The models once more, slowly, in NumPy float64: one image, one head and one pair of tokens at a
-time.
+"""Reference implementations of the models in NumPy float64, for one image, written as loops.
 
-Written from the papers, with nothing of `vit_jax.models` but the names of its parameters. What an
-option asks for must be among them: the reference takes the same arguments as the model, and a
-parameter that the model left out is a KeyError here.
+They are written from the papers. They share only the names of parameters with `vit_jax.models`. A
+reference takes the same arguments as the model, so a parameter that an option requires and that the
+model does not have raises a KeyError here.
 """
 
 import cmath
@@ -16,25 +15,25 @@ from scipy.special import erf
 
 from vit_jax.models import abstract, count_parameters, model_factory
 
-# A grid of 2x3 patches.
+# These images have a grid of 2x3 patches.
 TINY = dict(image_size=(8, 12), num_classes=5, patch_size=4, dim=16, depth=2, mlp_dim=24, heads=4)
 
 
-HURRIED = {"xla_backend_optimization_level": 0}  # These models cost more to compile than to run.
+HURRIED = {"xla_backend_optimization_level": 0}  # These models take longer to compile than to run.
 
 
 def fresh_model(name: str = "ViT-Ti/4", **arguments) -> nnx.Module:
-    """A model as its initialisers make it."""
+    """Returns a model with its initial parameters."""
     build = model_factory(name, **arguments)
     init = jax.jit(lambda: nnx.state(build(rngs=nnx.Rngs(0))), compiler_options=HURRIED)
     return nnx.merge(nnx.graphdef(abstract(build)), init())
 
 
 def random_model(name: str = "ViT-Ti/4", **arguments) -> nnx.Module:
-    """A model whose every parameter is random, so that none can be left out unseen.
+    """Returns a model with random parameters, none of them zero, so that each affects the output.
 
-    The output channels of a ResNet's kernels differ by up to a million in scale, or else its norms
-    would hide what standardisation does to small kernels.
+    The output channels of a ResNet's kernels differ in scale by up to a factor of a million.
+    Otherwise norms would hide the effect of weight standardisation on small kernels.
     """
     rng = np.random.default_rng(0)
 
@@ -59,7 +58,7 @@ def parameters(model: nnx.Module) -> dict:
 
 
 def forward(module: nnx.Module, x: np.ndarray, seed: int | None = None) -> np.ndarray:
-    """What the module itself gives, compiled in a hurry; with a seed, in training."""
+    """Returns the output of the compiled module; with a seed for dropout, that of training."""
     graphdef, params = nnx.split(module)
 
     def call(params, x):
@@ -70,14 +69,14 @@ def forward(module: nnx.Module, x: np.ndarray, seed: int | None = None) -> np.nd
 
 
 def count(name: str, num_classes: int = 1000, image_size: int = 224, **overrides) -> int:
-    """Number of parameters."""
+    """Returns the number of parameters."""
     return count_parameters(
         abstract(model_factory(name, num_classes=num_classes, image_size=image_size, **overrides))
     )
 
 
 def assert_vit_equals_reference(**overrides):
-    """`TINY` with other arguments gives the logits of `vit`, for two images."""
+    """Asserts that `TINY` with other arguments has the logits of `vit`, for two images."""
     arguments = TINY | overrides
     model = random_model(**arguments)
     images = random_images(2, *arguments["image_size"], arguments.get("channels", 3))
@@ -87,8 +86,9 @@ def assert_vit_equals_reference(**overrides):
 
 
 def assert_vit_gradients_equal_differences(**overrides):
-    """Gradients of `TINY` with other arguments are the slopes of `vit`, in a direction of each
-    parameter.
+    """Asserts that gradients of `TINY` with other arguments equal finite differences of `vit`.
+
+    For each parameter, the derivatives in one random direction are compared.
     """
     arguments = TINY | overrides
     model, image = random_model(**arguments), random_images(1, *arguments["image_size"])
@@ -123,7 +123,7 @@ def linear(x, p):
 
 
 def layer_norm(x, p, epsilon=1e-6):
-    """Without a bias it is an RMS norm."""
+    """Applies layer norm, or RMS norm if there is no bias."""
     if "bias" not in p:
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * p["scale"]
     mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
@@ -131,8 +131,9 @@ def layer_norm(x, p, epsilon=1e-6):
 
 
 def group_norm(x, p, epsilon):
-    """32 groups of neighbouring channels, but none of one channel; statistics over the whole of one
-    image.
+    """Normalizes groups of neighbouring channels, with statistics over a whole image.
+
+    There are 32 groups, but at least 2 channels in each.
     """
     parts = np.split(x, 32 if x.shape[-1] >= 64 else x.shape[-1] // 2, axis=-1)
     groups = [(part - part.mean()) / np.sqrt(part.var() + epsilon) for part in parts]
@@ -169,7 +170,7 @@ def feed_forward(x, p, kind, gelu, epsilon=1e-6):
 
 
 def position_table(p, kind, special, rows, columns, dim):
-    """`[special + rows * columns, dim]`."""
+    """Returns the position embeddings `[special + rows * columns, dim]`."""
     if kind == "1d":
         return p["table"][0]
     patches = []
@@ -190,7 +191,9 @@ def position_table(p, kind, special, rows, columns, dim):
 
 
 def relative_row(query, key, special, patches):
-    """Row of the table of relative positions: one for each difference of patches, three for other
+    """Returns a row of the table of relative positions.
+
+    The table has a row for each difference of two patches, and three rows for other pairs of
     tokens.
     """
     inside = range(special, special + patches)
@@ -204,7 +207,10 @@ def relative_row(query, key, special, patches):
 
 
 def bias_row(query, key, special, rows, columns):
-    """Row of the table of biases: one for each offset of patches, three for other tokens."""
+    """Returns a row of the table of biases.
+
+    The table has a row for each offset of two patches, and three rows for other pairs of tokens.
+    """
     inside = range(special, special + rows * columns)
     offsets = (2 * rows - 1) * (2 * columns - 1)
     if query in inside and key in inside:
@@ -219,7 +225,10 @@ def bias_row(query, key, special, rows, columns):
 
 
 def turned(vector, angles, halves=False):
-    """The vector's channels in pairs, neighbours or one of each half, turned as complex numbers."""
+    """Rotates pairs of the vector's channels as complex numbers.
+
+    Pairs are neighbouring channels, or one channel of each half if `halves` is True.
+    """
     result = np.array(vector)
     for i, angle in enumerate(angles):
         pair = [i, i + len(angles)] if halves else [2 * i, 2 * i + 1]
@@ -229,7 +238,7 @@ def turned(vector, angles, halves=False):
 
 
 def angles_of(kind, row, column, rows, columns, unit, first, width):
-    """The angles by which the `width` / 2 pairs of a patch's head turn."""
+    """Returns the rotation angles of a patch, one for each of the `width` / 2 pairs of a head."""
     quarter = width // 4
     powers = [i / quarter for i in range(quarter)]
     if kind == "dinov3":
@@ -249,13 +258,19 @@ def angles_of(kind, row, column, rows, columns, unit, first, width):
 
 
 def self_attention(x, p, *, epsilon=1e-6, relative=None, bias=None, turn=None, sizes=None):
-    """`relative(query, key)` and `bias` are rows of the tables; `turn(token, head, vector)`
-    turns; each query sees token j `sizes[j]` times.
+    """Returns the attention of one image's tokens.
+
+    Args:
+      relative: function of the indices of query and key; returns a row of the table of relative
+        positions.
+      bias: function of the indices of query and key; returns a row of the table of biases.
+      turn: function of a token's index, a head and a vector; returns the rotated vector.
+      sizes: how many times each token is attended to.
     """
     biases = p["qkv"].get("bias")
     if biases is None:
         biases = np.zeros(p["qkv"]["kernel"].shape[1:])
-    elif len(biases) == 2:  # Of queries and values.
+    elif len(biases) == 2:  # Biases of queries and values only.
         biases = np.stack([biases[0], 0 * biases[0], biases[1]])
     heads = []
     for head in range(len(p["out"]["kernel"])):
@@ -285,9 +300,9 @@ def self_attention(x, p, *, epsilon=1e-6, relative=None, bias=None, turn=None, s
 
 
 def merge_patches(x, sizes, inputs, p, patches: range, count: int, epsilon: float):
-    """Token merging of one image: the tokens and their sizes after `count` patches are merged.
+    """Merges `count` patches of one image; returns the tokens and their sizes.
 
-    `inputs` are those of the attention, whose keys are compared.
+    `inputs` are the inputs of the attention, whose keys are compared.
     """
     keys = []
     for head in range(len(p["out"]["kernel"])):
@@ -310,7 +325,7 @@ def merge_patches(x, sizes, inputs, p, patches: range, count: int, epsilon: floa
 
 
 def attention_pooling(x, p, gelu, epsilon):
-    """One learned query over all tokens `x`, then an MLP; `[dim]`."""
+    """Attends to all tokens `x` with one learned query and applies an MLP; returns `[dim]`."""
     total = p["out"]["bias"]
     for head, out in enumerate(p["out"]["kernel"]):
         query = p["probe"][0, 0] @ p["query"]["kernel"][:, head] + p["query"]["bias"][head]
@@ -353,7 +368,7 @@ def vit(
     merge_tokens=0,
     **_,
 ) -> np.ndarray:
-    """Logits of one image; the arguments are the model's."""
+    """Returns the logits of one image; the arguments are the model's."""
     features = (
         image if resnet_blocks is None else hybrid_trunk(params["resnet"], image, resnet_stem)
     )
@@ -367,7 +382,7 @@ def vit(
         x = np.concatenate([params["distillation_token"][0], x])
     if pooling in ("cls", "cls_gap") or cls_token:
         x = np.concatenate([params["cls"][0], x])
-    placed = len(x)  # Tokens with a position; later those before the registers.
+    placed = len(x)  # End of the tokens with positions; registers follow.
     special = placed - rows * columns
 
     def table(p):
@@ -405,7 +420,7 @@ def vit(
     sizes = np.ones(len(x), int) if merge_tokens else None
 
     def merged(before, after, p):
-        """Merges patches of the tokens after attention, by the keys of those before."""
+        """Merges patches of the tokens after attention, by the keys of the tokens before it."""
         nonlocal sizes, placed
         inputs = before if norm_at == "after" else layer_norm(before, p["norm1"], norm_epsilon)
         x, sizes = merge_patches(
@@ -472,7 +487,7 @@ def vit(
 
 
 def windows(x, size, stride):
-    """`[rows, columns, size, size, channels]`: what a kernel sees in each place."""
+    """Returns the window of a kernel at each position: `[rows, columns, size, size, channels]`."""
     rows, columns = ((side - size) // stride + 1 for side in x.shape[:2])
     return np.array(
         [
@@ -486,9 +501,7 @@ def windows(x, size, stride):
 
 
 def pad_same(x, size, stride, value=0.0):
-    """So that ceil(side / stride) windows fit; where the padding is odd, the far side has one
-    more.
-    """
+    """Pads so that ceil(side / stride) windows fit; the far side gets the odd pixel."""
     pads = []
     for side in x.shape[:2]:
         total = max(0, (-(-side // stride) - 1) * stride + size - side)
@@ -513,7 +526,10 @@ def hybrid_conv(x, p, stride=1):
 
 
 def hybrid_trunk(params, image, stem="large"):
-    """Section 2.2: activation after the convolution, all padding SAME."""
+    """Returns the features of a hybrid's ResNet (section 2.2).
+
+    Activations follow convolutions, and all padding is SAME.
+    """
 
     def norm(x, p):
         return group_norm(x, p, 1e-6)
@@ -546,8 +562,9 @@ def bit_norm(x, p):
 
 
 def bit(params, image, *, num_classes, resnet_stem="large", axial=False, **_):
-    """Section 3.1: activation before the convolution, padding alike on both sides, a pool among
-    zeros.
+    """Returns the logits of a BiT ResNet (section 3.1).
+
+    Activations precede convolutions. Padding is symmetric; the max pooling pads with zeros.
     """
     resnet = params["resnet"]
     if resnet_stem == "large":
@@ -567,19 +584,17 @@ def bit(params, image, *, num_classes, resnet_stem="large", axial=False, **_):
 
 
 def axial_attention(x, p, stride):
-    """Attention within each column, then within each row; then means of `stride` by `stride`
-    places.
-    """
+    """Attends within each column, then within each row; averages `stride` by `stride` positions."""
     x = axis_attention(x.swapaxes(0, 1), p["column"]).swapaxes(0, 1)
     x = axis_attention(x, p["row"])
     return windows(x, stride, stride).mean((2, 3))
 
 
 def axis_attention(x, p, heads=8):
-    """Attention within each line of `[lines, length, width]`: 8 heads, learned relative positions.
+    """Attends within each line of `[lines, length, width]`, with 8 heads and relative positions.
 
-    A head's `width / 8` values come after its queries and keys, of half that; so do the relative
-    ones.
+    Each head has queries and keys of half the size `width / 8`, followed by values of that size.
+    The learned relative embeddings have the same order.
     """
     lines, length, width = x.shape
     x = bit_norm(bit_conv(x, p["qkv"]), p["norm"])

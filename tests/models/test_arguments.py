@@ -1,6 +1,4 @@
-"""Each argument of a model is of its type and within its bounds, or one line says what it must
-be.
-"""
+"""Arguments of models have the right type and bounds; otherwise a one-line error states them."""
 
 import dataclasses
 import functools
@@ -46,8 +44,8 @@ def test_equal_arguments_are_equal_options():
 
 
 HOSTILE = (-1, float("nan"), float("inf"), 10**30, "x", b"x", [], (), {}, (0, 0), (32,), object())
-# Of these, what an argument may be: finite numbers, one for all channels, units of a stage, a root
-# alone.
+# The values in HOSTILE that are valid: finite numbers, one mean or std for all channels, numbers of
+# units in a stage, and a root without stages.
 FINE = {
     "head_bias": (-1, 10**30),
     "layer_scale": (-1, 10**30),
@@ -61,7 +59,7 @@ FINE = {
     ("name", "argument"),
     [(name, argument) for name in SMALL for argument in sorted(ARGUMENTS_OF[name])],
 )
-def test_hostile_value_is_one_line(name, argument):
+def test_errors_about_invalid_values_are_one_line(name, argument):
     for value in HOSTILE:
         if value in FINE.get(argument, ()):
             continue
@@ -84,12 +82,12 @@ def test_hostile_value_is_one_line(name, argument):
     ],
     ids=str,
 )
-def test_argument_out_of_its_bounds_is_named(changes, words):
+def test_errors_about_bounds_name_the_argument(changes, words):
     with pytest.raises(UserError, match=words):
         vit_jax.create_model("ViT-Ti/16", **(SMALL["ViT-Ti/16"] | changes))
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_are_accepted():
     model = vit_jax.create_model(
         "ViT-Ti/16", **(SMALL["ViT-Ti/16"] | dict(num_classes=np.int64(4)))
     )

@@ -1,6 +1,4 @@
-"""Attention as for a CPU and a TPU, and a last layer that computes what is read, beside the plain
-path.
-"""
+"""Attention on a CPU and a TPU, and a last layer that computes only the tokens that are read."""
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +11,13 @@ import vit_jax
 from vit_jax.models.attention import attend
 from vit_jax.models.layers import placing
 
-BATCH, TOKENS, HEADS, HEAD_DIM = 2, 130, 3, 16  # For fewer tokens a TPU attends as a GPU does.
+# With fewer tokens, a TPU uses the same attention as a GPU.
+BATCH, TOKENS, HEADS, HEAD_DIM = 2, 130, 3, 16
 everywhere = pytest.mark.parametrize("platform", ["cpu", "tpu"])
 
 
 def traced(function, platform: str):
-    """The function as it would be traced for this platform; it runs here."""
+    """Returns a function that is traced as for `platform` and runs on this machine."""
 
     def call(*arguments):
         with placing(lambda _, x: x, platform):
@@ -29,7 +28,7 @@ def traced(function, platform: str):
 
 @pytest.fixture(scope="module")
 def arrays() -> list[np.ndarray]:
-    """Queries, keys, values, and a gradient of what comes out."""
+    """Returns queries, keys, values, and a gradient of the output."""
     random = np.random.default_rng(0)
     return [
         random.normal(size=(BATCH, TOKENS, HEADS, HEAD_DIM)).astype(np.float32) for _ in range(4)
@@ -37,7 +36,7 @@ def arrays() -> list[np.ndarray]:
 
 
 def plain(query, key, value, bias=0.0):
-    """In float64: the attended values, and the softmax."""
+    """Returns the attention's output and its weights, in float64."""
     scores = np.einsum("bqhd,bkhd->bhqk", query, key, dtype=np.float64) / np.sqrt(HEAD_DIM) + bias
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
@@ -45,7 +44,7 @@ def plain(query, key, value, bias=0.0):
 
 
 def plain_gradients(query, key, value, gradient):
-    """In float64, by the softmax's derivative p (g - sum(p g))."""
+    """Returns the gradients in float64, by the softmax's derivative p (g - sum(p g))."""
     _, weights = plain(query, key, value)
     of_weights = np.einsum("bqhd,bkhd->bhqk", gradient, value, dtype=np.float64)
     of_scores = (
@@ -109,7 +108,7 @@ def images() -> np.ndarray:
 @pytest.mark.parametrize(
     "options", [{}, {"distillation": "heads"}, {"position": "relative"}, {"qk_norm": True}]
 )
-def test_tokens_that_nobody_reads_do_not_change_the_logits(options, scan, images):
+def test_skipping_unread_tokens_does_not_change_the_logits(options, scan, images):
     model = vit_jax.create_model(
         "ViT-Ti/16", depth=3, num_classes=5, image_size=192, scan=scan, remat="dots", **options
     )
@@ -125,8 +124,11 @@ def test_tokens_that_nobody_reads_do_not_change_the_logits(options, scan, images
 
 
 @pytest.mark.slow
-def test_twenty_steps_for_a_tpu_give_the_losses_of_the_plain_path(images):
-    """Of the whole model: attention, the last layer, and separate products for q, k and v."""
+def test_twenty_steps_for_a_tpu_have_the_losses_of_the_plain_path(images):
+    """The models for TPU and GPU differ in all platform-specific parts, and have equal losses.
+
+    These parts are the attention, the last layer, and separate products for q, k and v.
+    """
     model = vit_jax.create_model("ViT-Ti/16", depth=3, num_classes=5, image_size=192)
     graphdef, params = nnx.split(model)
     labels, optimizer = jnp.asarray([1, 3]), optax.adam(1e-3)
@@ -147,6 +149,7 @@ def test_twenty_steps_for_a_tpu_give_the_losses_of_the_plain_path(images):
             values.append(float(value))
         return values
 
-    ours, theirs = losses(False, "tpu"), losses(True, "gpu")  # Whose attention is JAX's own.
+    # The attention for a GPU is JAX's own.
+    ours, theirs = losses(False, "tpu"), losses(True, "gpu")
     assert theirs[-1] < 0.5 * theirs[0]
     np.testing.assert_allclose(ours, theirs, rtol=1e-3)

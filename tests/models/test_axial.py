@@ -1,6 +1,4 @@
-"""Attention along rows and columns, of a ViT and of a ResNet, against plain loops (appendix
-D.6).
-"""
+"""Tests of axial attention of ViTs and ResNets against loops in NumPy (appendix D.6)."""
 
 import numpy as np
 import pytest
@@ -31,14 +29,14 @@ def test_axial_vit_equals_a_plain_forward_pass(overrides):
     assert_vit_equals_reference(attention="axial", **overrides)
 
 
-def test_axial_vit_looks_along_rows_before_columns():
-    """A change of one patch stays in its row for the first half of a layer and is everywhere after
-    it.
-    """
+def test_axial_vit_attends_along_rows_before_columns():
+    """A changed patch affects its row after half a layer, and all patches after the layer."""
     block = random_model(**TINY, attention="axial", pooling="gap").blocks["00"]
     x = np.random.default_rng(2).normal(size=(1, 6, 16)).astype(np.float32)
     changed = x.copy()
-    changed[0, 4, 0] += 1  # Row 1, column 1; a layer norm undoes what is added to all channels.
+    # The patch in row 1 and column 1. Only one channel changes: a layer norm removes what is added
+    # to all channels.
+    changed[0, 4, 0] += 1
     rows = [forward(block.row, tokens.reshape(2, 3, 16)) for tokens in (x, changed)]
     moved = (rows[0] != rows[1]).any(axis=2)
     np.testing.assert_array_equal(moved, [[False] * 3, [True] * 3])
@@ -76,13 +74,13 @@ def test_axial_resnet_replaces_only_its_3x3_convolutions():
         middle, length = 64 * 2**stage, 56 // 2**stage
         lengths = [56 if stage == 0 else 2 * length] + [length] * (
             units - 1
-        )  # The first halves its input.
+        )  # The first unit halves the size of its input.
         more += sum(2 * axis(middle, length) - 9 * middle**2 for length in lengths)
     assert count("AxialResNet50", 0) - count("BiT-R50x1", 0) == more
 
 
 @pytest.mark.parametrize("image_size", [(36, 64), (32, 60)])
-def test_axial_resnet_names_the_sizes_it_can_halve(image_size):
+def test_the_error_about_an_axial_resnets_image_size_names_valid_sizes(image_size):
     with pytest.raises(
         UserError, match=f"multiples of 8 pixels, not {image_size[0]}x{image_size[1]}"
     ):

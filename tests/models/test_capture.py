@@ -1,4 +1,4 @@
-"""Attention weights and tokens, asked for in the call."""
+"""Tests of attention weights, tokens and features that a call of a model returns in addition."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ VARIANTS = {
 
 def setup(**variant):
     model = create_model("ViT-Ti/4", **SMALL, **variant)
-    for layer in model.blocks.values():  # So that attention is not uniform.
+    for layer in model.blocks.values():  # Larger kernels make the attention weights non-uniform.
         for block in (layer,) if hasattr(layer, "attention") else (layer.row, layer.column):
             kernel = block.attention.qkv.kernel
             kernel[...] = 3 * kernel[...]
@@ -33,7 +33,7 @@ def setup(**variant):
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_capturing_leaves_the_logits_as_they_are(variant):
+def test_capturing_does_not_change_the_logits(variant):
     model, images = setup(**VARIANTS[variant])
     logits, _ = model(images, capture=("attention", "tokens"))
     np.testing.assert_allclose(logits, model(images), rtol=1e-5, atol=1e-5)
@@ -50,7 +50,7 @@ def test_every_layer_is_captured_once(variant):
         assert float(weights.std()) > 1e-3
 
 
-def test_captured_attention_is_what_the_layer_attends_with():
+def test_captured_attention_equals_the_layers_weights():
     model, images = setup()
     _, found = model(images, capture=("attention", "tokens"))
     block, x = model.blocks["01"], found["tokens"][1]
@@ -85,7 +85,7 @@ def test_capturing_works_in_a_compiled_function():
         )
 
 
-def test_nothing_is_computed_for_what_is_not_asked():
+def test_nothing_is_computed_for_captures_that_are_not_requested():
     model, images = setup()
     graphdef, params = nnx.split(model)
 
@@ -100,7 +100,7 @@ def test_nothing_is_computed_for_what_is_not_asked():
     assert len(program(capture=("tokens",)).splitlines()) <= len(plain.splitlines()) + 2
 
 
-def test_unknown_name_is_said():
+def test_the_error_about_an_unknown_capture_names_it():
     model, images = setup()
     with pytest.raises(
         UserError, match="'atention' cannot be captured; there are: attention, tokens"

@@ -1,4 +1,4 @@
-"""Names of models, what is printed of them, and published counts of hybrids and BiT ResNets."""
+"""Tests of model names and model cards, and of published sizes of hybrids and BiT ResNets."""
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ def test_listed_models_are_names():
     assert not vit_jax.list_models("ViT-B*/7")
 
 
-def test_a_name_that_is_not_listed_is_found_by_itself():
+def test_a_valid_name_that_is_not_listed_is_found():
     assert list(vit_jax.list_models("ViT-b/16")) == ["ViT-b/16"]
     with pytest.raises(UserError, match="unknown model 'ViT-B'.*did you mean 'ViT-"):
         vit_jax.list_models("ViT-B")
@@ -50,9 +50,9 @@ def test_a_list_of_all_models_is_shown_at_once(monkeypatch):
     assert [line.split()[0] for line in lines] == list(MODELS) == list(all_figures())
 
 
-# One of each family.
+# One model of each family.
 @pytest.mark.parametrize("name", ["ViT-S/32", "BiT-R50x1", "ConvNeXt-Atto", "Swin-T"])
-def test_the_kept_figures_of_a_listed_model_are_those_that_are_computed(name):
+def test_stored_sizes_of_listed_models_equal_computed_ones(name):
     assert repr(vit_jax.list_models(name)) == str(vit_jax.model_card(name))
 
 
@@ -61,7 +61,7 @@ def test_a_model_that_is_not_listed_is_shown_as_computed():
     assert repr(vit_jax.list_models("ViT-mu/32")) == str(vit_jax.model_card("ViT-mu/32"))
 
 
-def test_card_of_a_resnet_says_nothing_of_tokens():
+def test_card_of_a_resnet_has_no_tokens():
     line = str(vit_jax.model_card("BiT-R50x1", num_classes=0, image_size=(64, 96)))
     words = (
         "BiT-R50x1 23.50 M parameters 0.45 GFLOPs (multiply-adds) at 64x96 Kolesnikov et al., "
@@ -70,8 +70,8 @@ def test_card_of_a_resnet_says_nothing_of_tokens():
     assert " ".join(line.split()) == words
 
 
-# At 224 pixels: without a head, with a linear head for 1000 classes, with one for 21,843 (a
-# hybrid's after the hidden tanh layer).
+# At 224 pixels: without a head, with a linear head for 1,000 classes, and with one for 21,843
+# classes (in hybrids after the tanh layer).
 COUNTS = {
     "R50+ViT-B/32": (110_176_832, 110_945_832, 127_564_691),
     "R50+ViT-B/16": (97_890_112, 98_659_112, 115_277_971),
@@ -113,7 +113,7 @@ def test_parameter_count_is_the_published(name):
         ("BiT-R50x1", 1000, 25_549_352),
     ],
 )
-def test_card_counts_the_head_of_as_many_classes(name, num_classes, parameters):
+def test_card_counts_the_parameters_of_the_head(name, num_classes, parameters):
     assert vit_jax.model_card(name, num_classes=num_classes).parameters == parameters
 
 
@@ -128,14 +128,15 @@ class OneConvolution(nnx.Module):
         return self.conv(x)
 
 
-def test_multiply_adds_of_a_convolution_are_those_that_do_not_fall_on_padding():
+def test_multiply_adds_of_a_convolution_exclude_products_with_padding():
     model = OneConvolution(nnx.Rngs(0))
     model.conv.kernel[...] = np.ones(model.conv.kernel.shape)
-    products = model(np.ones((1, 9, 14, 6), "float32")).sum()  # Every product of two ones is one.
+    # All inputs and kernels are one, so the sum of the outputs is the number of products.
+    products = model(np.ones((1, 9, 14, 6), "float32")).sum()
     assert count_multiply_adds(model) == products
 
 
-def test_multiply_adds_of_a_scan_are_of_all_its_turns():
+def test_multiply_adds_of_a_scan_include_all_iterations():
     class Repeated(OneConvolution):
         def __call__(self, x):
             conv = super().__call__
@@ -149,7 +150,7 @@ def test_multiply_adds_of_a_scan_are_of_all_its_turns():
 @pytest.mark.parametrize(
     ("name", "tokens"), [("R50+ViT-B/32", 50), ("R50+ViT-B/16", 197), ("R+ViT-Ti/16", 50)]
 )
-def test_a_hybrids_name_says_its_down_sampling(name, tokens):
+def test_a_hybrids_name_determines_its_downsampling(name, tokens):
     assert vit_jax.model_card(name, num_classes=0).tokens == tokens
 
 
@@ -169,14 +170,14 @@ def test_a_hybrids_name_says_its_down_sampling(name, tokens):
         ("BiT-R50x1", "Kolesnikov"),
     ],
 )
-def test_card_names_where_a_model_comes_from(name, source):
+def test_card_names_the_paper_of_a_model(name, source):
     assert vit_jax.model_card(name, image_size=64).source.startswith(source)
 
 
 @pytest.mark.parametrize(
     "name", ["R50+ViT-B/8", "R+ViT-Ti/32", "R50+ViT-X/16", "Axial-R50+ViT-B/32", "BiT-R18x1"]
 )
-def test_hybrid_or_bit_that_there_is_not_is_refused(name):
+def test_names_of_missing_hybrids_and_bits_are_refused(name):
     with pytest.raises(UserError, match=r"unknown model .* \(model.name\); did you mean "):
         vit_jax.model_card(name)
 
@@ -192,14 +193,14 @@ def test_hybrid_or_bit_that_there_is_not_is_refused(name):
         ("xyz", "there are: AIMv2-1B/14, "),
     ],
 )
-def test_unknown_name_is_answered_with_the_nearest(name, answer):
+def test_the_error_about_an_unknown_name_suggests_the_nearest(name, answer):
     with pytest.raises(UserError) as error:
         vit_jax.model_card(name)
     assert str(error.value).startswith(f"unknown model {name!r} (model.name); {answer}")
 
 
-# At 224 pixels, for 1000 classes: multiply-adds in billions, by the papers of Swin (Liu et al.,
-# 2021), ConvNeXt (Liu et al., 2022) and ConvNeXt V2 (Woo et al., 2023).
+# Multiply-adds in billions, at 224 pixels and for 1,000 classes, from the papers of Swin (Liu et
+# al., 2021), ConvNeXt (Liu et al., 2022) and ConvNeXt V2 (Woo et al., 2023).
 BILLIONS = {"Swin-T": 4.5, "Swin-S": 8.7, "Swin-B": 15.4, "Swin-L": 34.5}
 BILLIONS |= {
     "ConvNeXt-T": 4.5,
@@ -214,8 +215,9 @@ BILLIONS |= {
     "ConvNeXtV2-Pico": 1.37,
     "ConvNeXtV2-H": 115,
 }
-# At these pixels: EVA-02 (Fang et al., 2024), Swin V2 (Liu et al., 2022), and without classes
-# DINOv3 (Simeoni et al., 2025), who count multiplications and additions.
+# Image size in pixels and multiply-adds in billions, from EVA-02 (Fang et al., 2024), Swin V2 (Liu
+# et al., 2022), and DINOv3 (Simeoni et al., 2025). DINOv3's are without classes, and the paper
+# counts multiplications and additions separately.
 LARGER = {"EVA02-B/14": (448, 107), "EVA02-L/14": (448, 362), "SwinV2-B/w8": (256, 20.3)}
 LARGER |= {
     "DINOv3-B/16": (256, 47 / 2),
@@ -227,8 +229,9 @@ LARGER |= {
 @pytest.mark.one_variant
 @pytest.mark.parametrize("name", [*BILLIONS, *LARGER])
 def test_multiply_adds_are_the_published(name):
-    """Within 2 %: ours of ConvNeXts are up to 1.4 % less, since taps that fall on padding are not
-    counted.
+    """Equal within 2 %.
+
+    ConvNeXts have up to 1.4 % fewer, because products with padding are not counted.
     """
     size, billions = LARGER[name] if name in LARGER else (224, BILLIONS[name])
     classes = 0 if name.startswith("DINOv3") else 1000

@@ -1,6 +1,4 @@
-"""ConvNeXt, both versions, against a plain NumPy forward pass, and gradients against its
-differences.
-"""
+"""Tests of ConvNeXt V1 and V2: outputs and gradients against NumPy."""
 
 import jax
 import numpy as np
@@ -134,8 +132,8 @@ def test_gradients_are_the_slopes_of_a_plain_forward_pass(case):
         np.testing.assert_allclose(expected, slope, rtol=2e-3, atol=1e-3, err_msg=str(path))
 
 
-# Of 1,000 classes (2201.03545, table 12; 2301.00808, table 10), rounded there to a tenth of a
-# million.
+# Numbers of parameters for 1,000 classes (arXiv 2201.03545, table 12; arXiv 2301.00808, table 10).
+# `ROUNDED` is in millions.
 PUBLISHED = {"ConvNeXt-T": 28_589_128, "ConvNeXt-S": 50_223_688, "ConvNeXt-B": 88_591_464}
 PUBLISHED |= {"ConvNeXt-L": 197_767_336, "ConvNeXt-XL": 350_196_968}
 ROUNDED = {
@@ -160,7 +158,7 @@ def test_parameters_are_the_publications():
         )
 
 
-def test_there_are_eleven_sizes_of_the_first_version_and_nine_of_the_second():
+def test_version_1_has_eleven_sizes_and_version_2_nine():
     assert len(list_models("ConvNeXt-*")) == 11 and len(list_models("ConvNeXtV2-*")) == 9
 
 
@@ -170,8 +168,10 @@ def layers_of(name):
 
 
 def test_layers_of_large_models_are_groups_of_three_blocks():
-    """As the authors number them, less one: the stem 0, stages 1 and 2, nine of stage 3, stage 4 is
-    12.
+    """The layers for layer decay are those of the authors, minus one.
+
+    The authors number the stem as layer 0, stages 1 and 2 as layers 1 and 2, the nine groups of
+    stage 3 as layers 3 to 11, and stage 4 as layer 12.
     """
     layer = layers_of("ConvNeXt-B")
     numbers = {
@@ -193,7 +193,10 @@ def test_layers_of_large_models_are_groups_of_three_blocks():
 
 
 def test_layers_of_small_models_are_their_blocks():
-    """As the authors count them by `layer_decay_type single`, the stem with the first block."""
+    """Each block is a layer, as in the authors' `layer_decay_type single`.
+
+    The stem belongs to the first block.
+    """
     layer = layers_of("ConvNeXtV2-T")
     numbers = {
         "stem/0/kernel": 0,
@@ -212,14 +215,12 @@ def test_dense_features_are_of_every_stage():
 
 
 def test_stochastic_depth_rises_to_its_rate():
-    """Of the last of three blocks an image keeps the branch with chance 1/2, of the first
-    always.
-    """
+    """An image keeps the last of three blocks with probability 1/2, and the first block always."""
     model = random_model("ConvNeXt-T", **TINY | dict(stochastic_depth=0.5, image_size=8))
     images = np.repeat(random_images(1, 8, 8), 400, 0)
     logits = forward(model, images, seed=0)
     outcomes, counts = np.unique(logits.round(3), axis=0, return_counts=True)
-    # Kept or not: of the second block (rate 1/4) and of the third (rate 1/2).
+    # Whether an image keeps the second block (dropped with probability 1/4) and the third (1/2).
     expected = sorted([400 * a * b for a in (1 / 4, 3 / 4) for b in (1 / 2, 1 / 2)])
     assert len(outcomes) == 4
     np.testing.assert_allclose(sorted(counts), expected, atol=45)
@@ -239,12 +240,12 @@ def test_stochastic_depth_rises_to_its_rate():
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_named(overrides, message):
+def test_errors_about_invalid_options_name_them(overrides, message):
     with pytest.raises(UserError, match=message):
         abstract(model_factory("ConvNeXt-T", **TINY | overrides))
 
 
-def test_images_of_other_sizes_are_taken_unless_they_are_too_small():
+def test_images_of_other_sizes_are_accepted_unless_they_are_too_small():
     model = random_model("ConvNeXt-T", **TINY)
     assert model(random_images(1, 16, 40)).shape == (1, 5)
     with pytest.raises(UserError, match="images of 40x7 pixels are too small for 2 stages"):

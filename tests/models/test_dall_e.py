@@ -1,4 +1,4 @@
-"""The encoder of a discrete autoencoder against a plain NumPy forward pass, and its codes."""
+"""Tests of the discrete VAE's encoder and its codes against NumPy."""
 
 import jax
 import numpy as np
@@ -37,7 +37,7 @@ def block(x, p, gain):
 
 
 def encode(p, image, *, blocks, mean=-0.125, std=1.25, **_):
-    """The last stage's activated features of one image, float64."""
+    """Returns the last stage's activated features of one image, in float64."""
     x = convolve(((image + 1) / 2 - np.array(mean)) / np.array(std), p["stem"])
     for stage, count in enumerate(blocks):
         if stage:
@@ -69,7 +69,7 @@ def test_forward_pass_and_codes_are_the_papers(case):
 
 
 def test_openais_encoder_has_its_number_of_parameters():
-    # Counted of its own code, vocabulary of 8,192 and all.
+    # Counted in OpenAI's own code, including the vocabulary of 8,192.
     assert (
         count_parameters(abstract(model_factory("DVAE", num_classes=8192, image_size=112)))
         == 53_786_240
@@ -82,7 +82,7 @@ def test_pixels_are_mapped_as_openais():
     np.testing.assert_allclose(model.normalize(pixels), 0.1 + 0.8 * pixels / 255.0, rtol=1e-6)
 
 
-def test_codes_of_images_of_any_size_that_the_stride_divides():
+def test_codes_need_image_sizes_divisible_by_the_stride():
     model = create_model(
         "DVAE", num_classes=5, image_size=16, blocks=(1, 1, 1, 1), widths=(8, 8, 8, 8)
     )
@@ -111,7 +111,7 @@ def test_arguments_that_make_no_encoder_are_refused(arguments, words):
         abstract(model_factory("DVAE", **dict(num_classes=5, image_size=32) | arguments))
 
 
-def test_names_spell_what_is_not_openais():
+def test_names_describe_sizes_that_are_not_openais():
     family = family_of(abstract(model_factory("DVAE", num_classes=0, image_size=8)))
     assert (
         family.spell(dict(blocks=(1, 1), widths=[8, 16])) == "DVAE (blocks (1, 1), widths (8, 16))"

@@ -1,4 +1,4 @@
-"""A dense layer's product is XLA's, and so are its gradients, which a CPU computes without copies."""
+"""A dense layer and its gradients equal XLA's, and need no copies of activations on a CPU."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The convolution of each channel by itself is XLA's, and so are its gradients."""
+"""The depthwise convolution and its gradients equal XLA's."""
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +31,10 @@ def random_case(shape, sides, dtype="float32"):
     "shape, sides",
     [
         ((2, 9, 13, 5), (7, 7)),
-        ((1, 4, 31, 3), (7, 7)),  # Columns in two parts, of which the second is shorter.
-        ((17, 5, 3, 2), (7, 7)),  # The kernel is larger than the images, of which the last are few.
+        # The columns are processed in two parts, of which the second is shorter.
+        ((1, 4, 31, 3), (7, 7)),
+        # The kernel is larger than the images, and the last part of the batch is smaller.
+        ((17, 5, 3, 2), (7, 7)),
         ((3, 1, 1, 4), (7, 7)),
         ((2, 8, 6, 3), (3, 5)),
     ],
@@ -52,11 +54,11 @@ def test_sums_of_bfloat16_are_float32():
     (of_x, of_kernel) = jax.vjp(depthwise, x, kernel)[1](x)
     assert of_x.dtype == of_kernel.dtype == jnp.bfloat16
     assert of_x[0, 10, 10, 0] == 49
-    # In bfloat16 a sum of ones ends at 256.
+    # A sum of ones in bfloat16 would stop at 256.
     assert of_kernel[3, 3, 0, 0] == 2 * 20 * 20 and of_kernel[0, 3, 0, 0] == 2 * 17 * 20
 
 
-def test_gradients_are_the_same_where_the_image_is_computed_anew():
+def test_gradients_are_the_same_with_rematerialization():
     x, kernel, _ = random_case((2, 9, 6, 3), (7, 7))
 
     def loss(x, kernel):

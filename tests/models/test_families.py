@@ -1,4 +1,4 @@
-"""What every family of models promises, and that nobody else asks which family a model is of."""
+"""Every model family has the same interface, and no code elsewhere depends on a model's family."""
 
 import re
 from pathlib import Path
@@ -29,12 +29,12 @@ EVERY = [(family, name) for family in FAMILIES for name in family.names]
 
 
 def small(name):
-    """The named model with its family's smallest sizes, without arrays."""
+    """Returns the named model with its family's smallest sizes, without allocating arrays."""
     family, values = parse_name(name)
     return abstract(model_factory(name, **dict(num_classes=3) | family.smallest(values)))
 
 
-def test_nothing_but_models_and_libraries_asks_for_a_family():
+def test_only_models_and_libraries_depend_on_a_family():
     libraries = [folder for folder in (PACKAGE / "interop").iterdir() if folder.is_dir()]
     asks = {
         f"{file.relative_to(PACKAGE)}: {line.strip()}"
@@ -49,19 +49,19 @@ def test_nothing_but_models_and_libraries_asks_for_a_family():
 @pytest.mark.parametrize(
     ("family", "name"), EVERY, ids=lambda x: x if isinstance(x, str) else x.name
 )
-def test_a_name_is_of_one_family_which_spells_it_back(family, name):
+def test_a_name_belongs_to_one_family_which_spells_it_back(family, name):
     assert [other for other in FAMILIES if other.parse(name) is not None] == [family]
     model = small(name)
     assert family_of(model) is family
     if "Axial" not in name:
         defaults = dict(resnet_blocks=None, resnet_width=1)
-        # A BEiT v2 is a BEiT by its arguments.
+        # BEiT and BEiT v2 have the same arguments.
         assert family.spell(defaults | family.parse(name)) == name.replace("BEiTv2", "BEiT")
 
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_features_are_what_enters_the_head(family):
+def test_features_are_the_input_of_the_head(family):
     _, values = parse_name(family.names[0])
     model = create_model(family.names[0], **dict(num_classes=3) | family.smallest(values))
     head = np.random.default_rng(0).normal(size=model.head.kernel.shape).astype(np.float32)
@@ -84,7 +84,7 @@ def test_every_kernel_of_a_small_model_has_axes_and_every_parameter_a_layer(fami
         assert {0, 1, float("inf")} <= layers and min(layers) >= -1
 
 
-def test_no_end_of_a_path_means_two_things():
+def test_path_suffixes_have_the_same_axes_in_all_families():
     entries = {}
     for family in FAMILIES:
         for end, axes in family.axes:
@@ -92,7 +92,7 @@ def test_no_end_of_a_path_means_two_things():
             assert entries.setdefault((end, rank), axes) == axes
 
 
-def test_a_name_knows_its_arguments():
+def test_takes_finds_the_arguments_of_a_name():
     assert takes("R50+ViT-B/16", "pre_logits") and not takes("BiT-R50x1", "pre_logits")
     with pytest.raises(UserError, match="unknown model 'ViT-X/16'"):
         takes("ViT-X/16", "dim")

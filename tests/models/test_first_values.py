@@ -1,6 +1,4 @@
-"""First values of tokens, positions, masks and prototypes: as distributed as in the authors'
-code.
-"""
+"""Tokens, positions, masks and prototypes have the initial distributions of the authors' code."""
 
 import jax
 import numpy as np
@@ -16,14 +14,14 @@ from vit_jax.training.objectives.prototypes import PrototypeHead
 
 
 def cut_normal(std):
-    """`trunc_normal_(x, std=s, a=-s, b=s)`, as BEiT and EVA call it."""
+    """Returns the distribution of `trunc_normal_(x, std=s, a=-s, b=s)`, which BEiT and EVA use."""
     return stats.truncnorm(-1, 1, scale=std)
 
 
-# The distributions of the class token and of the positions, and where each is written.
+# Distributions of the class token and of the positions, and where the authors define them.
 AUTHORS = {
-    # vision_transformer.py:161-162 of DINO; timm's `trunc_normal_` cuts at -2 and 2, 100 deviations
-    # away.
+    # vision_transformer.py:161-162 of DINO. timm's `trunc_normal_` truncates at -2 and 2, which is
+    # 100 standard deviations away.
     "deit": (stats.norm(scale=0.02), stats.norm(scale=0.02)),
     "dinov2": (stats.norm(scale=1e-6), stats.norm(scale=0.02)),  # vision_transformer.py:174-175
     "beit": (cut_normal(0.02), cut_normal(0.02)),  # modeling_pretrain.py:71-72
@@ -55,7 +53,7 @@ def test_class_token_and_positions_start_as_the_authors(name):
 
 
 @pytest.mark.parametrize("name", ["flax", "mae", "deit3"])
-def test_a_token_whose_position_starts_it_is_zero(name):
+def test_class_tokens_start_at_zero_next_to_random_positions(name):
     shape = dict(dim=16, depth=1, mlp_dim=8, heads=1)
     model = vit_jax.create_model(
         "ViT-S/16", num_classes=0, image_size=32, initialization=name, **shape
@@ -63,7 +61,7 @@ def test_a_token_whose_position_starts_it_is_zero(name):
     assert not np.any(model.cls[...]) and np.any(model.position_embedding.table[...])
 
 
-def test_eva_g_starts_at_three_quarters_of_beits_deviation():
+def test_eva_g_starts_with_three_quarters_of_beits_std():
     wide, narrow = (initializers.SCHEMES[name].of_layer(4, 40, False) for name in ("beit", "eva"))
     for part in ("patches", "qkv", "dense", "gated", "out"):
         draws = [getattr(scheme, part)(jax.random.key(0), (64, 64)) for scheme in (wide, narrow)]
@@ -72,7 +70,7 @@ def test_eva_g_starts_at_three_quarters_of_beits_deviation():
 
 
 @pytest.mark.parametrize("name", ["beit", "eva", "eva02"])
-def test_mask_and_heads_start_as_the_model(name):
+def test_mask_tokens_have_the_models_initial_distribution(name):
     shape = dict(dim=512, depth=1, mlp_dim=8, heads=1, pooling="gap", cls_token=True)
     values = dict(num_classes=0, image_size=64, initialization=name, **shape)
     model = abstract(model_factory("ViT-S/16", **values))
@@ -86,8 +84,8 @@ def test_mask_and_heads_start_as_the_model(name):
 
 @pytest.mark.parametrize("lengths", ["one", "learned", "free"])
 def test_prototypes_start_as_pytorchs_layer_or_as_dinov3s(lengths):
-    # DINO and DINOv2 make the last layer after they have drawn the others; DINOv3 draws it with
-    # them.
+    # DINO and DINOv2 create the last layer after initializing the others; DINOv3 initializes all of
+    # them together.
     limit = 256**-0.5
     authors = stats.norm(scale=0.02) if lengths == "free" else stats.uniform(-limit, 2 * limit)
     head = PrototypeHead(16, 16, 256, 128, lengths, rngs=nnx.Rngs(0))

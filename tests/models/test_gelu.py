@@ -1,6 +1,4 @@
-"""GELU and its gradient are those of the normal distribution, in each type that models compute
-in.
-"""
+"""GELU and its gradient equal those from the normal distribution, in float32 and bfloat16."""
 
 import math
 

@@ -53,7 +53,8 @@ def test_creating_a_model_compiles_nothing():
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        sizes = dict(dim=44, heads=2, mlp_dim=92, depth=1, num_classes=13)  # Not in other tests.
+        # Sizes that no other test uses, so that nothing was compiled before.
+        sizes = dict(dim=44, heads=2, mlp_dim=92, depth=1, num_classes=13)
         vit_jax.create_model("ViT-Ti/16", image_size=80, **sizes)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)

@@ -1,6 +1,4 @@
-"""The options of later papers against a plain forward pass; what they cost; what does not fit
-together.
-"""
+"""Tests of model options of later papers: outputs against NumPy, sizes, invalid combinations."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -108,17 +106,18 @@ def test_layer_scale_starts_at_its_value():
         np.testing.assert_array_equal(scale[...], np.full(16, 1e-5, np.float32))
 
 
-def test_both_fresh_heads_give_exactly_their_bias():
+def test_two_new_heads_output_exactly_their_bias():
     model = fresh_model(**(TINY | dict(depth=1)), distillation="heads", head_bias=-10.0)
     logits = forward(model, random_images(2, 8, 12))
     np.testing.assert_array_equal(logits, np.full((2, 5), -10.0, np.float32))
 
 
 @pytest.mark.parametrize("position", ["1d", "2d", "relative", "sincos2d", "none"])
-def test_no_token_enters_a_layer_norm_as_zeros(position):
+def test_no_token_is_zero_before_the_first_layer_norm(position):
     model = fresh_model(**(TINY | dict(depth=1)), position=position, distillation="token")
     tokens = np.asarray(model.assemble(model.patches(random_images(2, 8, 12))))[:, :2]
-    # The norm's gradient is one over the deviation; learned positions and tokens start at 0.02.
+    # The gradient of a norm is proportional to 1 / std. The initial std of positions and tokens is
+    # 0.02.
     deviations = tokens.std(axis=-1)
     assert (deviations > 0.008).all() and (deviations < 0.04).all()
 
@@ -127,7 +126,7 @@ def test_no_token_enters_a_layer_norm_as_zeros(position):
 
 
 def silence(linear: nnx.Module) -> None:
-    """Makes what a branch ends with add nothing."""
+    """Sets the last layer of a branch to zero, so that the branch adds nothing."""
     linear.kernel[...] *= 0
     linear.bias[...] *= 0
 
@@ -137,7 +136,10 @@ def random_tokens(count: int, tokens: int) -> np.ndarray:
 
 
 def skipping_layer(layer: int, rate: float, depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a layer's attention adds to 2,000 images of 3 tokens, in evaluation and in training."""
+    """Returns the additions of a layer's attention to its input, in evaluation and in training.
+
+    The input has 2,000 images of 3 tokens.
+    """
     block = random_model(**(TINY | dict(depth=depth)), stochastic_depth=rate).blocks[f"{layer:02d}"]
     silence(block.mlp.fc2)
     x = random_tokens(2_000, 3)
@@ -150,15 +152,16 @@ def test_stochastic_depth_is_off_without_a_key():
     np.testing.assert_array_equal(forward(with_rate, images), forward(without, images))
 
 
-def test_uniform_stochastic_depth_is_that_of_the_last_layer_in_all():
+def test_uniform_stochastic_depth_has_the_last_layers_rate_everywhere():
     model = random_model(**(TINY | dict(depth=3)), stochastic_depth=0.6, uniform_depth=True)
     assert [model.layer_rate(layer) for layer in range(3)] == [0.6] * 3
 
 
-def test_attention_weights_fall_at_their_rate_and_keep_their_mean():
+def test_attention_dropout_has_its_rate_and_keeps_the_mean():
     tokens, rate = 64, 0.3
     same, ones = jnp.ones((50, tokens, 1, tokens)), jnp.eye(tokens)[None, :, None]
-    value = jnp.broadcast_to(ones, same.shape)  # So that the result is the weights themselves.
+    # With one-hot values, the output equals the attention weights.
+    value = jnp.broadcast_to(ones, same.shape)
     weights = np.asarray(attend(same, same, value, dropout=rate, rngs=nnx.Rngs(dropout=0)))
     fallen = (weights == 0).mean()
     assert fallen == pytest.approx(rate, abs=4 * np.sqrt(rate * (1 - rate) / weights.size))
@@ -177,10 +180,10 @@ def test_stochastic_depth_follows_its_key():
 def test_stochastic_depth_rises_linearly_to_its_rate(layer, rate):
     _, training = skipping_layer(layer, rate=0.6, depth=3)
     skipped = (training == 0).all(axis=(1, 2)).mean()
-    assert skipped == pytest.approx(rate, abs=0.045)  # Four standard deviations.
+    assert skipped == pytest.approx(rate, abs=0.045)  # The tolerance is four standard deviations.
 
 
-def test_one_layer_alone_is_never_skipped():
+def test_the_only_layer_of_a_model_is_never_skipped():
     evaluation, training = skipping_layer(0, rate=0.6, depth=1)
     np.testing.assert_array_equal(training, evaluation)
 
@@ -192,7 +195,7 @@ def test_stochastic_depth_skips_whole_images_and_keeps_the_mean():
     np.testing.assert_allclose(training[kept], evaluation[kept] / (1 - 0.6), atol=1e-5)
 
 
-def test_stochastic_depth_skips_the_mlp_apart_from_the_attention():
+def test_stochastic_depth_skips_the_mlp_independently_of_the_attention():
     block = random_model(**TINY, stochastic_depth=0.5).blocks["01"]
     x = random_tokens(200, 3)
     both = forward(block, x, seed=0)
@@ -208,11 +211,12 @@ def test_stochastic_depth_skips_whole_images_of_an_axial_layer():
     for layer in (block.row.mlp.fc2, block.column.mlp.fc2, block.column.attention.out):
         silence(layer)
     x = random_tokens(200, 6)
-    skipped = (forward(block, x, seed=0) == x).all(axis=2).sum(axis=1)  # Tokens of each image.
+    # Number of unchanged tokens in each image.
+    skipped = (forward(block, x, seed=0) == x).all(axis=2).sum(axis=1)
     assert {*skipped.tolist()} == {0, 6}
 
 
-# No head.
+# Models without a head.
 
 
 @pytest.mark.one_variant
@@ -226,7 +230,7 @@ def test_stochastic_depth_skips_whole_images_of_an_axial_layer():
     ],
     ids=["cls", "map", "pre_logits", "BiT"],
 )
-def test_without_a_head_a_model_returns_what_would_enter_it(name, overrides):
+def test_without_a_head_a_model_returns_the_heads_input(name, overrides):
     model = random_model(name, **overrides)
     headless = random_model(name, **(overrides | dict(num_classes=0)))
     body = nnx.state(model)
@@ -237,7 +241,7 @@ def test_without_a_head_a_model_returns_what_would_enter_it(name, overrides):
     np.testing.assert_allclose(logits, forward(model, images), atol=2e-5)
 
 
-# Costs.
+# Numbers of parameters and tokens.
 
 
 @pytest.mark.parametrize(
@@ -267,7 +271,7 @@ def test_distilled_parameter_count_is_deits(name, image_size, parameters):
     ],
 )
 def test_layer_scale_parameter_count_is_dinov2s(name, parameters, overrides):
-    mask_token = overrides["dim"]  # Theirs alone.
+    mask_token = overrides["dim"]  # Only the authors' model has a mask token.
     assert count(name, 0, 518, layer_scale=1e-5, **overrides) == parameters - mask_token
 
 
@@ -294,7 +298,7 @@ def test_tokens_are_counted(overrides, tokens):
     assert vit_jax.model_card("ViT-Ti/4", **(TINY | overrides)).tokens == tokens
 
 
-# What does not fit together.
+# Invalid combinations and values.
 
 
 @pytest.mark.parametrize(
@@ -356,7 +360,7 @@ def test_tokens_are_counted(overrides, tokens):
     ],
     ids=str,
 )
-def test_options_that_do_not_fit_are_named(overrides, message):
+def test_errors_about_invalid_combinations_name_the_options(overrides, message):
     with pytest.raises(UserError, match=message):
         vit_jax.create_model("ViT-Ti/4", **(TINY | overrides))
 
@@ -366,7 +370,7 @@ CHOICES = {name: rule.words.split(" or ") for name, rule in RULES.items() if rul
 
 
 @pytest.mark.parametrize("option", CHOICES)
-def test_unknown_value_is_answered_with_the_known(option):
+def test_errors_about_unknown_values_list_the_known_ones(option):
     with pytest.raises(UserError, match=f"{option} is 'sideways' and must be ") as error:
         vit_jax.create_model("ViT-Ti/4", **TINY, **{option: "sideways"})
     assert f"model.{option}" in str(error.value)
@@ -387,6 +391,6 @@ def test_unknown_value_is_answered_with_the_known(option):
     ],
     ids=str,
 )
-def test_argument_that_a_model_does_not_have_is_named(name, overrides, message):
+def test_errors_about_missing_arguments_name_them(name, overrides, message):
     with pytest.raises(UserError, match=message):
         vit_jax.create_model(name, **overrides)

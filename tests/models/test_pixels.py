@@ -1,6 +1,4 @@
-"""Every model takes uint8 or floats in [-1, 1] and normalises them itself; anything else is one
-line.
-"""
+"""Models take uint8 or floats in [-1, 1] and normalize them; other inputs are one-line errors."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +35,7 @@ def pixels(size=(32, 32), channels=3, count=2):
 @pytest.mark.one_variant
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("statistics", [{}, IMAGENET], ids=["half", "ImageNet's"])
-def test_uint8_and_floats_of_the_same_pixels_give_the_same(kind, statistics):
+def test_uint8_and_floats_of_equal_pixels_give_equal_logits(kind, statistics):
     model, images = forward(made(kind, **statistics)), pixels()
     wanted = model(images)
     floats = images.astype(np.float32) / np.float32(127.5) - 1
@@ -45,26 +43,26 @@ def test_uint8_and_floats_of_the_same_pixels_give_the_same(kind, statistics):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_mean_and_deviation_are_those_of_the_pixels_that_the_first_layer_sees(kind):
+def test_the_first_layer_gets_pixels_normalized_by_mean_and_std(kind):
     images = pixels()
     seen = (images / 255 - np.array(IMAGENET["mean"])) / np.array(IMAGENET["std"])
-    usual, own = made(kind), made(kind, **IMAGENET)  # Of the same seed.
+    usual, own = made(kind), made(kind, **IMAGENET)  # Both models have the same seed.
     np.testing.assert_allclose(own.normalize(images), seen, atol=2e-6)
     wanted = forward(usual)(seen.astype(np.float32))
     np.testing.assert_allclose(forward(own)(images), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_what_was_normalised_can_be_shown_again():
+def test_denormalize_inverts_normalize():
     model, images = made("ViT", **IMAGENET), pixels()
     np.testing.assert_allclose(model.denormalize(model.normalize(images)), images, atol=1e-3)
 
 
-def test_images_in_minus_one_to_one_are_as_they_are_by_default():
+def test_by_default_images_in_minus_one_to_one_are_unchanged():
     images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
     np.testing.assert_array_equal(made("ViT").normalize(images), images)
 
 
-def test_bfloat16_images_are_floats():
+def test_bfloat16_images_are_accepted_as_floats():
     images = jnp.linspace(-1, 1, 2 * 32 * 32 * 3, dtype=jnp.bfloat16).reshape(2, 32, 32, 3)
     np.testing.assert_array_equal(made("ViT").normalize(images), images.astype(jnp.float32))
 
@@ -75,7 +73,7 @@ def test_one_channel_may_have_its_own_mean():
     np.testing.assert_allclose(model.normalize(images), (images / 255 - 0.1307) / 0.3081, atol=2e-6)
 
 
-def test_one_number_is_of_all_channels():
+def test_one_number_applies_to_all_channels():
     images = pixels()
     wanted = made("ViT", mean=(0.4,) * 3, std=(0.2,) * 3).normalize(images)
     for mean, std in [(0.4, 0.2), ((0.4,), (0.2,)), ([0.4], [0.2])]:
@@ -98,7 +96,7 @@ def test_images_of_another_shape_are_refused_in_one_line(kind, shape):
             model.patches(np.zeros(shape, np.uint8))
 
 
-def test_a_bit_takes_any_size_but_no_other_channels():
+def test_a_bit_accepts_any_size_but_no_other_channels():
     model = made("BiT")
     assert forward(model)(pixels((40, 23))).shape == forward(model)(pixels()).shape
     for shape in [(2, 32, 32, 1), (32, 32, 3), (2, 0, 32, 3)]:
@@ -106,13 +104,13 @@ def test_a_bit_takes_any_size_but_no_other_channels():
             model(np.zeros(shape, np.uint8))
 
 
-def test_an_axial_bit_takes_its_own_size_only():
+def test_an_axial_bit_accepts_only_its_own_size():
     model = create_model("AxialResNet50", num_classes=0, image_size=32, resnet_blocks=(1,))
     with pytest.raises(UserError, match=r"takes images \[batch, 32, 32, 3\], not \[2, 40, 32, 3\]"):
         model(np.zeros((2, 40, 32, 3), np.uint8))
 
 
-def test_a_traced_function_may_have_images_of_its_own():
+def test_a_traced_function_may_use_constant_images():
     model, images = made("ViT"), jnp.full((2, 32, 32, 3), -0.5)
     logits = jax.jit(lambda bias: model(images) + bias)(0.0)
     np.testing.assert_allclose(logits, model(images), atol=1e-5)
@@ -143,12 +141,12 @@ def test_numbers_that_are_no_pixels_are_refused(kind, dtype):
     ],
 )
 @pytest.mark.parametrize("kind", ["ViT", "BiT"])
-def test_a_mean_or_deviation_that_is_none_is_refused(kind, values):
+def test_an_invalid_mean_or_std_is_refused(kind, values):
     with pytest.raises(UserError, match=f"^{next(iter(values))} is .*must be"):
         made(kind, **values)
 
 
-def test_lists_and_pils_images_are_taken_as_arrays_are():
+def test_lists_and_pil_images_are_accepted_like_arrays():
     model, images = made("ViT", num_classes=3), pixels()
     wanted, pictures = model(images), [Image.fromarray(image) for image in images]
     for given in (
@@ -192,7 +190,7 @@ def test_lists_and_pils_images_are_taken_as_arrays_are():
         ({"image": np.zeros((1, 32, 32, 3))}, "as arrays of uint8, .* not dict"),
     ],
 )
-def test_what_is_no_batch_of_images_is_a_line(images, words):
+def test_errors_about_invalid_batches_are_one_line(images, words):
     with pytest.raises(UserError, match=words) as caught:
         made("ViT")(images)
     assert "\n" not in str(caught.value)

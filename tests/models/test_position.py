@@ -1,4 +1,4 @@
-"""Every kind of position against a plain forward pass."""
+"""Tests of all kinds of position embeddings against NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from vit_jax.models.position import BiasLayout, draw_scale
 
 ROPE = dict(
     position="none", rope="eva02", heads=2
-)  # Heads of 8: two angles for a row, two for a column.
+)  # Heads of width 8 have two angles for the row and two for the column.
 
 
 @pytest.mark.one_variant
@@ -39,7 +39,7 @@ def test_positions_of_all_layers_equal_a_plain_forward_pass(
 
 
 @pytest.mark.parametrize("position", ["2d", "relative", "sincos2d"])
-def test_distillation_token_has_a_place_of_its_own(position):
+def test_distillation_token_has_its_own_position(position):
     assert_vit_equals_reference(position=position, distillation="token")
 
 
@@ -57,15 +57,15 @@ def test_every_rope_turns_complex_pairs(rope, pooling, registers):
     assert_vit_equals_reference(**(ROPE | dict(rope=rope)), pooling=pooling, registers=registers)
 
 
-def test_rope_counts_in_the_grid_of_pre_training_column_first():
+def test_rope_of_pe_uses_the_pretraining_grid_and_starts_with_the_column():
     assert_vit_equals_reference(**(ROPE | dict(rope="pe")), rope_grid=(5, 4))
 
 
-def test_rope_stands_beside_learned_positions():
+def test_rope_can_be_combined_with_learned_positions():
     assert_vit_equals_reference(**(ROPE | dict(position="1d")))
 
 
-def test_rope_grid_is_the_models_own_without_another():
+def test_rope_grid_is_the_models_grid_by_default():
     images = random_images(2, 8, 12)
     own, same, other = (
         forward(random_model(**(TINY | ROPE), rope_grid=grid), images)
@@ -90,7 +90,9 @@ def test_only_training_stretches_coordinates():
 
 
 def test_biases_are_resized_by_a_spline_through_the_old_ones():
-    """BEiT's own rule, written with another of SciPy's splines and with the series' sums in a
+    """Equals BEiT's interpolation of biases.
+
+    The reference uses another spline of SciPy, and computes the sums of the geometric series in a
     loop.
     """
     layout, table = BiasLayout((4, 5), 1, 0), np.random.default_rng(0).normal(size=(7 * 9 + 3, 2))
@@ -99,7 +101,7 @@ def test_biases_are_resized_by_a_spline_through_the_old_ones():
     for old, reach in (
         (3, 5),
         (4, 6),
-    ):  # A ratio of which the sums of so many steps reach the new end.
+    ):  # Finds the ratio with which a sum of `old` terms reaches the new end.
         low, high = 1.01, 1.5
         for _ in range(60):
             ratio = (low + high) / 2
@@ -113,9 +115,10 @@ def test_biases_are_resized_by_a_spline_through_the_old_ones():
     np.testing.assert_array_equal(resized[-3:], table[-3:].astype(np.float32))
 
 
-def test_without_positions_the_order_of_patches_is_nothing():
+def test_without_positions_the_order_of_patches_has_no_effect():
     images = random_images(2, 8, 12)
-    swapped = np.concatenate([images[:, 4:], images[:, :4]], axis=1)  # The two rows of patches.
+    # Swaps the two rows of patches.
+    swapped = np.concatenate([images[:, 4:], images[:, :4]], axis=1)
     for position, same in (("none", True), ("1d", False)):
         model = random_model(**TINY, position=position)
         assert np.allclose(forward(model, images), forward(model, swapped), atol=1e-5) is same
@@ -138,7 +141,7 @@ def test_without_positions_the_order_of_patches_is_nothing():
         (dict(rope="mixed"), 2 * 2 * 4 * 2),
     ],
 )
-def test_positions_have_as_many_parameters_as_they_say(overrides, more):
+def test_positions_have_the_expected_number_of_parameters(overrides, more):
     plain, other = (count("ViT-Ti/4", **(TINY | changed)) for changed in ({}, overrides))
     assert other - plain == more
 

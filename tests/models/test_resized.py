@@ -1,4 +1,4 @@
-"""A model resized in the trace: the same parameters for images of another size."""
+"""Tests of models resized inside a trace: the same parameters for images of another size."""
 
 import itertools
 
@@ -17,7 +17,7 @@ TINY = dict(num_classes=3, dim=16, depth=2, mlp_dim=16, heads=2)
 
 
 def random_positions(model):
-    """The model with random values in place of its positions' first ones."""
+    """Replaces the initial values of the position embeddings by random ones."""
     rng = np.random.default_rng(0)
     for path, leaf in nnx.to_flat_state(nnx.state(model)):
         if path[0] == "position_embedding":
@@ -102,7 +102,7 @@ def test_gradients_of_crops_of_two_sizes_reach_the_one_table():
         dict(attention="axial", pooling="gap"),
     ],
 )
-def test_a_resized_model_computes_what_one_of_that_size_does(options):
+def test_a_resized_model_equals_a_model_of_that_size(options):
     model, made = (create_model("ViT-Ti/8", image_size=size, **TINY | options) for size in (32, 16))
     resized = model.resized(16)
     nnx.update(made, nnx.state(resized))
@@ -123,13 +123,15 @@ def test_axial_attention_is_resized_with_its_tables(torch):
     np.testing.assert_array_equal(resized.features(images), made.features(images))
     old, new = (of.resnet.stages["2"]["01"].conv2 for of in (model, resized))
     for before, after, rows in ((old.column, new.column, 31), (old.row, new.row, 23)):
-        wanted = enlarged(torch, np.asarray(before.relative_embedding)[:, None], rows, 1)[:, 0]
+        wanted = resize_bicubic(torch, np.asarray(before.relative_embedding)[:, None], rows, 1)[
+            :, 0
+        ]
         np.testing.assert_allclose(after.relative_embedding, wanted, atol=1e-5)
     assert model.features(np.zeros((1, 32, 32, 3), np.uint8)).shape == (1, 128)
 
 
-def enlarged(torch, table, rows, columns):
-    """A table `[rows, columns, channels]` by PyTorch's bicubic interpolation."""
+def resize_bicubic(torch, table, rows, columns):
+    """Resizes a table `[rows, columns, channels]` with PyTorch's bicubic interpolation."""
     images = torch.tensor(table, dtype=torch.float64).permute(2, 0, 1)[None]
     resized = torch.nn.functional.interpolate(images, (rows, columns), mode="bicubic")
     return resized[0].permute(1, 2, 0).numpy()
@@ -147,7 +149,7 @@ def test_relative_positions_are_resized_by_rows_and_columns(old, new, torch):
     for row, column in np.ndindex(among.shape[:2]):
         down, across = row - old[0] + 1, column - old[1] + 1
         among[row, column] = table[down * old[1] + across + old[0] * old[1] - 1]
-    among = enlarged(torch, among, 2 * new[0] - 1, 2 * new[1] - 1)
+    among = resize_bicubic(torch, among, 2 * new[0] - 1, 2 * new[1] - 1)
     found = np.asarray(layout.resized(jnp.asarray(table, jnp.float32), new))
     vectors = {row: [] for row in range(2 * new[0] * new[1] - 1)}
     for query, key in itertools.product(np.ndindex(new), repeat=2):
@@ -158,7 +160,7 @@ def test_relative_positions_are_resized_by_rows_and_columns(old, new, torch):
     np.testing.assert_allclose(found, [*wanted, *table[-3:]], atol=1e-5)
 
 
-def test_sizes_that_no_model_has_are_refused():
+def test_invalid_sizes_are_refused():
     model = create_model("ViT-Ti/8", image_size=16, **TINY)
     assert model.resized(16) is model
     with pytest.raises(UserError, match="does not divide the image of 20x16"):

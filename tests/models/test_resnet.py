@@ -1,4 +1,4 @@
-"""Hybrids and BiT ResNets against plain forward passes."""
+"""Tests of hybrids and BiT ResNets against NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ BIT = dict(image_size=(32, 64), num_classes=5)
 
 
 def images_for(image_size, channels=3):
-    """Dark enough for the epsilon of the first norm to matter."""
+    """Returns images that are so dark that the epsilon of the first norm matters."""
     return random_images(2, *image_size, channels) * np.float32(1e-3)
 
 
@@ -46,8 +46,9 @@ def test_hybrid_equals_a_plain_forward_pass(overrides):
     "overrides",
     [
         dict(resnet_blocks=(2, 1)),
-        dict(resnet_blocks=(1, 1), image_size=(35, 50), channels=1),  # Odd sides all the way down.
-        dict(resnet_blocks=(2, 2), image_size=(8, 5)),  # Maps of 2x2 and of one place.
+        # The sides are odd in all stages.
+        dict(resnet_blocks=(1, 1), image_size=(35, 50), channels=1),
+        dict(resnet_blocks=(2, 2), image_size=(8, 5)),  # The maps have 2x2 positions, then one.
         dict(resnet_blocks=(1,), resnet_width=2, channels=5, num_classes=0),
         dict(resnet_blocks=(1, 2), resnet_width=3 / 8, resnet_stem="small", image_size=(13, 18)),
     ],
@@ -86,7 +87,7 @@ def test_norms_have_32_groups_or_groups_of_two_channels(width, groups):
     ],
     ids=str,
 )
-def test_width_that_does_not_divide_is_named(overrides, message):
+def test_errors_about_widths_name_them(overrides, message):
     with pytest.raises(UserError, match=message):
         abstract(model_factory("BiT-R26x1", **BIT | dict(image_size=32) | overrides))
 
@@ -99,7 +100,7 @@ def test_small_stem_keeps_the_size_of_the_image():
         assert features.shape == (1, *shape, 256)
 
 
-def test_bit_reads_images_of_other_sizes():
+def test_bit_accepts_images_of_other_sizes():
     small, large = (
         random_model("BiT-R50x1", image_size=size, num_classes=5, resnet_blocks=(1,))
         for size in ((16, 16), (32, 48))
@@ -108,7 +109,7 @@ def test_bit_reads_images_of_other_sizes():
     np.testing.assert_array_equal(forward(small, images), forward(large, images))
 
 
-def test_fresh_units_of_a_hybrid_are_their_shortcuts():
+def test_new_units_of_a_hybrid_output_their_shortcut():
     model = fresh_model(**HYBRID, resnet_blocks=(1,))
     unit = model.resnet.stages["1"]["01"]
     assert not np.any(unit.norm3.scale[...])
@@ -135,6 +136,6 @@ def test_fresh_units_of_a_hybrid_are_their_shortcuts():
     ],
     ids=str,
 )
-def test_image_that_a_hybrid_cannot_divide_is_named(overrides, message):
+def test_errors_about_a_hybrids_image_size_name_the_stride(overrides, message):
     with pytest.raises(UserError, match=message):
         vit_jax.create_model("ViT-Ti/4", **(TINY | overrides))

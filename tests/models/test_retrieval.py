@@ -1,4 +1,4 @@
-"""Recall of retrieval, compared with sorting all similarities."""
+"""Tests of recall in image-text retrieval, against sorting all similarities."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def unit(x: np.ndarray) -> np.ndarray:
 
 
 def drawn(seed: int = 0):
-    """Images with one to five captions each; the similarities to their own are above others'."""
+    """Returns images with one to five captions each, which are more similar to their own image."""
     rng = np.random.default_rng(seed)
     owners = np.repeat(np.arange(40), rng.integers(1, 6, 40))
     images = rng.normal(size=(40, 6))
@@ -21,7 +21,7 @@ def drawn(seed: int = 0):
 
 
 def by_sorting(scores: np.ndarray, right: np.ndarray, k: int) -> float:
-    """The share of rows with a right column among the k highest ones."""
+    """Returns the share of rows with a right column among the k highest scores."""
     order = np.argsort(-scores, axis=1)[:, :k]
     return float(np.take_along_axis(right, order, axis=1).any(axis=1).mean())
 
@@ -41,10 +41,10 @@ def test_recall_of_several_captions_is_that_of_sorting(at_once, monkeypatch):
 
 def test_a_caption_of_several_images_is_right_for_each_and_retrieved_once():
     images, texts, owners = drawn(1)
-    distinct = np.arange(len(owners)) % 60  # The first captions are those of two images.
+    distinct = np.arange(len(owners)) % 60  # The first captions belong to two images each.
     texts = texts[:60]
     found = recalls(Paired(images, texts, np.stack([owners, distinct], axis=1)))
-    listed = texts[distinct]  # Each occurrence is a query of its own.
+    listed = texts[distinct]  # Each occurrence of a caption is a separate query.
     of_images = np.array([[t in distinct[owners == i] for t in range(60)] for i in range(40)])
     right = of_images[:, distinct]
     for k in (1, 5, 10):
@@ -55,7 +55,7 @@ def test_a_caption_of_several_images_is_right_for_each_and_retrieved_once():
 
 
 @pytest.mark.parametrize("value", [1.0, np.nan])
-def test_embeddings_that_are_all_the_same_or_no_numbers_retrieve_nothing(value):
+def test_equal_or_nan_embeddings_retrieve_nothing(value):
     images = np.full((20, 4), value / 2, np.float32)
     pairs = np.stack([np.arange(20)] * 2, axis=1)
     assert set(recalls(Paired(images, images, pairs)).values()) == {0.0}

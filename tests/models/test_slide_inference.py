@@ -1,4 +1,4 @@
-"""Sliding windows give the class maps of mmsegmentation's slide inference."""
+"""Sliding windows have the class maps of mmsegmentation's slide inference."""
 
 import math
 import tracemalloc
@@ -9,7 +9,8 @@ import pytest
 from vit_jax.models.dense.windows import LONGEST, bilinear, sliding, whole
 
 WINDOW, PLACES, CLASSES = 24, 6, 5
-# Height and width: square, wide, high, smaller than a window, much longer than high, one pixel.
+# Height and width: square, wide, high, smaller than a window, very wide, one pixel, as wide as a
+# window.
 SIDES = [(24, 24), (30, 47), (200, 61), (9, 13), (7, 100), (1, 1), (11, 24)]
 
 
@@ -18,7 +19,7 @@ def resize(torch, scores, sides):
 
 
 def slide_inference(torch, scores, starts, resized, sides):
-    """Averages the scores of windows as mmsegmentation does, at all pixels of the original image.
+    """Averages the scores of windows as mmsegmentation does, at the original image's pixels.
 
     Args:
       scores: `[windows, rows, columns, classes]`.
@@ -53,11 +54,11 @@ def test_class_maps_are_those_of_slide_inference(torch, sides):
 @pytest.mark.parametrize("sides", SIDES)
 def test_windows_cover_the_image_in_dinov3s_steps(sides):
     windows = sliding(sides, (WINDOW, WINDOW))
-    assert min(windows.resized) == WINDOW  # The short side.
+    assert min(windows.resized) == WINDOW  # The short side is resized to the window.
     ratio = max(windows.resized) / WINDOW
     assert math.isclose(ratio, max(sides) / min(sides), abs_tol=1 / WINDOW)
     for axis in (windows.rows, windows.columns):
-        # Its function of the number of windows, with a stride of two thirds.
+        # DINOv3's formula for the number of windows, with a stride of two thirds.
         stride = 2 * WINDOW // 3
         number = max(axis.resized - WINDOW + stride - 1, 0) // stride + 1
         starts = [min(index * stride, axis.resized - WINDOW) for index in range(number)]
@@ -71,7 +72,7 @@ def test_windows_are_cut_in_the_order_of_their_scores():
         assert (cut == image[:, left : left + WINDOW]).all()
 
 
-def test_an_image_of_extreme_length_is_squeezed():
+def test_an_image_with_an_extreme_aspect_ratio_is_squeezed():
     windows = sliding((1, 100_000), (WINDOW, WINDOW))
     assert windows.resized == (WINDOW, LONGEST * WINDOW)
     scores = np.zeros((windows.count, PLACES, PLACES, CLASSES), np.float32)
@@ -85,13 +86,13 @@ def test_one_window_of_a_whole_image_is_resized(torch):
     assert (whole((31, 50), (WINDOW, WINDOW)).class_map(scores) == expected).mean() > 0.999
 
 
-def test_windows_may_be_oblong():
+def test_windows_may_be_rectangular():
     windows = sliding((100, 100), (16, 32))
     assert windows.resized == (32, 32) and windows.rows.starts == (0, 10, 16)
     assert windows.columns.starts == (0,)
 
 
-def test_more_than_255_classes_have_wider_indices():
+def test_class_maps_of_more_than_255_classes_have_a_wider_dtype():
     scores = np.zeros((1, 2, 2, 300), np.float32)
     scores[..., 299] = 1
     found = whole((3, 3), (WINDOW, WINDOW)).class_map(scores)
@@ -105,7 +106,7 @@ def test_scores_of_all_pixels_are_never_in_memory():
     windows.class_map(scores)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 100e6  # All scores are 1.8 GB.
+    assert peak < 100e6  # The scores of all pixels would be 1.8 GB.
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 40])
@@ -115,8 +116,8 @@ def test_resizing_is_pytorchs(torch, size):
     np.testing.assert_allclose(bilinear(values, size), expected, atol=1e-6)
 
 
-def test_value_maps_are_blended_where_windows_overlap():
-    """Windows with different values have no edge between them, unlike in a mean."""
+def test_value_maps_are_blended_in_overlaps_of_windows():
+    """Values change gradually from one window to the next, unlike in a mean."""
     windows = sliding((WINDOW, 3 * WINDOW), (WINDOW, WINDOW))
     values = np.arange(windows.count, dtype=np.float32)[:, None, None, None]
     values = np.broadcast_to(values, (windows.count, PLACES, PLACES, 1))

@@ -1,6 +1,4 @@
-"""Stochastic depth that computes a branch only for the images that keep it, against loops over
-images.
-"""
+"""Tests of stochastic depth that computes a branch only for images that keep it, against loops."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +18,7 @@ def random_tokens(images: int) -> np.ndarray:
 
 
 def drawn_images(images: int, rate: float, rngs: nnx.Rngs) -> list[int]:
-    """Numbers in the batch of the images that are kept."""
+    """Returns the batch indices of the images that keep a branch."""
     size = subset_sizes(images, rate)[1]
     drawn = np.asarray(draw_subset(images, rate, rngs))
     return [group * size + image for group, row in enumerate(drawn) for image in row]
@@ -47,11 +45,12 @@ def test_each_image_and_each_pair_of_a_group_is_kept_equally_often():
     rows = jax.vmap(lambda key: draw_subset(groups * size, 0.4, nnx.Rngs(dropout=key)))(keys)
     chosen = np.zeros((draws, groups, size))
     np.put_along_axis(chosen, np.asarray(rows), 1, axis=-1)
-    assert (chosen.sum(axis=-1) == kept).all()  # Drawn without replacement.
+    assert (chosen.sum(axis=-1) == kept).all()  # Images are drawn without replacement.
     chosen = chosen.reshape(draws, -1)
     one, two = kept / size, kept * (kept - 1) / (size * (size - 1))
     same_group = np.kron(np.eye(groups), np.ones((size, size)))
-    expected = np.where(same_group, two, one**2)  # Images of other groups do not matter.
+    # Images of different groups are drawn independently.
+    expected = np.where(same_group, two, one**2)
     np.fill_diagonal(expected, one)
     np.testing.assert_allclose(chosen.T @ chosen / draws, expected, atol=4.5 * 0.5 / np.sqrt(draws))
 
@@ -65,7 +64,7 @@ def test_mean_over_draws_is_the_full_branch():
     )
 
 
-def test_branch_sees_the_images_that_are_kept_and_no_others():
+def test_branch_gets_only_the_kept_images():
     x, seen = random_tokens(64), []
 
     def branch(x):
@@ -86,7 +85,7 @@ def test_rate_that_drops_no_image_of_a_group_is_the_plain_sum():
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("norm_at", ["before", "after"])
-def test_layer_is_that_of_each_image_by_itself(norm_at):
+def test_layer_equals_a_loop_over_images(norm_at):
     block = random_model(**TINY, **SUBSET, norm_at=norm_at).blocks["01"]
     x, rngs = random_tokens(48), nnx.Rngs(dropout=0)
     expected, before = np.array(x), norm_at == "before"
@@ -99,17 +98,18 @@ def test_layer_is_that_of_each_image_by_itself(norm_at):
 
 
 @pytest.mark.parametrize("images", [32, 96])
-def test_as_many_images_as_said_change_in_each_group(images):
+def test_each_group_changes_the_configured_number_of_images(images):
     block = random_model(**TINY, **SUBSET).blocks["01"]
     block.mlp.fc2.kernel[...] *= 0
     block.mlp.fc2.bias[...] *= 0
     x = random_tokens(images)
     changed = (forward(block, x, seed=0) != x).any(axis=(1, 2)).reshape(-1, 32)
     assert changed.sum(axis=1).tolist() == [19] * (images // 32)
-    assert len({row.tobytes() for row in changed}) == images // 32  # Each group draws its own.
+    # Each group has its own random draw.
+    assert len({row.tobytes() for row in changed}) == images // 32
 
 
-def test_gradients_are_those_of_the_enlarged_branch_times_who_keeps_it():
+def test_gradients_equal_those_of_a_scaled_and_masked_branch():
     rate, images = 0.3, 24
     x = jnp.asarray(random_tokens(images))
     kernel = jnp.asarray(np.random.default_rng(3).normal(size=(16, 16)), jnp.float32)
@@ -137,7 +137,7 @@ def test_evaluation_computes_every_image():
     np.testing.assert_array_equal(forward(by_subset, images), forward(plain, images))
 
 
-def test_layer_that_computes_no_more_than_is_read_leaves_out_the_same_images():
+def test_layer_that_computes_only_read_tokens_skips_the_same_images():
     block, x = random_model(**TINY, **SUBSET).blocks["01"], random_tokens(16)
     some, whole = jax.jit(
         lambda x: [block(x, nnx.Rngs(dropout=0), read=read) for read in (1, None)]
@@ -145,18 +145,19 @@ def test_layer_that_computes_no_more_than_is_read_leaves_out_the_same_images():
     np.testing.assert_allclose(some, whole[:, :1], rtol=1e-4, atol=1e-5)
 
 
-def test_axial_layers_leave_out_whole_images():
+def test_axial_layers_skip_whole_images():
     values = TINY | SUBSET | dict(attention="axial", pooling="gap")
     block = random_model(**values).blocks["01"]
     for layer in (block.row.mlp.fc2, block.column.mlp.fc2, block.column.attention.out):
         layer.kernel[...] *= 0
         layer.bias[...] *= 0
     x = np.random.default_rng(2).normal(size=(32, 6, 16)).astype(np.float32)
-    changed = (forward(block, x, seed=0) != x).any(axis=2).sum(axis=1)  # Tokens of each image.
+    # Number of changed tokens in each image.
+    changed = (forward(block, x, seed=0) != x).any(axis=2).sum(axis=1)
     assert sorted(changed.tolist()) == [0] * 13 + [6] * 19
 
 
-def test_scanned_layers_leave_out_the_same_images_as_layers_in_a_row():
+def test_scanned_layers_skip_the_same_images_as_unrolled_layers():
     images = random_images(16, 8, 12)
     one_by_one, scanned = (
         forward(random_model(**TINY, **SUBSET, scan=scan), images, seed=0) for scan in (False, True)
@@ -164,6 +165,6 @@ def test_scanned_layers_leave_out_the_same_images_as_layers_in_a_row():
     np.testing.assert_allclose(scanned, one_by_one, rtol=1e-4, atol=1e-4)
 
 
-def test_scan_over_layers_that_keep_unlike_numbers_of_images_is_refused():
+def test_scan_over_layers_that_keep_different_numbers_of_images_is_refused():
     with pytest.raises(UserError, match="model.uniform_depth=True, or model.scan=False"):
         random_model(**(TINY | SUBSET | dict(scan=True, uniform_depth=False)))

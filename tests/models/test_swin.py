@@ -1,4 +1,4 @@
-"""Swin and Swin V2 against a plain forward pass, and its finite differences, in NumPy float64."""
+"""Tests of Swin and Swin V2: outputs and gradients against NumPy in float64."""
 
 import math
 from functools import partial
@@ -24,8 +24,8 @@ from vit_jax.models import create_model, family_of, model_factory
 from vit_jax.models.position import spread_offsets
 from vit_jax.models.swin import log_offsets, shifted_regions, windows
 
-# Maps of 7x9 and 4x5 patches, which windows of 3 do not divide; the second has odd columns behind
-# it.
+# The maps have 7x9 and 4x5 patches, which are not divisible by windows of 3. Merging pads the odd
+# sides of the first map.
 TINY = dict(
     image_size=(14, 18),
     num_classes=3,
@@ -52,9 +52,7 @@ CASES = {
 
 
 def attend(x, p, window, shifted, version, former):
-    """Window attention of one image's map, one window, one head and one pair of places at a
-    time.
-    """
+    """Returns the window attention of one image's map, one pair of positions at a time."""
     shift = [
         side // 2 if shifted and size > side else 0
         for size, side in zip(x.shape, window, strict=False)
@@ -69,7 +67,7 @@ def attend(x, p, window, shifted, version, former):
     for top in range(0, moved.shape[0], window[0]):
         for left in range(0, moved.shape[1], window[1]):
             places = [(top + i, left + j) for i in range(window[0]) for j in range(window[1])]
-            # Whether a place came around the border, along each axis that is shifted.
+            # For each shifted axis: whether the position was moved around the border.
             around = [
                 tuple(
                     s > 0 and at >= size - s
@@ -103,7 +101,7 @@ def attend(x, p, window, shifted, version, former):
 
 
 def bias_of(p, offset, head, window, version, former):
-    """The bias of two places so far apart."""
+    """Returns the bias for two positions with this offset."""
     if version == 1:
         return p["bias_table"][offset[0] + window[0] - 1, offset[1] + window[1] - 1, head]
     parts = [
@@ -119,7 +117,7 @@ def bias_of(p, offset, head, window, version, former):
 
 
 def swin(params, image, *, window, patch_size, blocks, version=1, pretrained_windows=None, **_):
-    """Logits of one image, or features without a head."""
+    """Returns the logits of one image, or its features if there is no head."""
     kernel, p = params["patch_embedding"]["kernel"], patch_size
     rows, columns = image.shape[0] // p, image.shape[1] // p
     x = np.zeros((rows, columns, kernel.shape[-1]))
@@ -213,7 +211,7 @@ def test_gradients_equal_finite_differences_of_a_plain_forward_pass(case):
         )
 
 
-# At the sizes of their images (microsoft/Swin-Transformer's tables), with 1,000 classes.
+# Each at the image size in microsoft/Swin-Transformer's tables, for 1,000 classes.
 @pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("name", "size", "parameters"),
@@ -256,7 +254,7 @@ def paths(model) -> list[str]:
     return ["/".join(path) for path, _ in nnx.to_flat_state(nnx.state(model))]
 
 
-def test_entries_are_spread_by_offset():
+def test_biases_are_indexed_by_the_offset_of_query_and_key():
     table = np.random.default_rng(0).normal(size=(5, 7, 2)).astype(np.float32)
     spread = np.asarray(spread_offsets(jnp.asarray(table)))
     for head, query, key in np.ndindex(2, 12, 12):
@@ -264,7 +262,7 @@ def test_entries_are_spread_by_offset():
         assert spread[head, query, key] == table[*offset, head]
 
 
-def test_offsets_are_counted_on_a_scale_of_logarithms():
+def test_offsets_are_on_a_logarithmic_scale():
     offsets = log_offsets((3, 1), (3, 1))
     assert offsets.shape == (5, 1, 2)
     np.testing.assert_allclose(
@@ -273,7 +271,7 @@ def test_offsets_are_counted_on_a_scale_of_logarithms():
     np.testing.assert_array_equal(offsets[..., 1], 0)
 
 
-def test_places_of_a_window_are_of_one_region_where_they_were_neighbours():
+def test_shifted_windows_have_one_region_for_each_group_of_former_neighbours():
     regions = shifted_regions((4, 4), (2, 2), (1, 1))
     assert [len(set(row)) for row in regions] == [1, 2, 2, 4]
 
@@ -289,7 +287,7 @@ def test_stochastic_depth_rises_over_all_stages():
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("version", [1, 2])
-def test_what_is_recomputed_is_the_same(version):
+def test_rematerialization_does_not_change_the_output(version):
     arguments = TINY | SHORT | dict(version=version, dropout=0.1, stochastic_depth=0.5)
     images = random_images(2, *TINY["image_size"])
     plain, again = (
@@ -309,7 +307,8 @@ def test_attention_of_each_window_is_captured():
     first, shifted = found["attention"]
     assert first.shape == shifted.shape == (1, 9, 2, 9, 9)
     np.testing.assert_allclose(first.sum(-1), 1, rtol=1e-5)
-    # Behind the patch embedding and each of the two blocks; the last is what the head's norm takes.
+    # Captured after the patch embedding and after each of the two blocks. The last features are the
+    # input of the head's norm.
     *_, last = found["features"]
     assert len(found["features"]) == 3
     np.testing.assert_allclose(last, model.features(images, dense=True)[-1], atol=1e-6)
@@ -320,8 +319,10 @@ def test_attention_of_each_window_is_captured():
         model(images, capture=("tokens",))
 
 
-def test_what_is_attended_to_lies_where_it_is():
-    """Of a map of 7x9 in windows of 3, whose second block is shifted by 1 and filled up with
+def test_captured_attention_is_in_the_images_positions():
+    """Attention is mapped back to the positions in the image.
+
+    The map of 7x9 has windows of 3. The second block's windows are shifted by 1 and padded with
     zeros.
     """
     model = random_model("Swin-T", **TINY)
@@ -343,7 +344,7 @@ def test_dense_features_are_of_each_stage():
     np.testing.assert_allclose(model.norm(coarse).mean((1, 2)), model.features(images), atol=1e-5)
 
 
-def test_a_swin_is_resized_where_its_windows_stay():
+def test_a_swin_can_be_resized_if_its_windows_stay_the_same():
     arguments = TINY | dict(image_size=(12, 12), blocks=(1, 1))
     model, images = random_model("Swin-T", **arguments), random_images(1, 24, 12)
     larger = random_model("Swin-T", **arguments | dict(image_size=(24, 12)))
@@ -380,6 +381,6 @@ def test_arguments_that_make_no_swin_are_refused(changes, words):
 @pytest.mark.parametrize(
     "name", ["SwinV2-T", "Swin-X", "Swin-T/w0", "Swin-B/w12to16", "SwinV2-B/w7to14"]
 )
-def test_name_that_says_too_little_or_too_much_is_none(name):
+def test_incomplete_or_contradictory_names_are_refused(name):
     with pytest.raises(UserError, match="unknown model"):
         model_factory(name, num_classes=3, image_size=224)

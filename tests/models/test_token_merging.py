@@ -1,8 +1,8 @@
-"""Token merging, compared with NumPy, which merges one patch after the other.
+"""Tests of token merging against NumPy, which merges one patch after the other.
 
-The authors' code (facebookresearch/ToMe) was compared by hand: with timm's ViT-Ti/16 and DeiT-Ti/16
-with two tokens, class token or mean, and 3, 5 or 30 merged patches, random weights give the same
-logits within 6e-7 of the largest one.
+The authors' code (facebookresearch/ToMe) was compared by hand with timm's ViT-Ti/16 and with
+DeiT-Ti/16 with two tokens. With random weights, the logits were equal within 6e-7 of the largest
+one, for the class token or the mean, and for 3, 5 or 30 merged patches.
 """
 
 import jax
@@ -27,13 +27,13 @@ VARIANTS = [
 @pytest.mark.parametrize("merge_tokens", [2, 30])
 @pytest.mark.parametrize("changes", VARIANTS)
 def test_logits_are_those_of_numpy(changes, merge_tokens):
-    image_size = (16, 20)  # 20 patches; with 30 each layer merges half of its patches.
+    image_size = (16, 20)  # There are 20 patches. With 30, each layer merges half of its patches.
     assert_vit_equals_reference(
         image_size=image_size, depth=3, merge_tokens=merge_tokens, **changes
     )
 
 
-def test_equal_patches_are_merged_without_a_change():
+def test_merging_equal_patches_does_not_change_the_output():
     images = np.ones((1, 16, 16, 3), np.float32) * random_images(1, 1, 1)
     arguments = dict(image_size=16, num_classes=5, dim=16, depth=3, heads=4, position="none")
     plain, merging = (random_model(**arguments, merge_tokens=count) for count in (0, 5))
@@ -50,7 +50,7 @@ def test_training_calls_and_dense_features_keep_all_patches():
     np.testing.assert_array_equal(*dense)
 
 
-def test_activations_keep_their_type():
+def test_activations_keep_their_dtype():
     model = random_model(image_size=16, num_classes=5, dtype="bfloat16", merge_tokens=3)
     images = jax.ShapeDtypeStruct((1, 16, 16, 3), np.float32)
     assert nnx.eval_shape(lambda x: model.encoded(x), images).dtype == "bfloat16"

@@ -1,4 +1,4 @@
-"""A model traced for a GPU computes the same as one traced for a CPU; both run on a CPU here."""
+"""A model traced for a GPU computes the same as one traced for a CPU. Both run on a CPU here."""
 
 import types
 
@@ -40,7 +40,7 @@ def logits_and_gradient(model, images, platform):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_and_gradients_are_those_of_a_cpu(name, monkeypatch):
-    """Both with the tokens as they are, and with one more where they are odd in number."""
+    """Equal both without and with a padding token, which makes an odd number of tokens even."""
     values = {"dim": 32, "depth": 2, "mlp_dim": 64, "heads": 2, "image_size": 48, "num_classes": 5}
     model = create_model("ViT-Ti/16", **values | MODELS[name])
     shape = model.head.kernel.shape
@@ -56,14 +56,14 @@ def test_logits_and_gradients_are_those_of_a_cpu(name, monkeypatch):
             )
 
 
-def test_a_token_that_makes_them_even_is_not_attended_to():
+def test_the_padding_token_is_not_attended_to():
     query, key, value = (jax.random.normal(jax.random.key(i), (2, 6, 2, 8)) for i in range(3))
     wanted = attention.attend(query, key[:, :5], value[:, :5])
     changed = value.at[:, 5].set(100.0)
     np.testing.assert_allclose(attention.attend(query, key, changed, attended=5), wanted, atol=1e-5)
 
 
-def test_captured_activations_have_the_image_s_tokens_alone(monkeypatch):
+def test_captured_activations_have_no_padding_token(monkeypatch):
     monkeypatch.setattr(vit, "cudnn_takes", lambda *_: True)
     model = create_model("ViT-Ti/16", depth=2, image_size=32, num_classes=0)
     with placing(lambda _, x: x, "gpu"), model.capturing(["attention", "tokens"]) as found:
@@ -76,8 +76,8 @@ def test_captured_activations_have_the_image_s_tokens_alone(monkeypatch):
 
 
 @pytest.mark.parametrize("capability", ["9.0", "7.5", "gfx942"])
-def test_a_gpu_without_cudnn_takes_xlas_attention(capability, monkeypatch):
-    """JAX finds no cuDNN here, whatever the GPU is."""
+def test_a_gpu_without_cudnn_uses_xlas_attention(capability, monkeypatch):
+    """JAX finds no cuDNN on this machine, whatever GPU it reports."""
     device = types.SimpleNamespace(platform="gpu", compute_capability=capability)
     monkeypatch.setattr(jax, "devices", lambda: [device])
     attention._has_cudnn.cache_clear()
@@ -87,8 +87,8 @@ def test_a_gpu_without_cudnn_takes_xlas_attention(capability, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_cudnn_is_for_the_gpu_of_this_machine(dtype):
-    """This machine has none: models traced for another machine's GPU use XLA's attention."""
+def test_cudnn_is_not_used_without_a_gpu_on_this_machine(dtype):
+    """A machine without a GPU uses XLA's attention in models traced for another machine's GPU."""
     with placing(lambda _, x: x, "gpu"):
         assert not attention.cudnn_takes(dtype, 64)
     x = jnp.ones((1, 5, 2, 64), dtype)

@@ -1,4 +1,4 @@
-"""The Vision Transformer against the paper's counts and a plain NumPy forward pass."""
+"""Tests of the Vision Transformer: sizes against the paper, outputs against NumPy."""
 
 import functools
 
@@ -28,7 +28,7 @@ def count(*arguments, **overrides) -> int:
     return card(*arguments, **overrides).parameters
 
 
-# Without a head, at 224 pixels.
+# Numbers of parameters without a head, at 224 pixels.
 TRUNKS = {
     "ViT-Ti/32": 5_938_560,
     "ViT-Ti/16": 5_524_416,
@@ -106,7 +106,8 @@ def test_average_pooling_has_no_class_token(name, parameters):
         ("ViT-L/32", 384, 145, 306_632_680),
         ("ViT-L/16", 512, 1025, 305_174_504),
         ("ViT-H/14", 518, 1370, 633_470_440),
-        ("ViT-H/14", 378, 730, 632_651_240),  # The paper's 384, of which its patches cover 378.
+        # The paper's size is 384, of which patches of 14 cover 378.
+        ("ViT-H/14", 378, 730, 632_651_240),
     ],
 )
 def test_resolution_changes_only_the_position_table(name, image_size, tokens, parameters):
@@ -132,7 +133,7 @@ def test_multiply_adds_are_the_papers(name, image_size, gmac):
     assert card(name, image_size=image_size).multiply_adds / 1e9 == pytest.approx(gmac, rel=1e-3)
 
 
-def test_multiply_adds_are_what_the_compiler_counts():
+def test_multiply_adds_equal_the_compilers_count():
     model = vit_jax.create_model("ViT-Ti/16", num_classes=1000, pre_logits=True)
     graphdef, params = nnx.split(model)
 
@@ -140,13 +141,14 @@ def test_multiply_adds_are_what_the_compiler_counts():
         return nnx.merge(graphdef, params)(images, whole=True)
 
     lowered = jax.jit(forward).lower(params, jnp.zeros((1, 224, 224, 3)))
-    flops = lowered.cost_analysis()["flops"]  # Norms, softmax and GELU are a few per cent of it.
+    # Norms, softmax and GELU are a few per cent of all operations.
+    flops = lowered.cost_analysis()["flops"]
     counted = 2 * count_multiply_adds(model)
     assert counted < flops < 1.1 * counted
 
 
 def random_model(**overrides) -> ViT:
-    """A model whose every parameter is random, so that none can be left out unseen."""
+    """Returns a model with random parameters; none is zero, so that each affects the output."""
     model = vit_jax.create_model("ViT-Ti/4", **(TINY | overrides))
     rng = np.random.default_rng(0)
     graphdef, params = nnx.split(model)
@@ -158,9 +160,7 @@ forward = jax.jit(lambda model, images: model(images))
 
 
 def reference(params: dict, images: np.ndarray, patch: int, pooling: str, erf: bool) -> np.ndarray:
-    """The equations of section 3.1 in float64, one head and one token at a time where that is
-    plainest.
-    """
+    """Returns the logits by the equations of section 3.1, in float64, with loops."""
     from scipy.special import erf as error_function
 
     def norm(x, p):
@@ -219,7 +219,7 @@ def test_logits_equal_a_plain_forward_pass(pooling, gelu, pre_logits):
     np.testing.assert_allclose(forward(model, np.float32(images)), expected, atol=2e-5)
 
 
-def test_fresh_head_gives_exactly_its_bias():
+def test_a_new_head_outputs_exactly_its_bias():
     model = vit_jax.create_model("ViT-Ti/4", **TINY, head_bias=-10.0)
     images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype(np.float32)
     np.testing.assert_array_equal(model(images), np.full((2, 5), -10.0, np.float32))
@@ -241,7 +241,7 @@ def test_dropout_follows_its_key():
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("values", [{}, {"scan": True}, {"rope": "dinov3", "rope_rescale": 2.0}])
-def test_tokens_after_some_layers_are_those_on_the_way_to_the_last(values):
+def test_tokens_of_a_layer_equal_those_in_a_full_forward_pass(values):
     model = random_model(depth=4, stochastic_depth=0.5, dropout=0.1, **values)
     embed = jax.jit(lambda images: model.assemble(model.patches(images)))
     x = embed(np.zeros((5, 8, 12, 3), np.uint8))
@@ -274,7 +274,7 @@ def test_bfloat16_keeps_float32_parameters_and_logits():
     np.testing.assert_allclose(logits, full, atol=0.05 * np.abs(full).max())
 
 
-def test_same_seed_gives_the_same_parameters():
+def test_the_same_seed_has_the_same_parameters():
     one, two, other = (vit_jax.create_model("ViT-Ti/4", **TINY, seed=seed) for seed in (3, 3, 4))
     kernels = [model.blocks["00"].mlp.fc1.kernel[...] for model in (one, two, other)]
     np.testing.assert_array_equal(kernels[0], kernels[1])
@@ -282,7 +282,7 @@ def test_same_seed_gives_the_same_parameters():
 
 
 def initialized(name, parts, **values):
-    """Returns some parts of a new model; the compiler removes the random numbers of the others."""
+    """Returns some parts of a new model; the compiler removes the other parts' random numbers."""
     build = model_factory(name, num_classes=10, image_size=224, **values)
     return jax.jit(lambda: parts(build(rngs=nnx.Rngs(0))))()
 
@@ -314,13 +314,15 @@ def test_initial_values_are_those_of_the_authors():
         assert np.std(kernel[...]) == pytest.approx(limit / np.sqrt(3), rel=0.01)
     assert np.std(block.mlp.fc1.bias[...]) == pytest.approx(1e-6, rel=0.1)
     assert np.std(patches.kernel[...]) == pytest.approx(np.sqrt(1 / 768), rel=0.01)
-    # A normal cut at two deviations, brought back to the variance that it lost.
+    # A normal distribution truncated at two standard deviations and rescaled to its original
+    # variance.
     assert np.abs(patches.kernel[...]).max() == pytest.approx(2.2737 / np.sqrt(768), rel=1e-3)
     assert abs(np.mean(block.mlp.fc2.kernel[...])) < 5 * limit / np.sqrt(3 * 1536 * 384)
 
 
 def test_initial_values_can_be_those_of_masked_autoencoders():
-    # PyTorch's Xavier takes q, k and v as one layer, and the patch embedding as a dense one.
+    # PyTorch's Xavier initialization treats q, k and v as one layer, and the patch embedding as
+    # dense.
     block, patches = initialized("ViT-S/16", block_and_patches, initialization="mae")
     for kernel, limit in (
         (block.attention.qkv.kernel, np.sqrt(6 / (384 + 3 * 384))),
@@ -363,7 +365,9 @@ def test_initial_values_can_be_beits(layer):
     block = initialized(
         "BEiT-B/16", lambda model: model.blocks[f"{layer:02d}"], initialization="beit"
     )
-    truncated = 0.5396  # Of a normal distribution that is cut at its deviation.
+    # Ratio of the std of a normal distribution truncated at one standard deviation to the original
+    # std.
+    truncated = 0.5396
     for kernel in (block.attention.qkv.kernel, block.mlp.fc1.kernel):
         assert np.std(kernel[...]) == pytest.approx(0.02 * truncated, rel=0.01)
         assert np.abs(kernel[...]).max() <= 0.02
@@ -377,11 +381,11 @@ def test_initial_values_can_be_beits(layer):
     ("name", "factor"), [("EVA02-S/14", 1.0), ("EVA02-B/14", np.sqrt(np.log(24)))]
 )
 def test_initial_values_can_be_those_of_eva02(name, factor):
-    """Where branches are normalised within, all but the kernels of queries and keys are larger."""
+    """With norms inside the branches, all kernels but those of queries and keys are larger."""
     block, embedding = initialized(name, block_and_patches, initialization="eva02")
     dim = embedding.kernel.shape[-1]
     query, key, value = np.moveaxis(np.asarray(block.attention.qkv.kernel[...]), 1, 0)
-    # Theirs are one layer in the small models, three in the larger ones.
+    # q, k and v are one layer in the authors' small models, and three layers in the larger ones.
     outputs = dim if factor > 1 else 3 * dim
     for kernel in (query, key, value / factor):
         assert np.std(kernel) == pytest.approx(np.sqrt(2 / (dim + outputs)), rel=0.01)
@@ -398,7 +402,7 @@ def test_initial_values_can_be_those_of_eva02(name, factor):
     assert np.abs(patches).max() == pytest.approx(np.sqrt(6 / (588 + dim)), rel=0.01)
 
 
-def test_no_two_parameters_begin_alike():
+def test_no_two_kernels_have_equal_initial_values():
     model = vit_jax.create_model("ViT-Ti/4", **TINY)
     kernels = [
         getattr(block.mlp, name).kernel[...]
@@ -409,7 +413,7 @@ def test_no_two_parameters_begin_alike():
     assert len(first) == len(kernels)
 
 
-def test_a_compiled_initialisation_gives_the_values_of_one_that_is_not():
+def test_compiled_and_eager_initialization_give_equal_values():
     build = model_factory("ViT-Ti/4", **TINY)
     eager = nnx.state(build(rngs=nnx.Rngs(0)))
     jax.tree.map(
@@ -426,12 +430,12 @@ def test_a_compiled_initialisation_gives_the_values_of_one_that_is_not():
         (dict(gelu="relu"), "gelu is 'relu' and must be tanh or erf"),
     ],
 )
-def test_sizes_that_do_not_fit_are_named(overrides, message):
+def test_errors_about_sizes_name_them(overrides, message):
     with pytest.raises(UserError, match=message):
         vit_jax.create_model("ViT-Ti/4", **(TINY | overrides))
 
 
 @pytest.mark.parametrize("name", ["ViT-X/16", "vit_b16", "ViT-B", "ViT-B/0", ""])
-def test_unknown_model_is_named(name):
+def test_the_error_about_an_unknown_model_names_it(name):
     with pytest.raises(UserError, match=f"unknown model {name!r}"):
         vit_jax.create_model(name)

@@ -1,4 +1,4 @@
-"""Plain ViTs by their authors' names, against published counts and timm's models."""
+"""Tests of plain ViTs with other authors' names, against published sizes and timm's models."""
 
 import pytest
 
@@ -17,9 +17,9 @@ def count(name, image_size, num_classes):
     )
 
 
-# Name, image size, classes, parameters as published, and how many of these the model here does not
-# have: mask tokens (DINOv2, v3), the keys' biases, which are zero, or local crops' norm (DINOv3),
-# projections (CLIP).
+# Name, image size, classes, published number of parameters, and how many of these our model does
+# not have: mask tokens (DINOv2 and v3), key biases, which are zero, or the local crops' norm
+# (DINOv3), and projections (CLIP).
 PUBLISHED = [
     ("DINOv2-S/14", 518, 0, 22_056_576, 384),
     ("DINOv2-B/14", 518, 0, 86_580_480, 768),
@@ -53,7 +53,7 @@ def test_parameter_count_is_the_published(name, image_size, num_classes, paramet
     assert count(name, image_size, num_classes) == parameters - fewer
 
 
-# timm's architectures; those that end in `qkvb` have the queries' and values' biases.
+# timm's architectures. Those with `qkvb` in their names have biases of queries and values.
 TIMM = {
     "DINOv2-S/14": "vit_small_patch14_dinov2",
     "DINOv2-B/14": "vit_base_patch14_dinov2",
@@ -108,7 +108,7 @@ TIMM = {
 def test_parameter_count_is_of_timms_model(name, torch, timm):
     with torch.device("meta"):
         model = timm.create_model(TIMM[name], num_classes=0)
-    # There the class token beside registers has no position of its own.
+    # In timm, a class token next to registers has no position embedding.
     fewer = model.embed_dim if "reg4" in name else 0
     assert (
         count(name, model.patch_embed.img_size, 0)
@@ -129,7 +129,7 @@ def test_multiply_adds_are_the_model_cards(name, image_size, gmac):
     card = vit_jax.model_card(name, num_classes=1000, image_size=image_size)
     assert card.multiply_adds / 1e9 == pytest.approx(
         gmac, rel=3e-3
-    )  # They count rotations and norms too.
+    )  # The model cards also count rotations and norms.
 
 
 def spelled(name, **changes):
@@ -157,10 +157,10 @@ def test_fine_tuning_keeps_the_name(name):
         ("CLIP-L/14", dict(gelu="erf"), "OpenCLIP-L/14"),
         ("BEiT-B/16", dict(position="1d"), "ViT-B/16"),
         ("EVA02-S/14", dict(rope="axial", rope_grid=None), "ViT-384x12 (MLP 1024, 6 heads)/14"),
-        # A SigLIP is the paper's ViT but for its pooling.
+        # SigLIP's ViT differs from the paper's only in its pooling.
         ("SigLIP-B/16", dict(pooling="gap"), "ViT-B/16"),
         ("ViT-B/16", dict(pooling="map"), "SigLIP-B/16"),
     ],
 )
-def test_what_differs_from_its_family_is_described_by_its_size(name, changes, described):
+def test_changed_models_are_named_by_their_size(name, changes, described):
     assert spelled(name, **changes) == described

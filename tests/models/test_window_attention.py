@@ -1,4 +1,4 @@
-"""The TPU kernel of window attention against plain attention, simulated on a CPU."""
+"""Tests of the TPU kernel of window attention against plain attention, simulated on a CPU."""
 
 import math
 from functools import partial
@@ -25,7 +25,7 @@ def plain(query, key, value, bias, masks, classes):
     return jnp.einsum("bwhqk,bwkhd->bwqhd", jax.nn.softmax(scores), value, precision="highest")
 
 
-# Batch, windows, tokens, heads, head_dim.
+# Each shape is batch, windows, tokens, heads, head_dim.
 SHAPES = {
     "an odd number of heads": (2, 4, 49, 3, 32),
     "two groups, the second of two heads": (1, 2, 16, 6, 32),
@@ -106,9 +106,11 @@ def test_tpus_of_these_kinds_run_kernels(kind, supports):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_swin_has_the_same_loss_and_gradients_with_the_kernel(devices, monkeypatch):
-    monkeypatch.setattr(sharding, "supports_kernels", lambda _: True)  # By simulation.
+    # The CPU simulates the kernel.
+    monkeypatch.setattr(sharding, "supports_kernels", lambda _: True)
     monkeypatch.setenv(sharding.KERNELS, "1")
-    # Maps of 6x8 positions, which windows of 4 do not divide; then of 3x4, smaller than a window.
+    # The maps have 6x8 positions, not divisible by windows of 4, and then 3x4, smaller than a
+    # window.
     values = dict(dim=32, blocks=(2, 1), stage_heads=(1, 2), window=4, patch_size=2)
     model = create_model("Swin-T", image_size=(12, 16), num_classes=3, seed=0, **values)
     graphdef, params = nnx.split(model)

@@ -1,4 +1,4 @@
-"""Attention within windows of a ViT."""
+"""Tests of attention within windows of a ViT."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,7 @@ def test_a_window_block_is_an_encoder_block_with_a_mask():
     np.testing.assert_allclose(windows(x), expected, atol=2e-6)
 
 
-def test_padding_leaves_the_other_windows_as_they_are():
+def test_padding_does_not_change_other_windows():
     stack = Stack(dim=16, heads=2, mlp_dim=32)
     padded = WindowBlock((7, 7), 4, stack, rngs=nnx.Rngs(0))
     exact = WindowBlock((4, 4), 4, stack, rngs=nnx.Rngs(0))

@@ -1,5 +1,6 @@
-"""Writes `vit_jax/published/cards.json`, what lists of models show: python -m
-tests.models.write_cards
+"""Writes the sizes of all listed models to cards.json: python -m tests.models.write_cards
+
+The file is `vit_jax/published/cards.json`.
 """
 
 import json
@@ -10,7 +11,7 @@ from vit_jax.published.cards import FILE
 
 
 def written() -> str:
-    """The file: a line for each listed model."""
+    """Returns the content of the file, with a line for each listed model."""
     cards = map(vit_jax.model_card, MODELS)
     lines = [f' "{x.name}": {json.dumps([x.parameters, x.multiply_adds, x.tokens])}' for x in cards]
     return "{\n" + ",\n".join(lines) + "\n}\n"

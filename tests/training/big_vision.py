@@ -1,10 +1,12 @@
-"""Trains beside big_vision: python -m tests.training.big_vision --big_vision=DIR [--write]
+"""Compares losses with big_vision's: python -m tests.training.big_vision --big_vision=DIR [--write]
 
-DIR is a checkout of github.com/google-research/big_vision. Its own `update_fn`, optimizer, model
-and losses take the parameters and batches that ours takes (curves.py); then once more parameters
-that differ by a part in 10^7. A line for each case; it fails where our losses are further from
-theirs than three times what that difference makes. --write keeps their losses in big_vision.json,
-which the tests follow without a checkout.
+DIR is a checkout of github.com/google-research/big_vision. The checkout's own `update_fn`,
+optimizer, model and losses train from the same parameters on the same batches as this project's
+training step (curves.py). For each case, big_vision also trains from parameters that are perturbed
+by a relative 1e-7, with three random seeds. The command prints a line for each case. It fails if
+our losses differ from big_vision's by more than three times the largest difference that a
+perturbation makes. --write saves big_vision's losses in big_vision.json; the tests compare with
+this file and need no checkout.
 """
 
 import argparse
@@ -26,13 +28,11 @@ from flax import traverse_util
 from tests.training import curves, pair_curves
 
 GOLDEN = Path(__file__).with_name("big_vision.json")
-PERTURBED = 3  # Runs with other parameters; the furthest counts.
+PERTURBED = 3  # Number of runs with perturbed parameters; the largest difference counts.
 
 
 def use(checkout: Path) -> None:
-    """Makes the checkout's modules importable, without TensorFlow, by which they would read
-    files.
-    """
+    """Makes the checkout's modules importable without TensorFlow, which only reads files."""
     if not (checkout / "big_vision" / "train.py").is_file():
         raise SystemExit(
             f"{checkout} is no checkout of google-research/big_vision: it has no "
@@ -40,7 +40,7 @@ def use(checkout: Path) -> None:
         )
     importlib.import_module(
         "flax.training.checkpoints"
-    )  # Looks for TensorFlow itself, and does without.
+    )  # This module imports TensorFlow if it can, so it is imported before TensorFlow is replaced.
     sys.path.insert(0, str(checkout))
     tensorflow, io, gfile = (
         types.ModuleType(f"tensorflow{rest}") for rest in ("", ".io", ".io.gfile")
@@ -49,11 +49,11 @@ def use(checkout: Path) -> None:
     sys.modules |= {module.__name__: module for module in (tensorflow, io, gfile)}
 
 
-PAIRS = "siglip"  # Name of the training on images and captions.
+PAIRS = "siglip"  # Name of the case that trains on images and captions.
 
 
 def update_function(checkout: Path, names: dict, file: str = "train.py"):
-    """Returns `update_fn` of a trainer's `main`, with the names that it uses there."""
+    """Returns `update_fn`, which a trainer's `main` defines; `names` are the variables it uses."""
     tree = ast.parse((checkout / "big_vision" / file).read_text())
     (found,) = [
         node
@@ -65,7 +65,7 @@ def update_function(checkout: Path, names: dict, file: str = "train.py"):
 
 
 def their_losses(checkout: Path, case: curves.Case, perturbed: int = 0) -> tuple[list[float], dict]:
-    """The loss of each update, and the shapes of the parameters by name."""
+    """Returns the loss of each update, and the shapes of the parameters by name."""
     utils, bv_optax, vit = (
         importlib.import_module(f"big_vision.{name}") for name in ("utils", "optax", "models.vit")
     )
@@ -103,7 +103,7 @@ def their_losses(checkout: Path, case: curves.Case, perturbed: int = 0) -> tuple
 
 
 def their_pair_losses(checkout: Path, perturbed: int = 0) -> tuple[list[float], dict]:
-    """As `their_losses`, of their trainer of images and captions."""
+    """Returns the same as `their_losses`, for big_vision's trainer on images and captions."""
     utils, bv_optax, towers = (
         importlib.import_module(f"big_vision.{name}")
         for name in ("utils", "optax", "models.proj.image_text.two_towers")
@@ -125,7 +125,7 @@ def their_pair_losses(checkout: Path, perturbed: int = 0) -> tuple[list[float], 
     params = jax.tree.map(jnp.asarray, params)
     run = dict(total_steps=curves.STEPS, batch_size=curves.BATCH, data_size=10_000)
     tx, _ = bv_optax.make(config, params, sched_kw=run)
-    # This trainer has a name that JAX has removed.
+    # This trainer uses a function of JAX that newer versions do not have.
     older = types.SimpleNamespace(**vars(jax), tree_leaves=jax.tree.leaves)
     around = dict(functools=functools, jax=older, jnp=jnp, optax=optax, u=utils, bv_optax=bv_optax)
     around |= dict(config=config, model=model, tx=tx, train_state_sharding=None, repl_sharding=None)

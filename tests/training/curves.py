@@ -1,6 +1,6 @@
-"""Short trainings with parameters, batches and values that big_vision's code can be given too.
+"""Short trainings whose parameters, batches and config values can also be given to big_vision.
 
-Parameters have big_vision's names and shapes; all of them and the batches are drawn by NumPy.
+Parameters have big_vision's names and shapes. Parameters and batches are drawn with NumPy.
 """
 
 from typing import Any, NamedTuple
@@ -14,12 +14,13 @@ from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.training.program import make_program
 
 STEPS, BATCH, SIZE, PATCH, CLASSES = 60, 16, 32, 8, 10
-DIM, DEPTH, HIDDEN, HEADS = 64, 2, 128, 2  # Heads of 32, which is what Adafactor begins to factor.
+# The width of a head, DIM / HEADS, is 32: the smallest size that Adafactor factors.
+DIM, DEPTH, HIDDEN, HEADS = 64, 2, 128, 2
 _ATTENTION = "MultiHeadDotProductAttention_0"
 
 
 class Case(NamedTuple):
-    """One training, in big_vision's values and in ours."""
+    """Config values of one training: big_vision's and this project's."""
 
     pooling: str
     loss: str
@@ -27,7 +28,7 @@ class Case(NamedTuple):
     ours: dict[str, Any]
 
 
-# Their weight decay is relative to the highest rate; their schedules count from 0.
+# big_vision's weight decay is relative to the peak learning rate, and its schedules count from 0.
 CASES = {
     "adam": Case(
         "gap",
@@ -81,18 +82,19 @@ CASES = {
             weight_decay=0.0,
             clip_norm=1.0,
             schedule="stairs",
+            # The steps are one below theirs: counted from 0, a stair takes effect one update later.
             stairs=(
                 19 / STEPS,
                 39 / STEPS,
                 49 / STEPS,
-            ),  # Counted from 0 a stair is one update later.
+            ),
         ),
     ),
 }
 
 
 def batch(step: int) -> dict[str, np.ndarray]:
-    """Images with a pattern of their class in noise, `uint8`, and their labels."""
+    """Returns noisy `uint8` images, each with the pattern of its class, and their labels."""
     rng = np.random.default_rng((1, step))
     labels = rng.integers(CLASSES, size=BATCH)
     patterns = np.random.default_rng(2).integers(256, size=(CLASSES, SIZE, SIZE, 3))
@@ -104,8 +106,10 @@ def batch(step: int) -> dict[str, np.ndarray]:
 
 
 def draw(shapes: dict[str, tuple[int, ...]], perturbed: int = 0) -> dict[str, np.ndarray]:
-    """Values for parameters of big_vision's names; `perturbed` above 0 changes each by a part in
-    10^7.
+    """Returns random values for big_vision's parameters.
+
+    If `perturbed` is above 0, each value is changed by a relative 1e-7; `perturbed` is the random
+    seed.
     """
     values = {}
     for number, (name, shape) in enumerate(sorted(shapes.items())):
@@ -124,8 +128,9 @@ def draw(shapes: dict[str, tuple[int, ...]], perturbed: int = 0) -> dict[str, np
 
 
 def convert(values: dict[str, np.ndarray]) -> dict:
-    """The parameters under our names: q, k and v in one array, a pooling head's keys and values in
-    one.
+    """Returns the parameters under this project's names.
+
+    Queries, keys and values become one array, and so do the keys and values of a pooling head.
     """
 
     names = {"patch_embedding": "embedding", "norm": "Transformer/encoder_norm", "head": "head"}
@@ -162,7 +167,7 @@ def convert(values: dict[str, np.ndarray]) -> dict:
 
 
 def our_losses(case: Case, values: dict[str, np.ndarray], **optimizer) -> list[float]:
-    """The loss of each update by this project's step.
+    """Returns the loss of each update of this project's training step.
 
     Args:
       values: parameters under big_vision's names.
@@ -184,5 +189,5 @@ def our_losses(case: Case, values: dict[str, np.ndarray], **optimizer) -> list[f
 
 
 def furthest(losses: list[float], others: list[float]) -> float:
-    """The largest relative difference of two curves."""
+    """Returns the largest relative difference between two loss curves."""
     return float(np.max(np.abs(np.subtract(losses, others)) / np.abs(others)))

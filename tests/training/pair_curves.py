@@ -1,6 +1,6 @@
 """Short trainings on images and captions by this project and by big_vision's `siglip.py`.
 
-Parameters have big_vision's names and shapes; all of them and the batches are drawn by NumPy.
+Parameters have big_vision's names and shapes. Parameters and batches are drawn with NumPy.
 """
 
 import jax
@@ -13,7 +13,7 @@ from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.training.program import make_program
 
 VOCABULARY, LENGTH = 258, 12
-# Their decay is relative to the highest rate.
+# big_vision's weight decay is relative to the peak learning rate.
 THEIRS = dict(
     optax_name="big_vision.scale_by_adafactor",
     optax=dict(beta2_cap=0.95),
@@ -29,7 +29,7 @@ OURS = dict(
 
 
 def batch(step: int) -> dict[str, np.ndarray]:
-    """Images with a pattern of their class in noise, and tokens that depend on the class."""
+    """Returns noisy images with the pattern of their class, and tokens that depend on the class."""
     found = curves.batch(step)
     labels = found.pop("labels")[:, 0]
     words = np.random.default_rng(5).integers(2, VOCABULARY, (curves.CLASSES, LENGTH))
@@ -37,7 +37,7 @@ def batch(step: int) -> dict[str, np.ndarray]:
 
 
 def draw(shapes: dict[str, tuple[int, ...]], perturbed: int = 0) -> dict[str, np.ndarray]:
-    """Values for parameters of big_vision's names, with its temperature and bias."""
+    """Returns random values for big_vision's parameters; temperature and bias are fixed."""
     values = curves.draw(shapes, perturbed)
     return values | {
         "t": np.log(np.full(1, 10.0, np.float32)),
@@ -46,7 +46,7 @@ def draw(shapes: dict[str, tuple[int, ...]], perturbed: int = 0) -> dict[str, np
 
 
 def convert(values: dict[str, np.ndarray]) -> tuple[dict, dict]:
-    """The parameters under our names: the image tower's, and the objective's."""
+    """Returns the image tower's and the objective's parameters under this project's names."""
 
     def of(tower):
         return {k.removeprefix(f"{tower}/"): x for k, x in values.items() if k.startswith(tower)}
@@ -63,7 +63,7 @@ def convert(values: dict[str, np.ndarray]) -> tuple[dict, dict]:
 
 
 def our_losses(values: dict[str, np.ndarray]) -> list[float]:
-    """The loss of each update by this project's step.
+    """Returns the loss of each update of this project's training step.
 
     Args:
       values: parameters under big_vision's names.

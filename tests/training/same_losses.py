@@ -2,9 +2,9 @@
 
     python -m tests.training.same_losses --before=CHECKOUT [--configs=quickstart,dino]
 
-Each config runs for its two steps in this checkout and in the other one, in processes of their own.
-Every metric in both `metrics.jsonl` that does not measure time must be equal. Use it before and
-after a change that should not affect training: `git worktree add CHECKOUT COMMIT` makes a checkout.
+Each config runs for its two steps in this checkout and in the other one, each in its own process.
+Every metric that is in both `metrics.jsonl` and does not measure time must be equal. The command
+checks changes that should not affect training. `git worktree add CHECKOUT COMMIT` makes a checkout.
 """
 
 import json
@@ -19,7 +19,8 @@ from absl import app, flags
 ROOT = Path(__file__).parents[2]
 CONFIGS = ("quickstart", "vit_s16_i1k", "masked_patch_b16", "mae_b16", "fcmae", "dino", "dinov2")
 CONFIGS += ("eva", "beit", "vqkd", "dvae", "swin", "convnext")
-TIMED = ("time/", "goodput", "train/images_per_second")  # Starts of names of metrics.
+# Prefixes of the names of metrics that measure time.
+TIMED = ("time/", "goodput", "train/images_per_second")
 
 BEFORE = flags.DEFINE_string("before", None, "The other checkout.", required=True)
 NAMES = flags.DEFINE_list("configs", list(CONFIGS), "Names of configs, without `:smoke`.")

@@ -1,5 +1,6 @@
-"""Errors of `finetune` and `pretrain` on unusual images or checkpoints: one line, whose advice
-works.
+"""Tests of errors of `finetune` and `pretrain` about unusual data or checkpoints.
+
+An error is one line. The tests follow its advice and check that it works.
 """
 
 import re
@@ -37,32 +38,32 @@ def refusal(path, checkpoint, **changes) -> str:  # noqa: F811
 
 
 def flags(message: str) -> dict:
-    """Values of the flags that a message names."""
+    """Returns the config values that are set by the flags in a message."""
     found = re.findall(r"--config\.([\w.]+)=(?:\"(.*?)\"|'(.*?)'|([^\s;]+))", message)
     texts = {key: one or two or three for key, one, two, three in found}
     return {key: eval(text) if text.startswith("(") else text for key, text in texts.items()}
 
 
-def listed(folder, rows, header="file,label\n"):
+def write_csv(folder, rows, header="file,label\n"):
     (folder / "list.csv").write_text(header + "".join(f"{file},{label}\n" for file, label in rows))
     return folder / "list.csv"
 
 
 @pytest.fixture
 def images(tmp_path):
-    """A folder `images` of 30 images, and the rows of a CSV in its parent."""
+    """Writes a folder `images` of 30 images; returns its parent and rows for a CSV there."""
     photographs(tmp_path, {"images": 30})
     return tmp_path, [(f"images/{k:03}.png", "cat" if k % 2 else "dog") for k in range(30)]
 
 
-def test_a_class_with_one_image_is_left_out_by_the_flag_of_the_error(tmp_path, checkpoint):  # noqa: F811
+def test_a_class_with_one_image_is_excluded_by_the_flag_of_the_error(tmp_path, checkpoint):  # noqa: F811
     pets = photographs(tmp_path / "pets", {"cat": 8, "dog": 8, "fox": 1})
     message = refusal(pets, checkpoint)
     assert "1 image of the class fox" in message
     assert chosen(pets, checkpoint, **flags(message))["data.classes"] == ("cat", "dog")
 
 
-def test_a_folder_with_two_readings_is_read_after_either_advice(tmp_path, checkpoint):  # noqa: F811
+def test_an_ambiguous_folder_is_read_after_either_advice(tmp_path, checkpoint):  # noqa: F811
     pets = photographs(tmp_path / "things", {"car": 9, "bus": 9, "train": 9})
     message = refusal(pets, checkpoint)
     assert "can be read in two ways" in message and "rename it, such as to train_class" in message
@@ -91,7 +92,7 @@ def test_one_class_is_refused_before_a_checkpoint_is_fetched(tmp_path):
     assert f"vit-jax pretrain {pets}" in message
 
 
-def test_a_folder_that_holds_the_folders_of_classes_is_entered(tmp_path, checkpoint):  # noqa: F811
+def test_a_folder_that_contains_only_the_folder_of_classes_is_entered(tmp_path, checkpoint):  # noqa: F811
     photographs(tmp_path / "unpacked" / "pets", {"cat": 10, "dog": 10})
     values = chosen(tmp_path / "unpacked", checkpoint)
     assert values["data.path"] == str(tmp_path / "unpacked" / "pets")
@@ -100,11 +101,11 @@ def test_a_folder_that_holds_the_folders_of_classes_is_entered(tmp_path, checkpo
 def test_missing_files_of_a_csv_are_counted_and_the_rest_is_read(images, checkpoint):  # noqa: F811
     folder, rows = images
     lost = [("images/lost.png", "cat"), ("images/gone.png", "dog")]
-    message = refusal(listed(folder, rows + lost), checkpoint)
+    message = refusal(write_csv(folder, rows + lost), checkpoint)
     assert (
         "2 of 32 files that are listed do not exist (2 of all), such as images/lost.png" in message
     )
-    assert chosen(listed(folder, rows), checkpoint)["data.source"] == "csv"
+    assert chosen(write_csv(folder, rows), checkpoint)["data.source"] == "csv"
 
 
 def test_missing_files_of_every_split_of_a_csv_are_counted(images, checkpoint):  # noqa: F811
@@ -115,39 +116,39 @@ def test_missing_files_of_every_split_of_a_csv_are_counted(images, checkpoint): 
         "test": [("images/gone.png", "dog"), ("images/no.png", "cat")],
     }
     for name, more in ({name: lost.get(name, []) for name in splits}).items():
-        listed(folder, splits[name] + more).rename(folder / f"{name}.csv")
+        write_csv(folder, splits[name] + more).rename(folder / f"{name}.csv")
     message = refusal(folder, checkpoint)
     assert "3 of 33 files that are listed do not exist (1 of val, 2 of test)" in message
     assert "such as images/lost.png, images/gone.png, images/no.png: fix their paths" in message
     for name, kept in splits.items():
-        listed(folder, kept).rename(folder / f"{name}.csv")
+        write_csv(folder, kept).rename(folder / f"{name}.csv")
     assert chosen(folder, checkpoint)["data.test_split"] == "test"
 
 
 def test_the_column_of_labels_is_named_by_the_flag_of_the_error(images, checkpoint):  # noqa: F811
     folder, rows = images
     wide = [(file, f"{label},{k}") for k, (file, label) in enumerate(rows)]
-    path = listed(folder, wide, "image,species,number\n")
+    path = write_csv(folder, wide, "image,species,number\n")
     message = refusal(path, checkpoint)
     assert "species, number" in message and flags(message) == {"data.label_key": "NAME"}
     assert chosen(path, checkpoint, **{"data.label_key": "species"})["batch_size"] > 1
-    message = refusal(listed(folder, rows, "picture,species\n"), checkpoint)
+    message = refusal(write_csv(folder, rows, "picture,species\n"), checkpoint)
     assert message.endswith("call the column of files 'file'")
-    assert chosen(listed(folder, rows, "file,species\n"), checkpoint)["batch_size"] > 1
+    assert chosen(write_csv(folder, rows, "file,species\n"), checkpoint)["batch_size"] > 1
 
 
-def test_a_csv_without_rows_says_what_to_write(images, checkpoint):  # noqa: F811
+def test_the_error_about_a_csv_without_rows_states_what_to_write(images, checkpoint):  # noqa: F811
     folder, _ = images
     for text in ("", "file,label\n"):
-        assert refusal(listed(folder, [], text), checkpoint).endswith(
+        assert refusal(write_csv(folder, [], text), checkpoint).endswith(
             "write a row FILE,LABEL for each image"
         )
 
 
-def test_several_lists_in_a_folder_are_named(images, checkpoint):  # noqa: F811
+def test_the_error_about_several_lists_in_a_folder_names_them(images, checkpoint):  # noqa: F811
     folder, rows = images
-    listed(folder, rows).rename(folder / "first.csv")
-    listed(folder, rows).rename(folder / "second.csv")
+    write_csv(folder, rows).rename(folder / "first.csv")
+    write_csv(folder, rows).rename(folder / "second.csv")
     message = refusal(folder, checkpoint)
     assert message.endswith(f"give {folder / 'first.csv'} or {folder / 'second.csv'}")
     assert chosen(folder / "first.csv", checkpoint)["data.source"] == "csv"
@@ -160,7 +161,7 @@ def test_a_csv_of_something_else_does_not_hide_folders_of_classes(tmp_path, chec
 
 
 @pytest.mark.parametrize("recipe", ["my_images", "my_images_unlabelled"])
-def test_a_workdir_in_place_of_images_is_told_by_its_files(tmp_path, recipe):
+def test_a_workdir_in_place_of_images_is_recognised_by_its_files(tmp_path, recipe):
     for name in ("config.json", "manifest.json"):
         (tmp_path / name).write_text("{}")
     config = read_config(recipe)
@@ -207,7 +208,7 @@ def recognised(path, name="finetune:dataset=cifar10", said=None, **changes):
 @pytest.mark.parametrize(
     "name", ["finetune:dataset=cifar10", "finetune:dataset=folder", "quickstart"]
 )
-def test_a_path_is_recognised_whatever_the_source_of_the_config_was(tmp_path, name):
+def test_a_path_is_recognised_for_any_source_in_the_config(tmp_path, name):
     pets, said = photographs(tmp_path / "pets", {"cat": 10, "dog": 10}), []
     start = {"finetune.checkpoint": "vit.npz"} if name.startswith("finetune") else {}
     config = recognised(pets, name, said, **start)
@@ -227,7 +228,7 @@ def test_splits_that_a_path_has_are_those_of_the_run(tmp_path):
     assert (data.source, data.train_split, data.test_split) == ("folder", "train", "val")
 
 
-def test_values_of_the_user_are_not_recognised_anew(tmp_path):
+def test_values_of_the_user_are_not_replaced_by_recognised_ones(tmp_path):
     pets, splits = (
         photographs(tmp_path / "pets", {"cat": 4, "dog": 4}),
         {"data.train_split": "all[:50%]"},
@@ -268,7 +269,7 @@ def test_a_data_set_to_evaluate_on_needs_no_kind(tmp_path):
     pets = photographs(tmp_path / "pets", {"cat": 2, "dog": 2})
     prepare("mnist", tmp_path, {"train": 4, "test": 2})
     (mnist,) = (tmp_path / "mnist").iterdir()
-    lists = listed(tmp_path, [("pets/cat/000.png", "cat")])
+    lists = write_csv(tmp_path, [("pets/cat/000.png", "cat")])
     for path, kind in ((pets, "folder"), (mnist, "tfds"), (lists, "csv")):
         assert data_set(f"{path}") == data_set(f"{kind}:{path}")
     assert data_set(f"{pets}@all[:50%],all[50%:]").test_split == "all[50%:]"
@@ -276,29 +277,31 @@ def test_a_data_set_to_evaluate_on_needs_no_kind(tmp_path):
 
 def test_images_that_a_csv_lists_are_predicted(images):
     folder, rows = images
-    found = find_images([str(listed(folder, rows))])
+    found = find_images([str(write_csv(folder, rows))])
     assert [found.path(index) for index in (0, 29)] == [
         f"{folder}/images/{k:03}.png" for k in (0, 29)
     ]
     assert len(found) == 30
 
 
-def test_prepare_takes_the_name_of_a_data_set_with_its_kind(tmp_path):
+def test_prepare_accepts_the_name_of_a_data_set_with_its_kind(tmp_path):
     prepare("mnist", tmp_path, {"train": 4})
     with pytest.raises(UserError, match="train on it as it is"):
         find(f"tfds:mnist:{tmp_path}")
 
 
-def test_prepare_takes_the_lists_that_finetune_takes(images):
+def test_prepare_accepts_the_same_lists_as_finetune(images):
     folder, rows = images
     splits = {"train": rows[:20], "test": rows[20:]}
     table = [(file, f"{label},{split}") for split, part in splits.items() for file, label in part]
-    one = listed(folder, table, "file,label,split\n").rename(folder / "split.csv")
+    one = write_csv(folder, table, "file,label,split\n").rename(folder / "split.csv")
     lists = folder / "lists"
     lists.mkdir()
     for name, part in splits.items():
-        listed(lists, [(f"../{file}", label) for file, label in part]).rename(lists / f"{name}.csv")
-    whole = listed(folder, rows)
+        write_csv(lists, [(f"../{file}", label) for file, label in part]).rename(
+            lists / f"{name}.csv"
+        )
+    whole = write_csv(folder, rows)
     for path, counts in (
         (whole, {"train": 30}),
         (one, {"train": 20, "test": 10}),
@@ -320,7 +323,7 @@ def test_prepare_takes_the_lists_that_finetune_takes(images):
 def test_prepare_names_its_own_flag_for_the_column_of_labels(images):
     folder, rows = images
     wide = [(file, f"{label},{k}") for k, (file, label) in enumerate(rows)]
-    path = str(listed(folder, wide, "image,species,number\n"))
+    path = str(write_csv(folder, wide, "image,species,number\n"))
     with pytest.raises(UserError, match="name the label's column with --label_key=NAME"):
         find(path)
     assert find(path, label_key="species").class_names == ["cat", "dog"]
@@ -329,8 +332,8 @@ def test_prepare_names_its_own_flag_for_the_column_of_labels(images):
 def test_duplicates_are_found_by_the_lists_of_a_folder(images):
     folder, rows = images
     shutil.copy(folder / rows[0][0], folder / "images" / "again.png")
-    listed(folder, rows).rename(folder / "train.csv")
-    listed(folder, [("images/again.png", "cat")]).rename(folder / "test.csv")
+    write_csv(folder, rows).rename(folder / "train.csv")
+    write_csv(folder, [("images/again.png", "cat")]).rename(folder / "test.csv")
     (group,) = find_duplicates([str(folder)], 0.98, str).groups
     assert group.kind == "in several splits" and len(group.images) == 2
 
@@ -338,7 +341,7 @@ def test_duplicates_are_found_by_the_lists_of_a_folder(images):
 def test_duplicates_of_a_prepared_data_set_are_those_of_its_images(images):
     folder, rows = images
     done = prepared(
-        find(str(listed(folder, rows))), folder / "out", Options(), one_by_one, one_by_one
+        find(str(write_csv(folder, rows))), folder / "out", Options(), one_by_one, one_by_one
     )
     for path, source in (
         (done.folder, "list.csv"),
@@ -380,7 +383,7 @@ def one_by_one(tasks, what, unit) -> None:
         (dict(on_log=3), "on_log is of type int, and must be a function"),
     ],
 )
-def test_wrong_arguments_of_finetune_are_a_line(tmp_path, arguments, message):
+def test_errors_about_arguments_of_finetune_are_one_line(tmp_path, arguments, message):
     pets = photographs(tmp_path / "pets", {"cat": 10, "dog": 10})
     with pytest.raises(UserError, match=message) as caught:
         vit_jax.finetune(
@@ -389,7 +392,7 @@ def test_wrong_arguments_of_finetune_are_a_line(tmp_path, arguments, message):
     assert "\n" not in str(caught.value)
 
 
-def test_load_model_takes_a_path():
+def test_load_model_requires_a_path():
     with pytest.raises(UserError, match="is of type NoneType, and must be the path of a workdir"):
         vit_jax.load_model(None)  # pyright: ignore[reportArgumentType]
 
@@ -418,7 +421,7 @@ def unreachable(source):
     raise UserError(f"cannot fetch {source}")
 
 
-def test_a_head_without_names_has_numbers_and_a_line(tmp_path):
+def test_a_head_without_class_names_has_indices_and_logs_a_line(tmp_path):
     model = vit_jax.create_model(
         "ViT-Ti/16", dim=16, depth=1, mlp_dim=32, heads=2, image_size=32, num_classes=7
     )

@@ -1,5 +1,4 @@
-"""Augmentations on the device: their statistics, their arithmetic against NumPy, their independence
-of the number of devices."""
+"""Tests of augmentation on devices: distributions, equality with NumPy, several devices."""
 
 import os
 import random
@@ -50,11 +49,11 @@ def keys(count: int) -> jax.Array:
     return jax.random.split(jax.random.key(7), count)
 
 
-def test_bytes_become_minus_one_to_one():
+def test_bytes_are_scaled_to_minus_one_to_one():
     assert to_floats(jnp.array([0, 255], jnp.uint8)).tolist() == [-1.0, 1.0]
 
 
-def test_nothing_on_changes_nothing():
+def test_without_augmentations_a_batch_does_not_change():
     batch = make_batch()
     same = augment(batch, jax.random.key(0))
     assert same.keys() == batch.keys()
@@ -74,7 +73,10 @@ def test_flipped_images_stay_bytes():
 
 
 def rectangles(erased: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which images of 5s have a rectangle of something else; the sides and the corners of these."""
+    """Finds rectangles of changed pixels in images of 5s.
+
+    Returns which images have a rectangle, and the rectangles' sides and corners.
+    """
     mask = (erased != 5).all(-1)
     hit = mask.any((1, 2))
     rows, columns = mask[hit].any(2), mask[hit].any(1)
@@ -109,7 +111,7 @@ def test_rectangles_and_noise_of_erasing_are_distributed_as_timms(torch, timm):
     ):
         assert ks_2samp(one, other).pvalue > 0.01
     assert sides[0].max() < 32 and sides[1].max() < 24
-    # Theirs is in units of the normalised image.
+    # timm's noise is in units of the normalized image.
     ours = (((ours + 1) / 2 - mean) / std)[ours != 5].reshape(-1, 3)
     for noise in (ours, theirs[theirs != 5].reshape(-1, 3)):
         np.testing.assert_allclose([noise.mean(0), noise.std(0)], [[0] * 3, [1] * 3], atol=0.01)
@@ -129,7 +131,7 @@ many_mixups = jax.jit(
 def test_mixup_keeps_the_larger_share_of_a_beta(alpha):
     a = np.asarray(many_mixups(keys(4000), alpha))
     assert a.min() >= 0.5 and a.max() <= 1
-    # The variance of Beta(alpha, alpha), which has its mean at 1/2.
+    # The variance of Beta(alpha, alpha), whose mean is 1/2.
     np.testing.assert_allclose(((a - 0.5) ** 2).mean(), 1 / (4 * (2 * alpha + 1)), rtol=0.05)
 
 
@@ -139,16 +141,18 @@ def test_cutmix_cuts_one_rectangle_of_the_area_in_the_paper():
     )
     height, width = masks.any(2).sum(1), masks.any(1).sum(1)
     assert (height * width == masks.sum((1, 2))).all()
-    # A side of s is s - s^2 / 4 on average after the edge; its square, for s^2 uniform, is 0.321.
+    # The image's edge cuts a side of s to s - s^2 / 4 on average. The mean of the square of that is
+    # 0.321, if s^2 is uniform.
     np.testing.assert_allclose(masks.mean(), 0.321, atol=0.02)
     assert masks.any(0).all()
 
 
 def cut_areas(side: int, rounded_up: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """All shares that CutMix can leave of a square image, and their probabilities, for alpha 1.
+    """Returns all fractions of a square that CutMix can leave, with probabilities for alpha 1.
 
-    After `rand_bbox` of timm 0.3.2 to 0.5.4: a side of int(side * sqrt(1 - a)), half of it, rounded
-    down, on each side of a pixel. Later versions round one of the halves up.
+    This follows `rand_bbox` of timm 0.3.2 to 0.5.4. The rectangle has a side of int(side * sqrt(1 -
+    a)). Half of that, rounded down, lies on each side of a random pixel. Later versions round one
+    half up.
     """
     sides, pixels = np.arange(side + 1), np.arange(side)
     chances = np.minimum(1, ((sides + 1) / side) ** 2) - (sides / side) ** 2
@@ -158,7 +162,7 @@ def cut_areas(side: int, rounded_up: bool = False) -> tuple[np.ndarray, np.ndarr
     return left.ravel(), np.repeat(chances / side**2, side**2)
 
 
-def test_shares_of_cutmix_are_those_of_the_timm_that_the_recipes_name():
+def test_shares_of_cutmix_are_those_of_the_recipes_timm_version():
     left, chances = cut_areas(32)
     drawn = jax.jit(jax.vmap(lambda key: cutmix_weights(key, (32, 32), 1.0).mean()))(keys(20_000))
     drawn = np.asarray(drawn, np.float64)
@@ -171,7 +175,7 @@ def test_shares_of_cutmix_are_those_of_the_timm_that_the_recipes_name():
     assert later_chances @ later == pytest.approx(0.68977, abs=1e-5)
 
 
-def test_either_is_drawn_by_its_share_where_both_are_on():
+def test_mixup_and_cutmix_are_drawn_with_their_probabilities():
     weights = jax.vmap(lambda key: mixing_weights(key, (4, 4), 0.8, 1.0, 0.25))
     w = np.asarray(jax.jit(weights)(keys(2000)))
     assert 0.71 < ((w > 0) & (w < 1)).all((1, 2)).mean() < 0.79
@@ -197,12 +201,12 @@ def test_mixing_is_that_of_numpy(name, share):
 
 @pytest.mark.parametrize("share", [0.8, 0.25, 1.0])
 def test_binary_loss_of_mixed_images_is_deits(share, torch, timm):
-    """Theirs: timm's mixed targets, those above 0 made 1, and the mean over the classes."""
+    """DeiT's loss sets timm's mixed targets above 0 to 1, and takes the mean over the classes."""
     from timm.data.mixup import mixup_target
 
     classes, rng = 5, np.random.default_rng(0)
     labels, logits = rng.integers(classes, size=16), rng.normal(0, 3, (16, classes))
-    # timm's partner of an image is the one as far from the batch's end.
+    # timm mixes image i of a batch of n with image n - 1 - i.
     reversed_labels = dict(
         labels=jnp.asarray(labels)[:, None], partner_labels=jnp.asarray(labels[::-1])[:, None]
     )

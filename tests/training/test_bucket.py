@@ -1,4 +1,4 @@
-"""Workdirs in buckets: their files, and one run at a time."""
+"""Tests of workdirs in buckets: their files, and the lock that allows one run at a time."""
 
 import io
 import itertools
@@ -31,7 +31,7 @@ def kind(request):
 
 @pytest.fixture
 def url(kind) -> str:
-    """Of a new workdir."""
+    """Returns the URL of a new workdir."""
     return f"{kind}://pods/runs/{next(COUNT)}"
 
 
@@ -39,14 +39,14 @@ def lock(url, **options) -> BucketLock:
     return BucketLock(Bucket(url), **{"log": pytest.fail, "beat_seconds": 0.2} | options)
 
 
-def elsewhere(url, number=1, beat=0) -> None:
-    """Makes the lock of a process on another host, or its next sign of life."""
+def lock_on_another_host(url, number=1, beat=0) -> None:
+    """Writes the lock of a process on another host, or its next heartbeat."""
     holder = this_process()._replace(host="pod-7", boot="another")._asdict()
     content = holder | {"since": 0, "token": "its own", "beat": beat}
     Bucket(url).write(f".lock-{number}", json.dumps(content).encode())
 
 
-def test_an_object_is_made_once(url):
+def test_an_object_is_created_once(url):
     bucket = Bucket(url)
     made = []
     threads = [
@@ -72,15 +72,15 @@ def test_second_run_on_the_workdir_is_refused(url):
         pass
 
 
-def test_lock_that_was_given_back_is_free_at_once(url):
+def test_released_lock_is_free_at_once(url):
     for _ in range(2):
         with lock(url):
             pass
     assert Bucket(url).names() == [".lock-2"]
 
 
-def test_lock_of_a_host_without_signs_of_life_is_taken_over(url):
-    elsewhere(url)
+def test_lock_of_a_host_without_heartbeats_is_taken_over(url):
+    lock_on_another_host(url)
     said = []
     with lock(url, log=said.append, stale_seconds=0.5) as mine:
         mine.check()
@@ -88,30 +88,30 @@ def test_lock_of_a_host_without_signs_of_life_is_taken_over(url):
     assert said[1].startswith(f"note: taking over {url} from process")
 
 
-def test_lock_of_a_host_that_gives_signs_of_life_is_not(url):
-    elsewhere(url)
+def test_lock_of_a_host_with_heartbeats_is_not_taken_over(url):
+    lock_on_another_host(url)
     said = []
 
-    def log(line):  # The other gives its sign while this one waits.
+    def log(line):  # The other process writes a heartbeat while this one waits.
         said.append(line)
-        elsewhere(url, beat=1)
+        lock_on_another_host(url, beat=1)
 
     with pytest.raises(UserError, match="is in use by another run: process .* on pod-7"):
         lock(url, log=log, stale_seconds=HANG).__enter__()
     assert "in use by process" in said[0]
 
 
-def test_run_that_was_taken_over_notices_and_copies_nothing(url):
+def test_run_that_was_taken_over_stops_and_copies_nothing(url):
     workdir = fetched(url)
     with lock(url) as mine:
-        elsewhere(url, number=2)
+        lock_on_another_host(url, number=2)
         (workdir / "log.txt").write_text("of the first\n")
         with pytest.raises(UserError, match=f"{url} was taken over by process .* on pod-7"):
             Upload(workdir, mine.check).flush()
     assert Bucket(url).read("log.txt") is None
 
 
-def test_run_whose_workdir_is_deleted_notices(url):
+def test_run_whose_workdir_is_deleted_stops(url):
     with lock(url) as mine:
         for name in Bucket(url).names():
             Bucket(url).remove(name)
@@ -119,7 +119,7 @@ def test_run_whose_workdir_is_deleted_notices(url):
             mine.check()
 
 
-def test_files_that_grow_follow_to_the_bucket_and_come_back(url):
+def test_growing_files_are_copied_to_the_bucket_and_back(url):
     workdir = fetched(url)
     assert url_of(workdir) == url
     with Upload(workdir, check=lambda: None, seconds=0.1) as upload:
@@ -137,14 +137,14 @@ def test_files_that_grow_follow_to_the_bucket_and_come_back(url):
     assert (fetched(url + "/") / "seen" / "tokens.png").read_bytes() == b"\x89PNG\r\n"
 
 
-def test_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(url):
+def test_damaged_checkpoint_is_moved_and_the_previous_one_is_restored(url):
     folder, items = epath.Path(url) / "checkpoints", {"params": {"kernel": jnp.arange(1000.0)}}
     with Checkpoints(folder, keep_last=2) as checkpoints:
         for step in (1, 2, 3):
             checkpoints.save(step, items)
     bucket = Bucket(f"{url}/checkpoints")
     assert sorted({name.split("/")[0] for name in bucket.names()}) == ["2", "3"]
-    bucket.remove("2/commit_success.txt")  # What a killed write leaves.
+    bucket.remove("2/commit_success.txt")  # A killed write leaves a checkpoint without this file.
     with Checkpoints(folder, keep_last=2) as checkpoints:
         assert checkpoints.steps == [3]
         checkpoints.save(4, items)
@@ -161,7 +161,7 @@ def test_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(url):
     )
 
 
-def test_bucket_that_is_not_there_is_one_line(kind):
+def test_the_error_about_a_missing_bucket_is_one_line(kind):
     with pytest.raises(
         UserError, match=f"^there is no bucket {kind}://nowhere, or these credentials"
     ):

@@ -1,6 +1,4 @@
-"""Runs whose data have changed since they began: refused, or accepted where the classes of the head
-stay.
-"""
+"""Resuming on changed data is refused, or can be accepted if the head's classes stay the same."""
 
 import itertools
 import json
@@ -22,9 +20,7 @@ from vit_jax.runs.workdir import FORMAT, claim, saved_run, steps_of
 
 
 def folder(path, names, images=4):
-    """Class folders of random images in train/ and test/; those of an image's number are the
-    same.
-    """
+    """Writes random images in train/ and test/; pixels depend on the class's and image's number."""
     for split, (k, name) in itertools.product(("train", "test"), enumerate(names)):
         (path / split / name).mkdir(parents=True, exist_ok=True)
         for n in range(images):
@@ -39,7 +35,7 @@ def data(tmp_path):
 
 
 def start(tmp_path, **values):
-    """Takes the workdir for a run of two epochs on the folder; returns its manifest."""
+    """Claims the workdir for a run of two epochs on the folder, and returns its manifest."""
     config = base_config()
     config.data.update(dict(source="folder", path=str(tmp_path / "data")))
     config.update(dict(epochs=2, batch_size=4))
@@ -56,7 +52,8 @@ def start(tmp_path, **values):
         **identity,
     )
     with claim(workdir, config, manifest):
-        (workdir / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)  # It has made a step.
+        # Now the run has made a step.
+        (workdir / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)
     return saved_run(workdir).manifest
 
 
@@ -65,15 +62,15 @@ def renamed(data, before, after):
         (data / split / before).rename(data / split / after)
 
 
-def test_a_run_on_the_same_files_elsewhere_in_time_goes_on(data, tmp_path):
+def test_a_run_on_copied_files_resumes(data, tmp_path):
     first = start(tmp_path)
-    shutil.copytree(data, tmp_path / "copy")  # Other times and inodes.
+    shutil.copytree(data, tmp_path / "copy")  # Copies have other modification times and inodes.
     shutil.rmtree(data)
     (tmp_path / "copy").rename(data)
     assert start(tmp_path) == first
 
 
-def test_a_class_that_moved_is_refused_whatever_the_flag(data, tmp_path, capsys):
+def test_a_class_with_another_index_is_refused_also_with_the_flag(data, tmp_path, capsys):
     start(tmp_path)
     renamed(data, "apple", "zapple")
     for values in ({}, {"data.changed": "accepted"}):
@@ -83,7 +80,7 @@ def test_a_class_that_moved_is_refused_whatever_the_flag(data, tmp_path, capsys)
             start(tmp_path, **values)
 
 
-def test_another_class_is_refused_whatever_the_flag(data, tmp_path):
+def test_another_class_is_refused_also_with_the_flag(data, tmp_path):
     start(tmp_path)
     folder(data, ("apple", "avocado", "berry", "cherry"))
     with pytest.raises(
@@ -123,7 +120,7 @@ def test_more_images_are_refused_or_accepted_for_the_steps_that_the_run_began_wi
     )
 
 
-def test_as_many_files_of_other_names_or_sizes_are_refused(data, tmp_path):
+def test_equally_many_files_with_other_names_or_sizes_are_refused(data, tmp_path):
     start(tmp_path)
     (data / "test" / "berry" / "0.png").rename(data / "test" / "berry" / "9.png")
     with pytest.raises(UserError, match=r"other data \(test: other names or sizes of files\)"):
@@ -136,7 +133,7 @@ def test_as_many_files_of_other_names_or_sizes_are_refused(data, tmp_path):
         start(tmp_path)
 
 
-def test_a_sweep_takes_no_run_that_was_trained_on_other_data(data, tmp_path):
+def test_a_sweep_rejects_runs_that_were_trained_on_other_data(data, tmp_path):
     start(tmp_path)
     config = saved_run(tmp_path / "run").config
     jobs = [Job(tmp_path / "not begun", ()), Job(tmp_path / "run", ())]
@@ -149,7 +146,7 @@ def test_a_sweep_takes_no_run_that_was_trained_on_other_data(data, tmp_path):
         check_data(jobs, config)
 
 
-def test_a_run_of_an_earlier_version_compares_what_its_manifest_has():
+def test_runs_of_earlier_versions_are_compared_by_their_manifests_values():
     saved = {"class_names": ["a", "b"], "images": {"train": 4, "test": 2}, "steps": 3}
     given = saved | {"data": {"train": {"files": "1"}, "test": {"files": "2"}}}
     assert differences(saved, given) == []
@@ -169,7 +166,7 @@ def test_a_fingerprint_is_of_names_and_sizes_below_the_folder(tmp_path, split):
     assert {key for key in here if here[key] != there[key]} == {"files", "examples"}
 
 
-def test_a_part_of_a_mixture_is_known_by_its_own_files(tmp_path):
+def test_a_part_of_a_mixture_is_identified_by_its_own_files(tmp_path):
     places = [folder(tmp_path / name, ("apple", "berry")) / "train" for name in ("here", "there")]
     parts = tuple(f"folder:{place}" for place in places)
     mixture = open_source("mixture", "all", parts=parts)

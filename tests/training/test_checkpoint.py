@@ -1,4 +1,4 @@
-"""Checkpoints on a real disk."""
+"""Tests of checkpoints on a real disk."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def items(value: float, width: int = 3) -> dict:
     }
 
 
-def test_what_is_saved_is_restored(tmp_path):
+def test_restored_items_equal_saved_items(tmp_path):
     with Checkpoints(tmp_path / "c", keep_last=3) as checkpoints:
         checkpoints.save(7, items(0.1))
     with Checkpoints(tmp_path / "c", keep_last=3) as checkpoints:
@@ -52,7 +52,7 @@ def test_only_the_newest_are_kept(tmp_path):
         ("loss", {2: float("nan"), 6: 1.0, 8: 1.0, 10: float("nan")}),
     ],
 )
-def test_multiples_and_the_best_are_kept_too(tmp_path, name, found):
+def test_multiples_of_keep_every_and_the_best_are_also_kept(tmp_path, name, found):
     with Checkpoints(tmp_path / "c", keep_last=1, keep_every=4, keep_best=1) as checkpoints:
         for step in range(1, 12):
             checkpoints.save(step, items(step), {name: found[step]} if step in found else None)
@@ -88,7 +88,7 @@ DAMAGES = {
 
 
 def large_items(value: float) -> dict:
-    """Large enough that arrays have a file of their own."""
+    """Returns items that are so large that arrays get files of their own."""
     kernel = jax.random.normal(jax.random.key(int(value)), (64, 64))
     return {
         "params": {"kernel": kernel},
@@ -105,7 +105,7 @@ def save_two(folder: Path) -> None:
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_checkpoint_is_moved_aside_for_the_one_before_it(tmp_path, damage):
+def test_damaged_checkpoint_is_moved_and_the_previous_one_is_restored(tmp_path, damage):
     save_two(tmp_path)
     DAMAGES[damage](tmp_path / "2")
     said = []
@@ -121,11 +121,11 @@ def test_damaged_checkpoint_is_moved_aside_for_the_one_before_it(tmp_path, damag
     np.testing.assert_array_equal(params["kernel"], large_items(2)["params"]["kernel"])
 
 
-def test_run_whose_checkpoints_are_all_damaged_does_not_begin_anew_and_none_is_moved(tmp_path):
+def test_run_with_only_damaged_checkpoints_does_not_start_and_none_is_moved(tmp_path):
     save_two(tmp_path)
     for step in ("1", "2"):
         (tmp_path / step / "run" / "_METADATA").unlink()
-    for _ in range(2):  # Nor when it is started again.
+    for _ in range(2):  # The second start fails in the same way.
         with (
             Checkpoints(tmp_path, keep_last=3) as checkpoints,
             pytest.raises(
@@ -145,7 +145,7 @@ def test_relative_folder_is_as_good_as_an_absolute_one(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / DAMAGED).exists()
 
 
-# What a process may not read, of a checkpoint that is whole.
+# Files and folders of an intact checkpoint that a process is not allowed to read, one at a time.
 FORBIDDEN = (
     *("", "_CHECKPOINT_METADATA", "params", "params/_METADATA", "params/manifest.ocdbt"),
     *("params/ocdbt.process_0", "metrics/metrics"),
@@ -172,8 +172,9 @@ for number, _ in enumerate(FORBIDDEN, 1):
 """
 
 
-def test_checkpoint_that_may_not_be_read_is_not_damaged_and_stays():
-    with tempfile.TemporaryDirectory() as name:  # Pytest's own folders are closed to other users.
+def test_unreadable_checkpoint_is_not_treated_as_damaged():
+    # Pytest's own temporary folders are not accessible to other users.
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_two(folder / "0")
         for number in range(1, len(FORBIDDEN) + 1):
@@ -192,7 +193,7 @@ def test_checkpoint_that_may_not_be_read_is_not_damaged_and_stays():
         assert "is damaged" not in line
 
 
-def test_checkpoint_that_is_gone_while_it_is_read_is_not_damaged(tmp_path):
+def test_checkpoint_deleted_while_it_is_read_is_not_treated_as_damaged(tmp_path):
     save_two(tmp_path)
     with Checkpoints(tmp_path, keep_last=3) as checkpoints:
         shutil.rmtree(tmp_path / "2")
@@ -229,7 +230,7 @@ def test_checkpoint_of_another_model_is_refused_and_stays(tmp_path):
     assert not (tmp_path / DAMAGED).exists()
 
 
-def test_reader_of_a_damaged_checkpoint_is_told(tmp_path):
+def test_reading_a_damaged_checkpoint_raises_an_error(tmp_path):
     save_two(tmp_path)
     DAMAGES["a bit of an array turned"](tmp_path / "2")
     with pytest.raises(DamagedCheckpoint, match="2 is damaged"):
@@ -237,7 +238,7 @@ def test_reader_of_a_damaged_checkpoint_is_told(tmp_path):
     assert (tmp_path / "2").is_dir()
 
 
-def test_rest_of_an_unfinished_write_is_swept_away(tmp_path):
+def test_remains_of_an_unfinished_write_are_deleted(tmp_path):
     with Checkpoints(tmp_path / "c", keep_last=2) as checkpoints:
         checkpoints.save(1, items(1))
         checkpoints.wait()
@@ -248,7 +249,7 @@ def test_rest_of_an_unfinished_write_is_swept_away(tmp_path):
     assert not rest.exists()
 
 
-def test_reading_leaves_an_unfinished_write_alone(tmp_path):
+def test_reading_does_not_delete_an_unfinished_write(tmp_path):
     with Checkpoints(tmp_path / "c", keep_last=2) as checkpoints:
         checkpoints.save(1, items(1))
     shutil.copytree(tmp_path / "c" / "1", tmp_path / "c" / "2.orbax-checkpoint-tmp")
@@ -274,7 +275,7 @@ def test_missing_array_is_refused(tmp_path):
             checkpoints.restore(1, wanted)
 
 
-def test_parameters_are_read_alone(tmp_path):
+def test_parameters_can_be_read_alone(tmp_path):
     with Checkpoints(tmp_path / "c", keep_last=2) as checkpoints:
         checkpoints.save(1, items(5))
     params = load_items(tmp_path / "c", {"params": items(0)["params"]})["params"]
@@ -282,6 +283,6 @@ def test_parameters_are_read_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing", ""])
-def test_no_checkpoint_is_said(tmp_path, name):
+def test_missing_checkpoint_raises_an_error(tmp_path, name):
     with pytest.raises(UserError, match="no checkpoint in"):
         load_items(tmp_path / name, {"params": items(0)["params"]})["params"]

@@ -1,6 +1,4 @@
-"""Values of a fine-tuning that are chosen: the data set at a path, its splits and groups, and
-refusals.
-"""
+"""Tests of the values that `finetune` chooses (data set, splits and groups), and of its errors."""
 
 import copy
 import json
@@ -21,7 +19,7 @@ from vit_jax.runs.choices.image_sizes import short_sides
 
 
 def photographs(root, counts: dict[str, int], name="{:03}.png", size=(20, 24)):
-    """Small images in a folder for each class."""
+    """Writes small random images, in a folder for each class."""
     rng = np.random.default_rng(0)
     for folder, count in counts.items():
         (root / folder).mkdir(parents=True, exist_ok=True)
@@ -33,7 +31,7 @@ def photographs(root, counts: dict[str, int], name="{:03}.png", size=(20, 24)):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A folder of timm with a small ViT for images of 32 pixels."""
+    """Returns a folder in timm's format, with a small ViT for images of 32 pixels."""
     import vit_jax
 
     model = vit_jax.create_model(
@@ -52,7 +50,7 @@ def checkpoint(tmp_path_factory):
 
 
 def chosen(path, checkpoint, said=None, **changes) -> dict:
-    """The values that are chosen for a data set."""
+    """Returns the values that are chosen for a data set."""
     config = read_config("my_images")
     named = {"data.path": str(path), "finetune.checkpoint": str(checkpoint)}
     config.update_from_flattened_dict(named | changes)
@@ -64,7 +62,7 @@ def chosen(path, checkpoint, said=None, **changes) -> dict:
 
 @pytest.fixture(autouse=True)
 def unknown_memory(monkeypatch):
-    """A device of unknown memory, so that no micro-batches are chosen."""
+    """Makes the device's memory unknown, so that no micro-batches are chosen."""
     monkeypatch.setattr(micro_batches, "memory_of", lambda device: (None, 0.0))
 
 
@@ -88,14 +86,14 @@ def test_class_folders_are_cut_into_three_splits(tmp_path, checkpoint):
         (("train",), ("train[:70%]", "train[70%:85%]", "train[85%:]")),
     ],
 )
-def test_splits_that_there_are_stay(tmp_path, checkpoint, folders, splits):
+def test_existing_splits_are_used(tmp_path, checkpoint, folders, splits):
     for folder in folders:
         photographs(tmp_path / "pets" / folder, {"cat": 20, "dog": 20})
     values = chosen(tmp_path / "pets", checkpoint)
     assert tuple(values[f"data.{name}_split"] for name in ("train", "dev", "test")) == splits
 
 
-def test_values_of_the_user_win(tmp_path, checkpoint):
+def test_values_of_the_user_take_precedence(tmp_path, checkpoint):
     folder = photographs(tmp_path / "pets", {"cat": 20, "dog": 20})
     said = []
     values = chosen(folder, checkpoint, said, batch_size=4, steps=5, **{"data.image_size": 16})
@@ -113,7 +111,7 @@ def test_a_csv_is_recognised_alone_and_in_its_folder(tmp_path, checkpoint):
         assert values["data.path"] == str(folder / "cells.csv")
 
 
-def test_names_that_show_groups_keep_them_in_one_split(tmp_path, checkpoint):
+def test_groups_in_file_names_stay_in_one_split(tmp_path, checkpoint):
     folder = tmp_path / "views"
     for cup in range(12):
         photographs(folder, {"cup" if cup % 2 else "jar": 4}, name=f"thing{cup}_view{{}}.png")
@@ -130,7 +128,7 @@ def test_names_that_show_groups_keep_them_in_one_split(tmp_path, checkpoint):
 
 
 def test_names_of_classes_in_file_names_are_no_groups(tmp_path, checkpoint):
-    """Each class would be one group, so that tested classes would not be trained on."""
+    """Groups by class name would test on classes that are not in the training split."""
     for name in "abcd":
         photographs(tmp_path / "crops", {name: 20}, name=f"{name}_frame_{{:03}}.png")
     assert chosen(tmp_path / "crops", checkpoint)["data.groups"] is None
@@ -179,7 +177,7 @@ def test_the_resize_before_a_square_crop_is_the_checkpoints(tmp_path, checkpoint
         ([f"a/{k}-crop0.jpg" for k in range(40)], None),
     ],
 )
-def test_groups_are_seen_in_names_that_say_so_alone(names, groups):
+def test_groups_are_found_only_in_names_that_contain_them(names, groups):
     found = find_groups(None, names)
     assert (found and found[1]) == groups
 
@@ -191,7 +189,7 @@ def test_letters_are_not_mirrored(tmp_path, checkpoint):
     assert (letters["data.flip"], digits["data.flip"], animals["data.flip"]) == (False, False, True)
 
 
-def test_a_shorter_time_makes_fewer_steps(tmp_path, checkpoint, monkeypatch):
+def test_a_shorter_time_has_fewer_steps(tmp_path, checkpoint, monkeypatch):
     from vit_jax.runs.choices import finetuning
 
     monkeypatch.setattr(finetuning, "flops_per_second", lambda: 1e7)
@@ -199,8 +197,8 @@ def test_a_shorter_time_makes_fewer_steps(tmp_path, checkpoint, monkeypatch):
     monkeypatch.setattr(finetuning, "_forward_seconds", lambda checkpoint, size: 0.1)
     long, short = (chosen(folder, checkpoint, minutes=minutes) for minutes in (1000.0, 4.0))
     assert (long["steps"], long["evaluate_every"], long["early_stopping"]) == (132, 16, 4)
-    # 0.85 x 240 s - 30 s are 1,740 images: 115 before and after training, 15 in each of 8
-    # evaluations.
+    # 4 minutes leave 0.85 x 240 s - 30 s = 174 s, which is 1,740 forward passes of 0.1 s. Of these,
+    # 115 are needed before and after training, and 15 for each of 8 evaluations.
     assert (short["steps"], short["early_stopping"]) == (
         int((1740 - 70 - 15 - 2 * 15 - 8 * 15) / (3.2 * 16)),
         9,
@@ -225,7 +223,7 @@ def test_too_few_images_are_refused(tmp_path, checkpoint, counts, message):
         chosen(photographs(tmp_path / "pets", counts), checkpoint)
 
 
-def test_what_cannot_be_recognised_says_what_to_give(tmp_path):
+def test_errors_about_unrecognised_data_state_what_to_give(tmp_path):
     loose = photographs(tmp_path, {"loose": 3}) / "loose"
     for path, message in (
         (tmp_path / "nothing", "there is no .*: give a folder"),
@@ -236,7 +234,7 @@ def test_what_cannot_be_recognised_says_what_to_give(tmp_path):
             data_at(str(path))
 
 
-def test_without_a_checkpoint_and_network_it_says_what_to_give(tmp_path, monkeypatch):
+def test_the_error_without_a_checkpoint_and_network_states_what_to_give(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     config = read_config("my_images")
     config.data.path = str(photographs(tmp_path / "pets", {"cat": 20, "dog": 20}))
@@ -261,7 +259,7 @@ def test_a_run_has_the_first_free_name(tmp_path, monkeypatch):
     assert next_workdir("cells/cells.csv") == "runs/cells-1"
 
 
-def test_a_batch_that_does_not_fit_is_cut_and_stays_the_batch(tmp_path, checkpoint, monkeypatch):
+def test_a_batch_that_does_not_fit_is_split_into_micro_batches(tmp_path, checkpoint, monkeypatch):
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
     needed = {}
 
@@ -275,7 +273,7 @@ def test_a_batch_that_does_not_fit_is_cut_and_stays_the_batch(tmp_path, checkpoi
     monkeypatch.setattr(micro_batches, "compiled_bytes", compiled)
     monkeypatch.setattr(
         micro_batches, "TAKEN", 20
-    )  # A small model's program takes more than its activations.
+    )  # A small model's program needs much more memory than its activations.
     config = read_config("my_images")
     config.update_from_flattened_dict(chosen(folder, checkpoint))
     parts = assemble(run_options(config))
@@ -296,7 +294,7 @@ def test_a_batch_that_does_not_fit_is_cut_and_stays_the_batch(tmp_path, checkpoi
         chosen(folder, checkpoint)
 
 
-def test_a_value_that_the_user_gives_holds_though_the_file_has_it_too(tmp_path, checkpoint):
+def test_a_value_of_the_user_is_kept_also_if_the_config_file_has_it(tmp_path, checkpoint):
     said = []
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
     assert read_config("my_images").finetune.head == "new"
@@ -312,7 +310,7 @@ def test_a_value_that_the_user_gives_holds_though_the_file_has_it_too(tmp_path, 
 @pytest.mark.parametrize(
     "copied", [lambda config: config.copy_and_resolve_references(), copy.deepcopy]
 )
-def test_a_copy_of_a_config_knows_which_values_are_the_users(copied):
+def test_a_copy_of_a_config_records_which_values_are_the_users(copied):
     config = read_config("my_images")
     config.data.path = "pets"
     config.finetune.head = "new"

@@ -1,4 +1,4 @@
-"""What a run sees of its images, from its config."""
+"""Tests of the crops, resizing and backgrounds that a config selects for a run's images."""
 
 import itertools
 
@@ -28,7 +28,7 @@ def config(**data):
     return made
 
 
-def test_config_takes_every_crop_interpolation_and_background_and_no_other():
+def test_config_accepts_only_supported_crops_interpolations_and_backgrounds():
     for key, known in {
         "data.crop": CROPS,
         "data.test_crop": TEST_CROPS,
@@ -42,7 +42,7 @@ def test_config_takes_every_crop_interpolation_and_background_and_no_other():
 
 
 @pytest.mark.parametrize("name", ["bilinear_antialias", "bicubic", "lanczos"])
-def test_training_and_evaluation_resize_as_the_config_says(name):
+def test_training_and_evaluation_use_the_configs_interpolation(name):
     filters = dict(bilinear_antialias="BILINEAR", bicubic="BICUBIC", lanczos="LANCZOS")
     by_name = Image.Resampling[filters[name]]
     made = config(interpolation=name, crop="random_resized", test_crop="square")
@@ -55,7 +55,7 @@ def test_training_and_evaluation_resize_as_the_config_says(name):
     np.testing.assert_array_equal(evaluation_crop(made)(PIXELS), whole)
 
 
-def test_without_a_word_a_run_resizes_bilinearly():
+def test_the_default_interpolation_is_bilinear():
     assert base_config().data.interpolation is None
     crops = (train_crop(config()), evaluation_crop(config()))
     assert {crop.interpolation for crop in crops} == {"bilinear"}
@@ -75,7 +75,7 @@ def test_training_and_evaluation_put_transparent_images_on_the_configs_backgroun
     assert base_config().data.background == "white"
 
 
-def test_evaluation_may_resize_by_another_way_than_training():
+def test_evaluation_may_use_another_interpolation_than_training():
     made = config(interpolation="bilinear", test_interpolation="area")
     assert (train_crop(made).interpolation, evaluation_crop(made).interpolation) == (
         "bilinear",
@@ -101,14 +101,14 @@ def test_policy_turns_and_shears_by_the_interpolation_of_the_crops(interpolation
     ("mean", "fill"),
     [(None, (128,) * 3), ((0.5,), (128,) * 3), ((0.485, 0.456, 0.406), (124, 116, 104))],
 )
-def test_policy_fills_with_the_mean_that_the_model_takes_away(mean, fill):
+def test_policy_fills_with_the_mean_that_the_model_subtracts(mean, fill):
     made = config()
     made.augment.policy, made.model.mean = "rand-m9-mstd0.5-inc1", mean
     assert image_augmentation(made).fill == fill
 
 
 @pytest.mark.parametrize("interpolation", ["lanczos", "area"])
-def test_policy_cannot_turn_by_every_interpolation(interpolation):
+def test_policy_rejects_unsupported_interpolations(interpolation):
     made = config(interpolation=interpolation)
     made.augment.policy = "rand-m9"
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Delivery of a run's rows to a tracker that stands, breaks, comes back or never does."""
+"""Tests that a run's rows reach a tracker that works, fails for a while, or never answers."""
 
 import json
 
@@ -11,7 +11,7 @@ from vit_jax.runs.trackers.tracker import RunFacts
 
 
 class Service:
-    """A library's server: what it was sent, and whether it answers."""
+    """A tracker's server, which stores the rows that it receives and can be down."""
 
     def __init__(self, settles_after=0):
         self.settles_after = settles_after
@@ -53,7 +53,7 @@ def open_(service, workdir, rows=(), log=print) -> Delivery:
     return Delivery("it", service.tracker, RunFacts(workdir, str(workdir), "", {}, {}), rows, log)
 
 
-def test_rows_that_come_again_are_sent_once(service, tmp_path):
+def test_repeated_rows_are_sent_once(service, tmp_path):
     first = open_(service, tmp_path)
     for step in (10, 20, 30):
         first.row(step, {"loss": step / 10})
@@ -66,7 +66,7 @@ def test_rows_that_come_again_are_sent_once(service, tmp_path):
     assert service.opened == [("", 0), ("run-1", 30)]
 
 
-def test_rows_that_a_killed_process_took_with_it_come_again(tmp_path):
+def test_rows_that_a_killed_process_may_have_lost_are_sent_again(tmp_path):
     service = Service(settles_after=3600)
     killed = open_(service, tmp_path)
     killed.row(10, {"loss": 1.0})
@@ -76,11 +76,11 @@ def test_rows_that_a_killed_process_took_with_it_come_again(tmp_path):
     assert service.rows == [(10, {"loss": 1.0})] * 2
     open_(
         service, tmp_path, rows=[{"step": 10, "loss": 1.0}]
-    ).close()  # It was closed: nothing was lost.
+    ).close()  # The last process closed its delivery, so nothing was lost.
     assert len(service.rows) == 2
 
 
-def test_figures_of_a_step_that_come_after_a_restart_are_sent(service, tmp_path):
+def test_new_metrics_of_an_old_step_are_sent_after_a_restart(service, tmp_path):
     first = open_(service, tmp_path)
     first.row(20, {"train/loss": 1.0})
     first.close()
@@ -90,14 +90,14 @@ def test_figures_of_a_step_that_come_after_a_restart_are_sent(service, tmp_path)
     assert service.rows == [(20, {"train/loss": 1.0}), (20, {"test/loss": 2.0})]
 
 
-def test_a_tracker_that_is_named_later_has_all_rows(service, tmp_path):
+def test_a_tracker_that_is_added_later_gets_all_rows(service, tmp_path):
     later = open_(service, tmp_path, rows=[{"step": 10, "loss": 1.0}, {"step": 20, "loss": None}])
     later.row(30, {"loss": 3.0})
     later.close()
     assert service.rows == [(10, {"loss": 1.0}), (30, {"loss": 3.0})]
 
 
-def test_a_service_that_breaks_loses_nothing_when_it_comes_back(service, tmp_path):
+def test_a_service_that_recovers_gets_all_rows(service, tmp_path):
     said = []
     held = open_(service, tmp_path, log=said.append)
     service.up = False
@@ -111,7 +111,7 @@ def test_a_service_that_breaks_loses_nothing_when_it_comes_back(service, tmp_pat
     assert said == ["warning: it: nobody answers; training continues, with retries"]
 
 
-def test_a_service_that_stays_away_is_said_and_has_its_rows_from_the_next_start(service, tmp_path):
+def test_a_service_that_stays_down_is_logged_and_gets_its_rows_at_the_next_start(service, tmp_path):
     said = []
     held = open_(service, tmp_path, log=said.append)
     held.row(10, {"loss": 1.0})
@@ -121,7 +121,7 @@ def test_a_service_that_stays_away_is_said_and_has_its_rows_from_the_next_start(
     held.row(20, {"loss": 2.0})
     held.close()
     assert said[-1].startswith("warning: it lacks the figures after step 10")
-    # Nor does it answer when the run goes on, which that does not hinder.
+    # The service is still down when the run is resumed; the run continues.
     away = open_(service, tmp_path, rows=[{"step": 20, "loss": 2.0}], log=said.append)
     away.close()
     service.up = True
@@ -129,13 +129,13 @@ def test_a_service_that_stays_away_is_said_and_has_its_rows_from_the_next_start(
     assert service.rows == [(10, {"loss": 1.0}), (20, {"loss": 2.0})]
 
 
-def test_a_service_that_never_had_the_run_and_refuses_is_an_error(service, tmp_path):
+def test_a_service_that_is_down_at_the_first_start_is_an_error(service, tmp_path):
     service.up = False
     with pytest.raises(UserError, match="the service does not answer"):
         open_(service, tmp_path)
 
 
-def test_a_picture_is_sent_once(service, tmp_path):
+def test_an_image_is_sent_once(service, tmp_path):
     for _ in range(2):
         held = open_(service, tmp_path)
         held.picture(40, "seen/rollout", b"png")
@@ -146,5 +146,5 @@ def test_a_picture_is_sent_once(service, tmp_path):
     }
 
 
-def test_a_run_in_a_bucket_has_the_name_that_it_has_there(tmp_path):
+def test_a_run_in_a_bucket_is_named_after_its_url(tmp_path):
     assert RunFacts(tmp_path, "gs://bucket/runs/pets/", "", {}, {}).name == "pets"

@@ -1,6 +1,4 @@
-"""What the recipes of DINO and DINOv2 ask of an optimizer: against PyTorch's AdamW, and plain
-NumPy.
-"""
+"""Tests of optimizer options of DINO and DINOv2 recipes, against PyTorch's AdamW and NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +33,7 @@ def settings(**values):
 
 
 def tree_of(values: dict) -> dict:
-    """Nested, from values by their paths."""
+    """Returns a nested tree, from values by path."""
     return nnx.traversals.unflatten_mapping(
         {tuple(path.split("/")): x for path, x in values.items()}
     )
@@ -57,7 +55,7 @@ SHAPES = {
 
 def draw(seed: int) -> dict:
     rng = np.random.default_rng(seed)
-    # Of very different lengths, so that some are clipped.
+    # The norms are very different, so that some gradients are clipped.
     return {
         path: (rng.normal(size=shape) * 10.0 ** rng.uniform(-2, 1)).astype(np.float32)
         for path, shape in SHAPES.items()
@@ -119,7 +117,7 @@ def test_updates_are_those_of_the_authors_loops_in_pytorch(torch, of, count_from
             )
 
 
-def test_decay_goes_to_its_end_by_half_a_cosine():
+def test_weight_decay_follows_half_a_cosine():
     config = settings(weight_decay=0.04, weight_decay_end=0.4, warmup_steps=50)
     decay = make_weight_decay(config, 100)
     found = [float(decay(t)) for t in (25, 50, 100)]
@@ -133,7 +131,7 @@ def test_decay_goes_to_its_end_by_half_a_cosine():
 
 
 @pytest.mark.parametrize("coupled", [False, True])
-def test_decay_of_each_update_is_times_its_learning_rate(coupled):
+def test_weight_decay_is_multiplied_by_the_learning_rate(coupled):
     config = settings(**PLAIN | dict(weight_decay=0.0), learning_rate=0.5, end_learning_rate=0.1)
     config.update(dict(schedule="linear", coupled_decay=coupled, weight_decay_end=0.2))
     optimizer = make_optimizer(
@@ -178,8 +176,8 @@ def test_low_rank_changes_are_clipped_with_the_model():
     np.testing.assert_allclose([*by_path(found).values()], [[0.8], [0.6]], rtol=1e-5)
 
 
-# lr_multiplier of dinov2/utils/param_groups.py for a backbone of 24 blocks with factor 0.9, and 0.2
-# for the patch embedding; our names beside theirs.
+# `lr_multiplier` of dinov2/utils/param_groups.py for 24 blocks, a layer decay of 0.9 and a factor
+# of 0.2 for the patch embedding. The keys are our names; the comments are theirs.
 MULTIPLIERS = {
     "params/cls": 0.0717897987691853,  # cls_token
     "params/position_embedding/table": 0.0717897987691853,  # pos_embed
@@ -197,7 +195,7 @@ MULTIPLIERS = {
 }
 
 
-def test_rates_of_layers_and_of_the_patch_embedding_are_dinov2s():
+def test_learning_rates_of_layers_and_of_the_patch_embedding_are_dinov2s():
     ones = tree_of({path: jnp.ones(1) for path in MULTIPLIERS})
     config = settings(**PLAIN, layer_decay=0.9, embedding_rate=0.2, learning_rate=1.0)
     optimizer = make_optimizer(
@@ -224,7 +222,7 @@ def test_a_patch_embedding_has_the_projection_and_its_norm(name):
     assert set(family_of(model).embedding) <= first
 
 
-def test_a_rate_of_the_patch_embedding_of_a_model_without_one_is_refused():
+def test_a_learning_rate_of_a_missing_patch_embedding_is_refused():
     config = config_of("classification")
     config.model.update(dict(name="BiT-R50x1", resnet_blocks=(1, 1)))
     config.optimizer.update(PLAIN | dict(embedding_rate=0.2))
@@ -260,7 +258,7 @@ def test_new_options_change_no_state_of_a_run_that_does_not_use_them(name):
 
 
 class Holding(Objective):
-    """An objective of labels that learns a factor and a shift, and holds some of them."""
+    """An objective with labels that trains a factor and a shift, and freezes some of them."""
 
     labels = True
     holds = {"head/factor": 2}
@@ -299,7 +297,7 @@ def handed_in():
 
 
 @pytest.mark.usefixtures("handed_in")
-def test_what_an_objective_holds_stays_for_so_many_updates_while_its_moments_go_on():
+def test_frozen_parameters_of_an_objective_stay_while_their_moments_are_updated():
     program = program_of(Holding, decay="all", weight_decay=0.5, clip="module", embedding_rate=0.0)
     images = np.random.default_rng(0).integers(256, size=(8, 8, 8, 3), dtype=np.uint8)
     batch = to_devices({"image": images, "labels": np.full((8, 1), 3, np.int32)}, program.mesh)
@@ -322,7 +320,7 @@ def test_what_an_objective_holds_stays_for_so_many_updates_while_its_moments_go_
 
 
 @pytest.mark.parametrize("start", ["tail", "head/fac", "head/factor/kernel"])
-def test_an_objective_that_holds_what_it_does_not_have_is_refused(start):
+def test_an_objective_that_freezes_missing_parameters_is_refused(start):
     kind = type("HoldingOther", (Holding,), {"holds": {start: 1}})
     with (
         handing_in(kind),

@@ -1,6 +1,4 @@
-"""Every option of a model and of training: with each type of number, scanned or not, recomputed or
-not.
-"""
+"""Every option of models and training works in float32 and bfloat16, with and without scan."""
 
 import dataclasses
 import itertools
@@ -25,7 +23,7 @@ from vit_jax.training.program import abstract_batch, make_program
 TINY = dict(dim=16, depth=2, mlp_dim=32, heads=2)
 RANDOM = dict(dropout=0.1, stochastic_depth=0.2)
 
-# So few models that each option that a ViT has is in one of them.
+# A few models that together use every option of a ViT.
 MODELS = {
     "class token": dict(
         distillation="token",
@@ -69,7 +67,7 @@ MODELS = {
 }
 TYPES, SCANS = ("float32", "bfloat16"), (False, True)
 
-# Values of the config, beyond the model's.
+# Config values for each kind of training, in addition to the model's.
 TRAINING = {
     "micro-batches": {"micro_batches": 2},
     "augmentation": {"augment.mixup": 0.5, "augment.cutmix": 1.0, "augment.erasing": 0.5},
@@ -96,7 +94,10 @@ TRAINING = {
 
 
 def training_loss(name: str, **options):
-    """A tiny model, and its loss in training as a function of parameters and images."""
+    """Returns a tiny model's factory, its training loss and its abstract parameters.
+
+    The loss is a function of parameters and images.
+    """
     values = dict(num_classes=5, image_size=8) | TINY | RANDOM | MODELS[name] | options
     build = model_factory("ViT-Ti/4", **values)
     graphdef, params = nnx.split(abstract(build))
@@ -112,15 +113,16 @@ def training_loss(name: str, **options):
 def test_the_models_have_every_option():
     used = {option for model in MODELS.values() for option in model} | RANDOM.keys()
     numbers = {"channels", "resnet_width", "resnet_epsilons", "rope_grid", "norm_epsilon"}
-    numbers |= {"head_bias", "head_std", "position_resize"}  # Of models that are resized.
-    numbers |= {"merge_tokens"}  # Of evaluation alone.
+    # These affect only initialization and resizing.
+    numbers |= {"head_bias", "head_std", "position_resize"}
+    numbers |= {"merge_tokens"}  # This affects only evaluation.
     crossed = {"dtype", "scan", "remat"}
     fields = dataclasses.fields(ViTOptions)
     known = {field.name for field in fields if field.default is not dataclasses.MISSING}
     assert known - numbers - crossed == used - {"patch_size"}
 
 
-def test_what_is_not_of_a_layer_comes_before_or_behind_them():
+def test_only_parameters_after_the_encoder_have_an_infinite_layer_number():
     behind = {"norm", "fc_norm", "pre_logits", "attention_pooling", "head", "distillation_head"}
     for name in MODELS:
         for path, _ in jax.tree.leaves_with_path(nnx.to_pure_dict(training_loss(name)[2])):
@@ -133,8 +135,9 @@ def test_what_is_not_of_a_layer_comes_before_or_behind_them():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_activations_keep_their_type_in_training(name):
-    images = jax.ShapeDtypeStruct((8, 8, 8, 3), jnp.float32)  # Of 8 one or two are left out.
+def test_activations_keep_their_dtype_in_training(name):
+    # Stochastic depth skips one or two of the 8 images.
+    images = jax.ShapeDtypeStruct((8, 8, 8, 3), jnp.float32)
     for dtype, scan, remat in itertools.product(TYPES, SCANS, REMAT):
         types = set()
 
@@ -144,8 +147,8 @@ def test_activations_keep_their_type_in_training(name):
 
         _, loss, params = training_loss(name, dtype=dtype, scan=scan, remat=remat)
         with placing(record, "cpu"):
-            # In float32 there is no type to fall to, nor for gradients; to trace them costs twice
-            # the loss.
+            # In float32 only the loss is traced: activations and gradients have no lower type to
+            # fall to, and tracing gradients costs twice as much as tracing the loss.
             results = jax.eval_shape(
                 loss if dtype == "float32" else jax.value_and_grad(loss), params, images
             )
@@ -154,7 +157,7 @@ def test_activations_keep_their_type_in_training(name):
 
 
 @pytest.mark.slow
-def test_scanned_layers_have_the_losses_of_layers_in_a_row():
+def test_scanned_layers_have_the_loss_of_unrolled_layers():
     images = np.random.default_rng(0).uniform(-1, 1, (4, 8, 8, 3)).astype(np.float32)
     losses = []
     for scan in SCANS:
@@ -162,7 +165,8 @@ def test_scanned_layers_have_the_losses_of_layers_in_a_row():
         params = nnx.state(build(rngs=nnx.Rngs(0)))
         params["head"]["kernel"] = nnx.Param(jax.random.normal(jax.random.key(2), (16, 5)))
         losses.append(float(jax.jit(loss)(params, images)))
-    # Activations of bfloat16 have 8 bits, and a compiler rounds in other places of a scan.
+    # Activations in bfloat16 have 8 bits of precision, and the compiler rounds in other places of a
+    # scan.
     np.testing.assert_allclose(*losses, rtol=2e-2)
 
 

@@ -1,4 +1,4 @@
-"""Where the time goes, over several starts."""
+"""Tests of goodput: the time of each phase, over several starts of a run."""
 
 import time
 
@@ -17,16 +17,16 @@ def shares(ledger: Ledger) -> dict[str, float]:
     return {kind: seconds for kind, seconds in ledger.seconds.items() if seconds}
 
 
-def test_seconds_go_to_what_was_entered():
+def test_time_is_attributed_to_the_phase_that_was_entered():
     ledger = Ledger(time.time() - 100, [], 0)
     ledger.enter("train")
     ledger.move("data", 2.0)
     assert ledger.seconds["start"] == pytest.approx(100, abs=1)
     assert shares(ledger).keys() == {"start", "train", "data"}
-    assert ledger.seconds["train"] == -2.0  # Until the time that it is part of is counted.
+    assert ledger.seconds["train"] == -2.0  # Negative until the time that includes it is added.
 
 
-def test_what_was_trained_after_the_checkpoint_is_lost():
+def test_training_after_the_last_checkpoint_is_lost():
     rows = [
         row(10, start=5, train=10),
         {"step": 10, "test/loss": 1.0},
@@ -36,7 +36,7 @@ def test_what_was_trained_after_the_checkpoint_is_lost():
     assert shares(ledger) == {"start": 5, "train": 10, "lost": 21}
 
 
-def test_losses_add_up_over_kills():
+def test_lost_time_adds_up_over_kills():
     ledger = Ledger(
         time.time(), [row(10, train=10, lost=4), row(15, train=13, start=2, lost=4)], first_step=10
     )

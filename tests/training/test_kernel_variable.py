@@ -1,4 +1,4 @@
-"""A run that is resumed with another value of VIT_JAX_KERNELS says so."""
+"""A run that is resumed with another value of VIT_JAX_KERNELS logs a line."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from vit_jax.runs.workdir import claim, make_manifest, saved_run
 
 @pytest.fixture
 def resume(tmp_path, monkeypatch, capsys):
-    """Returns a function that resumes a run with a value of the variable; returns what it printed."""
+    """Returns a function `resume(value)`, which resumes a run and returns its output."""
     options = model_options("Swin-T", image_size=32, num_classes=0)
 
     def resume(value: str | None) -> str:

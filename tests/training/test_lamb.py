@@ -1,4 +1,4 @@
-"""LAMB against timm's `Lamb`, and what it refuses to start from."""
+"""Tests of LAMB: it equals timm's `Lamb`, and rejects initial parameters that it cannot train."""
 
 import jax
 import jax.numpy as jnp
@@ -62,13 +62,13 @@ def test_a_head_of_zeros_is_refused():
         program_of().initial_state(0)
 
 
-def test_a_head_that_is_drawn_has_the_deviation_and_no_bias():
+def test_a_random_head_has_the_configured_std_and_no_bias():
     params = program_of(**{"model.head_std": 0.5}).initial_state(0)["params"]
     assert np.std(params["head"]["kernel"]) == pytest.approx(0.5, rel=0.2)
     assert not np.any(params["head"]["bias"])
 
 
-def test_low_rank_changes_may_start_at_zeros_as_they_do_not_decay():
+def test_low_rank_changes_may_start_at_zero_because_they_do_not_decay():
     values = {"finetune.train": "lora", "model.head_std": 0.5}
     program_of(**values).initial_state(0)
     with pytest.raises(UserError, match=r"extra/lora/.*/up starts at zeros"):

@@ -1,4 +1,4 @@
-"""One run at a time on a workdir, whatever becomes of its process: with real processes."""
+"""Tests with real processes: one run at a time uses a workdir, also after a process was killed."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from vit_jax.runs.workdir_lock import Lock
 
 ROOT = Path(__file__).parents[2]
 
-# Says `held`, or why not, keeps it until a line comes, and says whether it still has it.
+# Prints `held` or an error. For each line of input, it prints whether it still holds the lock.
 HOLD = """
 import sys
 from pathlib import Path
@@ -36,7 +36,7 @@ except UserError as error:
 
 
 class Process:
-    """One that holds the lock of a folder, or could not have it."""
+    """A process that holds the lock of a folder, or failed to acquire it."""
 
     def __init__(self, folder: Path, *seconds: float):
         self.process = subprocess.Popen(
@@ -56,7 +56,7 @@ class Process:
         return self.line()
 
     def end(self, number: int | None = None) -> None:
-        """By a signal, or in good order."""
+        """Ends the process by a signal, or by closing its input."""
         if number:
             self.process.send_signal(number)
         self.process.stdin.close()
@@ -65,7 +65,10 @@ class Process:
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a process that wants the lock of a folder, of `tmp_path` if none is given."""
+    """Returns a function that starts a process which acquires the lock of a folder.
+
+    The folder is `tmp_path` by default.
+    """
     started = []
 
     def start(*arguments) -> Process:
@@ -81,14 +84,14 @@ def start(tmp_path):
 
 
 def from_another_host(folder: Path, **values) -> Path:
-    """Changes the newest lock file to one of a process on a host that cannot be asked."""
+    """Rewrites the newest lock file as a process on an unreachable host would write it."""
     (file,) = folder.glob(".lock-*")
     content = json.loads(file.read_text()) | {"host": "elsewhere", "boot": "another"} | values
     file.write_text(json.dumps(content))
     return file
 
 
-def test_second_run_is_refused_with_who_has_it(start, tmp_path):
+def test_second_run_is_refused_with_the_holder_of_the_lock(start, tmp_path):
     first, begun = start(), time.strftime("%Y-%m-%d %H:")
     assert first.line() == "held"
     line = start().line()
@@ -101,7 +104,7 @@ def test_second_run_is_refused_with_who_has_it(start, tmp_path):
     assert first.ask() == "still held"
 
 
-def test_lock_that_was_given_back_is_taken_at_once(start):
+def test_released_lock_is_acquired_at_once(start):
     for _ in range(3):
         one = start()
         assert one.line() == "held"
@@ -109,13 +112,14 @@ def test_lock_that_was_given_back_is_taken_at_once(start):
 
 
 @pytest.mark.parametrize("reaped", [True, False])
-def test_killed_process_gives_way_at_once_and_is_named(start, tmp_path, reaped):
+def test_lock_of_a_killed_process_is_taken_over_at_once(start, tmp_path, reaped):
     first = start()
     assert first.line() == "held"
     first.process.kill()
     if reaped:
         first.process.wait()
-    else:  # Its parent has not asked yet: the number is still in use.
+    # Until its parent calls wait(), the killed process is a zombie and its process ID stays in use.
+    else:
         while Path(f"/proc/{first.process.pid}/stat").read_text().split()[2] != "Z":
             time.sleep(0.01)
     second = start()
@@ -134,18 +138,18 @@ def test_stopped_process_is_alive(start):
     assert first.ask() == "still held"
 
 
-def test_number_of_the_process_that_is_in_use_again_is_not_it(tmp_path, start):
+def test_another_process_with_a_reused_process_id_is_not_the_holder(tmp_path, start):
     first = start()
     assert first.line() == "held"
     first.end(signal.SIGKILL)
     (file,) = tmp_path.glob(".lock-*")
-    # This process has the number now, and began at another time.
+    # The process ID now belongs to this process, which has another start time.
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pid": os.getpid()}))
     second = start()
     assert "note: taking over" in second.line() and second.line() == "held"
 
 
-def test_silent_process_of_another_host_is_waited_for_and_then_gone(start, tmp_path):
+def test_process_of_another_host_without_heartbeats_is_dead_after_a_wait(start, tmp_path):
     first = start()
     assert first.line() == "held"
     first.end(signal.SIGKILL)
@@ -158,16 +162,17 @@ def test_silent_process_of_another_host_is_waited_for_and_then_gone(start, tmp_p
     assert second.line() == "held"
 
 
-def test_process_of_another_host_that_gives_signs_is_alive(start, tmp_path):
+def test_process_of_another_host_with_heartbeats_is_alive(start, tmp_path):
     first = start(tmp_path, 0.2, 60.0)
     assert first.line() == "held"
-    from_another_host(tmp_path)  # The same file, so it goes on giving it new times.
+    # The first process continues to update the modification time of this file.
+    from_another_host(tmp_path)
     second = start(tmp_path, 0.2, 60.0)
     assert "waiting up to 60 s" in second.line()
     assert "is in use by another run: process" in second.line()
 
 
-def test_old_sign_of_another_host_is_watched_for_two_beats_only(start, tmp_path):
+def test_old_heartbeat_of_another_host_is_watched_for_two_intervals_only(start, tmp_path):
     first = start()
     assert first.line() == "held"
     first.end(signal.SIGKILL)
@@ -177,19 +182,20 @@ def test_old_sign_of_another_host_is_watched_for_two_beats_only(start, tmp_path)
     assert "note: taking over" in second.line() and second.line() == "held"
 
 
-def test_process_that_lost_its_workdir_notices(start, tmp_path):
-    first = start(tmp_path, 1000.0, 0.0)  # So seldom that it seems to be gone.
+def test_process_whose_lock_was_taken_over_stops(start, tmp_path):
+    # Heartbeats are so rare that the process seems to be dead.
+    first = start(tmp_path, 1000.0, 0.0)
     assert first.line() == "held"
     file = from_another_host(tmp_path)
     second = start(tmp_path, 0.1, 0.2)
     assert [second.line() for _ in range(3)][-1] == "held"
     assert not file.exists()
     assert re.match(f"{tmp_path} was taken over by process {second.process.pid} on ", first.ask())
-    first.process.wait()  # What it leaves behind changes nothing for the other.
+    first.process.wait()  # The exit of the first process does not affect the second.
     assert second.ask() == "still held"
 
 
-def test_of_many_that_take_over_at_once_one_wins(start, tmp_path):
+def test_one_of_many_simultaneous_takeovers_wins(start, tmp_path):
     first = start()
     assert first.line() == "held"
     first.end(signal.SIGKILL)
@@ -242,7 +248,7 @@ def test_file_system_without_links_or_locks_is_as_safe(start, tmp_path, monkeypa
     ],
     ids=["deleted", "moved", "recreated"],
 )
-def test_workdir_that_is_no_longer_there_is_noticed(tmp_path, change):
+def test_missing_workdir_is_detected(tmp_path, change):
     (tmp_path / "run").mkdir()
     with Lock(tmp_path / "run") as lock:
         lock.check()

@@ -1,4 +1,4 @@
-"""What a step needs of memory: refused where it cannot fit, and advice that does."""
+"""Steps that cannot fit into memory are refused, with advice that makes them fit."""
 
 import re
 
@@ -19,7 +19,7 @@ from vit_jax.training.program import Program, abstract_batch, make_program
 
 
 def program_of(**changes) -> tuple[Program, RunOptions]:
-    """A small model's."""
+    """Returns the program and the options of a small model."""
     config = load("quickstart")
     config.model.update(dict(dim=64, depth=2, mlp_dim=256, heads=2, pooling="gap"))
     config.batch_size, config.steps, config.optimizer.warmup_steps = 64, 10, 1
@@ -42,7 +42,7 @@ def check_of(**changes) -> MemoryCheck:
 
 @pytest.fixture
 def device(monkeypatch):
-    """Gives the device a memory of so many bytes."""
+    """Returns a function that sets the device's memory, in bytes."""
 
     def has(size: float | None, free: float | None = None):
         monkeypatch.setattr(
@@ -58,7 +58,7 @@ def test_parameters_moments_gradients_and_batch_are_counted_to_the_byte():
     assert found.parameters == found.gradients == parameters
     assert (
         2 * parameters <= found.optimizer <= 2 * parameters + 100
-    )  # Adam's two moments, and counts.
+    )  # Adam's two moments and its counters.
     assert found.batch == 64 * (16 * 16 * 3 + 4)
 
 
@@ -66,7 +66,7 @@ def test_frozen_parameters_have_no_gradients():
     assert needs(**{"finetune.train": "head"}).gradients == 4 * (64 * 10 + 10)
 
 
-def test_rematerialisation_and_micro_batches_leave_less_activations():
+def test_rematerialisation_and_micro_batches_reduce_activation_memory():
     deep = {"model.depth": 4}
     activations = needs(**deep).activations
     assert needs(**deep, **{"model.remat": "full"}).activations < 0.8 * activations
@@ -75,7 +75,7 @@ def test_rematerialisation_and_micro_batches_leave_less_activations():
 
 
 @pytest.mark.slow
-def test_estimate_is_no_more_than_what_is_compiled():
+def test_estimate_is_at_most_the_compiled_memory():
     shallow = {"model.depth": 1, "batch_size": 512}
     (program, config), found = program_of(**shallow), needs(**shallow)
     batch = abstract_batch(config, program.mesh)
@@ -97,7 +97,7 @@ def test_device_that_cannot_hold_the_state_is_refused_and_one_that_can_is_not(de
 
 
 @pytest.mark.slow
-def test_step_that_may_not_fit_is_let_through_with_a_note(device):
+def test_step_that_may_not_fit_starts_with_a_note(device):
     check, said = check_of(), []
     device(0.9 * sum(needs()))
     check.check(said.append)
@@ -105,13 +105,13 @@ def test_step_that_may_not_fit_is_let_through_with_a_note(device):
 
 
 def advised(line: str) -> list[dict[str, str]]:
-    """The changes that a line says should fit, by key in the config."""
+    """Returns the config changes that a line suggests after "this should fit", by key."""
     ways = line.partition("this should fit: ")[2].split(" or ")
     return [dict(re.findall(r"--config\.([\w.]+)=(\S+)", way)) for way in ways]
 
 
 @pytest.mark.slow
-def test_what_is_advised_fits(device):
+def test_advised_changes_fit(device):
     check = check_of(batch_size=4096)
     large = needs(batch_size=4096)
     free = large.certain + 0.9 * large.activations
@@ -151,7 +151,7 @@ def test_micro_batches_are_not_advised_for_contrastive_losses():
     ],
     ids=["of a device", "of the host"],
 )
-def test_real_want_of_memory_is_one_line(device, error):
+def test_errors_of_exhausted_memory_are_one_line(device, error):
     with pytest.raises((jax.errors.JaxRuntimeError, MemoryError)) as raised:
         error()
     device(16 * GIB)
@@ -175,11 +175,11 @@ def test_real_want_of_memory_is_one_line(device, error):
         ),
     ],
 )
-def test_words_of_gpus_and_tpus_are_understood(text, size):
+def test_out_of_memory_messages_of_gpus_and_tpus_are_parsed(text, size):
     assert f"out of memory: {size} GiB" in mistake(jax.errors.JaxRuntimeError(text))
 
 
-def test_other_errors_are_no_want_of_memory():
+def test_other_errors_are_not_reported_as_out_of_memory():
     check = check_of()
     for error in (
         jax.errors.JaxRuntimeError("INTERNAL: bad"),

@@ -1,4 +1,4 @@
-"""Muon's updates against plain NumPy, and a run with it."""
+"""Tests of Muon: updates against NumPy, and a run with it."""
 
 import shutil
 
@@ -19,7 +19,7 @@ BETA1, BETA2, EPSILON = 0.95, 0.99, 1e-8
 
 
 def updates(gradients: list[dict], **values) -> list[dict]:
-    """Each gradient's update at a learning rate of 1, without clipping and weight decay."""
+    """Returns each gradient's update at a learning rate of 1, without clipping and weight decay."""
     config = base_config().optimizer
     config.update(
         dict(name="muon", beta1=BETA1, beta2=BETA2, weight_decay=0.0, clip_norm=0.0) | values
@@ -41,7 +41,7 @@ def tree_of(path: str, x) -> dict:
 
 
 def nesterov(gradients: list[np.ndarray]) -> list[np.ndarray]:
-    """Momentum, a step ahead, corrected for its beginning at zero."""
+    """Returns Nesterov momentum for each gradient, with bias correction."""
     mean, found = 0.0, []
     for t, gradient in enumerate(gradients, start=1):
         mean = BETA1 * mean + (1 - BETA1) * gradient
@@ -51,7 +51,7 @@ def nesterov(gradients: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def orthogonal(matrix: np.ndarray) -> np.ndarray:
-    """Five steps of Newton and Schulz with Jordan's coefficients."""
+    """Applies five Newton-Schulz steps with Jordan's coefficients."""
     x = matrix / np.linalg.norm(matrix)
     for _ in range(5):
         square = x @ x.T
@@ -60,7 +60,7 @@ def orthogonal(matrix: np.ndarray) -> np.ndarray:
 
 
 def muon(gradients: list[np.ndarray]) -> list[np.ndarray]:
-    """The updates of one matrix, whose root mean square is 0.2 where it is orthogonal."""
+    """Returns the updates of a matrix; the root mean square of an orthogonal update is 0.2."""
     return [-0.2 * max(x.shape) ** 0.5 * orthogonal(x) for x in nesterov(gradients)]
 
 
@@ -103,7 +103,7 @@ def test_kernel_is_a_matrix_of_inputs_by_outputs(path, shape, matrix):
     ("path", "shape"),
     [("attention/qkv/kernel", (6, 3, 2, 4)), ("mlp/fc1/kernel", (6, 2, 9))],
 )
-def test_what_lies_side_by_side_is_made_orthogonal_apart(path, shape):
+def test_fused_projections_are_orthogonalized_separately(path, shape):
     gradients = draw(*shape)
     found = updates([tree_of(f"params/blocks/00/{path}", x) for x in gradients])
     for part in range(shape[1]):
@@ -123,7 +123,7 @@ def test_what_lies_side_by_side_is_made_orthogonal_apart(path, shape):
         ("params/norm/scale", (8,)),
     ],
 )
-def test_all_but_the_kernels_within_goes_by_adam(path, shape):
+def test_other_parameters_are_updated_by_adam(path, shape):
     gradients = draw(*shape)
     found = updates([tree_of(path, x) for x in gradients])
     for ours, theirs in zip(found, adam(gradients), strict=True):
@@ -140,7 +140,7 @@ def small():
     return config
 
 
-def test_one_moment_is_planned_for_a_kernel_and_two_for_the_rest():
+def test_state_has_one_moment_for_a_kernel_and_two_for_other_parameters():
     config = small()
     state = make_program(config, num_classes=10, steps=4, mesh=make_mesh(config.mesh)).state
     kept = sum(x.size for x in jax.tree.leaves(state["optimizer"]) if x.ndim)
@@ -150,11 +150,11 @@ def test_one_moment_is_planned_for_a_kernel_and_two_for_the_rest():
         sizes["blocks" if within else "rest"] += x.size
     assert (
         kept == sizes["blocks"] + 2 * sizes["rest"] + 3
-    )  # And the coefficients of Newton and Schulz.
+    )  # The other 3 numbers are the Newton-Schulz coefficients.
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_halfway_ends_with_the_same_bits(tmp_path, capsys):
+def test_a_resumed_run_is_bit_exact(tmp_path, capsys):
     vit_jax.train(small(), tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     shutil.rmtree(tmp_path / "stopped" / "checkpoints" / "4")

@@ -1,4 +1,4 @@
-"""Schedules and updates against plain NumPy."""
+"""Tests of learning rate schedules and optimizer updates against NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,7 @@ def test_constant_schedule_only_warms_up():
 
 
 @pytest.mark.parametrize(("t", "rate"), [(0, 0.1), (2, 0.3), (4, 0.5), (100, 0.5)])
-def test_warmup_rises_from_its_own_rate(t, rate):
+def test_warmup_starts_at_its_own_learning_rate(t, rate):
     values = dict(learning_rate=0.5, schedule="constant", warmup_steps=4, warmup_learning_rate=0.1)
     assert float(make_schedule(settings(**values), 100)(t)) == pytest.approx(rate)
 
@@ -79,8 +79,8 @@ def test_warmup_rises_from_its_own_rate(t, rate):
         (20_000, 500, (6000, 12_000, 18_000)),
     ],
 )
-def test_stairs_are_bits_own_schedule(steps, warmup, stairs):
-    # BiT-HyperRule (big_transfer's bit_hyperrule.py): updates are counted from 0.
+def test_stairs_equal_the_schedule_of_bit(steps, warmup, stairs):
+    # BiT-HyperRule (bit_hyperrule.py of big_transfer) counts updates from 0.
     shares = tuple(stair / steps for stair in stairs)
     values = dict(
         learning_rate=0.003, schedule="stairs", stairs=shares, warmup_steps=warmup, count_from=0
@@ -103,7 +103,7 @@ def test_a_schedule_counted_from_0_is_optaxs(schedule):
         falling = optax.cosine_decay_schedule(0.5, 80, alpha=0.2)
     theirs = optax.join_schedules([optax.linear_schedule(0, 0.5, 20), falling], [20])
     count = jnp.arange(20, 100)
-    # In the warm-up ours is a factor on a constant rate too.
+    # During the warm-up, both multiply a constant learning rate by a growing factor.
     ours = jax.vmap(make_schedule(config, 100))
     np.testing.assert_allclose(ours(count + 1), jax.vmap(theirs)(count), rtol=1e-5)
     np.testing.assert_allclose(
@@ -111,7 +111,7 @@ def test_a_schedule_counted_from_0_is_optaxs(schedule):
     )
 
 
-def test_first_update_has_a_rate_above_zero():
+def test_first_update_has_a_learning_rate_above_zero():
     params = {"layer": {"kernel": np.ones((2, 2), np.float32)}}
     gradient = {"layer": {"kernel": jnp.ones((2, 2))}}
     values = dict(learning_rate=0.1, warmup_steps=10, weight_decay=0.0, clip_norm=0.0)
@@ -119,7 +119,7 @@ def test_first_update_has_a_rate_above_zero():
     np.testing.assert_allclose(after["layer"]["kernel"], 1 - 0.1 / 10, rtol=1e-5)
 
 
-def test_last_update_has_the_end_rate():
+def test_last_update_has_the_end_learning_rate():
     params = {"layer": {"kernel": np.ones((1, 1), np.float32)}}
     gradients = [{"layer": {"kernel": jnp.zeros((1, 1))}}] * 4 + [
         {"layer": {"kernel": jnp.ones((1, 1))}}
@@ -131,7 +131,7 @@ def test_last_update_has_the_end_rate():
     np.testing.assert_allclose(after["layer"]["kernel"], 0.75, rtol=1e-6)
 
 
-def test_warmup_as_long_as_the_run_is_named():
+def test_warmup_as_long_as_the_run_is_refused():
     with pytest.raises(UserError, match="warmup_steps = 10 is not below the run's 10 steps"):
         make_schedule(settings(warmup_steps=10), 10)
 
@@ -180,7 +180,7 @@ def test_momentum_equals_numpy():
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-def test_coupled_decay_is_of_the_gradient():
+def test_coupled_decay_is_added_to_the_gradient():
     params, gradients = random_run()
     values = dict(name="sgd", learning_rate=0.1, schedule="constant", warmup_steps=0, clip_norm=0.0)
     got = run(gradients, params, weight_decay=0.3, coupled_decay=True, **values)["layer"]
@@ -192,7 +192,7 @@ def test_coupled_decay_is_of_the_gradient():
         np.testing.assert_allclose(got[name], expected, rtol=1e-5, atol=1e-6)
 
 
-# Heads and their width both large enough to be factored, the largest axis not the first.
+# Adafactor factors both the heads' number and their width, and the first axis is not the largest.
 FUSED = {
     "blocks/00/attention/qkv": {"kernel": (32, 3, 40, 36), "bias": (3, 40, 36)},
     "attention_pooling/key_value": {"kernel": (48, 2, 2, 64), "bias": (2, 2, 64)},
@@ -203,7 +203,7 @@ FUSED = {
 @pytest.mark.one_variant
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize("layer", FUSED)
-def test_adafactor_of_projections_is_that_of_each_alone(layer, clip):
+def test_adafactor_updates_fused_projections_separately(layer, clip):
     values = dict(
         name="adafactor", learning_rate=0.1, schedule="constant", warmup_steps=0, clip_norm=0.0
     )
@@ -211,12 +211,12 @@ def test_adafactor_of_projections_is_that_of_each_alone(layer, clip):
     rng = np.random.default_rng(0)
     for kind, shape in FUSED[layer].items():
         axis = 1 if kind == "kernel" else 0
-        # Parts of very different sizes, as gradients of queries and values are.
+        # Gradients of the projections have very different sizes, as those of queries and values do.
         scale = np.logspace(0, -4, shape[axis]).reshape(
             [-1 if i == axis else 1 for i in range(len(shape))]
         )
         draws = [(scale * rng.normal(size=shape)).astype(np.float32) for _ in range(4)]
-        draws[2] *= 100  # So that something is clipped.
+        draws[2] *= 100  # Large enough that the update is clipped.
         together = run([{layer: {kind: x}} for x in draws[1:]], {layer: {kind: draws[0]}}, **values)
         for part in range(shape[axis]):
             first, *rest = (x.take(part, axis) for x in draws)
@@ -257,8 +257,8 @@ def test_clipping_the_updates_of_another_optimizer_is_refused():
         make_optimizer(settings(name="sgd", clip_update=1.0), lambda t: t, weight_decay=0.0)
 
 
-def test_updates_are_clipped_over_a_whole_array_where_that_is_asked_for():
-    # As this code did at first: q, k and v by one factor.
+def test_updates_can_be_clipped_over_whole_arrays():
+    # `array` is the behaviour of earlier versions: one clipping factor for q, k and v together.
     x = {"attention": {"qkv": {"bias": jnp.array([[[3.0]], [[4.0]], [[0.0]]])}}}
     apart, together = (
         clip_by_rms(1.0, of).update(x, optax.EmptyState())[0] for of in ("projection", "array")
@@ -269,7 +269,7 @@ def test_updates_are_clipped_over_a_whole_array_where_that_is_asked_for():
     )
 
 
-def test_weight_decay_moves_kernels_alone():
+def test_weight_decay_changes_only_kernels():
     params, _ = random_run()
     params = {"block": {"kernel": params["layer"]["kernel"], "bias": params["layer"]["bias"]}}
     zero = {"block": {"kernel": jnp.zeros((3, 4)), "bias": jnp.zeros(4)}}
@@ -284,9 +284,9 @@ def test_weight_decay_moves_kernels_alone():
 @pytest.mark.parametrize(
     ("decay", "decays"),
     [
-        # `get_parameter_groups` in optim_factory.py of BEiT and EVA: neither what has one axis, nor
-        # pos_embed nor cls_token. For matrices: timm's `add_weight_decay`, of MAE, what has one
-        # axis.
+        # "tables" is `get_parameter_groups` in optim_factory.py of BEiT and EVA: arrays with one
+        # axis, pos_embed and cls_token do not decay. "matrices" is timm's `add_weight_decay`, which
+        # MAE uses: only arrays with one axis do not decay.
         (
             "tables",
             {"bias_table", "blocks/00/attention/bias_table", "blocks/00/mlp/fc1/kernel", "mask"},
@@ -333,8 +333,8 @@ def test_weight_decay_spares_a_swins_positions_and_factors(decay):
         ("all", {"kernel", "cls", "table", "bias", "scale"}),
     ],
 )
-def test_weight_decay_moves_what_it_should(decay, moved):
-    # Masked autoencoders spare what has one axis, and so decay their tokens.
+def test_weight_decay_changes_only_the_selected_parameters(decay, moved):
+    # MAE exempts only arrays with one axis, so its tokens decay.
     shapes = dict(kernel=(3, 4), cls=(1, 1, 4), table=(1, 5, 4), bias=(3, 4), scale=(4,))
     params = {"layer": {name: jnp.ones(shape) for name, shape in shapes.items()}}
     zero = jax.tree.map(jnp.zeros_like, params)
@@ -345,9 +345,9 @@ def test_weight_decay_moves_what_it_should(decay, moved):
     assert {name for name, value in after.items() if (value != 1).all()} == moved
 
 
-def test_layer_decay_is_that_of_masked_autoencoders():
-    # util/lr_decay.py there: all before the blocks is layer 0, block i layer i + 1, the rest is not
-    # slowed.
+def test_layer_decay_equals_that_of_masked_autoencoders():
+    # As in util/lr_decay.py of MAE: everything before the blocks is layer 0, block i is layer i +
+    # 1, and the rest has the full learning rate.
     model = vit_jax.create_model(
         "ViT-Ti/4",
         image_size=8,
@@ -396,12 +396,14 @@ def test_layer_decay_counts_no_layer_of_an_objective():
     [
         ("dino", {"dino.patch_weight": 1.0}, 0.5**3),
         ("masked_patch", {}, 0.5**3),
-        ("mae", {"data.image_size": 16, "model.position": "sincos2d_mae"}, 1.0),  # The decoder's.
+        # The decoder's token.
+        ("mae", {"data.image_size": 16, "model.position": "sincos2d_mae"}, 1.0),
     ],
 )
-def test_a_token_of_masked_patches_has_the_rate_of_the_patch_embedding(name, values, factor):
-    """As in `param_groups.py` of DINOv2 and DINOv3, whose backbones own it; two layers and a head
-    follow.
+def test_the_mask_token_has_the_learning_rate_of_the_patch_embedding(name, values, factor):
+    """As in `param_groups.py` of DINOv2 and DINOv3, whose backbones contain the mask token.
+
+    The factor is 0.5 ** 3 because two layers and a head follow the patch embedding.
     """
     config = base_config()
     config.model.update(dict(name="ViT-Ti/4", dim=16, depth=2, mlp_dim=32, heads=2))
@@ -421,7 +423,7 @@ def test_a_token_of_masked_patches_has_the_rate_of_the_patch_embedding(name, val
 
 
 def layers_of(**values) -> dict[str, float]:
-    """The layer of each of a tiny model's weights, by path."""
+    """Returns the layer of each weight of a tiny model, by path."""
     config = base_config()
     config.model.update(dict(name="ViT-Ti/4", dim=16, depth=2, mlp_dim=32, heads=2))
     config.data.image_size = 8
@@ -434,7 +436,7 @@ def layers_of(**values) -> dict[str, float]:
     }
 
 
-def test_a_hybrids_resnet_is_of_the_one_layer_before_the_encoder():
+def test_a_hybrids_resnet_belongs_to_the_layer_before_the_encoder():
     layers = layers_of(
         **{"model.name": "R50+ViT-Ti/16", "model.resnet_blocks": (1, 1), "data.image_size": 16}
     )
@@ -448,14 +450,14 @@ def test_row_and_column_layers_of_axial_attention_are_one():
         assert found == [0, 1]
 
 
-def test_low_rank_changes_are_of_the_layer_that_they_change():
+def test_low_rank_changes_belong_to_the_layer_that_they_change():
     layers = layers_of(**{"finetune.train": "lora"})
     found = {path: layer for path, layer in layers.items() if path.startswith("extra/lora/")}
-    assert len(found) == 8  # Two factors of two products in two layers.
+    assert len(found) == 8  # Two factors for each of two kernels in two layers.
     assert all(layer == int(path.split("blocks.")[1][:2]) for path, layer in found.items())
 
 
-def test_positions_of_every_layer_are_of_their_layer():
+def test_positions_of_every_layer_belong_to_their_layer():
     layers = layers_of(**{"model.position_at": "every"})
     assert [layers[f"params/position_embedding/{layer}/table"] for layer in ("00", "01")] == [0, 1]
     assert layers_of()["params/position_embedding/table"] == -1
@@ -474,7 +476,7 @@ def test_layer_decay_of_a_model_without_layers_is_refused():
         )
 
 
-def test_heads_alone_move_in_the_frozen_steps():
+def test_only_heads_train_in_the_frozen_steps():
     weights = {
         "params": {"head": {"kernel": jnp.ones(3)}, "blocks": {"kernel": jnp.ones(3)}},
         "extra": {},
@@ -492,7 +494,7 @@ def test_heads_alone_move_in_the_frozen_steps():
 
 
 def test_backbone_starts_later_than_its_head():
-    """As EoMT's `two_stage_warmup_poly_schedule.py`, whose steps count from 0."""
+    """Equals EoMT's `two_stage_warmup_poly_schedule.py`, which counts steps from 0."""
     steps, frozen, warmup = 50, 5, 10
     config = OptimizerOptions(
         **dict(name="adam", learning_rate=0.1, weight_decay=0.0, warmup_steps=frozen),
@@ -520,7 +522,7 @@ def test_backbone_starts_later_than_its_head():
         config, head, weight_decay=0.0, frozen_steps=frozen, backbone_schedule=backbone
     )
     state = optimizer.init(weights)
-    for step in range(20):  # Adam's updates by a constant gradient have the length of the rate.
+    for step in range(20):  # With a constant gradient, Adam's updates equal the learning rate.
         updates, state = optimizer.update(jax.tree.map(jnp.ones_like, weights), state, weights)
         own = updates["extra"]["objective"]["decoder"]["kernel"][0]
         moved = updates["params"]["blocks"]["kernel"][0]

@@ -1,4 +1,4 @@
-"""Which model a config means, and its first parameters."""
+"""Tests of the model that a config selects, and of its initial parameters."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ SMALL = {
 
 @pytest.mark.parametrize("model", SMALL)
 @pytest.mark.parametrize("named", [True, False])
-def test_a_resnet_is_seen_by_its_name_or_in_the_checkpoint(model, named, tmp_path):
+def test_a_resnet_is_recognised_by_its_name_or_in_the_checkpoint(model, named, tmp_path):
     config = finetune("imagenet2012", model if named else "")
     if not named:
         small = dict(image_size=32, num_classes=2) | SMALL[model]
@@ -35,7 +35,7 @@ def test_a_resnet_is_seen_by_its_name_or_in_the_checkpoint(model, named, tmp_pat
     assert has_resnet(config) == ("R50" in model)
 
 
-def test_a_new_head_has_the_deviation_that_the_config_gives(tmp_path):
+def test_a_new_head_has_the_configured_std(tmp_path):
     small = dict(image_size=32, num_classes=2, depth=1)
     file = write(
         random_model("ViT-Ti/16", **small), tmp_path / "model.npz", "google", "ViT-Ti/16", **small
@@ -55,7 +55,7 @@ def test_a_new_head_has_the_deviation_that_the_config_gives(tmp_path):
     assert not np.array_equal(drawn["kernel"], head(0.02, seed=1)["kernel"])
 
 
-# All arguments by which a run regularises its model, by the papers that each comes from.
+# All arguments that regularize a model.
 REGULARISED = dict(dropout=0.3, attention_dropout=0.4, stochastic_depth=0.2)
 REGULARISED |= dict(uniform_depth=True, depth_by="subset", rope_rescale=2.0)
 UNREGULARISED = dict(dropout=0.0, attention_dropout=0.0, stochastic_depth=0.0)
@@ -63,7 +63,7 @@ UNREGULARISED |= dict(uniform_depth=False, depth_by="image", rope_rescale=1.0)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_fine_tuning_takes_over_no_regularisation(family, monkeypatch):
+def test_fine_tuning_does_not_inherit_regularisation(family, monkeypatch):
     name = "DINOv3-S/16" if family.name == "ViT" else family.names[0]
     values = family.parse(name)
     values |= family.smallest(values) | dict(num_classes=2)
@@ -90,9 +90,10 @@ FRUIT = ("apple", "berry", "cherry")
 
 
 @pytest.fixture
-def of_fruit(monkeypatch):
-    """A config that starts from a checkpoint of three classes, with two heads, and that
-    checkpoint.
+def fruit_checkpoint(monkeypatch):
+    """Returns a config that starts from a checkpoint, and the checkpoint.
+
+    The checkpoint has three classes and two heads.
     """
     small = dict(
         dim=8, depth=1, mlp_dim=8, heads=2, patch_size=8, pooling="cls", distillation="heads"
@@ -112,8 +113,8 @@ def of_fruit(monkeypatch):
 
 
 @pytest.mark.parametrize("names", [("cherry", "apple", "berry"), ("Cherry", "Apple", "Berry")])
-def test_a_kept_head_follows_the_names_of_the_classes(of_fruit, names):
-    config, checkpoint = of_fruit
+def test_a_kept_head_follows_the_names_of_the_classes(fruit_checkpoint, names):
+    config, checkpoint = fruit_checkpoint
     origin = find_origin(config, 3, class_names=names)
     kept = origin.read()
     for head in ("head", "distillation_head"):
@@ -127,8 +128,8 @@ def test_a_kept_head_follows_the_names_of_the_classes(of_fruit, names):
     )
 
 
-def test_a_kept_head_of_other_names_is_noted_and_of_moved_ones_refused(of_fruit):
-    config, checkpoint = of_fruit
+def test_a_kept_head_with_other_names_logs_a_note_and_with_moved_names_is_refused(fruit_checkpoint):
+    config, checkpoint = fruit_checkpoint
     assert not any("note:" in line for line in find_origin(config, 3, class_names=FRUIT).notes)
     *_, last = find_origin(config, 3, class_names=("apple", "berry", "kirsche")).notes
     assert last == (
@@ -145,8 +146,8 @@ def test_a_kept_head_of_other_names_is_noted_and_of_moved_ones_refused(of_fruit)
     )
 
 
-def test_a_teacher_follows_the_names_of_the_classes(of_fruit):
-    config, checkpoint = of_fruit
+def test_a_teacher_follows_the_names_of_the_classes(fruit_checkpoint):
+    config, checkpoint = fruit_checkpoint
     config.objective.name, config.objective.teacher = "distillation", "/a/run"
     config.data.image_size = 16
     frozen = frozen_model.open_frozen(config, ("cherry", "apple", "berry"))
@@ -158,8 +159,8 @@ def test_a_teacher_follows_the_names_of_the_classes(of_fruit):
         frozen_model.open_frozen(config, ("berry", "cherry", "zapple"))
 
 
-def test_the_head_of_a_model_that_is_handed_in_follows_the_names_of_the_classes(of_fruit):
-    config, checkpoint = of_fruit
+def test_the_head_of_a_model_that_is_handed_in_follows_the_names_of_the_classes(fruit_checkpoint):
+    config, checkpoint = fruit_checkpoint
     config.finetune.checkpoint = warm_start.HANDED_IN
     sources = {path: partial(checkpoint.read, path) for path in checkpoint.shapes}
     model = fill(sketch(checkpoint.options), sources)

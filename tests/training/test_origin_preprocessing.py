@@ -1,4 +1,4 @@
-"""What a run takes from the checkpoint that it starts from, beside parameters."""
+"""Tests of preprocessing and options that a run takes from the checkpoint from which it starts."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def config(checkpoint=None, **changes):
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A folder of timm's with ImageNet's mean and std, bicubic."""
+    """Writes a folder in timm's format, with ImageNet's mean and std and bicubic resizing."""
     place = tmp_path / "model"
     seen = Preprocessing("short_side", 0.9, "bicubic")
     save(
@@ -52,7 +52,7 @@ def test_a_run_normalises_and_resizes_as_its_checkpoint_does(checkpoint):
     assert train_crop(made).interpolation == evaluation_crop(made).interpolation == "bicubic"
 
 
-def test_what_the_config_says_comes_first(checkpoint):
+def test_values_of_the_config_take_precedence(checkpoint):
     changes = {
         "model.mean": (0.5,),
         "model.std": (0.25, 0.25, 0.5),
@@ -69,7 +69,7 @@ def test_without_a_checkpoint_pixels_are_in_minus_one_to_one_and_resized_bilinea
     assert found == (0.5, 0.5, "bilinear")
 
 
-def test_an_interpolation_that_is_not_done_here_must_be_named_anew(checkpoint):
+def test_an_unsupported_interpolation_must_be_replaced(checkpoint):
     file = checkpoint / "config.json"
     file.write_text(file.read_text().replace('"bicubic"', '"nearest"'))
     with pytest.raises(
@@ -82,7 +82,7 @@ def test_an_interpolation_that_is_not_done_here_must_be_named_anew(checkpoint):
     )
 
 
-def test_a_swin_goes_on_with_the_windows_that_its_name_says(tmp_path):
+def test_a_swin_continues_with_the_windows_in_its_name(tmp_path):
     sizes = dict(dim=32, blocks=(2, 2), stage_heads=(2, 4))
     arguments = sizes | dict(image_size=32, num_classes=3)
     place = tmp_path / "model"
@@ -103,7 +103,7 @@ def test_a_swin_goes_on_with_the_windows_that_its_name_says(tmp_path):
         find_origin(config(place, **{"model.name": "Swin-T"}), 3)
 
 
-def test_a_checkpoint_may_be_named_by_its_size_and_patch_alone(tmp_path):
+def test_a_checkpoint_may_be_named_by_only_its_size_and_patch(tmp_path):
     arguments = dict(image_size=28, num_classes=3)
     name = "DINOv2-S/14"
     place = tmp_path / "model"

@@ -1,6 +1,4 @@
-"""Values of a training without labels that are chosen: images, crops, length, k-NN, memory, and
-refusals.
-"""
+"""Tests of the values that `pretrain` chooses (crops, length, k-NN, memory), and of its errors."""
 
 from types import SimpleNamespace
 
@@ -17,13 +15,13 @@ from vit_jax.runs.memory_check import Needs
 
 @pytest.fixture(autouse=True)
 def speed(monkeypatch):
-    """A device of a known speed and memory."""
+    """Sets the device's speed and makes its memory unknown."""
     monkeypatch.setattr(pretraining, "flops_per_second", lambda: 1e9)
     monkeypatch.setattr(micro_batches, "memory_of", lambda device: (None, 0.0))
 
 
 def chosen(path, start, said=None, **changes) -> dict:
-    """The values that are chosen for a folder."""
+    """Returns the values that are chosen for a folder."""
     config = read_config("my_images_unlabelled")
     values = {"data.path": str(path)} | pretraining.start_values(str(start), None)
     config.update_from_flattened_dict(values | changes)
@@ -33,7 +31,7 @@ def chosen(path, start, said=None, **changes) -> dict:
     )
 
 
-def test_class_folders_give_k_nn_before_and_after_and_the_better_is_kept(tmp_path, checkpoint):  # noqa: F811
+def test_class_folders_have_k_nn_and_the_better_model_is_kept(tmp_path, checkpoint):  # noqa: F811
     said = []
     values = chosen(photographs(tmp_path / "pets", {"cat": 60, "dog": 40}), checkpoint, said)
     assert (values["data.train_split"], values["data.dev_split"]) == ("all[:80%]", "all[80%:90%]")
@@ -57,7 +55,7 @@ def test_images_nested_in_any_way_need_no_classes(tmp_path, checkpoint):  # noqa
 
 
 @pytest.mark.parametrize("more", [{}, {"extra": 5}])
-def test_of_a_folder_with_splits_the_test_images_are_not_trained_on(tmp_path, checkpoint, more):  # noqa: F811
+def test_test_images_of_a_folder_with_splits_are_not_trained_on(tmp_path, checkpoint, more):  # noqa: F811
     splits = {"train/a": 30, "train/b": 30, "test/a": 9, "test/b": 9}
     photographs(tmp_path / "data", splits | more)
     values = chosen(tmp_path / "data", checkpoint)
@@ -70,7 +68,8 @@ def test_the_length_follows_from_the_time(tmp_path, checkpoint, monkeypatch):  #
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
     monkeypatch.setattr(pretraining, "flops_per_second", lambda: 1e8)
     monkeypatch.setattr(pretraining.Start, "multiply_adds", lambda start, size: 1_000_000)
-    # An image takes 2 (2 x 4 + 3 x 2) million operations, 0.28 s; steps have half of the time.
+    # An image takes 2 (2 x 4 + 3 x 2) million operations, which is 0.28 s. Training steps get half
+    # of the time.
     assert chosen(folder, checkpoint, minutes=4.0)["steps"] == int(120 / (32 * 0.28))
     assert chosen(folder, checkpoint, minutes=8.0)["steps"] == int(240 / (32 * 0.28))
 
@@ -108,7 +107,7 @@ def test_a_step_that_does_not_fit_is_cut_into_micro_batches_with_koleo_in_each(
         chosen(folder, checkpoint)
 
 
-def test_values_of_the_user_win_and_what_they_leave_unread_is_reset(tmp_path, checkpoint):  # noqa: F811
+def test_values_of_the_user_take_precedence_and_unused_options_are_reset(tmp_path, checkpoint):  # noqa: F811
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
     changes = {
         "batch_size": 8,
@@ -131,7 +130,7 @@ def test_random_parameters_start_a_small_vit_at_a_higher_rate(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["my_images", "my_images_unlabelled"])
-def test_no_checkpoint_is_needed_where_one_is_chosen(name):
+def test_a_config_needs_no_checkpoint_if_the_command_chooses_one(name):
     config = read_config(name)
     config.data.path = "photos"
     check(config, file=as_in_file(config))

@@ -1,4 +1,4 @@
-"""What a run writes down."""
+"""Tests of a run's output: metrics, TensorBoard events, the log, and lines in a terminal."""
 
 import io
 import json
@@ -28,7 +28,7 @@ def write(workdir, first_step, *rows):
     writer.close()
 
 
-def test_rows_of_a_killed_run_come_once(tmp_path):
+def test_rows_of_a_killed_run_are_not_repeated(tmp_path):
     write(tmp_path, 0, (10, 1.0), (20, 2.0), (30, 3.0))
     write(tmp_path, 20, (30, 3.0), (40, 4.0))
     assert steps(tmp_path) == [10, 20, 30, 40]
@@ -42,14 +42,14 @@ def test_half_written_last_line_is_dropped(tmp_path):
     assert steps(tmp_path) == [10, 20, 30]
 
 
-def test_infinity_is_null(tmp_path):
+def test_infinity_is_written_as_null(tmp_path):
     write(tmp_path, 0, (10, float("inf")), (20, float("nan")))
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["train/loss"] for row in rows] == [None, None]
 
 
 def tensorboard(workdir, *rows):
-    """Writes rows as a start of the run does."""
+    """Writes rows to TensorBoard, as one start of a run does."""
     delivery = Delivery(
         "tensorboard", Tracker, RunFacts(workdir, str(workdir), "", {}, {}), (), print
     )
@@ -64,7 +64,7 @@ def test_tensorboard_reads_the_events(tmp_path):
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(10, 1.5), (20, 0.25)]
 
 
-def test_tensorboard_sees_the_rows_of_a_killed_run_once(tmp_path):
+def test_tensorboard_has_the_rows_of_a_killed_run_once(tmp_path):
     tensorboard(tmp_path, (10, 1.0), (20, 2.0), (30, 3.0))
     tensorboard(tmp_path, (20, 2.0), (30, 3.0), (40, 4.0))
     events = EventAccumulator(str(tmp_path)).Reload()
@@ -94,7 +94,7 @@ def test_duration_has_two_units_at_most(seconds, words):
     assert duration(seconds) == words
 
 
-def test_progress_says_now_and_then_how_long_it_still_takes(monkeypatch):
+def test_progress_logs_the_remaining_time_at_intervals(monkeypatch):
     clock, said = iter((0.0, 1.0, 20.0, 21.0, 60.0)), []
     monkeypatch.setattr("vit_jax.progress.time.monotonic", lambda: next(clock))
     progress = Progress("features", 3000, "images", said.append)
@@ -111,10 +111,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def seen(written: str) -> list[str]:
-    """The lines on a terminal's screen: a carriage return lets the next words overwrite the
-    line.
-    """
+def screen_lines(written: str) -> list[str]:
+    """Returns the lines on a terminal's screen. Text after a carriage return overwrites a line."""
     lines = []
     for line in written.split("\n"):
         shown = ""
@@ -126,13 +124,13 @@ def seen(written: str) -> list[str]:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Sets the seconds that have passed."""
+    """Returns a function that sets the number of seconds that have passed."""
     now = [0.0]
     monkeypatch.setattr("vit_jax.progress.time.monotonic", lambda: now[0])
     return lambda seconds: now.__setitem__(0, seconds)
 
 
-def test_status_lines_of_a_file_come_by_time_and_the_last_one_always(tmp_path, capsys, clock):
+def test_status_lines_in_a_file_are_limited_by_time_except_the_last_one(tmp_path, capsys, clock):
     console = Console(tmp_path / "log.txt")
     for tenths in range(0, 1001):
         clock(tenths / 10)
@@ -150,21 +148,21 @@ def test_terminal_overwrites_the_status_line_and_keeps_the_others(tmp_path, monk
     console = Console(tmp_path / "log.txt")
     console.status("step 1/9 | loss 2.5000")
     clock(0.5)
-    console.status("step 2/9")  # Too early.
+    console.status("step 2/9")  # Too early to be shown.
     clock(1)
     console.status("step 3/9")
-    assert seen(terminal.getvalue()) == ["step 3/9"]
+    assert screen_lines(terminal.getvalue()) == ["step 3/9"]
     console.log("saved")
     clock(70)
     console.status("step 4/9")
     clock(71)
     console.status("step 5/9")
-    assert seen(terminal.getvalue()) == ["saved", "step 5/9"]
+    assert screen_lines(terminal.getvalue()) == ["saved", "step 5/9"]
     logged = [line[20:] for line in (tmp_path / "log.txt").read_text().splitlines()]
     assert logged == ["step 1/9 | loss 2.5000", "step 3/9", "saved", "step 4/9"]
 
 
-def test_readers_who_have_waited_are_told_what_goes_on(tmp_path, capsys, clock):
+def test_status_is_repeated_while_a_step_takes_long(tmp_path, capsys, clock):
     console = Console(tmp_path / "log.txt")
     console.status("step 3/9")
     for second in range(1, 12):
@@ -177,7 +175,7 @@ def test_readers_who_have_waited_are_told_what_goes_on(tmp_path, capsys, clock):
     ]
 
 
-def test_watchdog_describes_what_takes_long(monkeypatch, clock):
+def test_watchdog_describes_long_operations(monkeypatch, clock):
     watchdog = Watchdog(60)
     watchdog.set_phase("compiling the step")
     clock(4)
@@ -195,12 +193,12 @@ def test_progress_is_a_bar_that_moves_in_a_terminal_and_is_cleared(monkeypatch, 
     progress = Progress("features", 400, "images", pytest.fail)
     clock(2)
     progress(100)
-    assert seen(terminal.getvalue()) == [
+    assert screen_lines(terminal.getvalue()) == [
         f"features {5 * '━'}{15 * '╌'} 100 of 400 images | 50 images/s | 6 s left"
     ]
     progress(400)
     print("done")
-    assert seen(terminal.getvalue()) == ["done", ""]
+    assert screen_lines(terminal.getvalue()) == ["done", ""]
 
 
 def test_ticking_ends_with_its_context():

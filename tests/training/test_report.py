@@ -1,4 +1,4 @@
-"""The reports of runs: of one, and of several beside each other."""
+"""Tests of the report of a run, and of comparisons of several runs."""
 
 import base64
 import hashlib
@@ -40,10 +40,10 @@ ROWS = [
 NAMES = ("cat", "dog", "fox")
 
 
-def said(
+def predictions_of(
     labels=((0,), (1,), (1,), (2,)), answer=(0, 0, 2, 2), probability=(0.9, 0.6, 0.95, 0.8), **more
 ):
-    """Answers to some images: of a cat right, of two dogs wrong, of a fox right."""
+    """Returns predictions for four images: a cat (right), two dogs (wrong) and a fox (right)."""
     found = Predictions(
         "test",
         100,
@@ -89,13 +89,13 @@ def report(workdir):
     return lambda *arguments, **values: write_report(workdir(*arguments, **values)).read_text()
 
 
-def test_report_needs_nothing_from_outside(report):
-    references = re.findall(r'(?:src|href)="([^"]+)"', report(found=said()))
+def test_report_is_self_contained(report):
+    references = re.findall(r'(?:src|href)="([^"]+)"', report(found=predictions_of()))
     assert len(references) > 4
     assert all(reference.startswith(("data:", "#")) for reference in references)
 
 
-def test_a_script_in_a_picture_of_the_workdir_is_no_script_of_the_page(workdir):
+def test_a_script_in_an_image_of_the_workdir_is_not_a_script_of_the_page(workdir):
     folder = workdir()
     (folder / "seen").mkdir()
     (folder / "seen" / "distance.svg").write_text(
@@ -117,7 +117,7 @@ def test_pages_forbid_scripts_but_their_own_before_anything_else_is_read(report)
     assert f"script-src 'sha256-{digest}';" in policy
 
 
-def test_reports_of_a_run_whose_name_is_not_utf_8_are_written(workdir):
+def test_reports_of_runs_with_names_that_are_not_utf_8_are_written(workdir):
     folders = [workdir(name=name) for name in ("r\udce9n", "other")]
     assert write_report(folders[0]).is_file()
     text = comparison_page([read_run(folder) for folder in folders])
@@ -130,7 +130,7 @@ def test_reports_of_a_run_whose_name_is_not_utf_8_are_written(workdir):
         pass
 
 
-def test_dollars_in_a_name_are_dollars(report):
+def test_dollars_in_a_name_are_not_parsed_as_math(report):
     text = report(rows=[*ROWS, {"step": 100, "knn/$\\frac$/20": 0.5}])
     assert ">$\\frac$/20<" in text
 
@@ -145,17 +145,17 @@ def test_dollars_in_a_name_are_dollars(report):
         ({"objective.name": "mae"}, "ViT-Ti/4 trained by mae on &lt;pets&gt;"),
     ],
 )
-def test_title_is_the_model_what_was_done_and_the_data(report, changes, title):
+def test_title_has_the_model_the_method_and_the_data(report, changes, title):
     assert f"<h1>{title}</h1>" in report(**changes)
 
 
-def test_figures_have_their_standard_error(report):
+def test_metrics_have_their_standard_error(report):
     text = report()
     assert f"<td>test accuracy<td>50.00% ± {100 * math.sqrt(0.25 / 4):.2f}</tr>" in text
     assert "<td>test loss<td>1.1</tr>" in text
 
 
-def test_size_cost_versions_and_command_are_said(report):
+def test_report_has_size_cost_versions_and_command(report):
     text = report()
     assert "<td>data<td>3,000 to train, 4 to test; 3 classes" in text
     assert f"<td>computed<td>{1e9 * 100 * 4096:.3g} FLOPs in training" in text
@@ -168,7 +168,7 @@ def test_size_cost_versions_and_command_are_said(report):
 
 
 def test_worst_mistake_comes_first(report):
-    text = report(found=said())
+    text = report(found=predictions_of())
     worst = text[text.index("Mistakes: 2 in 4 test images") : text.index("Confusion")]
     assert re.findall(r"✗ (\w+)</b> (\d+)%<br><span>is (\w+)", worst) == [
         ("fox", "95", "dog"),
@@ -177,7 +177,7 @@ def test_worst_mistake_comes_first(report):
 
 
 def test_image_has_the_pixels_that_were_kept(report):
-    found = said()
+    found = predictions_of()
     encoded = re.search(r'base64,([^"]+)"', report(found=found))[1]
     np.testing.assert_array_equal(
         Image.open(io.BytesIO(base64.b64decode(encoded))), found.images[2]
@@ -186,14 +186,14 @@ def test_image_has_the_pixels_that_were_kept(report):
 
 @pytest.mark.parametrize(("size", "small"), [(8, 1), (64, 1), (224, 0)])
 def test_only_small_images_show_their_pixels(report, size, small):
-    found = said(shown=np.array([2]), images=np.zeros((1, size, size, 3), np.uint8))
+    found = predictions_of(shown=np.array([2]), images=np.zeros((1, size, size, 3), np.uint8))
     assert (
         report(found=found).count('<img class="small"') == 2 * small
-    )  # As a mistake and in the sample.
+    )  # Once as a mistake and once in the sample.
 
 
 def test_matrix_and_classes_have_the_counts(report):
-    text = report(found=said())
+    text = report(found=predictions_of())
     assert "<title>dog taken for fox: 1 of 2</title>" in text
     assert re.findall(r">(\w+)</span><span>([\d.%]+, \d of \d);[^<]*</span><meter", text) == [
         ("dog", "0.0%, 0 of 2"),
@@ -203,30 +203,30 @@ def test_matrix_and_classes_have_the_counts(report):
 
 
 def test_images_of_several_classes_have_no_confusion(report):
-    found = said(labels=((0, 1), (1, -1), (1, 2), (2, -1)))
+    found = predictions_of(labels=((0, 1), (1, -1), (1, 2), (2, -1)))
     text = report(found=found)
     assert "Not defined: some images are of several classes." in text and "<title>dog" not in text
     assert (
         "%, 2 of 3</span>" in text
-    )  # Dogs: two in images of which another class was said rightly.
+    )  # Two of three images with a dog are correct, because another of their classes was predicted.
 
 
-def test_run_without_labels_says_what_is_left_out(report):
+def test_report_of_a_run_without_labels_states_what_is_missing(report):
     text = report(rows=[*ROWS[:2], {"step": 100, "test/loss": 1.1, "test/images": 4.0}], names=())
     assert "it trains without labels" in text and "Calibration" not in text
 
 
-def test_run_of_an_earlier_version_says_what_is_left_out(report):
+def test_report_of_a_run_of_an_earlier_version_states_what_is_missing(report):
     assert "the run kept none" in report()
 
 
-def test_damaged_answers_are_none(workdir):
-    folder = workdir(found=said())
+def test_damaged_predictions_are_ignored(workdir):
+    folder = workdir(found=predictions_of())
     (folder / "predictions.npz").write_bytes(b"PK damaged")
     assert read_run(folder).predictions is None
 
 
-def test_damaged_worst_images_are_none(workdir):
+def test_damaged_worst_images_are_ignored(workdir):
     folder = workdir()
     for text in ("[", "[]", '{"title": ""}'):
         (folder / "worst_images.json").write_text(text)
@@ -236,7 +236,7 @@ def test_damaged_worst_images_are_none(workdir):
 def test_confused_pairs_and_classes_are_those_counted_one_by_one():
     draw = np.random.default_rng(1)
     labels, answer = draw.integers(5, size=(200, 1)), draw.integers(5, size=200)
-    found = said(labels, answer, draw.random(200))
+    found = predictions_of(labels, answer, draw.random(200))
     pairs, counts = confused(found)
     for (truth, other), count in zip(pairs.tolist(), counts.tolist(), strict=True):
         assert count == sum(
@@ -249,18 +249,19 @@ def test_confused_pairs_and_classes_are_those_counted_one_by_one():
 
 
 def test_calibration_error_is_the_mean_distance_of_bins():
-    found = said(probability=(0.55, 0.52, 1.0, 0.97))  # Right, wrong; wrong, right.
+    # The predictions in the first bin are right and wrong, those in the second wrong and right.
+    found = predictions_of(probability=(0.55, 0.52, 1.0, 0.97))
     bins, error = calibration(found)
     np.testing.assert_allclose(bins[[5, 9]], [[0.535, 0.5, 2], [0.985, 0.5, 2]], rtol=1e-6)
     assert error == pytest.approx((0.035 + 0.485) / 2, rel=1e-6)
 
 
-def test_curves_are_drawn_for_what_was_measured(report):
+def test_curves_are_drawn_for_available_metrics(report):
     drawn = re.findall(r'aria-label="(.*?) over', report())
     assert drawn == ["Loss", "Accuracy, %", "Learning rate"]
 
 
-def test_figures_of_each_suite_have_a_panel_with_a_line_for_each(report):
+def test_each_suite_has_a_panel_with_a_curve_for_each_metric(report):
     figures = {"knn/pets/10": 0.25, "knn/pets/20": 0.5, "probe/pets/linear probe": 0.75}
     text = report(rows=[*ROWS, {"step": 100} | figures])
     of_suites = re.findall(r'aria-label="(.*?) over', text)[3:]
@@ -271,7 +272,7 @@ def test_figures_of_each_suite_have_a_panel_with_a_line_for_each(report):
     assert all(line in text for line in (">pets/10<", ">pets/20<", ">pets/linear probe<"))
 
 
-def test_values_that_were_not_finite_are_left_out(report):
+def test_values_that_are_not_finite_are_skipped(report):
     rows = [*ROWS[:2], {"step": 100, "train/loss": None, "train/accuracy": None}]
     drawings = [
         re.findall("<svg.*?</svg>", report(rows=each), re.DOTALL)
@@ -292,14 +293,14 @@ def test_curves_have_the_colours_of_the_page(report):
     assert "currentColor" in text and "#010203" not in text and "#000000" not in text
 
 
-def test_config_begins_with_what_is_not_the_default(report):
+def test_config_starts_with_values_that_are_not_the_default(report):
     text = report(seed=7)
     changed, whole = text[text.index("<h2>Config") :].split("<details>")
     assert "<td>seed<td>7<td>0</tr>" in changed and "batch_size" not in changed
     assert "&#34;batch_size&#34;: 4096" in whole
 
 
-def test_run_without_evaluation_says_so_on_its_page(report):
+def test_page_of_a_run_without_evaluation_states_that(report):
     text = report(rows=ROWS[:1])
     assert "not yet: the first comes at step 100" in text and 'aria-label="Loss' in text
 
@@ -312,12 +313,12 @@ def test_live_page_loads_itself_until_the_run_is_over(workdir):
 
 
 def test_text_is_escaped(report):
-    text = report(found=said(), names=('<i>"cat"', '<i>"dog"', "fox"))
+    text = report(found=predictions_of(), names=('<i>"cat"', '<i>"dog"', "fox"))
     assert "&lt;pets&gt;" in text and "<pets>" not in text and "<i>" not in text
     assert 'alt="&lt;i&gt;&#34;dog&#34;, predicted &lt;i&gt;&#34;cat&#34;"' in text
 
 
-def test_report_replaces_the_one_before_and_leaves_no_other_file(workdir):
+def test_report_replaces_the_previous_one_and_leaves_no_other_file(workdir):
     folder = workdir()
     first, second = (
         write_report(folder).read_text(),
@@ -332,10 +333,10 @@ def test_report_replaces_the_one_before_and_leaves_no_other_file(workdir):
     }
 
 
-def test_comparison_has_the_figures_the_differences_and_the_images_of_each(workdir):
-    better = said(answer=(0, 1, 1, 2))
+def test_comparison_has_the_metrics_the_differences_and_the_images_of_each_run(workdir):
+    better = predictions_of(answer=(0, 1, 1, 2))
     runs = [
-        read_run(workdir(found=said(), name="a")),
+        read_run(workdir(found=predictions_of(), name="a")),
         read_run(workdir(found=better, name="b", seed=3)),
     ]
     text = comparison_page(runs)
@@ -343,7 +344,7 @@ def test_comparison_has_the_figures_the_differences_and_the_images_of_each(workd
     assert "<tr><td>seed<td>0<td>3</tr>" in text and "batch_size" not in text
     assert "<tr><td>a<td>b<td>2<td>0<td>2<td>0<td>0.5</tr>" in text
     assert "<tr><td>dog<td>2<td>0.0%<td>100.0%</tr>" in text
-    assert text.count(">a<") >= 4  # In the legends too.
+    assert text.count(">a<") >= 4  # Also in the legends.
 
 
 def test_comparison_names_the_differences_of_the_data(workdir):
@@ -359,14 +360,14 @@ def test_comparison_names_the_differences_of_the_data(workdir):
     assert "The data of b" not in text and "do not compare" in text
 
 
-def test_comparison_of_runs_of_one_name_tells_them_apart(workdir, tmp_path):
+def test_comparison_distinguishes_runs_of_the_same_name(workdir, tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     text = comparison_page([read_run(workdir(name=f"{each}/run")) for each in ("one", "two")])
     assert "<th>one/run<th>two/run" in text
 
 
-def test_comparison_with_a_run_without_evaluation_says_so(workdir):
+def test_comparison_with_a_run_without_evaluation_states_that(workdir):
     text = comparison_page(
         [read_run(workdir(name="a")), read_run(workdir(rows=ROWS[:1], name="b"))]
     )
@@ -384,13 +385,14 @@ def test_sign_test_counts_the_splits_that_are_as_uneven(one, other, expected):
     assert sign_test(one, other) == sign_test(other, one) == pytest.approx(expected)
 
 
-def test_sign_test_of_many_images_goes_on_smoothly():
+def test_sign_test_of_many_images_is_continuous():
     assert sign_test(470, 530) == pytest.approx(sign_test(469, 530), rel=0.1)
 
 
-def test_figures_by_class_are_scikit_learns():
+def test_metrics_by_class_equal_scikit_learns():
     draw = np.random.default_rng(2)
-    labels = draw.choice(5, size=300, p=[0.6, 0.2, 0.1, 0.1, 0])  # The last one is predicted alone.
+    # The last class has no images, but some predictions.
+    labels = draw.choice(5, size=300, p=[0.6, 0.2, 0.1, 0.1, 0])
     answer = np.where(draw.random(300) < 0.6, labels, draw.choice([0, 1, 2, 4], size=300))
     counts = class_counts(labels[:, None], answer, 6)
     present = np.arange(4)
@@ -399,26 +401,27 @@ def test_figures_by_class_are_scikit_learns():
         (counts.precision, counts.recall, counts.f1), expected, strict=False
     ):
         np.testing.assert_allclose(found[:4], reference)
-    with warnings.catch_warnings(action="ignore"):  # A class is predicted that has no images.
+    # scikit-learn warns that a predicted class has no images.
+    with warnings.catch_warnings(action="ignore"):
         balanced = balanced_accuracy_score(labels, answer)
     assert class_figures(counts) == pytest.approx(
         {"balanced_accuracy": balanced, "macro_f1": f1_score(labels, answer, average="macro")}
     )
 
 
-def test_figures_by_class_need_one_label_of_each_image():
+def test_metrics_by_class_require_one_label_per_image():
     assert class_counts(np.array([[0, -1], [1, 2]]), np.array([0, 1])) is None
     assert class_counts(np.array([[0, -1], [-1, -1]]), np.array([0, 1])) is None
 
 
-def test_report_has_precision_and_f1_of_each_class_and_what_is_never_predicted(report):
-    text = report(found=said(answer=(0, 0, 0, 2)))  # A dog is never predicted.
+def test_report_has_precision_and_f1_of_each_class_and_classes_never_predicted(report):
+    text = report(found=predictions_of(answer=(0, 0, 0, 2)))  # A dog is never predicted.
     assert "100.0%, 1 of 1; precision 33.3%, F1 50.0%" in text
     assert "0.0%, 0 of 2; never predicted" in text
     assert "Balanced accuracy 66.67%, macro F1 50.00%." in text
 
 
-def test_metrics_that_weight_classes_alike_are_shares_in_reports(report):
+def test_metrics_averaged_over_classes_are_percentages_in_reports(report):
     row = ROWS[-1] | {"test/balanced_accuracy": 0.25, "test/macro_f1": 0.125}
     text = report(rows=[*ROWS[:-1], row])
     assert "test balanced accuracy<td>25.00%" in text and "test macro F1<td>12.50%" in text

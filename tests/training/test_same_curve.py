@@ -1,6 +1,4 @@
-"""Losses follow those of big_vision's own training step, which big_vision.py recorded from a
-checkout.
-"""
+"""Losses equal those of big_vision's own training step, which big_vision.py recorded."""
 
 import json
 
@@ -16,7 +14,7 @@ from tests.training.curves import CASES, draw, furthest, our_losses
 def test_losses_of_60_updates_are_big_visions(name):
     golden = json.loads(GOLDEN.read_text())["cases"][name]
     values = draw({path: tuple(shape) for path, shape in golden["shapes"].items()})
-    # Theirs are of another machine and compiler: both may be as far off as ours is allowed to be.
+    # The recorded losses are from another machine and compiler, so twice the difference is allowed.
     assert furthest(our_losses(CASES[name], values), golden["losses"]) < 2 * golden["allowed"]
 
 

@@ -1,4 +1,4 @@
-"""The splits of a run: one to train on, one to choose by, one to report."""
+"""Tests of a run's splits: one for training, one for model selection and one for reporting."""
 
 import re
 
@@ -40,7 +40,7 @@ def test_files_that_no_split_uses_are_counted_by_reason(tmp_path):
     assert unused(splits) == ["training and dev: 1 .txt files", "test: 1 .mp4 files, 1 .txt files"]
 
 
-def test_without_a_dev_split_the_test_images_choose():
+def test_without_a_dev_split_models_are_selected_on_test_images():
     splits = open_splits(config_of())
     assert (list(splits.named), splits.chosen_by) == (["train", "test"], "test")
 
@@ -50,12 +50,12 @@ def test_without_a_dev_split_the_test_images_choose():
     [
         ("train", "train[99%:]", "test", "data.train_split has images of it: 'train'"),
         ("train[:95%]", "train[90%:]", "test", "data.train_split"),
-        ("train[:1000]", "train[69%:]", "test", "data.train_split"),  # 1437 images.
+        ("train[:1000]", "train[69%:]", "test", "data.train_split"),  # The split has 1437 images.
         ("train[:90%][:90%]", "train[80%:][:50%]", "test", "data.train_split"),
         ("train", "test[:50%]", "test", "data.test_split has images of it: 'test'"),
     ],
 )
-def test_choosing_by_images_that_are_trained_on_or_reported_is_refused(train, dev, test, named):
+def test_a_dev_split_with_training_or_test_images_is_refused(train, dev, test, named):
     with pytest.raises(UserError, match=re.escape(named)):
         open_splits(config_of(train_split=train, dev_split=dev, test_split=test))
 
@@ -68,11 +68,11 @@ def test_choosing_by_images_that_are_trained_on_or_reported_is_refused(train, de
         ("train[:80%][:90%]", "train[:80%][90%:]"),
     ],
 )
-def test_splits_that_share_nothing_are_not_refused(train, dev):
+def test_disjoint_splits_are_accepted(train, dev):
     assert open_splits(config_of(train_split=train, dev_split=dev)).dev is not None
 
 
-def test_choosing_by_the_test_images_and_training_on_them_are_said():
+def test_model_selection_or_training_on_test_images_logs_a_note():
     config = config_of(test_split="train[50%:]")
     config.checkpoint.keep_best = 1
     said = notes(config, open_splits(config))
@@ -82,7 +82,7 @@ def test_choosing_by_the_test_images_and_training_on_them_are_said():
     assert notes(config, open_splits(config)) == []
 
 
-def test_classes_that_parts_of_a_mixture_share_are_said(tmp_path):
+def test_classes_shared_by_parts_of_a_mixture_log_a_note(tmp_path):
     for part, names in (("one", "01"), ("two", "12")):
         for split in ("train", "test"):
             make_folder(tmp_path / part / split, dict.fromkeys(names, 2))
@@ -92,7 +92,7 @@ def test_classes_that_parts_of_a_mixture_share_are_said(tmp_path):
     assert line.startswith("note: several of data.parts have the classes 1: each name is one class")
 
 
-def test_class_that_a_slice_loses_is_said(tmp_path):
+def test_a_class_missing_from_a_slice_logs_a_note(tmp_path):
     make_folder(tmp_path / "train", {"common": 30, "rare": 1})
     make_folder(tmp_path / "test", {"common": 1, "rare": 1})
     halves = dict(train_split="train[:50%]", dev_split="train[50%:]")

@@ -1,4 +1,4 @@
-"""The compiled steps."""
+"""Tests of the compiled training and evaluation steps."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from vit_jax.training.step import make_eval_step, make_train_step
 
 
 def setup(dropout=0.0, micro_batches=1, flip=False, augment=(), model=(), **optimizer):
-    """A tiny model's step, its first state, zero metrics, and the pieces to make others."""
+    """Returns a tiny model's training step, first state, zero metrics, program, config and mesh."""
     config = base_config()
     config.micro_batches = micro_batches
     config.model.update(
@@ -30,7 +30,7 @@ def setup(dropout=0.0, micro_batches=1, flip=False, augment=(), model=(), **opti
     config.batch_size = 16
     program = make_program(config, num_classes=5, steps=100, mesh=make_mesh(config.mesh))
     state = program.initial_state(0)
-    # A head of zeros has no gradient to give to the layers below it.
+    # A head of zeros would give no gradient to the layers below it.
     head = jax.random.normal(jax.random.key(1), (16, 5))
     state["params"]["head"]["kernel"] = jax.device_put(
         head, state["params"]["head"]["kernel"].sharding
@@ -51,7 +51,7 @@ def flat(tree) -> np.ndarray:
 
 
 def after_one_step(**settings) -> tuple[np.ndarray, dict]:
-    # Plain gradient descent shows the gradient itself; Adam would show its sign.
+    # The update of plain SGD shows the gradient itself; Adam's would show its sign.
     plain = dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0)
     same = settings.pop("same", False)
     step, state, metrics, *_, mesh = setup(**plain, **settings)
@@ -60,7 +60,7 @@ def after_one_step(**settings) -> tuple[np.ndarray, dict]:
 
 
 @pytest.mark.slow
-def test_micro_batches_give_the_update_of_the_whole_augmented_batch():
+def test_micro_batches_have_the_update_of_the_whole_augmented_batch():
     settings = dict(flip=True, augment=dict(mixup=0.8, cutmix=1.0, erasing=0.5))
     (whole, metrics), (parts, same_metrics) = (
         after_one_step(micro_batches=n, **settings) for n in (1, 4)
@@ -71,7 +71,7 @@ def test_micro_batches_give_the_update_of_the_whole_augmented_batch():
 
 
 @pytest.mark.slow
-def test_gradients_that_each_device_sums_are_those_of_the_whole_batch():
+def test_gradients_summed_on_each_device_equal_those_of_the_whole_batch():
     settings = dict(dropout=0.5, micro_batches=2)
     (plain, metrics), (once, same_metrics) = (
         after_one_step(sum_gradients=way, **settings) for way in ("as_computed", "float32_once")
@@ -111,26 +111,27 @@ def test_every_step_augments_differently():
 
 
 @pytest.mark.slow
-def test_every_micro_batch_drops_out_by_its_own_key():
-    # All images are one image: two parts with one key would both have the first half's gradient.
+def test_every_micro_batch_has_its_own_dropout_key():
+    # All images are equal. With one key for both micro-batches, both would have the same gradient.
     whole, _ = after_one_step(dropout=0.5, micro_batches=2, same=True)
     step, state, metrics, *_, mesh = setup(
         dropout=0.5, micro_batches=1, name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0
     )
     before = flat(state["params"])
     assert not np.allclose(whole, before)
-    # The average of two equal gradients is that gradient: then halves would be equal to quarters.
+    # The average of two equal gradients is that gradient. So with one key, halves would equal
+    # quarters.
     halves = whole - before
     quarters = after_one_step(dropout=0.5, micro_batches=4, same=True)[0] - before
     assert np.abs(halves - quarters).max() > 0.05 * np.abs(halves).max()
 
 
-def test_same_step_replays_to_the_same_bits():
+def test_repeating_a_step_is_bit_exact():
     (first, _), (second, _) = after_one_step(dropout=0.5), after_one_step(dropout=0.5)
     np.testing.assert_array_equal(first, second)
 
 
-def test_every_step_drops_out_differently():
+def test_dropout_differs_between_steps():
     step, state, metrics, *_, mesh = setup(dropout=0.5, learning_rate=0.0)
     losses = []
     for _ in range(3):
@@ -148,7 +149,7 @@ def test_metrics_are_summed_until_they_are_reset():
     assert float(two["loss"]) == pytest.approx(2 * float(one["loss"]), rel=1e-6)
 
 
-def test_update_that_is_not_finite_is_left_out_and_counted():
+def test_update_that_is_not_finite_is_skipped_and_counted():
     step, state, metrics, *_, mesh = setup()
     good = jax.device_get(state["params"]["head"]["bias"])
     for bias in (np.full_like(good, np.nan), np.full_like(good, np.nan), good):
@@ -162,7 +163,7 @@ def test_update_that_is_not_finite_is_left_out_and_counted():
 
 
 @pytest.mark.parametrize("name", ["adam", "adafactor"])
-def test_an_update_behind_a_skipped_one_is_the_first_of_its_update_rule(name):
+def test_an_update_after_a_skipped_first_one_is_the_optimizers_first(name):
     settings = dict(name=name, learning_rate=1e-3, weight_decay=0.0, clip_norm=0.0)
     step, state, metrics, *_, mesh = setup(**settings)
     good = jax.device_get(state["params"]["head"]["bias"])
@@ -172,18 +173,18 @@ def test_an_update_behind_a_skipped_one_is_the_first_of_its_update_rule(name):
     before = jax.device_get(state["params"]["head"])
     state, _ = step(state, metrics, make_batch(mesh))
     moved = np.abs(jax.device_get(state["params"]["head"]["bias"]) - before["bias"])
-    # Adam's first update is the learning rate, Adafactor's momentum makes it a tenth of that.
+    # Adam's first update equals the learning rate; Adafactor's momentum makes it a tenth of that.
     np.testing.assert_allclose(moved, 1e-3 * {"adam": 1, "adafactor": 0.1}[name], rtol=1e-3)
 
 
 @pytest.mark.slow
-def test_schedule_goes_on_where_an_update_is_left_out():
+def test_schedule_continues_when_an_update_is_skipped():
     plain = dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0)
     step, state, metrics, *_, mesh = setup(**plain, warmup_steps=50)
     for bias in (np.nan, np.nan, 0.1):
         state["params"]["head"]["bias"] = jax.device_put(np.full(5, bias, np.float32))
         state, metrics = step(state, metrics, make_batch(mesh))
-    # The third step has the third rate, as if it alone had been.
+    # The third step has the third learning rate, as if it were the only step.
     step, alone, metrics, *_ = setup(**plain, learning_rate=0.01 * 3 / 50)
     alone, _ = step(alone, metrics, make_batch(mesh))
     np.testing.assert_allclose(flat(state["params"]), flat(alone["params"]), rtol=1e-6, atol=1e-9)
@@ -203,7 +204,7 @@ def test_state_is_updated_in_place():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
-def test_masked_images_do_not_count():
+def test_masked_images_do_not_affect_metrics():
     _, state, _, program, config, mesh = setup()
     places, evaluated = program.evaluated_places(), program.evaluated(state)
     evaluate = make_eval_step(program.graphdef, program.objective, config, mesh, places)
@@ -216,10 +217,8 @@ def test_masked_images_do_not_count():
         np.testing.assert_array_equal(value, everything[name])
 
 
-def test_noise_of_erasing_is_standard_normal_once_the_model_has_normalised_it(monkeypatch):
-    """timm's erases normalised images, whatever the mean and std of the model's
-    checkpoint.
-    """
+def test_noise_of_erasing_is_standard_normal_after_normalization(monkeypatch):
+    """timm erases normalized images, so the noise has mean 0 and std 1 after normalization."""
     erased = []
 
     def keep(images, *arguments):

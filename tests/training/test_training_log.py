@@ -1,4 +1,4 @@
-"""Remarks on figures of the first steps that no training has."""
+"""Tests of warnings about implausible metrics in the first steps."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from vit_jax.runs.training_log import Suspicion
 
 
 def remarks(rows, classes=10, images=100):
-    """Numbers of the rows, from 1, that get a remark; each row is of `images` images."""
+    """Returns the warnings by the number of their row, from 1; each row adds `images` images."""
     suspicion = Suspicion(classes)
     found = (suspicion.remark(means, number * images) for number, means in enumerate(rows, 1))
     return {number: remark for number, remark in enumerate(found, 1) if remark}
@@ -16,14 +16,14 @@ def remarks(rows, classes=10, images=100):
     ("accuracies", "images", "step"),
     [
         ([0.0, 0.0, 0.0], 100, 1),
-        ([0.0, 0.0, 0.0], 40, 3),  # 99 wrong images of 10 classes are chance.
+        ([0.0, 0.0, 0.0], 40, 3),  # With 10 classes, up to 99 wrong images can be chance.
         ([1.0, 1.0, 1.0], 40, 2),
         ([1.0, 0.9, 1.0, 1.0], 40, None),
         ([0.0, 0.1, 0.0, 0.0], 40, None),
         ([0.2, 1.0, 1.0, 1.0], 100, None),
     ],
 )
-def test_an_accuracy_that_is_constant_from_the_first_step_is_remarked_on_once(
+def test_an_accuracy_that_is_constant_from_the_first_step_logs_one_warning(
     accuracies, images, step
 ):
     found = remarks([{"loss": 1.0, "accuracy": accuracy} for accuracy in accuracies], images=images)
@@ -34,7 +34,7 @@ def test_an_accuracy_that_is_constant_from_the_first_step_is_remarked_on_once(
         )
 
 
-def test_a_loss_of_zero_from_the_first_step_is_remarked_on():
+def test_a_loss_of_zero_from_the_first_step_logs_a_warning():
     found = remarks([{"loss": 0.0, "accuracy": 0.0}, {"loss": 0.0, "accuracy": 0.0}])
     assert list(found) == [1] and found[1].startswith("the loss is 0.0000 from the first step on")
     assert not remarks([{"loss": 0.1}, {"loss": 0.0}], classes=0)

@@ -1,6 +1,4 @@
-"""Which weights a run trains, and what it evaluates: frozen trunks, LoRA, layer-wise rates,
-averages.
-"""
+"""Tests of the weights that a run trains and evaluates: frozen trunks, LoRA, layer decay, EMA."""
 
 import re
 
@@ -21,7 +19,7 @@ PLAIN = dict(
 
 
 def setup(model="ViT-Ti/4", train="all", **optimizer):
-    """A tiny model's program, its first state with a head that is not zero, and a batch."""
+    """Returns a tiny model's program, its first state with a nonzero head, and a batch."""
     config = base_config()
     sizes = dict(dim=16, depth=2, mlp_dim=32, heads=2)
     config.model.update(dict(name=model) | (sizes if "ViT" in model else {}))
@@ -57,7 +55,7 @@ def after(program, state, batch, steps=1):
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("train", ["head", "lora"])
-def test_frozen_parameters_keep_their_bits(train):
+def test_frozen_parameters_do_not_change(train):
     program, state, batch = setup(train=train, weight_decay=0.1)
     before = by_path(state["params"])
     changed = {
@@ -68,7 +66,7 @@ def test_frozen_parameters_keep_their_bits(train):
     assert changed == {"head/kernel", "head/bias"}
 
 
-def test_optimizer_keeps_nothing_for_what_is_frozen():
+def test_optimizer_has_no_state_for_frozen_parameters():
     adam = dict(name="adam", beta1=0.9)
     kept = setup(train="head", **adam)[0].state["optimizer"]
     shapes = [x.shape for x in jax.tree.leaves(kept) if x.shape]
@@ -76,7 +74,7 @@ def test_optimizer_keeps_nothing_for_what_is_frozen():
     assert len(jax.tree.leaves(setup(**adam)[0].state["optimizer"])) > len(shapes)
 
 
-def test_backward_pass_of_a_frozen_trunk_is_left_out():
+def test_backward_pass_of_a_frozen_trunk_is_skipped():
     def flops(train):
         program, state, batch = setup(train=train)
         return program.train_step.lower(state, program.initial_metrics(), batch).cost_analysis()[
@@ -86,7 +84,7 @@ def test_backward_pass_of_a_frozen_trunk_is_left_out():
     assert flops("head") < 0.6 * flops("all")
 
 
-def test_low_rank_changes_begin_as_none_and_then_change_attention_only():
+def test_low_rank_changes_start_at_zero_and_change_attention_only():
     program, state, batch = setup(train="lora")
     base, first = by_path(state["params"]), by_path(program.evaluated(state).params)
     for path, value in first.items():
@@ -118,7 +116,7 @@ def test_low_rank_change_is_the_product_of_its_factors():
     )
 
 
-def test_model_without_attention_takes_no_low_rank_change():
+def test_low_rank_changes_of_a_model_without_attention_are_refused():
     with pytest.raises(UserError, match="finetune.train='lora' changes attention's products"):
         setup(model="BiT-R50x1", train="lora")
 
@@ -144,7 +142,7 @@ def test_each_layer_learns_more_slowly_than_the_one_above():
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("start", ["zero", "weights"])
-def test_average_is_the_sum_of_its_definition(start):
+def test_average_is_the_weighted_sum_of_its_definition(start):
     program, state, batch = setup(average=0.9, average_from=start)
     history, metrics = [by_path(program.evaluated(state).params)], program.initial_metrics()
     for _ in range(5):
@@ -160,7 +158,7 @@ def test_average_is_the_sum_of_its_definition(start):
 
 
 @pytest.mark.slow
-def test_update_that_is_left_out_leaves_the_average_alone():
+def test_a_skipped_update_does_not_change_the_average():
     program, state, batch = setup(average=0.5)
     state = after(program, state, batch)
     before = by_path(program.evaluated(state).params)

@@ -1,4 +1,4 @@
-"""A model with fresh parameters, called with arrays."""
+"""A model with random parameters, called with arrays."""
 
 import jax
 import numpy as np

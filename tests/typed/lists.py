@@ -1,4 +1,4 @@
-"""Lists and PIL's images in the place of arrays."""
+"""Lists and PIL images as inputs instead of arrays."""
 
 import numpy as np
 from PIL import Image

@@ -1,4 +1,4 @@
-"""The likeliest classes of photographs."""
+"""The likeliest classes of photographs, with their probabilities."""
 
 from PIL import Image
 

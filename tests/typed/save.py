@@ -1,4 +1,4 @@
-"""A checkpoint for other libraries, and mistakes as one line."""
+"""A checkpoint written for another library, and a handler of its errors."""
 
 from pathlib import Path
 

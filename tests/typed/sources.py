@@ -1,4 +1,4 @@
-"""A data source of one's own, and near-duplicates between two of its splits."""
+"""A custom data source, and near-duplicates between two of its splits."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from vit_jax.preparation.duplicate_search import leak_note, leaks
 
 
 class Stripes(Source):
-    """Images of upright and level stripes."""
+    """Images of vertical and horizontal stripes."""
 
     class_names = ("upright", "level")
 

@@ -1,4 +1,4 @@
-"""Training on arrays, with the figures of each line of the log."""
+"""Training on arrays, with a callback that gets the metrics of each log line."""
 
 import numpy as np
 

@@ -1,11 +1,11 @@
-"""EoMT's loss next to its authors': python -m tests.training.objectives.mask2former \
+"""Compares EoMT's loss with its authors': python -m tests.training.objectives.mask2former \
     --mask2former=DIR --detectron2=DIR --eomt=DIR [--write]
 
-The folders are checkouts of facebookresearch/Mask2Former, facebookresearch/detectron2, whose points
-the former samples, and tue-mps/eomt. Their own criteria take the logits, masks and random points
-that ours takes. A line for each trial; it fails where loss or gradients differ by more than a part
-in 10^5. --write keeps Mask2Former's numbers in mask2former.json, which a test follows without
-PyTorch. It needs PyTorch and Transformers.
+The folders are checkouts of facebookresearch/Mask2Former, facebookresearch/detectron2 (Mask2Former
+uses its sampling of points) and tue-mps/eomt. The authors' criteria get the same logits, masks and
+random points as ours. The command prints a line for each trial. It fails if losses or gradients
+differ by more than a relative 1e-5. --write saves Mask2Former's numbers in mask2former.json; a test
+compares with this file and needs no PyTorch. The command itself requires PyTorch and Transformers.
 """
 
 import argparse
@@ -41,7 +41,8 @@ class Trial:
     """Random logits, masks and points of a batch.
 
     Args:
-      number: random seed; odd trials have certain logits and fewer classes in an image.
+      number: random seed. Trials with odd seeds have logits that are ten times as large (confident
+        predictions), and fewer classes in the second image.
     """
 
     def __init__(self, number: int):
@@ -56,11 +57,11 @@ class Trial:
         self.points = Points(*(rng.random((IMAGES, n, 2), dtype=np.float32) for n in sizes))
 
     def labels(self) -> list[list[int]]:
-        """Returns the classes of each image."""
+        """Returns the classes that occur in each image, in ascending order."""
         return [sorted({*one.ravel().tolist()} - {255}) for one in self.mask]
 
     def drawn(self) -> Iterator[np.ndarray]:
-        """Yields the points in the order of the authors' draws: matchings, then losses."""
+        """Yields the points in the order of the authors' draws: for matching, then for losses."""
         counts = [len(one) for one in self.labels()]
         yield from (one[None] for one in self.points.matched)
         for values in (self.points.candidates, self.points.others):
@@ -68,7 +69,7 @@ class Trial:
 
 
 def described(loss: Any, gradients: Any) -> dict[str, list[float]]:
-    """Returns the loss, and each gradient's norm and products with four random directions."""
+    """Returns the loss, and each gradient's norm and dot products with four random directions."""
     rng, found = np.random.default_rng(0), {"loss": [float(loss)]}
     for name, gradient in zip(("masks", "classes"), gradients, strict=True):
         gradient = np.asarray(gradient, np.float64).ravel()
@@ -78,13 +79,13 @@ def described(loss: Any, gradients: Any) -> dict[str, list[float]]:
 
 
 def ours(trial: Trial) -> dict[str, list[float]]:
-    """Returns our numbers of a trial."""
+    """Returns our loss and gradients of a trial, in the format of `described`."""
     return described(*loss_and_gradients(trial.logits, trial.classes, trial.mask, trial.points))
 
 
 @jax.jit
 def loss_and_gradients(logits, classes, mask, points):
-    """Returns our loss of a batch, and its gradients for the logits of masks and of classes."""
+    """Returns our loss of a batch, and its gradients with respect to mask and class logits."""
     targets = jax.vmap(lambda one: targets_of(one, CLASSES, QUERIES))(mask)
     count = jnp.full(IMAGES, targets.valid.sum(-1).mean())
 
@@ -95,7 +96,7 @@ def loss_and_gradients(logits, classes, mask, points):
 
 
 def difference(found: dict[str, list[float]], expected: dict[str, list[float]]) -> float:
-    """Returns the largest difference, relative to the largest number of its row."""
+    """Returns the largest difference of any number, relative to the largest number of its list."""
     return max(
         float(np.abs(np.subtract(found[name], row)).max() / np.abs(row).max())
         for name, row in expected.items()
@@ -103,7 +104,11 @@ def difference(found: dict[str, list[float]], expected: dict[str, list[float]]) 
 
 
 def theirs(trial: Trial, criterion: Any) -> dict[str, list[float]]:
-    """Returns the numbers of the authors' criterion, called with logits, classes and targets."""
+    """Returns the authors' loss and gradients of a trial, in the format of `described`.
+
+    Args:
+      criterion: function of logits, classes and targets.
+    """
     import torch
 
     given = [torch.tensor(x, requires_grad=True) for x in (trial.logits, trial.classes)]
@@ -130,7 +135,7 @@ def theirs(trial: Trial, criterion: Any) -> dict[str, list[float]]:
 
 
 def mask2former(checkout: Path, detectron2: Path) -> Any:
-    """Returns Mask2Former's criterion, with detectron2's own sampling of points."""
+    """Returns Mask2Former's criterion, which samples points with detectron2's own functions."""
     import torch
 
     from tests.authors.theirs import definition
@@ -151,7 +156,7 @@ def mask2former(checkout: Path, detectron2: Path) -> Any:
     for name in ("detectron2", "detectron2.utils", "detectron2.projects"):
         stubs[name] = types.ModuleType(name)
     stubs["detectron2.projects.point_rend"] = types.ModuleType("point_rend")
-    # Packages without their __init__.py, which import all of Mask2Former.
+    # Packages without their __init__.py, which would import all of Mask2Former.
     for name in ("mask2former", "mask2former.modeling", "mask2former.utils"):
         stubs[name] = types.ModuleType(name)
         stubs[name].__path__ = [str(checkout / name.replace(".", "/"))]
@@ -174,7 +179,7 @@ def mask2former(checkout: Path, detectron2: Path) -> Any:
 
 
 def eomt(checkout: Path) -> Any:
-    """Returns EoMT's criterion."""
+    """Returns EoMT's criterion, from the authors' file."""
     file = checkout / "training/mask_classification_loss.py"
     module = importlib.util.module_from_spec(importlib.util.spec_from_file_location("eomt", file))
     module.__loader__.exec_module(module)

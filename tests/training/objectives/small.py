@@ -1,4 +1,4 @@
-"""A small model, an objective for it, and images."""
+"""Helpers for tests of objectives: small models, their objectives, and random images."""
 
 import functools
 
@@ -19,14 +19,15 @@ PLAIN_VIEWS = dict(jitter=(0.0,) * 4, grey=0.0, blur=(0.0,) * 3, solarize=(0.0,)
 
 
 def small(model: str) -> dict:
-    """Arguments that make a ViT small; other models' tests have their own."""
+    """Returns arguments that make a ViT small, and none for other models."""
     return SMALL if "ViT" in model else {}
 
 
 def dotted(name: str, **values) -> dict:
-    """Returns an objective, and options of it or of its teacher, by their keys in a config.
+    """Returns config keys and values that select an objective and set its options.
 
-    DINO's views are neither distorted nor local, unless the values say so.
+    Options of a teacher get the prefix `objective.`, all others the objective's name. Views of DINO
+    are not distorted and there are no local crops, unless `values` has such options.
     """
     own = PLAIN_VIEWS | values if name == "dino" else values
     keys = {key: f"objective.{key}" for key in ("teacher", "teacher_size", "teacher_features")}
@@ -35,7 +36,7 @@ def dotted(name: str, **values) -> dict:
 
 
 def set_objective(config: ConfigDict, name: str, **values) -> None:
-    """Sets a config's objective, with a small decoder, as `dotted`."""
+    """Sets a config's objective and options (see `dotted`), with a small decoder."""
     decoder = {key: x for key, x in DECODER.items() if key in config.get(name, {})}
     config.update_from_flattened_dict(dotted(name, **decoder | values))
 
@@ -47,7 +48,7 @@ def config_of(name: str, **values) -> ConfigDict:
 
 
 def make(name: str, *, image_size=(16, 24), model="ViT-Ti/4", options=None, **values):
-    """The model and its objective, with parameters that are not small or zero anywhere."""
+    """Returns a small model and its objective, with noise added to all parameters."""
     return _make(name, image_size, model, tuple((options or {}).items()), tuple(values.items()))
 
 
@@ -60,7 +61,7 @@ def _make(name, image_size, model, options, values):
 
 
 def noisy(module, seed: int | np.random.Generator = 0, deviation: float = 0.3):
-    """The module with parameters that are not small or zero anywhere."""
+    """Adds normal noise to all parameters, so that none is zero, and returns the module."""
     rng = np.random.default_rng(seed)
     add = jax.tree.map(
         lambda x: np.asarray(x) + rng.normal(0, deviation, x.shape).astype(np.float32),
@@ -71,7 +72,7 @@ def noisy(module, seed: int | np.random.Generator = 0, deviation: float = 0.3):
 
 
 def with_frozen(config: ConfigDict, model):
-    """The config's objective for a model, noisy too, with its frozen model."""
+    """Returns the config's objective, with its frozen model and with noisy parameters."""
     found = open_frozen(config)
     objective = noisy(make_objective(config, model, rngs=nnx.Rngs(0), frozen=found.model), 1)
     objective.frozen = nnx.merge(nnx.graphdef(found.model), found.read())
@@ -79,13 +80,13 @@ def with_frozen(config: ConfigDict, model):
 
 
 def batch_of(objective, images=None):
-    """Square images, three random ones by default, with what the objective draws for them."""
+    """Returns square images (by default 3 random ones) with the objective's random numbers."""
     images = random_images(3, 16, 16) if images is None else images
     return prepare(objective, {"image": images}, keys(len(images)))
 
 
 def refused(name: str, model: str = "ViT-Ti/4", image_size=16, options=None, **values) -> None:
-    """Makes an objective for a model that is never allocated."""
+    """Builds an objective without allocating parameters, so that its errors can be tested."""
     sizes = small(model) | (options or {})
     vit = abstract(model_factory(model, num_classes=0, image_size=image_size, **sizes))
     abstract(functools.partial(make_objective, config_of(name, **values), vit))
@@ -100,7 +101,7 @@ def random_images(images: int = 4, height: int = 16, width: int = 24) -> jax.Arr
     return jnp.asarray(rng.integers(256, size=(images, height, width, 3), dtype=np.uint8))
 
 
-# Compiled: one by one the operations take five times as long.
+# Compiled: without compilation, the operations take five times as long.
 prepare = jax.jit(lambda objective, batch, keys: objective.prepare(batch, keys))
 predict = jax.jit(lambda objective, model, batch: objective.predict(model, batch))
 losses = jax.jit(lambda objective, model, batch: objective(model, batch))

@@ -1,4 +1,4 @@
-"""BEiT: its loss of a frozen tokeniser's codes, and which tokenisers fit."""
+"""Tests of BEiT: the loss on a frozen tokeniser's codes, and errors for unsuitable tokenisers."""
 
 from functools import partial
 
@@ -48,7 +48,7 @@ TEACHERS = {
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory) -> dict[str, str]:
-    """Checkpoints by what is particular of them."""
+    """Writes a checkpoint for each entry of TEACHERS, and returns their folders by name."""
     folder = tmp_path_factory.mktemp("teachers")
     for kind, (name, values) in TEACHERS.items():
         vit_jax.save_model(noisy(create_model(name, **values), 2), folder / kind, log=str)
@@ -56,7 +56,7 @@ def teachers(tmp_path_factory) -> dict[str, str]:
 
 
 def made(teacher: str, image_size=SIZE, **values):
-    """A small ViT as BEiT's, and the objective with its tokeniser."""
+    """Returns a small ViT with BEiT's architecture, and the objective with its tokeniser."""
     config = config_of("beit", teacher=teacher, **values)
     config.data.image_size = image_size
     arguments = dict(
@@ -104,7 +104,7 @@ def test_model_and_head_have_the_authors_number_of_parameters(name, count):
     assert count_parameters(vit) + count_parameters(objective) == count
 
 
-def test_of_196_patches_75_are_masked():
+def test_75_of_196_patches_are_masked():
     vit = abstract(model_factory("ViT-Ti/16", num_classes=0, image_size=224))
     objective = abstract(partial(BEiT, vit, 8, 75 / 196))
     masked = objective.prepare({}, keys(4))["masked"]
@@ -122,7 +122,9 @@ def test_nothing_of_the_tokeniser_is_trained(teachers):
 
 @pytest.mark.parametrize(("name", "filter"), [("beit", "LANCZOS"), ("beitv2", "BICUBIC")])
 def test_the_tokenisers_crop_is_resized_by_the_authors_filter(name, filter):
-    """Lanczos' by default of run_beit_pretraining.py; BEiT v2 says `--second_interpolation
+    """BEiT resizes the tokeniser's crop with Lanczos, BEiT v2 with bicubic interpolation.
+
+    Lanczos is the default of run_beit_pretraining.py; BEiT v2's recipe has `--second_interpolation
     bicubic`.
     """
     config = config_of(name, teacher_size=12)
@@ -137,7 +139,7 @@ def test_the_tokenisers_crop_is_resized_by_the_authors_filter(name, filter):
     np.testing.assert_array_equal(found, np.asarray(expected))
 
 
-def test_the_tokeniser_sees_the_same_crop_at_its_own_size(teachers):
+def test_the_tokeniser_gets_the_same_crop_at_its_own_size(teachers):
     model, objective = made(teachers["stride 8"], teacher_size=32)
     config = config_of("beit", teacher=teachers["stride 8"], teacher_size=32)
     config.data.image_size = SIZE
@@ -164,7 +166,7 @@ def test_a_tokeniser_of_other_places_is_refused_with_the_size_that_fits(teachers
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.99])
-def test_masks_that_leave_nothing_or_hide_nothing_are_refused(teachers, ratio):
+def test_masks_of_all_patches_or_of_none_are_refused(teachers, ratio):
     with pytest.raises(UserError, match="of 16 patches; it must leave some, and mask some"):
         made(teachers["stride 4"], mask_ratio=ratio)
 
@@ -174,7 +176,7 @@ def test_pictures_show_patches_of_the_code_that_is_predicted(teachers):
     batch = batch_of(objective)
     masked, codes = np.asarray(batch["masked"]), np.asarray(tokens_of(objective, batch))
     code = codes[~masked][0]
-    # The head finds this code the likeliest everywhere.
+    # The head now predicts this code for every patch.
     objective.head.kernel[...] = jnp.zeros_like(objective.head.kernel[...])
     objective.head.bias[...] = jnp.zeros(CODES).at[code].set(1.0)
     visible, predicted = map(np.asarray, pictures(objective, model, batch))

@@ -1,4 +1,4 @@
-"""BEiT v2: the codes of a learned tokeniser, and patch aggregation."""
+"""Tests of BEiT v2: codes of a learned tokeniser, and aggregation of patches in the class token."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ WIDE = 24  # Width of the tokeniser's encoder.
 
 
 def write_tokeniser(folder, patch=4, width=WIDE, size=SIZE) -> str:
-    """A folder as `convert` makes it of a run of vqkd."""
+    """Writes a tokeniser's folder in the format in which `convert` writes it from a run of vqkd."""
     rng = np.random.default_rng(0)
     encoder = create_model(
         f"ViT-Ti/{patch}", num_classes=0, image_size=size, dim=WIDE, depth=1, mlp_dim=32, heads=2
@@ -62,7 +62,7 @@ def tokeniser(tmp_path_factory) -> str:
 
 
 def made(tokeniser: str, options=None, **values):
-    """A small ViT as BEiT's, and the objective with its tokeniser."""
+    """Returns a small ViT with BEiT's architecture, and the objective with its tokeniser."""
     config = config_of("beitv2", teacher=tokeniser, **values)
     config.data.image_size = SIZE
     arguments = STUDENT | dict(pooling="gap") | (options or {})
@@ -79,7 +79,7 @@ tokens_of = jax.jit(lambda objective, batch: objective.tokens(batch))
 
 
 def cross_entropies(objective, model, tokens, codes, masked):
-    """Of each image's masked patches, in float64."""
+    """Returns the mean cross-entropy of each image's masked patches, in float64."""
     tokens = np.float64(model.norm(jnp.asarray(tokens)))[:, 1:]
     scores = tokens @ np.float64(objective.head.kernel[...]) + np.float64(objective.head.bias[...])
     chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
@@ -103,7 +103,7 @@ def test_codes_are_the_nearest_to_the_projected_patches(pair, tokeniser):
     np.testing.assert_array_equal(tokens_of(objective, batch), expected)
 
 
-def test_loss_is_of_the_last_layer_and_of_the_class_token_with_earlier_patches(pair):
+def test_loss_is_the_sum_over_the_last_layer_and_the_aggregation(pair):
     model, objective = pair
     batch = batch_of(objective)
     masked, codes = np.asarray(batch["masked"]), np.asarray(tokens_of(objective, batch))
@@ -114,7 +114,8 @@ def test_loss_is_of_the_last_layer_and_of_the_class_token_with_earlier_patches(p
         x = jnp.where(masked[..., None], objective.mask[...], model.patches(images))
         with model.capturing(["tokens"]) as found:
             last = model.encode(model.assemble(x))
-        # Before the first layer there is one; the first of 4 is the third from last.
+        # `tokens[0]` is the input of the first layer. By default, aggregation uses the patches of
+        # the layer that is the third before the last, here the first of 4.
         early = found["tokens"][1]
         mixed = jnp.concatenate([last[:, :1], early[:, 1:]], axis=1)
         bias = model.layout.spread(model.bias_table[...])
@@ -158,7 +159,7 @@ def test_gradients_of_the_aggregation_reach_the_class_token_and_nothing_of_the_t
     assert max(np.abs(np.asarray(x)).max() for x in jax.tree.leaves(own["frozen"])) == 0
 
 
-def test_layers_of_the_aggregation_start_as_later_layers(tokeniser):
+def test_layers_of_the_aggregation_are_initialized_as_later_layers(tokeniser):
     config = config_of("beitv2", teacher=tokeniser, aggregate_from=2)
     config.data.image_size, config.model.initialization = SIZE, "beit"
     values = STUDENT | dict(dim=64, initialization="beit", stochastic_depth=0.3, pooling="gap")
@@ -166,8 +167,8 @@ def test_layers_of_the_aggregation_start_as_later_layers(tokeniser):
     objective = make_objective(config, vit, rngs=nnx.Rngs(0), frozen=open_frozen(config).model)
     assert list(objective.layers) == ["02", "03"]
     for number, layer in enumerate(objective.layers.values(), 3):
-        # PyTorch's dense layers, by their inputs; the last of a branch divided by the layer's
-        # number.
+        # PyTorch's dense layers start with a std of sqrt(1 / (3 * inputs)). BEiT divides the last
+        # kernel of each branch by sqrt(2 * the layer's number).
         last = np.sqrt(2 * number)
         attention, mlp = layer.attention, layer.mlp
         kernels = [(attention.qkv.kernel, 64), (attention.out.kernel, 64 * last**2)]
@@ -180,7 +181,7 @@ def test_layers_of_the_aggregation_start_as_later_layers(tokeniser):
         )
 
 
-def test_multiply_adds_are_of_both_ways_and_a_third_of_the_tokenisers(pair, tokeniser):
+def test_multiply_adds_include_both_losses_and_a_third_of_the_tokenisers(pair, tokeniser):
     model, objective = pair
     model, objective = made(tokeniser, dict(pooling="gap"))
     head = MASKED * SMALL["dim"] * CODES
@@ -201,12 +202,12 @@ def test_multiply_adds_are_of_both_ways_and_a_third_of_the_tokenisers(pair, toke
         ({"pooling": "map"}, {}, "trains nothing behind the encoder"),
     ],
 )
-def test_what_cannot_be_aggregated_is_refused(tokeniser, options, values, words):
+def test_models_and_layers_without_aggregation_are_refused(tokeniser, options, values, words):
     with pytest.raises(UserError, match=words):
         made(tokeniser, options, **values)
 
 
-def test_tokenisers_that_do_not_fit_are_refused(tmp_path):
+def test_unsuitable_tokenisers_are_refused(tmp_path):
     with pytest.raises(UserError, match="has 2x2 codes of 16x16 pixels, and the model 4x4: .*=32"):
         made(write_tokeniser(tmp_path / "larger", patch=8))
     with pytest.raises(UserError, match="a tokenizer of other patches than its model's"):

@@ -1,4 +1,4 @@
-"""Masks of blocks: exact counts, and the distribution of the authors' generator."""
+"""Tests of block masks: exact numbers of masked patches, and the authors' distribution of masks."""
 
 import math
 import random
@@ -11,7 +11,8 @@ import pytest
 from vit_jax.training.objectives.block_masks import SMALLEST, block_masks
 
 GRID = 14, 14
-# Masks of 3,000 images take longer to draw than code ten times as fast takes to compile.
+# Tests compile without optimization by default. Here, optimized code draws the masks of 3,000
+# images ten times as fast, which saves more time than its compilation costs.
 draw = jax.jit(
     block_masks,
     static_argnums=(2, 3),
@@ -26,7 +27,7 @@ def masks_of(count: int, images: int, grid=GRID, seed=0, smallest=4):
 
 
 @pytest.mark.parametrize("grid", [(14, 14), (4, 4), (2, 2), (5, 9)])
-def test_exactly_so_many_patches_are_masked(grid):
+def test_masks_have_exactly_the_given_number_of_patches(grid):
     patches = math.prod(grid)
     counts = jnp.array([1, patches // 3 or 1, patches // 2, patches - 1], jnp.int32)
     found = draw(jax.random.split(jax.random.key(1), 4), counts, grid, SMALLEST)
@@ -34,7 +35,7 @@ def test_exactly_so_many_patches_are_masked(grid):
 
 
 def by_the_definition(count: int, rng: random.Random, smallest: int) -> np.ndarray:
-    """A mask by BEiT's algorithm 1 with DINOv3's completion, one step after another."""
+    """Draws a mask step by step, by BEiT's algorithm 1 with DINOv3's completion."""
     rows, columns = GRID
     mask, left = np.zeros(GRID, bool), count
     while left > 0:
@@ -59,13 +60,14 @@ def by_the_definition(count: int, rng: random.Random, smallest: int) -> np.ndarr
 
 
 @pytest.mark.parametrize(("count", "smallest"), [(20, 4), (60, 4), (98, 4), (80, 16)])
-def test_masks_are_distributed_as_the_definition_says(count, smallest):
+def test_masks_have_the_distribution_of_the_definition(count, smallest):
     rng, images = random.Random(0), 3000
     ours = masks_of(count, images, smallest=smallest).astype(float)
     theirs = np.stack([by_the_definition(count, rng, smallest) for _ in range(images)]).astype(
         float
     )
-    # The share of images that mask a patch, and how often neighbours are masked together.
+    # Compares the fraction of images in which a patch is masked, and how often neighbours are
+    # masked together.
     error = math.sqrt(0.5 / images)
     assert np.abs(ours.mean(0) - theirs.mean(0)).max() < 5 * error
     together = [(x[:, 1:] * x[:, :-1]).sum((1, 2)) for x in (ours, theirs)]
@@ -74,7 +76,7 @@ def test_masks_are_distributed_as_the_definition_says(count, smallest):
     assert np.std(together[0]) == pytest.approx(np.std(together[1]), rel=0.15)
 
 
-def test_images_have_masks_of_their_own_which_keys_repeat():
+def test_images_have_different_masks_that_depend_only_on_keys():
     made = masks_of(40, 8)
     assert len({mask.tobytes() for mask in made}) == 8
     np.testing.assert_array_equal(made, masks_of(40, 8))

@@ -1,4 +1,4 @@
-"""Losses against plain NumPy in float64."""
+"""Tests of classification losses against NumPy in float64."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -61,13 +61,13 @@ def test_loss_of_mixed_targets_is_the_mixture_of_the_losses(logits, name):
     np.testing.assert_allclose(loss[0], 0.7 * loss[1] + 0.3 * loss[2], rtol=1e-5)
 
 
-def test_any_of_an_images_classes_is_right():
+def test_a_prediction_of_any_class_of_an_image_is_correct():
     highest = np.array([2, 3, 0, 4])
     got = correct(jnp.asarray(np.eye(5)[highest]), jnp.asarray(LABELS))
     assert got.tolist() == [True, True, False, False]
 
 
-def test_class_weights_scale_the_training_loss_alone(logits):
+def test_class_weights_scale_only_the_training_loss(logits):
     labels, weights = np.array([2, 0, 4, 2]), np.array([0.5, 1, 1, 2, 3])
     objective = Classification("softmax", 0.0)
     objective.class_weights = tuple(weights.tolist())

@@ -1,4 +1,4 @@
-"""Contrastive runs: captions from files to batches, metrics, and the run as a model of texts."""
+"""Tests of contrastive training: captions in files and batches, metrics, and trained runs."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
 
 
 def write_pairs(folder, rows: list[tuple[str, str]], header=("file", "caption"), name="train"):
-    """A folder with an image for each file and a list of captions."""
+    """Writes a folder with one image for each file name, and a list of captions."""
     folder.mkdir(exist_ok=True)
     for index, file in enumerate(dict.fromkeys(file for file, _ in rows)):
         Image.fromarray(np.full((12, 12, 3), 20 * index, np.uint8)).save(folder / file)
@@ -71,7 +71,7 @@ def test_json_lines_have_one_caption_or_a_list(tmp_path):
 
 def test_the_column_of_captions_is_found_or_named(tmp_path):
     write_pairs(tmp_path, ROWS, header=("file", "description"))
-    assert captions(open_pairs(tmp_path)) == EXPECTED  # It is the only other column.
+    assert captions(open_pairs(tmp_path)) == EXPECTED  # The list has no other column.
     with open(tmp_path / "train.csv", "w", newline="") as file:
         csv.writer(file).writerows([("file", "alt", "title"), ("a.png", "x", "y")])
     with pytest.raises(UserError, match="no column 'caption'.*caption_key=NAME.*alt, title"):
@@ -94,7 +94,7 @@ def test_the_column_of_captions_is_found_or_named(tmp_path):
         ([*ROWS, ("lost.png", "x"), ("gone.png", "y")], "2 of 5 images do not exist: lost.png"),
     ],
 )
-def test_bad_captions_are_one_line(tmp_path, rows, words):
+def test_errors_about_captions_are_one_line(tmp_path, rows, words):
     write_pairs(tmp_path, [row for row in rows if row in ROWS])
     with open(tmp_path / "train.csv", "w", newline="", errors="surrogateescape") as file:
         csv.writer(file).writerows([("file", "caption"), *rows])
@@ -140,14 +140,14 @@ def test_locked_image_tuning_starts_a_new_text_tower():
     assert get_config("tune=text,image=run").finetune.objective == "new"
 
 
-def test_a_line_that_is_not_json_is_named(tmp_path):
+def test_the_error_about_a_line_that_is_not_json_has_its_number(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"file_name": "a.png", "text": "x"}\n[1]\n')
     with pytest.raises(UserError, match="line 2 is not a JSON object"):
         open_pairs(tmp_path)
 
 
 @pytest.mark.parametrize("value", [{"en": "a cat"}, [{"text": "a cat"}], True])
-def test_values_of_json_that_are_no_texts_are_no_captions(value, tmp_path):
+def test_captions_in_json_that_are_not_texts_are_rejected(value, tmp_path):
     write_pairs(tmp_path, ROWS, name="other")
     lines = [dict(file_name="a.png", text="x"), dict(file_name="b.png", text=value, boxes=[[1]])]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -198,8 +198,8 @@ def text_field(length: int = 8) -> Field:
     return Field(TEXT, (length,), np.int32, encode)
 
 
-def test_captions_are_drawn_by_position_and_images_are_as_without_fields(tmp_path):
-    flags.FLAGS.mark_as_parsed()  # Grain's workers read flags.
+def test_captions_are_drawn_reproducibly_and_do_not_change_images(tmp_path):
+    flags.FLAGS.mark_as_parsed()  # Grain's workers read absl flags, which must be parsed.
     write_pairs(tmp_path, ROWS)
     source, field = open_pairs(tmp_path), text_field()
     options = dict(seed=3, batch_size=4, crop=TrainCrop(8, "random_resized"), workers=0)
@@ -216,11 +216,12 @@ def test_captions_are_drawn_by_position_and_images_are_as_without_fields(tmp_pat
     drawn = np.concatenate([batch[TEXT] for batch in with_text])
     lengths = (drawn > 1).sum(1)
     of_cat = (drawn[:, 0] == ord("a") + 2) & (drawn[:, 1] == ord(" ") + 2)
-    share = (lengths[of_cat] == 5).mean()  # Of "a cat", one of two captions.
+    # How often "a cat" is drawn from its image's two captions.
+    share = (lengths[of_cat] == 5).mean()
     assert 0.3 < share < 0.7
 
 
-def test_evaluation_takes_the_first_caption(tmp_path):
+def test_evaluation_uses_the_first_caption(tmp_path):
     write_pairs(tmp_path, ROWS)
     crop = TestCrop(8, resize=8)
     (batch,) = evaluation_batches(
@@ -233,7 +234,7 @@ def test_evaluation_takes_the_first_caption(tmp_path):
 
 
 def pairs(count: int, seed: int):
-    """Images of one colour with noise, and two captions of each."""
+    """Returns noisy images of one colour each, and two captions for each image."""
     rng = np.random.default_rng(seed)
     names = rng.choice([*COLOURS], count)
     noise = rng.normal(0, 20, (count, 16, 16, 3))
@@ -259,7 +260,7 @@ def small_config(loss: str):
 
 
 @pytest.mark.parametrize("start", [100.0, 101.0])
-def test_a_scale_at_its_maximum_falls_where_the_loss_falls_with_it(start, tmp_path):
+def test_a_scale_at_its_maximum_can_decrease(start, tmp_path):
     config = small_config("softmax")
     config.contrastive.initial_scale = start
     config.model.dtype, config.steps = "float32", 10
@@ -286,7 +287,7 @@ def test_a_run_learns_pairs_and_classifies_by_names(loss, tmp_path, capsys):
 
 
 class TokenizerRun(NamedTuple):
-    """A short run with a tokenizer of its own, whose folder was deleted after the run.
+    """A short run with its own tokenizer; the tokenizer's folder was deleted after the run.
 
     Attributes:
       workdir: workdir of the run.
@@ -304,7 +305,7 @@ PAIRS = dict(train=pairs(32, 0), test=pairs(16, 1))
 
 @pytest.fixture(scope="module")
 def tokenizer_run(tmp_path_factory) -> TokenizerRun:
-    """A run that the tests copy before they change it."""
+    """Trains the run once; tests copy it before they change it."""
     folder = tmp_path_factory.mktemp("tokenizer_run")
     config = small_config("sigmoid")
     config.steps = config.evaluate_every = 6
@@ -313,7 +314,8 @@ def tokenizer_run(tmp_path_factory) -> TokenizerRun:
     vit_jax.train(config, folder / "run", **PAIRS)
     tokens = vit_jax.load_image_text(folder / "run", log=str).tokenizer(["a red square"])
     shutil.rmtree(folder / "tokenizer")
-    moved = (folder / "run").rename(folder / "moved")  # Nothing is left at the run's paths.
+    # The workdir in which the run was trained no longer exists.
+    moved = (folder / "run").rename(folder / "moved")
     return TokenizerRun(moved, config, tokens)
 
 
@@ -331,7 +333,7 @@ def test_a_saved_run_contains_no_path_of_its_tokenizer(tokenizer_run, tmp_path, 
         vit_jax.load_image_text(moved, log=str)
 
 
-def test_a_run_from_scratch_is_continued_by_the_config(tokenizer_run, tmp_path):
+def test_a_run_from_scratch_can_initialize_another_run(tokenizer_run, tmp_path):
     config = get_config(f"from={tokenizer_run.workdir}")
     config.data.source, config.batch_size, config.steps, config.epochs = "handed_in", 16, 1, None
     config.optimizer.update(dict(learning_rate=0.0, warmup_steps=0))
@@ -345,7 +347,7 @@ def test_a_run_from_scratch_is_continued_by_the_config(tokenizer_run, tmp_path):
 
 
 def write_tokenizer(folder) -> None:
-    """A byte-pair tokenizer of some words, as Transformers writes it."""
+    """Writes a byte-pair tokenizer with a small vocabulary, in the format of Transformers."""
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -380,7 +382,7 @@ def test_a_run_of_another_objective_has_no_text_tower(tmp_path, capsys):
         vit_jax.load_image_text(tmp_path / "run")
 
 
-def test_parts_of_a_batch_are_rejected(tmp_path):
+def test_micro_batches_are_rejected(tmp_path):
     config = small_config("sigmoid")
     config.micro_batches = 2
     with pytest.raises(UserError, match="contrastive.loss.*micro_batches=1"):
@@ -422,7 +424,7 @@ def test_a_run_resumes_with_the_tokenizer_of_its_workdir(tokenizer_run, tmp_path
     vit_jax.load_image_text(tmp_path / "run", log=str)
 
 
-def test_images_for_a_text_tower_are_as_the_checkpoint_sees_them(tmp_path, capsys):
+def test_images_for_a_text_tower_have_the_checkpoints_preprocessing(tmp_path, capsys):
     model = vit_jax.create_model("ViT-32x1/8", heads=2, image_size=32, num_classes=3)
     vit_jax.save_model(model, tmp_path / "images", library="timm")
     file = tmp_path / "images" / "config.json"

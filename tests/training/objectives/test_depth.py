@@ -1,4 +1,4 @@
-"""Depth: heads, losses and metrics compared with PyTorch and with NumPy."""
+"""Tests of depth estimation: heads, losses and metrics against PyTorch and NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ LINEAR4 = dict(layers=4, class_token=True, normalize=False, upsample=4)
 
 
 def depths(*shape: int, seed: int = 0) -> np.ndarray:
-    """Metres from 0.5 to 12; a fifth is unknown."""
+    """Returns random depths from 0.5 to 12 m; a fifth of them are 0, which means unknown."""
     rng = np.random.default_rng(seed)
     drawn = rng.uniform(0.5, 12, shape).astype(np.float32)
     return np.where(rng.random(shape) < 0.2, 0, drawn).astype(np.float32)
@@ -36,7 +36,7 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def made(model: str = "ViT-Ti/4", head: str = "linear", train: str = "all", **values):
-    """A model and its objective, with parameters that are not small or zero anywhere."""
+    """Returns a model and its depth objective, with noise added to all parameters."""
     config = config_of("depth", head=head, **dict(bins=16) | values)
     config.data.image_size, config.finetune.train = 16, train
     options = SMALL if "ViT" in model else dict(blocks=(1, 1, 1, 1), widths=(8, 16, 16, 24))
@@ -62,7 +62,7 @@ def depth_of(objective, model, images):
 
 
 def sigloss(torch, predicted, true, scale_only):
-    """DINOv2's `SigLoss` of the known pixels of an image."""
+    """Returns DINOv2's `SigLoss` over the known pixels of an image."""
     known = (true > 0) & (true <= 10)
     error = torch.log(predicted[known] + 0.001) - torch.log(true[known] + 0.001)
     variance = 0 if scale_only else torch.var(error)
@@ -70,7 +70,7 @@ def sigloss(torch, predicted, true, scale_only):
 
 
 def gradient_loss(torch, predicted, true):
-    """DINOv3's `GradientLogLoss` of the known pixels of an image."""
+    """Returns DINOv3's `GradientLogLoss` over the known pixels of an image."""
     total = 0
     for stride in (1, 2, 4, 6):
         p, t = predicted[::stride, ::stride], true[::stride, ::stride]
@@ -105,14 +105,18 @@ def test_losses_and_their_gradients_are_the_authors(torch, scale_only):
 
 
 def expectation(torch, scores):
-    """DINOv2's depth of scores `[batch, bins, rows, columns]`."""
+    """Returns DINOv2's depth from scores of shape `[batch, bins, rows, columns]`."""
     weights = torch.relu(scores) + 0.1
     bins = torch.linspace(0.001, 10, scores.shape[1])
     return torch.einsum("ikmn,k->imn", weights / weights.sum(1, keepdim=True), bins)
 
 
 def test_linear_head_on_four_layers_is_dinov2s(torch):
-    """Tokens concatenated with the class token, upsampled by 4, a 1x1 convolution, bins."""
+    """Equals DINOv2's head on four layers.
+
+    It concatenates each patch with the class token, upsamples by 4, and applies a 1x1 convolution,
+    whose outputs are scores of depth bins.
+    """
     model, objective = made(**LINEAR4)
     head, images = objective.head, batch_of()["image"]
     _, captured = model(images, capture=("tokens",))
@@ -131,7 +135,11 @@ def test_linear_head_on_four_layers_is_dinov2s(torch):
 
 
 def test_linear_head_with_norms_is_dinov3s(torch):
-    """The last normalized patches, batch norm, a 1x1 convolution, bins."""
+    """Equals DINOv3's head.
+
+    It applies batch norm and a 1x1 convolution to the normalized patches of the last layer. The
+    outputs are scores of depth bins.
+    """
     model, objective = made()
     head, images = objective.head, batch_of()["image"]
     features = torch.tensor(np.asarray(model.features(images, dense=True))).permute(0, 3, 1, 2)
@@ -226,7 +234,7 @@ def test_first_steps_of_training_learn_the_scale_only():
     assert (third > second).all()
 
 
-def test_pictures_are_lighter_where_it_is_nearer_and_black_where_unknown():
+def test_pictures_of_depth_are_lighter_for_near_pixels_and_black_for_unknown_ones():
     model, objective = made()
     batch = batch_of() | {"depth": jnp.tile(jnp.linspace(1, 9, 16), (3, 16, 1)).at[:, 0].set(0)}
     context = StepContext(state=objective.initial_state({}))
@@ -250,7 +258,8 @@ def test_metrics_are_the_benchmarks_and_skip_images_without_depth():
     scores = objective.image_scores({name: np.asarray(x) for name, x in found.items()})
     rmse = [each.rmse if each else np.nan for each in images]
     np.testing.assert_allclose(scores.values, rmse, rtol=1e-5)
-    order = sorted((0, 1, 3), key=lambda image: -rmse[image])  # The largest error first.
+    # Images with the largest error come first.
+    order = sorted((0, 1, 3), key=lambda image: -rmse[image])
     assert scores.worst(4).tolist() == order
 
 

@@ -1,4 +1,4 @@
-"""Detection: the losses of a set of boxes, and their matching."""
+"""Tests of detection: matching of predictions and objects, losses of boxes and masks, metrics."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def drawn_boxes(rng, count):
 
 
 def giou_by_hand(one, other):
-    """Returns the generalized IoU of two boxes of left, top, right and bottom."""
+    """Returns the generalized IoU of two boxes, each given as left, top, right and bottom."""
     width = max(0, min(one[2], other[2]) - max(one[0], other[0]))
     height = max(0, min(one[3], other[3]) - max(one[1], other[1]))
     shared = width * height
@@ -69,14 +69,14 @@ def test_equal_boxes_have_an_iou_of_one_and_empty_ones_are_finite():
 
 
 def mask_by_hand(logits, true):
-    """Returns the cross-entropy and the dice loss of a mask at points."""
+    """Returns the cross-entropy and the dice loss of a mask at sampled points."""
     p = 1 / (1 + np.exp(-logits.astype(float)))
     of_dice = 1 - (2 * (p * true).sum() + 1) / (p.sum() + true.sum() + 1)
     return -np.mean(true * np.log(p) + (1 - true) * np.log(1 - p)), of_dice
 
 
 def sampled_masks(rng, queries, most, dim=4):
-    """Returns embeddings of queries, and an image at 12, 36 and 3 points."""
+    """Returns query embeddings, and an image's pixels and masks sampled at 12, 36 and 3 points."""
     sizes = 12, 36, 3
     pixels = Points(*(rng.normal(size=(n, dim)).astype(np.float32) for n in sizes))
     true = Points(*(rng.integers(0, 2, (most, n)).astype(np.float32) for n in sizes))
@@ -123,7 +123,7 @@ def test_set_losses_are_those_of_the_cheapest_matching(objects, masks):
     if masks:
         expected |= {"mask_loss": 0.0, "dice_loss": 0.0}
     for query, column in pairs if masks else ():
-        # Nine points are the least certain of 36, and three are drawn.
+        # The losses use the 9 least certain of 36 candidate points, and 3 random points.
         candidates = sampled.pixels.candidates @ embeddings[query]
         chosen = np.argsort(np.abs(candidates))[:9]
         logits_at = np.append(candidates[chosen], sampled.pixels.others @ embeddings[query])
@@ -134,7 +134,7 @@ def test_set_losses_are_those_of_the_cheapest_matching(objects, masks):
     assert {name: float(x) for name, x in found.items()} == pytest.approx(expected, rel=1e-4)
 
 
-def test_products_of_sampled_pixels_are_the_sampled_logits():
+def test_logits_of_sampled_pixels_equal_sampled_logits():
     rng = np.random.default_rng(0)
     pixels = rng.normal(size=(5, 7, 4)).astype(np.float32)
     embedding = rng.normal(size=4).astype(np.float32)
@@ -148,7 +148,7 @@ def test_overlaps_of_masks_are_those_of_pycocotools():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(5, 16, 12)).astype(np.float32)
     rows = rng.choice([0, 1, 2, 255], (16, 12)).astype(np.uint8)
-    labels = np.array([3, 0, -4, -1])  # The third one is a crowd, the last one is padding.
+    labels = np.array([3, 0, -4, -1])  # The third object is a crowd; the last one is padding.
 
     def encoded(masks):
         return coco_masks.encode(np.asfortranarray(masks.astype(np.uint8)))
@@ -164,7 +164,7 @@ def test_overlaps_of_masks_are_those_of_pycocotools():
 
 
 def drawn_masks(rng, size=48, most=6):
-    """Returns the field `instances` of an image, its boxes, and predicted masks near the true ones."""
+    """Returns an image's map of object numbers, its labelled boxes, and logits of similar masks."""
     corners = rng.integers(0, size - 20, (most, 2))
     corners = np.concatenate([corners, corners + rng.integers(8, 20, (most, 2))], axis=1)
     labels = rng.choice([0, 1, -2, -1], most, p=[0.4, 0.3, 0.1, 0.2])
@@ -222,7 +222,7 @@ def test_best_predictions_come_first():
 
 @pytest.fixture(scope="module")
 def program():
-    """Returns a tiny detector, its objective and a batch of boxes, one of them without any."""
+    """Returns a tiny detector, its objective and a batch whose first image has no boxes."""
     values = {"objective.name": "detection", "data.num_classes": 2, "data.image_size": 32}
     head = {"detection.dim": 16, "detection.depth": 1, "detection.queries": 6, "detection.most": 3}
     options = with_values(RunOptions(), values | head)
@@ -239,7 +239,7 @@ def program():
     return model, objective, batch
 
 
-def test_losses_of_a_batch_are_those_of_its_parts(program):
+def test_losses_do_not_depend_on_how_a_batch_is_divided(program):
     model, objective, batch = program
     keys = jax.random.split(jax.random.key(0), 4)
     prepared = objective.prepare(batch, keys)
@@ -264,7 +264,7 @@ def test_evaluation_of_an_image_does_not_depend_on_the_others(program):
     assert np.isfinite(each).all()
 
 
-def test_average_precision_is_one_where_the_best_boxes_are_the_true_ones(program):
+def test_average_precision_is_one_if_the_best_boxes_are_the_true_ones(program):
     pytest.importorskip("pycocotools")
     _, objective, batch = program
     boxes = np.asarray(batch["boxes"])
@@ -277,7 +277,7 @@ def test_average_precision_is_one_where_the_best_boxes_are_the_true_ones(program
     assert objective.over_split(outputs) == pytest.approx({"ap": 1, "ap50": 1})
 
 
-def test_predictions_in_a_crowd_are_not_wrong_and_no_object_is_no_precision(program):
+def test_predictions_in_a_crowd_are_ignored_and_precision_without_objects_is_nan(program):
     pytest.importorskip("pycocotools")
     _, objective, _ = program
     corners = [[0, 0, 4, 4], [10, 10, 30, 30], [0, 0, 0, 0]]

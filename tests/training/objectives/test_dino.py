@@ -1,4 +1,4 @@
-"""Self-distillation: its loss, its memory, and that neither depends on the devices."""
+"""Tests of DINO: losses, teacher and centre, local crops, masked patches and Gram anchoring."""
 
 import jax
 import numpy as np
@@ -30,8 +30,8 @@ def setup(devices=None, **values):
     return make_program(config, num_classes=0, steps=10, mesh=mesh), config
 
 
-def to_check(**values):
-    """The config of `setup` with a length, which a check asks for."""
+def config_with_steps(**values):
+    """Returns the config of `setup` with a number of steps, which config checks require."""
     config = setup()[1]
     config.update_from_flattened_dict({"steps": 10} | values)
     return config
@@ -56,7 +56,7 @@ def losses_at(objective, model, batch, state, update):
 
 
 def assert_equal(one, other, rtol=1e-5, atol=1e-6):
-    """`atol` is of the largest value of an array, where that is above 1."""
+    """Asserts that trees are equal; `atol` is multiplied by an array's largest value above 1."""
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol * max(1, np.abs(b).max()))
 
@@ -66,21 +66,21 @@ def assert_equal(one, other, rtol=1e-5, atol=1e-6):
     "values",
     [{"micro_batches": 2}, {"micro_batches": 2, "optimizer.sum_gradients": "float32_once"}],
 )
-def test_what_is_seen_is_that_of_the_whole_batch(values):
+def test_micro_batches_equal_the_whole_batch(values):
     whole, parts = stepped(), stepped(**values)
     for *_, figures in (whole, parts):
-        del figures["views_matched"]  # Of the images that are seen at once.
+        del figures["views_matched"]  # This metric compares only the images of one micro-batch.
     assert_equal(whole, parts)
 
 
-def test_teacher_and_centre_follow_by_their_definition():
+def test_teacher_and_centre_are_updated_by_their_definition():
     program, _ = setup()
     state = program.initial_state(0)
     first = jax.device_get(state["objective_state"])
     state, _ = program.train_step(state, program.initial_metrics(), batch_of(program.mesh))
     share = (
         0.5 * (1 + np.cos(np.pi * 0 / 10)) / 2
-    )  # The first update has `teacher_momentum` itself.
+    )  # The first update uses the initial `teacher_momentum`.
     wanted = jax.tree.map(
         lambda old, new: old + share * (new - old),
         first["teacher"],
@@ -91,7 +91,7 @@ def test_teacher_and_centre_follow_by_their_definition():
     assert program.evaluated(state).params is state["objective_state"]["teacher"]
 
 
-def test_memory_survives_a_checkpoints_items():
+def test_state_is_restored_from_a_checkpoints_items():
     program, _ = setup()
     state, metrics = program.initial_state(0), program.initial_metrics()
     items = as_items(state, metrics)
@@ -108,7 +108,7 @@ def test_evaluation_does_not_depend_on_the_batch():
         evaluate = Evaluator(program, splits, config, print, evaluation_views(config))
         figures.append(evaluate("test", program.evaluated(program.initial_state(0)), lambda: True))
     assert figures[0]["images"] == 40
-    # Fewer views to be confused with are in a smaller batch.
+    # A view in a smaller batch has fewer other views with which it can be confused.
     assert figures[0].pop("views_matched") >= figures[1].pop("views_matched")
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)
 
@@ -123,7 +123,9 @@ def test_plan_counts_both_views_and_the_teacher():
         make_workload(run_options(config), None).multiply_adds
         / make_workload(run_options(supervised), None).multiply_adds
     )
-    # A third of a forward pass for each of the teacher's two; the last layer reads one token only.
+    # The student trains on both views. The teacher adds one forward pass for each of them, which
+    # costs a third of a training step. The tolerance allows for the last layer, which computes only
+    # one token.
     assert 8 / 3 * 0.7 < ratio < 8 / 3 * 1.2
 
 
@@ -161,12 +163,13 @@ def test_loss_with_local_crops_is_the_mean_over_all_pairs_of_views():
     said = every - np.log(np.exp(every).sum(-1, keepdims=True))
     wanted = np.exp(large / 0.04) / np.exp(large / 0.04).sum(
         -1, keepdims=True
-    )  # The centre is zero yet.
+    )  # The centre is still zero.
     pairs = [(t, s) for t in range(2) for s in range(5) if t != s]
     mean = sum(-(wanted[:, t] * said[:, s]).sum(-1) for t, s in pairs) / len(pairs)
     np.testing.assert_allclose(found, mean, rtol=1e-4)
     *_, other = compute(evaluated, batch["image"], batch["local"][::-1])
-    # Those that four patches are interpolated from, and the class token's.
+    # These are the class token and patches from which the position embeddings of a crop's 2x2
+    # patches are interpolated.
     assert (np.abs(table - other).max(axis=-1)[0, [0, 1, 4, 13, 16]] > 0).all()
 
 
@@ -175,7 +178,8 @@ def test_plan_counts_local_crops_without_a_teacher():
     config.data.source, config.epochs = "digits", 5.0
     whole = make_workload(run_options(config), None).multiply_adds
     config.update_from_flattened_dict(LOCAL)
-    # Five tokens for seventeen, and no third for a teacher; the head counts for all alike.
+    # A local crop has 5 tokens instead of 17, and no forward pass of a teacher, which is a third of
+    # a training step. The head costs the same for every view.
     assert (
         0.3
         < (make_workload(run_options(config), None).multiply_adds - whole) / whole * (8 / 3) / 3
@@ -198,7 +202,7 @@ def test_local_crops_larger_than_the_images_are_rejected():
     with pytest.raises(
         UserError, match="local_size is 24 .* at most data.image_size = 16, or give"
     ):
-        check(to_check(**LOCAL | {"dino.local_size": 24}))
+        check(config_with_steps(**LOCAL | {"dino.local_size": 24}))
 
 
 def test_local_crops_need_a_crop_that_draws_an_area():
@@ -218,7 +222,7 @@ def test_mixed_images_are_refused():
 PATCHES = {"dino.patch_weight": 1.0, "model.pooling": "cls"}
 
 
-def test_one_view_of_each_image_is_masked_and_the_shares_are_even_in_a_batch():
+def test_one_view_of_each_image_is_masked_with_evenly_spaced_shares_in_a_batch():
     program, _ = setup(**PATCHES, **{"batch_size": 64, "dino.patch_mask_ratios": (0.25, 0.75)})
     objective = nnx.merge(
         program.objective, program.evaluated(program.initial_state(0)).objective_params
@@ -227,7 +231,7 @@ def test_one_view_of_each_image_is_masked_and_the_shares_are_even_in_a_batch():
     drawn = prepare(objective, batch, jax.random.split(jax.random.key(0), 64))
     masked, count = np.asarray(drawn["masked"]), np.asarray(drawn["masked"]).sum((1, 2))
     np.testing.assert_array_equal((masked.any(2)).sum(1), 1)
-    # Image k of 64 masks from k to k + 1 parts of 64 of what lies between a quarter and three.
+    # The masked fraction of image k lies between 0.25 + 0.5 * k / 64 and 0.25 + 0.5 * (k + 1) / 64.
     wanted = 16 * (0.25 + 0.5 * np.arange(64) / 64)
     assert (np.floor(wanted) <= count).all()
     assert (count <= np.ceil(wanted + 8 / 64)).all()
@@ -238,7 +242,7 @@ def test_one_view_of_each_image_is_masked_and_the_shares_are_even_in_a_batch():
         assert sorted(chosen) == np.flatnonzero(masked[image, view[image]]).tolist()
 
 
-def test_masked_patches_are_learnt_from_what_the_teacher_says_of_them():
+def test_loss_of_masked_patches_is_the_cross_entropy_with_the_teacher():
     program, _ = setup(**PATCHES, **{"dino.patch_prototypes": 9, "dino.teacher_temperature": 0.1})
     evaluated, batch = (
         program.evaluated(program.initial_state(0)),
@@ -255,7 +259,7 @@ def test_masked_patches_are_learnt_from_what_the_teacher_says_of_them():
     assert np.abs(tokens - whole).max() > 0.1
     said, wanted = (np.asarray(objective.patch_head(x), np.float64) / 0.1 for x in (tokens, whole))
     said -= np.log(np.exp(said).sum(-1, keepdims=True))
-    wanted = np.exp(wanted) / np.exp(wanted).sum(-1, keepdims=True)  # The centre is zero yet.
+    wanted = np.exp(wanted) / np.exp(wanted).sum(-1, keepdims=True)  # The centre is still zero.
     losses, masked = -(wanted * said).sum(-1), np.asarray(batch["masked"])
     found = losses_at(objective, model, batch, evaluated.objective_state, 1)
     of_patches = (losses * masked).sum((1, 2)) / masked.sum((1, 2))
@@ -265,11 +269,12 @@ def test_masked_patches_are_learnt_from_what_the_teacher_says_of_them():
     np.testing.assert_allclose(heavier.each - found.each, of_patches, rtol=1e-3)
 
 
-def test_temperature_rises_in_a_straight_line():
+def test_temperature_rises_linearly():
     warmup = {"dino.teacher_temperature_end": 0.08, "dino.teacher_temperature_steps": 4}
     program, _ = setup(**warmup)
     objective = program.abstract_objective()
-    # `CosineScheduler` of DINOv2 has np.linspace(0.04, 0.08, 4), and then the last.
+    # DINOv2's `CosineScheduler` starts with np.linspace(0.04, 0.08, 4) and then keeps the last
+    # value.
     assert [float(objective.temperature(update)) for update in (1, 2, 3, 4, 5, 9)] == pytest.approx(
         [*np.linspace(0.04, 0.08, 4), 0.08, 0.08]
     )
@@ -286,7 +291,7 @@ def test_temperature_rises_in_a_straight_line():
         (dict(spread=0.5, prototypes_used=12, teacher_entropy=2.4848), "outputs are uniform"),
     ],
 )
-def test_collapse_is_said_after_a_twentieth_of_the_run(means, words):
+def test_collapse_is_logged_after_a_twentieth_of_the_run(means, words):
     objective = setup()[0].abstract_objective()
     objective.steps = 100
     assert words in objective.warning(means, 5)
@@ -308,18 +313,18 @@ def test_collapse_is_said_after_a_twentieth_of_the_run(means, words):
         ({"dino.teacher_momentum": 1.5}, "dino.teacher_momentum"),
     ],
 )
-def test_values_that_do_not_fit_are_refused_in_one_line(values, words):
-    config = to_check(**values)
+def test_invalid_values_are_refused_in_one_line(values, words):
+    config = config_with_steps(**values)
     with pytest.raises(UserError, match=words):
         check(config)
 
 
-def test_koleo_of_groups_may_be_cut_into_micro_batches_of_whole_groups():
-    check(to_check(**{"dino.koleo": 0.1, "dino.koleo_group": 4, "micro_batches": 2}))
+def test_koleo_of_groups_works_with_micro_batches_of_whole_groups():
+    check(config_with_steps(**{"dino.koleo": 0.1, "dino.koleo_group": 4, "micro_batches": 2}))
 
 
 @pytest.mark.parametrize("values", [{"dino.centring": "sinkhorn"}, {"dino.koleo": 0.1}])
-def test_what_compares_images_refuses_a_batch_of_one(values):
+def test_losses_that_compare_images_refuse_a_batch_of_one(values):
     with pytest.raises(
         UserError, match="batch_size must be 2 or more: KoLeo and Sinkhorn-Knopp compare"
     ):
@@ -345,12 +350,12 @@ def test_schedules_longer_than_the_run_are_refused(values, words):
         setup(**PATCHES, **values)
 
 
-def test_a_start_that_nothing_waits_for_may_come_after_the_run():
+def test_the_first_step_of_an_unused_loss_may_be_after_the_run():
     program, _ = setup(**{"dino.teacher_temperature_steps": 9, "dino.gram_from": 500})
     assert program.abstract_objective().temperatures[2] == 9
 
 
-def test_patches_of_a_model_that_has_none_are_refused():
+def test_patch_losses_of_a_model_without_patches_are_refused():
     with pytest.raises(UserError, match="must be a ViT"):
         setup(**PATCHES, **{"model.name": "R50+ViT-Ti/16", "model.resnet_blocks": (1,)})
 
@@ -359,7 +364,7 @@ GRAM = PATCHES | {"dino.gram": 2.0, "dino.gram_from": 2, "dino.gram_every": 2}
 GRAM |= {"dino.gram_times": 1}
 
 
-def test_a_teacher_is_kept_and_kept_anew_as_often_as_is_said():
+def test_the_gram_teacher_is_copied_as_often_as_configured():
     objective = setup(**GRAM)[0].abstract_objective()
     objective = nnx.merge(*nnx.split(objective))
     kept, kinds = 0.0, []
@@ -372,7 +377,7 @@ def test_a_teacher_is_kept_and_kept_anew_as_often_as_is_said():
     assert kinds == [True, True, False, True, False, False, False]
 
 
-def test_patches_are_held_to_the_similarities_of_the_kept_teacher():
+def test_gram_loss_compares_patch_similarities_with_the_gram_teachers():
     program, config = setup(**GRAM, **{"dino.gram_size": 32, "dino.koleo": 0.0})
     assert abstract_batch(config, program.mesh)["gram"].shape == (16, 2, 32, 32, 3)
     evaluated, batch = (
@@ -394,7 +399,8 @@ def test_patches_are_held_to_the_similarities_of_the_kept_teacher():
 
     tokens, large = features(batch)
     large = np.asarray(large).reshape(16, 2, 8, 8, -1)
-    # Keys's cubic at a half between four places, with a = -0.75; beyond an edge is the edge.
+    # Bicubic downsampling by 2 has these four taps: Keys' kernel with a = -0.75, halfway between
+    # pixels. Beyond an edge, the pixels at the edge are repeated.
     padded = np.pad(large, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
     taps = np.array([-0.09375, 0.59375, 0.59375, -0.09375])
     rows = sum(tap * padded[:, :, k : k + 7 : 2] for k, tap in enumerate(taps))

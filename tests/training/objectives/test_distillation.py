@@ -1,4 +1,4 @@
-"""Distillation: its loss, and that its frozen teacher stays what it is, wherever it lives."""
+"""Tests of distillation: the loss is the paper's, and no step changes the frozen teacher."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ TEACHER = dict(image_size=SIZE, dim=32, depth=2, mlp_dim=32, heads=2, mean=0.3, 
 
 
 def saved(model, folder, library="timm"):
-    """A folder with a model in it, whose parameters are nowhere zero."""
+    """Saves a model with noise added to all parameters, and returns its folder."""
     vit_jax.save_model(noisy(model, 2, 0.2), folder, library=library)
     return str(folder)
 
@@ -56,7 +56,7 @@ def batch_of(images: int = 16) -> dict[str, np.ndarray]:
 
 
 def stepped(teacher: str, steps: int = 2, devices=None, **values):
-    """The program, the state before and after some steps, and the sums of the metrics."""
+    """Returns the program, the state before and after some steps, and the summed metrics."""
     config = config_for(teacher, **values)
     frozen = open_frozen(config)
     mesh = make_mesh(config.mesh, devices)
@@ -74,7 +74,7 @@ def log_softmax(x):
 
 
 def student_of(**values):
-    """A student whose heads say something, each something else."""
+    """Returns a student whose heads have random parameters, different in each head."""
     student = create_model("ViT-Ti/4", num_classes=CLASSES, image_size=SIZE, **SMALL | values)
     rng = np.random.default_rng(3)
     for head in filter(None, (student.head, student.distillation_head)):
@@ -84,8 +84,10 @@ def student_of(**values):
 
 @jax.jit
 def logits_of_heads(student, images):
-    """Logits of the class token's head and of the distillation token's, found by muting the other
-    one.
+    """Returns the logits of the class token's head and of the distillation token's head.
+
+    The model averages both heads, so one head's logits are twice the model's output with the other
+    head set to zero.
     """
     if student.distillation_head is None:
         return 2 * (student(images),)
@@ -135,7 +137,7 @@ def test_loss_is_the_papers(teacher, kind, heads):
 
 
 @pytest.mark.slow
-def test_teacher_sees_pixels_as_its_checkpoint_says_and_no_step_changes_it(teacher):
+def test_teacher_uses_its_checkpoints_normalization_and_no_step_changes_it(teacher):
     _, first, state, sums = stepped(teacher)
     frozen = {x.shape for x in jax.tree.leaves(state["frozen"])}
     assert frozen and not frozen & {
@@ -176,7 +178,7 @@ OTHERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
-def test_teacher_of_another_family_sees_the_students_pixels_at_the_students_size(name, tmp_path):
+def test_teacher_of_another_family_gets_the_students_pixels_at_the_students_size(name, tmp_path):
     library, values = OTHERS[name]
     values |= dict(num_classes=CLASSES, image_size=32, mean=0.3, std=0.2)
     model = vit_jax.create_model(name, **values)
@@ -191,7 +193,7 @@ def test_teacher_of_another_family_sees_the_students_pixels_at_the_students_size
 
 
 @pytest.mark.slow
-def test_teacher_in_bfloat16_says_what_its_checkpoint_says_in_bfloat16(teacher):
+def test_teacher_in_bfloat16_has_its_checkpoints_bfloat16_outputs(teacher):
     frozen = open_frozen(config_for(teacher, **{"objective.teacher_dtype": "bfloat16"}))
     graphdef, said = nnx.graphdef(frozen.model), jax.jit(lambda model, images: model(images))
     kept = nnx.merge(graphdef, jax.tree.map(jnp.asarray, frozen.read()))
@@ -230,7 +232,7 @@ def refused(message: str, teacher: str | None, **values) -> None:
         )
 
 
-def test_teachers_that_do_not_fit_are_refused_in_one_line(teacher, tmp_path):
+def test_unsuitable_teachers_are_refused_in_one_line(teacher, tmp_path):
     def other(name, classes, **values):
         made = vit_jax.create_model("ViT-Ti/4", num_classes=classes, **TEACHER | values)
         return saved(made, tmp_path / name)

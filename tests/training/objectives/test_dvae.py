@@ -1,6 +1,4 @@
-"""The discrete autoencoder: its loss against plain NumPy, its schedules, and the use of its
-codes.
-"""
+"""Tests of the discrete VAE: its loss against NumPy, its schedules, and the usage of its codes."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +20,7 @@ CODES = 11
 
 
 def made(average=0.0, **values):
-    """A small encoder and the objective, with parameters that are not small or zero anywhere."""
+    """Returns a small encoder and the objective, with noise added to all parameters."""
     model = create_model("DVAE", num_classes=CODES, **SMALL)
     config = config_of("dvae", codes=CODES, **values)
     config.optimizer.average = average
@@ -48,7 +46,7 @@ def convolve(x, p):
 
 
 def decode(p, shares):
-    """What the decoder says of codes' shares `[rows, columns, codes]`, float64."""
+    """Returns the decoder's output for code probabilities `[rows, columns, codes]`, in float64."""
     x = shares @ p["codes"]["kernel"] + p["codes"]["bias"]
     for stage, blocks in p["stages"].items():
         if stage != "1":
@@ -63,7 +61,7 @@ def decode(p, shares):
 
 
 def expected(objective, scores, shares, images, weight):
-    """The loss of each image, by the codes' scores and the shares that the decoder gets."""
+    """Returns the loss of each image; `shares` are the code probabilities that the decoder gets."""
     p = jax.tree.map(
         lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(nnx.state(objective.decoder))
     )
@@ -79,7 +77,7 @@ def expected(objective, scores, shares, images, weight):
     return np.array(found)
 
 
-def test_in_evaluation_the_decoder_sees_the_likeliest_codes():
+def test_in_evaluation_the_decoder_gets_the_likeliest_codes():
     model, objective = made()
     images = random_images(2, 16, 24)
     scores = np.asarray(code_scores(model, images), np.float64)
@@ -97,7 +95,8 @@ def test_in_training_codes_are_drawn_and_relaxed():
     images, update = random_images(2, 16, 24), 2
     scores = np.asarray(code_scores(model, images), np.float64)
     noise = jax.random.gumbel(nnx.Rngs(dropout=jax.random.key(3)).dropout(), scores.shape)
-    heated = np.exp((scores + np.asarray(noise)) / 0.5)  # Half of the way down.
+    # At update 2 of 4, the temperature is halfway between 0.8 and 0.2.
+    heated = np.exp((scores + np.asarray(noise)) / 0.5)
     shares = heated / heated.sum(-1, keepdims=True)
     weight = 6.6 * (1 - np.cos(np.pi * update / 5000)) / 2
     context = StepContext(
@@ -168,7 +167,7 @@ def test_the_use_of_codes_is_a_mean_over_the_last_updates():
     np.testing.assert_allclose(metrics["codes_used"], [3 / CODES] * 2, rtol=1e-6)
 
 
-def test_averages_of_both_halves_are_what_evaluation_sees():
+def test_evaluation_uses_averages_of_the_encoder_and_the_decoder():
     (_, objective), (model, averaged) = made(), made(average=0.75)
     config = config_of("dvae")
     config.optimizer.average = 0.75
@@ -209,7 +208,7 @@ def test_averages_of_both_halves_are_what_evaluation_sees():
     assert np.abs(far - found.each).max() > 0.01
 
 
-def test_codes_that_have_died_are_warned_of():
+def test_unused_codes_log_a_warning():
     _, objective = made(temperature_steps=6000)
     dead, alive = ({"codes_used": share, "perplexity": 3.0} for share in (0.01, 0.5))
     assert "1.00% are in use (perplexity 3); lower config.dvae.kl_weight" in objective.warning(
@@ -218,7 +217,7 @@ def test_codes_that_have_died_are_warned_of():
     assert objective.warning(dead, 599) is objective.warning(alive, 600) is None
 
 
-def test_the_models_head_is_of_the_codes_that_the_config_says():
+def test_the_models_head_has_the_configured_number_of_codes():
     config = config_of("dvae", codes=77)
     assert objective_of(config.objective.name).outputs(config) == 77
     with pytest.raises(UserError, match=r"dvae.codes=77, and the model's head has 11"):
@@ -226,7 +225,7 @@ def test_the_models_head_is_of_the_codes_that_the_config_says():
         make_objective(config, made_of, rngs=nnx.Rngs(0))
 
 
-def test_new_scores_under_an_old_decoder_are_refused():
+def test_a_new_head_with_a_restored_decoder_is_refused():
     config = config_of("dvae", codes=CODES)
     config.finetune.checkpoint = "somewhere"
     with pytest.raises(

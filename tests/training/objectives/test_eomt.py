@@ -1,4 +1,4 @@
-"""EoMT beside Transformers' model and loss, with the same parameters, points and masks."""
+"""Tests of EoMT against Transformers' model and loss, with equal parameters, points and masks."""
 
 import json
 
@@ -35,7 +35,7 @@ IMAGES, QUERIES, POINTS, LAYERS = 3, 7, 48, 2
 
 
 def drawn(points: int = POINTS) -> Points:
-    """Points of each image."""
+    """Draws random points for each image."""
     keys = jax.random.split(jax.random.key(3), IMAGES)
     return jax.vmap(lambda key: draw_points(key, points))(keys)
 
@@ -83,7 +83,7 @@ def test_targets_are_the_largest_classes():
 
 @pytest.fixture
 def criterion(torch, transformers, monkeypatch):
-    """Transformers' loss, whose random points are ours."""
+    """Returns the EoMT loss of Transformers, which uses our random points instead of its own."""
     from transformers.models.eomt import modeling_eomt
 
     config = transformers.EomtConfig(num_labels=CLASSES, train_num_points=POINTS)
@@ -91,7 +91,11 @@ def criterion(torch, transformers, monkeypatch):
     loss = modeling_eomt.EomtLoss(config, weights)
 
     def run(logits, classes, mask, points):
-        """The weighted loss of a batch; each image's matching draws first, then all losses."""
+        """Returns the weighted loss of a batch.
+
+        The points are used in the order in which Transformers draws them: for each image's
+        matching, then for all losses.
+        """
         labels = [sorted({*one.ravel().tolist()} - {255}) for one in mask]
         counts = [len(one) for one in labels]
         queue = [np.asarray(one)[None] for one in points.matched]
@@ -126,7 +130,7 @@ def criterion(torch, transformers, monkeypatch):
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_loss_and_gradients_are_those_of_transformers(torch, criterion, scale):
-    """With another number of masks in each image; `scale` makes the logits certain."""
+    """Equal for images with different numbers of masks, and for large logits (`scale` of 30)."""
     logits, classes = scale * floats(IMAGES, QUERIES, 6, 5), floats(IMAGES, QUERIES, CLASSES + 1)
     mask = masks(IMAGES, 12, 10)
     mask[1] = np.where(mask[1] > 2, 255, mask[1])
@@ -148,12 +152,12 @@ def test_loss_and_gradients_are_those_of_transformers(torch, criterion, scale):
 
 
 @pytest.mark.parametrize(("number", "expected"), enumerate(json.loads(GOLDEN.read_text())))
-def test_loss_and_gradients_are_those_of_mask2formers_own_code(number, expected):
+def test_loss_and_gradients_equal_those_of_mask2formers_code(number, expected):
     assert difference(ours(Trial(number)), expected) < ALLOWED
 
 
 def test_losses_are_those_of_plain_numpy():
-    """The definition, pair by pair: of costs, and of the losses of a matching."""
+    """Matching costs, and the losses of a given matching, equal a loop over pairs in NumPy."""
     logits, classes, mask = floats(QUERIES, 6, 5), floats(QUERIES, CLASSES + 1), masks(12, 10)
     points = jax.tree.map(lambda x: x[0], drawn())
     found = jax.jit(targets_of, static_argnums=(1, 2))(mask, CLASSES, QUERIES)
@@ -197,7 +201,7 @@ def test_losses_are_those_of_plain_numpy():
 
 
 def copied(torch, theirs, ours):
-    """Copies our random parameters of a head to Transformers' model."""
+    """Copies the random parameters of our head to the model of Transformers."""
 
     def linear(layer, own):
         layer.weight.copy_(torch.tensor(np.asarray(own.kernel[...]).T))
@@ -213,7 +217,8 @@ def copied(torch, theirs, ours):
             layer.conv1.weight.copy_(
                 torch.tensor(np.asarray(own.expand.kernel[...]).transpose(0, 3, 1, 2))
             )
-            # One bias for all four places there.
+            # Transposed convolutions in PyTorch have one bias for all four output pixels; ours has
+            # four.
             own.expand.bias[...] = jnp.broadcast_to(own.expand.bias[...][:1, :1], (2, 2, 32))
             layer.conv1.bias.copy_(torch.tensor(np.asarray(own.expand.bias[0, 0])))
             layer.conv2.weight.copy_(
@@ -225,7 +230,10 @@ def copied(torch, theirs, ours):
 
 @pytest.mark.parametrize("probability", [1.0, 0.0])
 def test_model_is_that_of_transformers(torch, transformers, tmp_path, probability):
-    """Queries without rotation in a DINOv3, and masked attention."""
+    """The outputs equal those of Transformers, with and without masked attention.
+
+    The backbone is a DINOv3, whose rotary position embedding is not applied to the queries.
+    """
     sizes = dict(
         hidden_size=32,
         num_hidden_layers=3,
@@ -262,7 +270,7 @@ def test_model_is_that_of_transformers(torch, transformers, tmp_path, probabilit
     pixels = np.random.default_rng(0).normal(size=(2, 64, 64, 3)).astype(np.float32)
     with torch.no_grad():
         expected = theirs(torch.tensor(pixels.transpose(0, 3, 1, 2)))
-    ours.normalize = lambda images: jnp.asarray(images)  # They are normalized.
+    ours.normalize = lambda images: jnp.asarray(images)  # These images are already normalized.
     masking = Masking(jnp.full(LAYERS, probability), jnp.zeros((2, LAYERS, QUERIES)))
     found = jax.jit(lambda images: head(ours, images, masking=masking))(pixels)
     assert found["masks"].shape[0] == LAYERS + 1
@@ -272,13 +280,13 @@ def test_model_is_that_of_transformers(torch, transformers, tmp_path, probabilit
     ):
         error = np.abs(found[key][-1] - value.numpy()).max()
         assert error < 1e-4 * np.abs(value.numpy()).max()
-    if not probability:  # Without masks the call for use is the same.
+    if not probability:  # Without masks, inference has the same outputs.
         plain = head(ours, pixels)
         np.testing.assert_allclose(plain["masks"][-1], found["masks"][-1], atol=1e-4)
 
 
 def test_probability_of_masks_falls_layer_by_layer():
-    """As `mask_annealing` of the authors' `lightning_module.py`, whose steps count from 0."""
+    """Equals `mask_annealing` of the authors' `lightning_module.py`, which counts steps from 0."""
     starts, ends, steps = (0.0, 0.2, 0.5), (0.15, 0.5, 1.0), 200
 
     def theirs(start, current, final):
@@ -315,7 +323,7 @@ def batch_of(images: int = 4) -> dict[str, jax.Array]:
 
 
 def test_micro_batches_have_the_loss_of_the_batch():
-    """The numbers of masks and the points do not depend on the parts of a batch."""
+    """The number of masks and the random points do not depend on how the batch is divided."""
     model, objective = made()
     keys = jax.random.split(jax.random.key(0), 4)
     batch = batch_of()

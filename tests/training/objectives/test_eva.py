@@ -1,4 +1,4 @@
-"""EVA: its loss of a frozen teacher's features, and which teachers fit."""
+"""Tests of EVA: the loss on a frozen teacher's features, and errors for unsuitable teachers."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ TEACHER = dict(image_size=SIZE, dim=24, depth=2, mlp_dim=32, heads=2, mean=0.3, 
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory) -> dict[str, str]:
-    """Checkpoints by what is particular of them."""
+    """Writes a checkpoint of each kind of teacher, and returns their folders by kind."""
     kinds = {
         "plain": ("ViT-Ti/4", TEACHER),
         "of larger patches": ("ViT-Ti/8", TEACHER | {"image_size": 32}),
@@ -51,7 +51,7 @@ def teachers(tmp_path_factory) -> dict[str, str]:
 
 
 def made(teacher: str, pooling="cls", **values):
-    """A small ViT, and the objective with its teacher."""
+    """Returns a small ViT, and the objective with its teacher."""
     config = config_of("eva", teacher=teacher, **values)
     config.data.image_size = SIZE
     vit = noisy(create_model("ViT-Ti/4", num_classes=0, image_size=SIZE, pooling=pooling, **SMALL))
@@ -59,7 +59,7 @@ def made(teacher: str, pooling="cls", **values):
 
 
 @pytest.mark.parametrize("features", ["tokens", "head"])
-def test_loss_is_one_less_the_cosine_with_what_the_teacher_says_of_masked_patches(
+def test_loss_is_one_minus_the_cosine_to_the_teachers_features_of_masked_patches(
     teachers, features
 ):
     model, objective = made(teachers["with a head"], teacher_features=features)
@@ -92,7 +92,7 @@ def test_loss_is_one_less_the_cosine_with_what_the_teacher_says_of_masked_patche
     np.testing.assert_allclose(found.metrics["cosine"], 1 - expected, rtol=1e-4, atol=1e-5)
 
 
-def test_of_each_image_as_many_patches_are_masked_as_the_share_says(teachers):
+def test_each_image_has_the_configured_share_of_masked_patches(teachers):
     _, objective = made(teachers["plain"])
     assert np.asarray(batch_of(objective)["masked"]).sum(1).tolist() == [MASKED] * 3
 
@@ -110,7 +110,7 @@ def test_the_patch_embedding_gets_its_share_of_the_gradient(teachers):
     np.testing.assert_allclose(tenth["cls"][...], whole["cls"][...], rtol=1e-3, atol=1e-6)
 
 
-def test_the_teacher_sees_the_same_crop_at_its_own_size(teachers):
+def test_the_teacher_gets_the_same_crop_at_its_own_size(teachers):
     model, objective = made(teachers["of larger patches"], teacher_size=32)
     config = config_of("eva", teacher=teachers["of larger patches"], teacher_size=32)
     config.data.image_size = SIZE
@@ -122,7 +122,7 @@ def test_the_teacher_sees_the_same_crop_at_its_own_size(teachers):
     assert not np.allclose(found, other)
 
 
-def test_a_run_draws_pictures_with_what_a_teacher_of_another_size_sees(teachers):
+def test_a_run_draws_pictures_with_a_teacher_of_another_image_size(teachers):
     config = config_of("eva", teacher=teachers["of larger patches"], teacher_size=32)
     config.model.update(dict(name="ViT-Ti/4", **SMALL))
     config.optimizer.warmup_steps = 0
@@ -142,10 +142,10 @@ def test_a_run_draws_pictures_with_what_a_teacher_of_another_size_sees(teachers)
     np.testing.assert_array_equal(seen, evaluate.images(3))
 
 
-def test_a_test_image_is_seen_by_its_crop_at_both_sizes():
+def test_evaluation_crops_have_the_sizes_of_the_student_and_the_teacher():
     rng, config = np.random.default_rng(0), config_of("eva", teacher="", teacher_size=24)
     config.data.image_size, config.data.test_resize, config.data.interpolation = SIZE, 20, "bicubic"
-    config.augment.color_jitter = (0.4, 0.4, 0.4)  # Of training images alone.
+    config.augment.color_jitter = (0.4, 0.4, 0.4)  # Applies to training images only.
     own, taught = evaluation_views(config)
     for image in rng.integers(256, size=(2, 40, 60, 3), dtype=np.uint8):
         for picture, size, resize in ((own, SIZE, 20), (taught, 24, 30)):
@@ -158,7 +158,7 @@ def test_a_test_image_is_seen_by_its_crop_at_both_sizes():
             np.testing.assert_array_equal(picture.crop(image, rng), np.asarray(expected))
 
 
-def test_vectors_of_no_length_have_finite_gradients():
+def test_zero_vectors_have_finite_gradients():
     one, other = jnp.zeros((2, 3)), jnp.array([[0.0, 0, 0], [1, 2, 2]])
     value, gradients = jax.value_and_grad(lambda *x: cosine(*x).sum(), (0, 1))(one, other)
     assert value == 0 and all(np.isfinite(x).all() for x in gradients)
@@ -176,30 +176,30 @@ def test_a_teacher_without_patches_is_refused(teachers):
         made(teachers["of no patches"])
 
 
-def test_a_teacher_without_a_head_has_no_outputs_of_it(teachers):
+def test_head_features_of_a_teacher_without_a_head_are_refused(teachers):
     with pytest.raises(UserError, match="has no head: config.objective.teacher_features='tokens'"):
         made(teachers["plain"], teacher_features="head")
 
 
-def test_a_head_behind_attention_pooling_says_nothing_of_a_patch(teachers):
+def test_head_features_after_attention_pooling_are_refused(teachers):
     words = r"head that reads more than a patch's last token.*teacher_features='tokens'"
     with pytest.raises(UserError, match=words):
         made(teachers["with attention pooling"], teacher_features="head")
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.99])
-def test_masks_that_leave_nothing_or_hide_nothing_are_refused(teachers, ratio):
+def test_masks_of_all_patches_or_of_none_are_refused(teachers, ratio):
     with pytest.raises(UserError, match="of 16 patches; it must leave some, and mask some"):
         made(teachers["plain"], mask_ratio=ratio)
 
 
-def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_predicted(teachers):
+def test_pictures_show_the_patches_whose_teacher_features_are_predicted(teachers):
     model, objective = made(teachers["plain"])
     batch = batch_of(objective)
     masked = np.asarray(batch["masked"])
     said = np.asarray(objective.teacher_features(batch))
     image, place = map(int, np.argwhere(~masked)[5])
-    # The head says of every patch what the teacher says of this one.
+    # The head now predicts the teacher's features of this patch for every patch.
     objective.head.kernel[...] = jnp.zeros_like(objective.head.kernel[...])
     objective.head.bias[...] = jnp.asarray(said[image, place])
     visible, predicted = pictures(objective, model, batch)

@@ -1,6 +1,4 @@
-"""FCMAE against plain NumPy in float64 over whole maps, with zeros in hidden places
-(2301.00808).
-"""
+"""Tests of FCMAE (arXiv 2301.00808) against NumPy on dense maps with zeros at masked positions."""
 
 from functools import partial
 
@@ -29,7 +27,7 @@ from vit_jax.models.layers import capturing
 from vit_jax.runs.loop import train
 from vit_jax.training.objectives import make_objective
 
-# 3x4 patches of 8x8 pixels, of which 4 are visible: maps of 6x8 and 3x4 places.
+# Images have 3x4 patches of 8x8 pixels, of which 4 are visible. The stages' maps are 6x8 and 3x4.
 STAGES = dict(blocks=(1, 2), widths=(8, 12))
 SIZE, ROWS, COLUMNS, VISIBLE = (24, 32), 3, 4, 4
 
@@ -43,7 +41,7 @@ def drawn(objective, images=2):
 
 
 def convolve(x, p, side):
-    """A convolution whose stride is its side."""
+    """Returns a convolution whose stride equals the side of its kernel."""
     seen = windows(x, side, side)
     return (
         seen.reshape(*seen.shape[:2], -1) @ p["kernel"].reshape(-1, p["kernel"].shape[-1])
@@ -52,8 +50,10 @@ def convolve(x, p, side):
 
 
 def block(x, p, shown):
-    """A block, with zeros before and behind its convolution, and in GRN's sums, where nothing is
-    shown.
+    """Applies a ConvNeXt block to a map in which masked positions are zero.
+
+    They are zero before and after the depthwise convolution, and in the sums of GRN. `shown` is 1
+    at visible positions and 0 elsewhere.
     """
     around = (windows(pad_both(x * shown, 3), 7, 1) * p["depthwise"]["kernel"][:, :, 0]).sum((2, 3))
     branch = activate(
@@ -68,7 +68,7 @@ def block(x, p, shown):
 
 
 def encoded(p, image, visible):
-    """The last stage's map of an image in [0, 255], of which these patches are visible."""
+    """Returns the last stage's map of an image in [0, 255] with the given visible patches."""
     seen = np.zeros(ROWS * COLUMNS)
     seen[visible] = 1
     seen = seen.reshape(ROWS, COLUMNS, 1)
@@ -89,7 +89,7 @@ def encoded(p, image, visible):
 
 
 def predicted(model, decoder, image, order):
-    """Pixels of the hidden patches of one image, of parameters in float64."""
+    """Returns the predicted pixels of an image's masked patches, from parameters in float64."""
     visible, hidden = order[:VISIBLE], order[VISIBLE:]
     x = linear(encoded(model, image, visible), decoder["embedding"]).reshape(ROWS * COLUMNS, -1)
     x[hidden] = decoder["mask"]
@@ -122,7 +122,7 @@ CASES = {
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("case", CASES)
-def test_prediction_equals_whole_maps_with_zeros_in_hidden_places(case):
+def test_prediction_equals_dense_maps_with_zeros_at_masked_positions(case):
     model, objective = made(**CASES[case])
     batch = drawn(objective)
     found = predict(objective, model, batch)
@@ -151,7 +151,7 @@ def test_loss_is_the_squared_error_of_hidden_pixels(normalized):
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("remat", ["none", "full"])
-def test_gradient_is_the_slope_of_the_plain_loss(remat):
+def test_gradient_equals_finite_differences_of_the_numpy_loss(remat):
     model, objective = made(dict(remat=remat))
     batch = drawn(objective, 1)
     graphdef, weights = nnx.split((model, objective))
@@ -192,7 +192,8 @@ def test_prediction_depends_on_every_visible_patch_and_on_no_hidden_one():
     )
     before, *after = np.asarray(predict(objective, model, batch))
     change = np.array([np.abs(one - before).max() for one in after]) / np.abs(before).max()
-    # Rows of a batch may differ in their last bits, by the vector instructions of the CPU.
+    # Equal images of a batch can differ in their last bits, because of the CPU's vector
+    # instructions.
     assert (change[:VISIBLE] > 1e-4).all() and (change[VISIBLE:] < 1e-6).all(), change
 
 
@@ -208,7 +209,7 @@ def test_features_of_all_patches_are_those_of_the_whole_image():
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
-def test_pointwise_layers_compute_the_visible_places_alone():
+def test_pointwise_layers_compute_only_visible_positions():
     model, objective = made()
     batch = drawn(objective)
     with capturing(("hidden_features",)) as found:
@@ -229,8 +230,8 @@ def full_size(name, size=224):
     return model, abstract(partial(make_objective, config, model))
 
 
-# Parameters of the authors' decoder: a dense layer from the last stage, a token, a block, a dense
-# layer.
+# Number of parameters of the authors' decoder, without its first dense layer: mask token, block,
+# last dense layer.
 DECODER = 512 + (50 * 512 + 2 * 512 + 513 * 2048 + 2 * 2048 + 2049 * 512) + 513 * 3072
 
 
@@ -238,7 +239,7 @@ DECODER = 512 + (50 * 512 + 2 * 512 + 513 * 2048 + 2 * 2048 + 2049 * 512) + 513 
     ("name", "width", "least", "most"),
     [("ConvNeXtV2-Atto", 320, 0.69, 0.71), ("ConvNeXtV2-B", 1024, 0.4, 0.41)],
 )
-def test_decoder_is_the_authors_and_a_step_costs_a_part_of_the_supervised_one(
+def test_decoder_is_the_authors_and_a_step_costs_a_fraction_of_the_supervised_one(
     name, width, least, most
 ):
     model, objective = full_size(name)
@@ -251,7 +252,7 @@ def test_decoder_is_the_authors_and_a_step_costs_a_part_of_the_supervised_one(
 
 
 @pytest.mark.slow
-def test_pretraining_goes_on_from_a_run_with_its_decoder(tmp_path, capsys):
+def test_pretraining_continues_from_a_run_with_its_decoder(tmp_path, capsys):
     config = config_of("fcmae")
     config.model.update(dict(name="ConvNeXtV2-T", **STAGES))
     config.data.update(dict(source="digits", image_size=16, test_resize=16, workers=0))
@@ -266,7 +267,7 @@ def test_pretraining_goes_on_from_a_run_with_its_decoder(tmp_path, capsys):
         train(run_options(config), tmp_path / "third")
 
 
-def test_pictures_show_what_is_visible_and_what_is_predicted():
+def test_pictures_show_visible_and_predicted_patches():
     model, objective = made()
     batch = drawn(objective)
     visible, filled = (np.asarray(x) for x in pictures(objective, model, batch))
@@ -304,12 +305,12 @@ def test_channel_that_is_zero_in_all_places_has_a_gradient():
         (dict(model="Swin-T"), "must be a ConvNeXt"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_made(arguments, words):
+def test_invalid_options_are_refused_before_parameters_are_allocated(arguments, words):
     with pytest.raises(UserError, match=words):
         refused("fcmae", **dict(model="ConvNeXtV2-Atto", image_size=64) | arguments)
 
 
-def test_a_layer_behind_the_last_stage_is_refused():
+def test_a_layer_after_the_last_stage_is_refused():
     config = config_of("fcmae")
     config.model.head_hidden = 8
     model = abstract(model_factory("ConvNeXtV2-Atto", num_classes=0, image_size=64, head_hidden=8))

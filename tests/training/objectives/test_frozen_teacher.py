@@ -1,6 +1,4 @@
-"""Self-distillation's losses under a frozen teacher with its heads: a small student, a larger
-teacher.
-"""
+"""Tests of DINO with a frozen teacher that has its own heads and is larger than the student."""
 
 import jax
 import numpy as np
@@ -19,14 +17,15 @@ from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.training.objectives.objective import StepContext
 from vit_jax.training.program import make_program
 
-pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+pytestmark = pytest.mark.slow  # Each test starts processes or compiles for seconds.
 
-HEADS = {"head": (12, 8), "patch_head": (9, 6)}  # Prototypes and bottleneck.
+# Number of prototypes and bottleneck width of each head.
+HEADS = {"head": (12, 8), "patch_head": (9, 6)}
 LARGER = dict(dim=24, depth=1, mlp_dim=32, heads=2)
 
 
 def write_teacher(folder, heads=("head", "patch_head"), seed=0, patch=4):
-    """A larger model than the student, with heads of the authors' kind."""
+    """Writes a teacher that is larger than the student, with DINO heads."""
     rng = np.random.default_rng(seed)
     name = f"ViT-Ti/{patch}"
     model = vit_jax.create_model(name, num_classes=0, image_size=16, **LARGER, pooling="cls")
@@ -63,7 +62,7 @@ def config_for(teacher, **values):
 
 
 def setup(teacher, **values):
-    """The program, its first state, and a batch."""
+    """Returns the program, its first state and a batch."""
     config = config_for(teacher, **values)
     frozen = open_frozen(config)
     mesh = make_mesh(config.mesh)
@@ -84,8 +83,8 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def said_by(own: dict, name: str, x: np.ndarray) -> np.ndarray:
-    """What a head of a folder says, in float64."""
+def head_outputs(own: dict, name: str, x: np.ndarray) -> np.ndarray:
+    """Returns the outputs of a head that was read from a folder, in float64."""
     x = np.float64(x)
     for layer in range(3):
         if layer:
@@ -102,10 +101,11 @@ def said_by(own: dict, name: str, x: np.ndarray) -> np.ndarray:
     )
 
 
-def test_student_learns_of_whole_views_what_the_teachers_own_heads_say(teacher):
+def test_loss_of_unmasked_views_is_the_cross_entropy_with_the_teachers_own_heads(teacher):
     program, state, batch = setup(teacher, **{"dino.teacher_temperature": 0.1})
     model, objective = modules(program, state)
-    objective.mask[...] += 1.0  # No patch is masked, so that it shows nowhere.
+    # With a frozen teacher the student sees unmasked views, so the mask token has no effect.
+    objective.mask[...] += 1.0
     batch = objective.prepare(jax.device_get(batch), jax.random.split(jax.random.key(0), 16))
     found = jax.jit(
         lambda model, objective, batch: objective(
@@ -124,10 +124,12 @@ def test_student_learns_of_whole_views_what_the_teachers_own_heads_say(teacher):
         return np.asarray(model.features(images.reshape(-1, 16, 16, 3))).reshape(16, 2, -1)
 
     (features, tokens), (theirs, their_tokens) = see(model), see(loaded)
-    wanted = np.exp(log_softmax(said_by(own, "head", theirs) / 0.1))  # The centres are zero yet.
+    wanted = np.exp(
+        log_softmax(head_outputs(own, "head", theirs) / 0.1)
+    )  # The centres are still zero.
     said = log_softmax(np.float64(objective.head(features)) / 0.1)
     pairs = -(wanted * said[:, ::-1]).sum(-1).mean(1)
-    wanted = np.exp(log_softmax(said_by(own, "patch_head", their_tokens) / 0.1))
+    wanted = np.exp(log_softmax(head_outputs(own, "patch_head", their_tokens) / 0.1))
     said = log_softmax(np.float64(objective.patch_head(tokens)) / 0.1)
     masked = np.asarray(batch["masked"])
     patches = (-(wanted * said).sum(-1) * masked).sum((1, 2)) / masked.sum((1, 2))
@@ -135,7 +137,7 @@ def test_student_learns_of_whole_views_what_the_teachers_own_heads_say(teacher):
     np.testing.assert_allclose(found.each, pairs + patches / 2, rtol=1e-4)
 
 
-def test_teacher_stays_as_it_is_while_the_student_and_its_average_learn(teacher):
+def test_teacher_does_not_change_while_the_student_and_its_average_train(teacher):
     program, state, batch = setup(teacher, **{"dino.teacher_momentum": 0.5})
     first, losses = jax.device_get((state["frozen"], state["objective_state"]["teacher"])), []
     assert {"model", "heads"} == first[0].keys()
@@ -167,7 +169,7 @@ def test_teacher_stays_as_it_is_while_the_student_and_its_average_learn(teacher)
         ({"model.name": "ViT-Ti/8"}, "has patches 4x4, and the student 2x2"),
     ],
 )
-def test_a_teacher_that_says_something_else_is_refused_in_one_line(values, words, teacher):
+def test_a_teacher_with_other_outputs_is_refused_in_one_line(values, words, teacher):
     with pytest.raises(UserError, match="config.objective.teacher=.*" + words):
         setup(teacher, **values)
 
@@ -202,5 +204,6 @@ def test_plan_counts_a_third_of_the_teacher(teacher):
     taught = make_workload(run_options(config), None).multiply_adds
     config.objective.teacher = None
     alone = make_workload(run_options(config), None).multiply_adds
-    # Of one layer 24 wide beside the student's own two of 16; heads of 16 are alike.
+    # This teacher has one layer of width 24. Without it, the teacher has the student's two layers
+    # of width 16. Both cost about the same, and the heads are equal.
     assert 0.9 < taught / alone < 1.1 and taught != alone

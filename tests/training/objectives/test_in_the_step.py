@@ -1,4 +1,4 @@
-"""Objectives in the one training step and the one evaluation."""
+"""Tests of all objectives in the shared training step and the shared evaluation."""
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from vit_jax.training.objectives.objective import EVALUATION, Loss, Objective
 from vit_jax.training.program import Program, make_program
 
 OBJECTIVES = {"masked_patch": {"target": "pixels"}, "mae": {}, "fcmae": {}}
-# Of which the parts of a batch are drawn for one by one.
+# Objectives that draw random numbers for each micro-batch separately.
 OTHERS = {"dvae": {"codes": 16}}
 MODELS = {
     "fcmae": dict(name="ConvNeXtV2-T", blocks=(1, 1), widths=(8, 16)),
@@ -27,7 +27,7 @@ MODELS = {
 
 
 def program_of(name: str, classes: int = 0, **values) -> tuple[Program, ConfigDict]:
-    """Of plain gradient descent, which shows the gradient itself."""
+    """Returns a program and its config; with plain SGD, updates are proportional to gradients."""
     config = config_of(name, **(OBJECTIVES | OTHERS).get(name, {}))
     config.model.update(MODELS.get(name, dict(name="ViT-Ti/4", **SMALL)))
     plain = {"name": "sgd", "beta1": 0.0, "weight_decay": 0.0, "clip_norm": 0.0}
@@ -41,7 +41,7 @@ def program_of(name: str, classes: int = 0, **values) -> tuple[Program, ConfigDi
 
 
 class OfParts(Objective):
-    """An objective as a program may hand it in, of labels and pictures of two sizes."""
+    """An objective defined outside the package, with labels and with views of two sizes."""
 
     labels = True
 
@@ -71,7 +71,7 @@ def batch_of(mesh) -> dict:
 
 
 def stepped(name: str, **values) -> tuple[dict, list[dict]]:
-    """Weights on the host after two steps, and each step's metrics."""
+    """Returns the weights after two steps, as host arrays, and each step's metrics."""
     program, config = program_of(name, **values)
     state, metrics = program.initial_state(0), []
     for _ in range(2):
@@ -82,7 +82,7 @@ def stepped(name: str, **values) -> tuple[dict, list[dict]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_micro_batches_see_the_masks_of_the_whole_batch(name):
+def test_micro_batches_use_the_masks_of_the_whole_batch(name):
     (whole, metrics), (parts, same) = (stepped(name, micro_batches=count) for count in (1, 4))
     for one, other in zip(
         jax.tree.leaves((whole, metrics)), jax.tree.leaves((parts, same)), strict=True
@@ -92,7 +92,7 @@ def test_micro_batches_see_the_masks_of_the_whole_batch(name):
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("name", OBJECTIVES | OTHERS)
-def test_every_step_draws_differently_and_replays_to_the_same_bits(name):
+def test_random_draws_differ_between_steps_and_repeat_bit_exactly(name):
     still = {"optimizer.learning_rate": 0.0}
     (_, (first, second)), (_, again) = stepped(name, **still), stepped(name, **still)
     assert first["loss"] != second["loss"]
@@ -101,7 +101,7 @@ def test_every_step_draws_differently_and_replays_to_the_same_bits(name):
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("name", OBJECTIVES | OTHERS)
-def test_objectives_parameters_are_trained_beside_the_models(name):
+def test_objectives_parameters_are_trained_with_the_models(name):
     program, _ = program_of(name)
     before = jax.device_get(program.initial_state(0)["extra"])
     after, _ = stepped(name)
@@ -136,7 +136,7 @@ def test_evaluation_does_not_depend_on_the_batch(name):
         ),
     ],
 )
-def test_what_an_objective_without_labels_cannot_use_is_refused(values, words):
+def test_unsupported_options_of_an_objective_without_labels_are_refused(values, words):
     with pytest.raises(UserError, match=words):
         program_of("mae", **values)
 

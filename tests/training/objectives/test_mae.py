@@ -1,6 +1,4 @@
-"""Masked autoencoders against the plain way: all patches in raster order (2111.06377, section
-3).
-"""
+"""Tests of MAE (arXiv 2111.06377) against a plain decoder over all patches in raster order."""
 
 from functools import partial
 
@@ -31,7 +29,7 @@ def made(options=None, **values):
     return make("mae", options=FIXED | (options or {}), **values)
 
 
-# Trainable parameters of encoder and decoder, as published.
+# Published numbers of trainable parameters of the encoder and the decoder.
 PARAMETERS = {
     "ViT-B/16": (85_647_360, 26_008_320),
     "ViT-L/16": (303_099_904, 26_139_392),
@@ -54,7 +52,7 @@ def test_encoder_and_decoder_have_the_published_parameters(name):
     ("name", "decoder_depth", "most"),
     [("ViT-B/16", 8, 0.55), ("ViT-B/16", 4, 0.4), ("ViT-L/16", 8, 0.34)],
 )
-def test_step_costs_a_part_of_the_supervised_one(name, decoder_depth, most):
+def test_step_costs_a_fraction_of_the_supervised_one(name, decoder_depth, most):
     model, objective = full_size(name, decoder_depth=decoder_depth)
     supervised = abstract(model_factory(name, num_classes=1000, image_size=224))
     whole = make_objective(config_of("classification"), supervised, rngs=None).multiply_adds(
@@ -79,7 +77,7 @@ def test_nine_tenths_of_ten_patches_leave_one():
     assert (objective.patches, objective.visible) == (10, 1)
 
 
-def test_encoder_processes_the_visible_patches_alone():
+def test_encoder_processes_only_visible_patches():
     model, objective = made()
     batch = objective.prepare({"image": random_images()}, keys(4))
     with capturing(("tokens",)) as found:
@@ -104,9 +102,7 @@ def test_prediction_depends_on_every_visible_patch_and_on_no_hidden_one():
 
 
 def plain(model, objective, images, order) -> np.ndarray:
-    """Predictions for the hidden patches of one image, its patches in raster order in the
-    decoder.
-    """
+    """Returns predictions for masked patches, with a decoder over all patches in raster order."""
     special, seen = model.prefix, np.sort(order[:6])
     kept = [*range(special), *(special + seen)]
     x = np.asarray(model.assemble(model.patches(images)))
@@ -122,7 +118,7 @@ def plain(model, objective, images, order) -> np.ndarray:
 
 
 def published_positions(rows: int, columns: int, dim: int) -> np.ndarray:
-    """Fixed positions as the authors' code has them: of frequencies 10,000 ** (-i / (dim / 4))."""
+    """Returns the authors' position embeddings, with frequencies 10,000 ** (-i / (dim / 4))."""
     rates = [10_000 ** (-i / (dim / 4)) for i in range(dim // 4)]
     return np.array(
         [
@@ -165,7 +161,7 @@ STATISTICS = {
 }
 
 
-def as_the_model_sees(images, statistics) -> np.ndarray:
+def normalized_pixels(images, statistics) -> np.ndarray:
     mean, std = statistics.get("mean", 0.5), statistics.get("std", 0.5)
     return (np.asarray(images, np.float64) / 255 - mean) / std
 
@@ -173,13 +169,13 @@ def as_the_model_sees(images, statistics) -> np.ndarray:
 @pytest.mark.one_variant
 @pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("normalized", [True, False])
-def test_loss_is_the_squared_error_of_hidden_pixels_as_the_model_sees_them(normalized, statistics):
+def test_loss_is_the_squared_error_of_masked_normalized_pixels(normalized, statistics):
     model, objective = made(STATISTICS[statistics], normalize_targets=normalized)
     images = random_images()
     batch = objective.prepare({"image": images}, keys(4))
     found, *_ = losses(objective, model, batch)
     predicted = np.asarray(predict(objective, model, batch), np.float64)
-    pixels = as_the_model_sees(images, STATISTICS[statistics])
+    pixels = normalized_pixels(images, STATISTICS[statistics])
     for image, order in enumerate(np.asarray(batch["order"])):
         errors = []
         for number, values in zip(order[6:], predicted[image], strict=True):
@@ -194,7 +190,7 @@ def test_loss_is_the_squared_error_of_hidden_pixels_as_the_model_sees_them(norma
 @pytest.mark.one_variant
 @pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("normalized", [True, False])
-def test_pictures_show_what_is_visible_and_what_is_predicted(normalized, statistics):
+def test_pictures_show_visible_and_predicted_patches(normalized, statistics):
     statistics = STATISTICS[statistics]
     model, objective = made(statistics, normalize_targets=normalized)
     images = random_images()
@@ -208,10 +204,10 @@ def test_pictures_show_what_is_visible_and_what_is_predicted(normalized, statist
         np.testing.assert_allclose(picture[~hidden], np.asarray(images)[~hidden], atol=1e-3)
     row, column = divmod(int(batch["order"][0, 6]), 6)
     place = np.s_[0, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
-    shown = as_the_model_sees(predicted[place], statistics)
+    shown = normalized_pixels(predicted[place], statistics)
     expected = np.asarray(predict(objective, model, batch)[0, 0]).reshape(4, 4, 3)
     if normalized:
-        there = as_the_model_sees(images[place], statistics)
+        there = normalized_pixels(images[place], statistics)
         expected = expected * np.sqrt(there.var(ddof=1) + 1e-6) + there.mean()
     np.testing.assert_allclose(shown, expected, atol=1e-4)
 
@@ -230,6 +226,6 @@ def test_pictures_show_what_is_visible_and_what_is_predicted(normalized, statist
         (dict(model="R+ViT-Ti/16", image_size=64), "not a hybrid"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_made(arguments, words):
+def test_invalid_options_are_refused_before_parameters_are_allocated(arguments, words):
     with pytest.raises(UserError, match=words):
         refused("mae", **arguments)

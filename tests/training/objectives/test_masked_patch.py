@@ -1,4 +1,4 @@
-"""Masked patch prediction against its description (paper, appendix B.1.2) in plain NumPy."""
+"""Tests of masked patch prediction (paper, appendix B.1.2) against NumPy."""
 
 import jax
 import numpy as np
@@ -20,8 +20,10 @@ from vit_jax.errors import UserError
 
 
 def drawn(images: int = 3000, ratio: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
-    """Positions that are corrupted, and whose embedding stands at each position; 24 patches an
-    image.
+    """Returns the corrupted positions, and the source of the embedding at each position.
+
+    Images have 24 patches. The arrays are `[images, corrupted]` and `[images, 24]`; a source is the
+    index of a patch, or -1 for the mask token.
     """
     _, objective = make("masked_patch", mask_ratio=ratio)
     batch = jax.device_get(prepare(objective, {}, keys(images)))
@@ -29,7 +31,7 @@ def drawn(images: int = 3000, ratio: float = 0.5) -> tuple[np.ndarray, np.ndarra
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.15])
-def test_shares_of_what_is_done_to_patches_are_as_stated(ratio):
+def test_patches_are_masked_replaced_and_kept_in_the_stated_shares(ratio):
     corrupted, source = drawn(ratio=ratio)
     count = round(24 * ratio)
     assert corrupted.shape == (3000, count)
@@ -45,13 +47,13 @@ def test_shares_of_what_is_done_to_patches_are_as_stated(ratio):
         assert abs(found.mean() - share) < 5 * sigma
 
 
-def test_every_patch_is_corrupted_as_often():
+def test_every_patch_is_corrupted_equally_often():
     corrupted, _ = drawn()
     counts = np.bincount(corrupted.ravel(), minlength=24)
     assert np.abs(counts - 1500).max() < 5 * np.sqrt(3000 * 0.25)
 
 
-def test_replacement_is_any_other_patch_of_the_image_as_often():
+def test_replacements_are_uniform_over_the_other_patches_of_the_image():
     _, source = drawn()
     steps = (source - np.arange(24)) % 24
     counts = np.bincount(steps[(source >= 0) & (steps > 0)], minlength=24)
@@ -60,7 +62,7 @@ def test_replacement_is_any_other_patch_of_the_image_as_often():
     assert np.abs(counts[1:] - expected).max() < 5 * np.sqrt(expected)
 
 
-def test_an_images_mask_is_a_function_of_its_key_alone():
+def test_an_images_mask_depends_only_on_its_key():
     _, objective = make("masked_patch")
     many, few = (prepare(objective, {}, some) for some in (keys(8), keys(8)[5:]))
     for name in many:
@@ -68,7 +70,10 @@ def test_an_images_mask_is_a_function_of_its_key_alone():
 
 
 def color_class(pixels: np.ndarray) -> int:
-    """512 classes of 3 bits a channel, from uint8 `[height, width, 3]`, in exact fractions."""
+    """Returns a patch's colour class, computed with exact fractions.
+
+    There are 512 classes, 3 bits for each channel. The patch is uint8 `[height, width, 3]`.
+    """
     from fractions import Fraction
 
     levels = [
@@ -82,7 +87,7 @@ def color_class(pixels: np.ndarray) -> int:
 def test_classes_equal_exact_fractions(target):
     images = np.array(random_images())
     images[0, :4, :4], images[1, :8, :8], images[2, :, ::2] = 255, 0, 255
-    # Means on the border of two levels, and one below it.
+    # Mean colours on the boundary between two levels, and one just below it.
     images[3, :4, :4] = 0
     images[3, :4, :4].reshape(-1, 3)[:2] = 255
     images[3, 4:8, :4] = images[3, :4, :4]
@@ -126,7 +131,7 @@ def test_pixel_targets_are_the_patches_in_raster_order():
             patch = expected[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
             np.testing.assert_allclose(
                 got[:, row, column], patch, rtol=0, atol=2**-22
-            )  # A rounding.
+            )  # One rounding error.
 
 
 targets_of = jax.jit(lambda objective, images: objective.targets(images))
@@ -135,7 +140,7 @@ encode = jax.jit(lambda model, x: model.norm(model.encode(model.assemble(x))))
 
 
 def expected_outputs(model, objective, images, batch) -> np.ndarray:
-    """The head's outputs for the corrupted patches, with the embeddings corrupted one by one."""
+    """Returns the head's outputs for the corrupted patches, with embeddings replaced one by one."""
     embeddings = np.asarray(patches_of(model, images))
     spoiled, mask = embeddings.copy(), np.asarray(objective.mask[0, 0])
     for image, sources in enumerate(np.asarray(batch["source"])):
@@ -154,7 +159,7 @@ def expected_outputs(model, objective, images, batch) -> np.ndarray:
 @pytest.mark.parametrize(
     "options", [{}, dict(pooling="gap", position="2d"), dict(registers=2, distillation="token")]
 )
-def test_prediction_is_of_the_spoiled_embeddings(options):
+def test_prediction_is_computed_from_the_corrupted_embeddings(options):
     model, objective = make("masked_patch", target="pixels", options=options)
     images = random_images()
     batch = prepare(objective, {"image": images}, keys(4))
@@ -163,7 +168,7 @@ def test_prediction_is_of_the_spoiled_embeddings(options):
 
 
 @pytest.mark.parametrize("target", ["color", "cells", "pixels"])
-def test_loss_is_the_mean_over_corrupted_patches_alone(target):
+def test_loss_is_the_mean_over_corrupted_patches_only(target):
     model, objective = make("masked_patch", target=target)
     images = random_images()
     batch = prepare(objective, {"image": images}, keys(4))
@@ -185,7 +190,7 @@ def test_loss_is_the_mean_over_corrupted_patches_alone(target):
 
 
 @pytest.mark.parametrize("target", ["color", "cells", "pixels"])
-def test_pictures_differ_from_the_images_in_corrupted_patches_alone(target):
+def test_pictures_differ_from_the_images_only_in_corrupted_patches(target):
     model, objective = make("masked_patch", target=target)
     batch = prepare(objective, {"image": random_images()}, keys(4))
     visible, predicted = (np.asarray(x) for x in pictures(objective, model, batch))
@@ -216,7 +221,7 @@ def test_pictures_differ_from_the_images_in_corrupted_patches_alone(target):
         (dict(options=dict(pre_logits=True)), "trains nothing behind the encoder"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_made(arguments, words):
+def test_invalid_options_are_refused_before_parameters_are_allocated(arguments, words):
     with pytest.raises(UserError, match=words):
         refused("masked_patch", **arguments)
 

@@ -1,4 +1,4 @@
-"""The losses of image-text pairs, next to NumPy and on several devices."""
+"""Tests of the losses of image-text pairs against NumPy, on one device and on several."""
 
 import os
 import subprocess
@@ -25,14 +25,14 @@ def embeddings(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sigmoid_reference(images, texts, scale, bias, keep):
-    """Losses of Zhai et al., 2023, algorithm 1, in float64."""
+    """Returns the losses of algorithm 1 of Zhai et al., 2023, in float64."""
     logits = scale * images @ texts.T + bias
     signs = 2 * np.eye(len(images)) - 1
     return (np.log1p(np.exp(-signs * logits)) * keep).sum(1)
 
 
 def softmax_reference(images, texts, scale, keep):
-    """Losses of Radford et al., 2021, figure 3, in float64."""
+    """Returns the losses of figure 3 of Radford et al., 2021, in float64."""
     logits = scale * images @ texts.T
     rows = np.log((np.exp(logits) * keep).sum(1)) - np.diag(logits)
     columns = np.log((np.exp(logits) * keep[:, None]).sum(0)) - np.diag(logits)
@@ -40,7 +40,7 @@ def softmax_reference(images, texts, scale, keep):
 
 
 def gradients_of(loss, arguments, epsilon=1e-5):
-    """Central differences of a function in float64."""
+    """Returns a function's gradients by central differences, in float64."""
     result = []
     for place, array in enumerate(arguments):
         gradient = np.zeros_like(array)
@@ -60,7 +60,7 @@ WEIGHTS = np.where(KEEP, np.linspace(0.5, 2, BATCH), 0)
 
 
 def check_sigmoid(place) -> None:
-    """Losses and gradients are NumPy's."""
+    """Asserts that losses and gradients equal NumPy's."""
     images, texts = embeddings()
 
     def ours(images, texts, scale, bias):
@@ -105,10 +105,10 @@ def test_softmax_loss_and_gradient_are_numpys():
 
 
 def check_found(kind: str, mesh=None) -> None:
-    """The own text is compared with the texts of all images, without padding."""
+    """Asserts that an image's own text is compared with the texts of all images except padding."""
     images, texts = (jnp.asarray(x, jnp.float32) for x in embeddings(2))
     texts = texts.at[:4].set(images[:4])
-    texts = texts.at[-1].set(images[5])  # Padding: not compared.
+    texts = texts.at[-1].set(images[5])  # Padding is not compared.
     pairs = Pairs(images, texts, jnp.float32(5), jnp.asarray(KEEP))
     if kind == "sigmoid":
         _, found = sigmoid_losses(pairs, jnp.float32(-1), mesh)
@@ -126,7 +126,7 @@ def test_own_text_is_compared_with_all_kept_texts(kind):
 
 
 def check_ties(kind: str, mesh=None) -> None:
-    """Of n equally similar texts, each is right with probability 1/n, as if one were drawn."""
+    """Asserts that n equally similar texts count as correct with probability 1/n each."""
     images, texts = (jnp.asarray(x, jnp.float32) for x in embeddings(2))
     texts = texts.at[:6].set(images[:6])
     texts = texts.at[5].set(images[0])  # Two images have the same caption.
@@ -141,12 +141,12 @@ def check_ties(kind: str, mesh=None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "softmax"])
-def test_of_equally_similar_texts_each_is_right_by_chance(kind):
+def test_equally_similar_texts_are_correct_with_equal_probability(kind):
     check_ties(kind)
 
 
 def check_memory() -> None:
-    """A device has the logits of its images and one block of texts, also for the gradient."""
+    """Asserts that a device stores only the logits of its images and one block of texts."""
     mesh, batch, dim = mesh_of(8, 1), 1024, 16
 
     def loss(images, texts):

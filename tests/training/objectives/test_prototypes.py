@@ -1,4 +1,4 @@
-"""Heads, Sinkhorn-Knopp and KoLeo against plain NumPy and against their definitions."""
+"""Tests of prototype heads, Sinkhorn-Knopp and KoLeo against NumPy and their definitions."""
 
 import math
 
@@ -21,7 +21,7 @@ RNG = np.random.default_rng(3)
 
 
 def balanced(logits, iterations=3):
-    """Sinkhorn and Knopp's iterations as they are written down, in float64."""
+    """Returns the result of Sinkhorn-Knopp iterations, in float64."""
     plan = np.exp(logits.astype(np.float64)).T
     plan /= plan.sum()
     prototypes, samples = plan.shape
@@ -44,7 +44,7 @@ def test_sinkhorn_of_logits_that_overflow_is_finite():
     np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
 
 
-def test_samples_without_weight_change_nothing():
+def test_samples_of_weight_zero_change_nothing():
     logits = RNG.normal(size=(12, 6)).astype(np.float32) * 5
     weights = np.arange(12) < 7
     found = sinkhorn(jnp.asarray(logits), jnp.asarray(weights, jnp.float32))
@@ -63,7 +63,7 @@ def test_koleo_is_minus_the_log_of_the_distance_to_the_nearest(group):
 
 
 @pytest.mark.parametrize("images", [1, 7])
-def test_koleo_does_not_see_what_fills_a_batch_up(images):
+def test_koleo_ignores_padding(images):
     x = RNG.normal(size=(images, 5)).astype(np.float32)
     filled = np.concatenate([x, x[:1], np.zeros((3, 5), np.float32)])
     seen = jax.jit(koleo)(filled, real=np.arange(len(filled)) < images)[:images]
@@ -71,19 +71,17 @@ def test_koleo_does_not_see_what_fills_a_batch_up(images):
     np.testing.assert_array_equal(seen, expected)
 
 
-def test_views_are_matched_where_the_nearest_is_the_same_images():
+def test_a_view_is_matched_if_its_nearest_view_is_of_the_same_image():
     x = RNG.normal(size=(9, 2, 3)).astype(np.float32)
     x /= np.linalg.norm(x, axis=-1, keepdims=True)
-    x[5:] = x[
-        0, :1
-    ]  # Copies of the first view of the first image, some of which only fill the batch up.
+    x[5:] = x[0, :1]  # Copies of the first view of the first image; some of them are padding.
     nearest = [np.argmin([np.linalg.norm(a[0] - b[1]) for b in x[:7]]) for a in x]
     expected = np.array(nearest) == np.arange(9)
     assert 0 < expected[:7].mean() < 1
     np.testing.assert_array_equal(views_matched(jnp.asarray(x), jnp.arange(9) < 7), expected)
 
 
-def test_koleo_drives_neighbours_apart():
+def test_the_gradient_of_koleo_increases_the_distance_of_neighbours():
     x = jnp.array([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0]])
     slope = jax.grad(lambda x: koleo(x).mean())(x)
     assert slope[0, 1] > 0 > slope[1, 1]

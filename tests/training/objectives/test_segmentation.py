@@ -1,4 +1,4 @@
-"""Semantic segmentation: heads, losses and metrics beside PyTorch's and counts in NumPy."""
+"""Tests of semantic segmentation: heads, losses and metrics against PyTorch and NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ CLASSES = 5
 
 
 def masks(*shape: int, seed: int = 0) -> np.ndarray:
-    """Random classes, a fifth of them ignored."""
+    """Returns random class masks; a fifth of the pixels is ignored."""
     rng = np.random.default_rng(seed)
     drawn = rng.integers(CLASSES, size=shape, dtype=np.uint8)
     return np.where(rng.random(shape) < 0.2, np.uint8(IGNORED), drawn)
@@ -37,7 +37,7 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def made(head: str = "linear", model: str = "ViT-Ti/4", train: str = "all", **values):
-    """A model and its objective, with parameters that are not small or zero anywhere."""
+    """Returns a model and its objective, with noise added to all parameters."""
     config = config_of("segmentation", head=head, **values)
     config.data.num_classes, config.data.image_size, config.finetune.train = CLASSES, 16, train
     options = SMALL if "ViT" in model else dict(blocks=(1, 1, 1, 1), widths=(8, 16, 16, 24))
@@ -108,7 +108,7 @@ def test_areas_are_counts_of_pixels():
 
 
 def test_iou_of_a_split_is_over_all_its_pixels():
-    """And a class that neither masks nor predictions have does not count."""
+    """Classes that occur neither in the masks nor in the predictions do not count."""
     _, objective = made()
     rng = np.random.default_rng(0)
     predicted, mask = rng.integers(CLASSES - 1, size=(4, 8, 8)), masks(4, 8, 8) % (CLASSES - 1)
@@ -136,7 +136,7 @@ def test_scores_of_images_are_their_own_mean_iou():
         for each in zip(predicted, mask, strict=True)
     ]
     np.testing.assert_allclose(scores.values, expected, rtol=1e-6)
-    worst = scores.worst(9).tolist()  # Without the image that has no known pixel.
+    worst = scores.worst(9).tolist()  # The image without known pixels is excluded.
     assert sorted(worst) == [0, 1] and expected[worst[0]] < expected[worst[1]]
     assert scores.worst(1).tolist() == worst[:1]
 
@@ -157,7 +157,7 @@ def test_ignored_pixels_have_no_part_in_loss_and_gradient():
 
 
 def test_linear_head_in_training_and_in_evaluation(torch):
-    """Beside the authors' order of layers: dropout, batch norm, 1x1 convolution."""
+    """The head equals the authors' layers: dropout, batch norm, 1x1 convolution."""
     model, objective = made(dropout=0.0)
     batch = batch_of()
     features = torch.tensor(np.asarray(model.features(batch["image"], dense=True)))
@@ -206,7 +206,7 @@ def test_the_classes_must_be_known():
 
 
 def upernet_of(transformers, widths, own):
-    """Transformers' UPerNet heads with our parameters."""
+    """Returns Transformers' UPerNet heads with our parameters, and pairs of matching layers."""
     from transformers.models.upernet import modeling_upernet as theirs
 
     config = transformers.UperNetConfig(
@@ -244,7 +244,7 @@ def upernet_of(transformers, widths, own):
 
 
 def test_upernet_is_that_of_transformers(torch, transformers):
-    """Loss, the gradient of each kernel, and the running statistics of each norm."""
+    """The loss, the gradients of the kernels and the running statistics of the norms are equal."""
     size = 64
     model, objective = made("upernet", "ConvNeXt-T", dropout=0.0, dim=12, auxiliary_dim=6)
     batch, own = batch_of(3, size), objective.head

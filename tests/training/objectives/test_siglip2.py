@@ -1,4 +1,4 @@
-"""SigLIP 2's further losses: captions from the image, and self-distillation in the last part."""
+"""Tests of SigLIP 2's additional losses: captioning, and self-distillation at the end of a run."""
 
 import copy
 
@@ -47,7 +47,7 @@ def gelu(x):
 
 
 def expected_losses(made, image, tokens, parallel):
-    """The losses of CapPa's decoder (2306.07915, section 3), text by text in NumPy."""
+    """Returns the losses of CapPa's decoder (arXiv 2306.07915, section 3), one text at a time."""
     result = []
     for patches, text, at_once in zip(image, tokens, parallel, strict=True):
         inputs = np.full(LENGTH, VOCABULARY) if at_once else np.concatenate([[0], text[:-1]])
@@ -123,7 +123,7 @@ def siglip2_config(**values):
 
 
 def made_of(config):
-    """The model and the objective of a config, and a batch."""
+    """Returns the model and the objective of a config, and a batch."""
     model = noisy(
         create_model("ViT-32x1/8", heads=2, pooling="map", image_size=16, num_classes=0), 1
     )
@@ -145,7 +145,7 @@ def losses_at(model, objective, batch, state, update):
     return objective(model, batch, StepContext(nnx.Rngs(dropout=0), state, update))
 
 
-def test_self_distillation_is_that_of_local_crops_and_masked_patches():
+def test_self_distillation_loss_is_that_of_local_crops_and_masked_patches():
     model, objective, batch = made_of(siglip2_config())
     state = objective.initial_state(nnx.to_pure_dict(nnx.state(model)))
     state = dict(state, teacher=jax.tree.map(lambda x: 1.1 * x, state["teacher"]))
@@ -193,10 +193,10 @@ def test_the_teacher_starts_as_the_student_and_is_its_average():
     assert objective.frozen_prefixes()["distillation"] == 5
 
 
-def test_left_out_patches_are_not_read():
+def test_dropped_patches_are_not_read():
     model, objective, batch = made_of(siglip2_config(self_distillation=0.0, patch_dropout=0.5))
     other = copy.copy(batch)
-    other["image"] = batch["image"].at[:, :8, :8].add(40)  # One patch of four.
+    other["image"] = batch["image"].at[:, :8, :8].add(40)  # Changes one patch of four.
     found = [losses_at(model, objective, one, {}, 1).each for one in (batch, other)]
     read = losses_at(model, objective, {**batch, "valid": jnp.ones(4, bool)}, {}, 1)
     assert np.isfinite(read.each).all()
@@ -212,7 +212,7 @@ def test_a_run_with_all_losses_learns_captions_and_classifies(tmp_path, capsys):
     config = siglip2_config(captioning=1.0, patch_dropout=0.25)
     found = vit_jax.train(config, tmp_path / "run", train=pairs(96, 0), test=pairs(48, 1))
     assert found["recall@1_image_to_text"] > 0.9
-    assert found["caption_loss"] < 3.5  # Of 258 tokens, uniform would be 5.6.
+    assert found["caption_loss"] < 3.5  # Uniform predictions of 258 tokens have a loss of 5.6.
     assert "distillation_loss" not in found
     model = vit_jax.load_image_text(tmp_path / "run", log=str)
     images, texts = pairs(30, 2)
@@ -228,7 +228,7 @@ def test_a_run_with_all_losses_learns_captions_and_classifies(tmp_path, capsys):
         (dict(patch_dropout=0.5), "DINOv3-S/16", "patch_dropout leaves patches out"),
     ],
 )
-def test_models_without_such_patches_are_rejected(values, model, words, tmp_path):
+def test_models_without_suitable_patches_are_rejected(values, model, words, tmp_path):
     config = small_config("sigmoid")
     config.contrastive.update(values)
     config.model.update(dict(name=model, pooling=None, heads=None))

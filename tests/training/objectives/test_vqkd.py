@@ -1,6 +1,4 @@
-"""The tokeniser that is learned from a frozen teacher: its loss, its codebook, and what is left of
-a run.
-"""
+"""Tests of VQ-KD, a tokeniser learned from a frozen teacher: loss, codebook and saved runs."""
 
 import functools
 import subprocess
@@ -38,10 +36,10 @@ def directions(rng, *shape):
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-def test_the_nearest_of_many_codes_is_found_a_part_of_them_at_a_time():
+def test_the_nearest_of_many_codes_is_found_in_chunks():
     rng = np.random.default_rng(0)
     x, codes = directions(rng, 3, 50, 5), directions(rng, 2500, 5)
-    codes[2000] = codes[30]  # Of several as near, the first.
+    codes[2000] = codes[30]  # Of several equally near codes, the first is chosen.
     x[0, 0] = codes[30]
     expected = np.linalg.norm(x[:, :, None] - codes, axis=-1).argmin(-1)
     assert expected[0, 0] == 30
@@ -56,7 +54,7 @@ def test_the_nearest_of_many_codes_is_found_a_part_of_them_at_a_time():
 
 
 def means_in_float64(x, given, codes):
-    """The direction of the mean of what each code is given; without any, the code."""
+    """Returns the normalized mean of each code's vectors, or the code itself if it has none."""
     means = codes.copy()
     for code in np.unique(given):
         mean = x[given == code].mean(0)
@@ -71,7 +69,7 @@ def k_means_in_float64(x, count, key):
     return codes
 
 
-def test_k_means_begins_at_vectors_and_ends_among_them():
+def test_k_means_starts_at_vectors_and_ends_among_them():
     x, key = directions(np.random.default_rng(1), 200, 4), jax.random.key(3)
     found = jax.jit(k_means, static_argnums=1)(jnp.float32(x), 12, key)
     np.testing.assert_allclose(found, k_means_in_float64(x, 12, key), atol=1e-5)
@@ -79,7 +77,7 @@ def test_k_means_begins_at_vectors_and_ends_among_them():
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory) -> dict[str, str]:
-    """Checkpoints by what is particular of them."""
+    """Writes a checkpoint of each kind of teacher, and returns their folders by kind."""
     kinds = {
         "plain": ("ViT-Ti/4", TEACHER),
         "with a head": ("ViT-Ti/4", TEACHER | {"num_classes": 5}),
@@ -104,7 +102,7 @@ def config_for(teacher, **values):
 
 
 def program_of(teacher, **values):
-    """The program and its first state."""
+    """Returns the program and its first state."""
     config = config_for(teacher, **values)
     frozen = open_frozen(config)
     program = make_program(
@@ -126,7 +124,7 @@ def modules(program, state):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _seen(graphdef, objective, evaluated, batch):
+def _result_of(graphdef, objective, evaluated, batch):
     context = EVALUATION._replace(state=evaluated.objective_state)
     model, objective = (
         nnx.merge(graphdef, evaluated.params),
@@ -135,9 +133,9 @@ def _seen(graphdef, objective, evaluated, batch):
     return objective(model, batch, context)
 
 
-def seen(program, state, batch):
-    """The objective's result on a batch."""
-    return _seen(program.graphdef, program.objective, program.evaluated(state), batch)
+def result_of(program, state, batch):
+    """Returns the objective's result on a batch."""
+    return _result_of(program.graphdef, program.objective, program.evaluated(state), batch)
 
 
 def trained(program, state, steps=1):
@@ -150,10 +148,10 @@ def trained(program, state, steps=1):
 
 @pytest.fixture(scope="module")
 def plain(teachers):
-    """A program, and its state before and after the first update."""
+    """Returns a program, its first state and result, and the state and metrics of one update."""
     program, state = program_of(teachers["plain"])
     first = jax.device_get(state)
-    result = jax.device_get(seen(program, state, batch_of(program)))
+    result = jax.device_get(result_of(program, state, batch_of(program)))
     return program, first, result, *trained(program, state)
 
 
@@ -168,7 +166,7 @@ def dense(layer, x):
 
 
 @pytest.mark.parametrize("features", ["tokens", "head"])
-def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
+def test_loss_is_computed_from_the_decoded_nearest_codes(teachers, features):
     values = {"objective.teacher_features": features, "vqkd.commitment": 0.5}
     program, state = program_of(teachers["with a head"], **values)
     model, objective = modules(program, state)
@@ -177,7 +175,7 @@ def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
         objective_params=nnx.to_pure_dict(nnx.state(objective))
     )
     batch = batch_of(program)
-    found = _seen(program.graphdef, program.objective, evaluated, batch)
+    found = _result_of(program.graphdef, program.objective, evaluated, batch)
     images, codebook = np.asarray(batch["image"]), np.float64(state["objective_state"]["codebook"])
 
     tokens = np.float64(patch_features(model, images))
@@ -211,7 +209,7 @@ def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
     np.testing.assert_allclose(found.each, 1 - cosines.mean(1) + 0.5 * distances, rtol=1e-4)
 
 
-def test_gradients_pass_the_codes_as_if_they_were_not_there(plain):
+def test_gradients_pass_straight_through_the_codes(plain):
     program, first, *_ = plain
     model, objective = modules(program, first)
     batch, memory = batch_of(program), first["objective_state"]
@@ -238,7 +236,7 @@ def updated_in_float64(codes, x, given):
     return codes / np.linalg.norm(codes, axis=-1, keepdims=True)
 
 
-def test_the_first_batch_makes_the_codes_and_moves_them(plain):
+def test_the_first_batch_initializes_and_updates_the_codes(plain):
     program, first, result, state, _ = plain
     x = np.float64(result.aux["projected"]).reshape(-1, DIM)
     codes = k_means_in_float64(x, CODES, jax.random.fold_in(jax.random.key(0), 1))
@@ -256,10 +254,11 @@ def test_the_first_batch_makes_the_codes_and_moves_them(plain):
 def test_each_code_follows_the_mean_of_its_patches_of_the_whole_batch(plain):
     program, _, _, state, _ = plain
     before, batch = np.float64(state["objective_state"]["codebook"]), batch_of(program, 5)
-    before[3], before[4] = -before[5], before[5]  # Codes with and without patches.
+    # Makes some codes that have patches and some that have none.
+    before[3], before[4] = -before[5], before[5]
     memory = {"codebook": jnp.float32(before), "usage": state["objective_state"]["usage"]}
     state = jax.tree.map(jnp.copy, state) | {"objective_state": memory}
-    result = jax.device_get(seen(program, state, batch))
+    result = jax.device_get(result_of(program, state, batch))
     given = result.aux["given"].reshape(-1)
     assert 0 < len(np.unique(given)) < CODES
     after = program.train_step(state, program.initial_metrics(), batch)[0]["objective_state"]
@@ -267,12 +266,13 @@ def test_each_code_follows_the_mean_of_its_patches_of_the_whole_batch(plain):
     np.testing.assert_allclose(after["codebook"], updated_in_float64(before, x, given), atol=1e-5)
 
 
-def test_codes_that_are_hardly_used_are_put_where_patches_are(teachers):
+def test_rarely_used_codes_are_moved_to_patches(teachers):
     program, state = program_of(teachers["plain"], **{"vqkd.revive_below": 0.5})
     _, objective = modules(program, state)
     rng = np.random.default_rng(0)
     codes = directions(rng, CODES, DIM)
-    x = codes[rng.integers(CODES - 6, size=(BATCH, PATCHES))]  # Six are given nothing.
+    # No patch is assigned to the last six codes.
+    x = codes[rng.integers(CODES - 6, size=(BATCH, PATCHES))]
     usage = np.where(np.arange(CODES) < CODES - 6, 1.0, 0.1) / CODES
     memory = {"codebook": np.float32(codes), "usage": np.float32(usage)}
     told = {"projected": np.float32(x), "given": np.int32((x @ codes.T).argmax(-1))}
@@ -285,7 +285,7 @@ def test_codes_that_are_hardly_used_are_put_where_patches_are(teachers):
 
 
 @pytest.mark.slow
-def test_micro_batches_move_the_codes_as_the_whole_batch(teachers, plain):
+def test_micro_batches_update_the_codes_as_the_whole_batch(teachers, plain):
     program, *_, state, sums = plain
     parts, same = trained(*program_of(teachers["plain"], micro_batches=4))
     np.testing.assert_allclose(
@@ -294,7 +294,7 @@ def test_micro_batches_move_the_codes_as_the_whole_batch(teachers, plain):
     np.testing.assert_allclose(same["loss"], sums["loss"], rtol=1e-5)
 
 
-def test_a_run_of_few_codes_in_use_says_so(plain):
+def test_few_codes_in_use_log_a_warning(plain):
     program, *_ = plain
     objective = program.abstract_objective()
     means = {"codes_used": 0.01, "perplexity": 2.0}
@@ -303,7 +303,7 @@ def test_a_run_of_few_codes_in_use_says_so(plain):
     assert objective.warning(means | {"codes_used": 0.9}, 10_000) is None
 
 
-def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_decoded(teachers, plain):
+def test_pictures_show_the_patches_whose_teacher_features_are_decoded(teachers, plain):
     program, *_, state, _ = plain
     config = config_for(teachers["plain"])
     splits = {"test": open_source("digits", "test[:8]")}
@@ -335,7 +335,7 @@ def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_decoded(tea
         ("of no patches", {}, "has no patch features: use a ViT"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(teachers, kind, values, words):
+def test_invalid_options_are_refused_in_one_line(teachers, kind, values, words):
     with pytest.raises(UserError, match=words):
         program_of(teachers[kind], **values)
 
@@ -354,7 +354,7 @@ def test_a_momentum_of_one_is_refused(teachers):
 
 @pytest.fixture(scope="module")
 def run(teachers, tmp_path_factory):
-    """The workdir of a short run."""
+    """Trains a short run and returns its workdir."""
     values = {"objective.name": "vqkd", "objective.teacher": teachers["plain"]}
     values |= {"vqkd.codes": CODES, "vqkd.code_dim": DIM}
     values |= {"vqkd.decoder_dim": 16, "vqkd.decoder_depth": 1, "vqkd.decoder_heads": 2}
@@ -365,7 +365,7 @@ def run(teachers, tmp_path_factory):
 
 
 def opened(source, monkeypatch) -> tuple[WithHeads, dict]:
-    """A run as the tokeniser that an objective asks for, and the values of its parameters."""
+    """Opens a run as the tokeniser of an objective; returns the model and its parameters."""
     config = config_for(str(source))
     wanted = TeacherSpec(str(source), {"image_size": SIZE}, "vqkd", Tokeniser)
     monkeypatch.setattr(VQKD, "teacher_spec", staticmethod(lambda config: wanted))
@@ -397,7 +397,7 @@ def test_a_run_is_opened_as_a_tokeniser_with_its_codebook(run, saved, tmp_path, 
     assert len(np.unique(x)) > 1
 
 
-def test_training_goes_on_from_a_run_with_its_codebook(run, teachers, tmp_path, capsys):
+def test_training_continues_from_a_run_with_its_codebook(run, teachers, tmp_path, capsys):
     values = dict(teacher=teachers["plain"], codes=CODES, code_dim=DIM, code_momentum=0.999)
     decoder = dict(decoder_dim=16, decoder_depth=1, decoder_heads=2)
     config = small(steps=1, evaluate_every=1, **dotted("vqkd", **values, **decoder))
@@ -410,9 +410,9 @@ def test_training_goes_on_from_a_run_with_its_codebook(run, teachers, tmp_path, 
         open_checkpoint(folder).objective.state["codebook"].read()
         for folder in (run, tmp_path / "run")
     )
-    assert 0 < np.abs(before - after).max() < 0.01  # They were not made anew.
+    assert 0 < np.abs(before - after).max() < 0.01  # The codebook was not initialized again.
 
 
-def test_a_run_of_something_else_is_no_tokeniser(teachers, monkeypatch):
+def test_a_run_of_another_objective_is_no_tokeniser(teachers, monkeypatch):
     with pytest.raises(UserError, match="has no heads of vqkd: use a workdir"):
         opened(teachers["plain"], monkeypatch)
