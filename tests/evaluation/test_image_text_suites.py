@@ -282,6 +282,7 @@ def test_prompts_of_imagenet_are_80_templates_and_1000_names():
     )
 
 
+@pytest.mark.slow
 def test_prompts_of_imagenet_are_those_of_open_clip():
     name_missing_operators(pytest.importorskip("torch"))
     theirs = pytest.importorskip("open_clip.zero_shot_metadata")

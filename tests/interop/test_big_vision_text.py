@@ -173,6 +173,7 @@ def search(file, text) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, env=cache)
 
 
+@pytest.mark.slow
 def test_messages_about_long_or_empty_texts_are_one_line(tokenizer, tmp_path):
     file = checkpoint(tmp_path, tokenizer)
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(tmp_path / "image.png")

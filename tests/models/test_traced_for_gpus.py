@@ -39,6 +39,7 @@ def logits_and_gradient(model, images, platform):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
 def test_logits_and_gradients_are_those_of_a_cpu(name, monkeypatch):
     """Equal both without and with a padding token, which makes an odd number of tokens even."""
     values = {"dim": 32, "depth": 2, "mlp_dim": 64, "heads": 2, "image_size": 48, "num_classes": 5}

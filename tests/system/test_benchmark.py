@@ -88,6 +88,7 @@ def test_a_step_that_excludes_images_computes_less(capsys):
     assert by_chance == again == 1 and five_of_eight < six_of_eight < 1
 
 
+@pytest.mark.slow
 def test_packed_crops_have_the_tokens_of_passes_for_each_size():
     model = vit_jax.create_model(
         "ViT-Ti/16", num_classes=0, image_size=64, dim=32, depth=2, mlp_dim=48, heads=2
@@ -273,6 +274,7 @@ def test_an_image_size_that_patches_do_not_divide_is_refused_before_anything_is_
     assert not capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_time_of_the_main_process_is_measured_for_each_batch_size(monkeypatch, capsys):
     def make_images(folder, images=8):
         for i in range(images):

@@ -81,6 +81,7 @@ def test_a_failure_and_a_missing_package_do_not_stop_the_other_benchmarks(benchm
     }
 
 
+@pytest.mark.slow
 def test_only_figures_of_the_same_commit_versions_and_flags_are_current(benchmarks, capfd):
     good = dict(only=["good"])
     assert benchmarks(**good) == ["good"]

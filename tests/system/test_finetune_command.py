@@ -102,6 +102,7 @@ def test_a_run_that_has_ended_only_reports(run, tuned):
     assert len(rows(workdir)) == lines
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_bits(run, tuned, tmp_path):
     workdir, _, (photos, start, _, *few) = tuned
     again = tmp_path / "again"
@@ -114,6 +115,7 @@ def test_a_killed_run_ends_with_the_same_bits(run, tuned, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_run_without_improvement_stops_early(run, finished, photos, tmp_path):
     options = ("--config.optimizer.learning_rate=0.3", "--config.early_stopping=2")
     workdir = tmp_path / "run"
@@ -125,6 +127,7 @@ def test_a_run_without_improvement_stops_early(run, finished, photos, tmp_path):
     assert max(row["step"] for row in rows(workdir)) < 12
 
 
+@pytest.mark.slow
 def test_main_makes_the_same_run(run, tuned, finished, photos, tmp_path):
     workdir = tmp_path / "run"
     arguments = (f"--config.data.path={photos}", f"--config.finetune.checkpoint={finished}", *FEW)
@@ -173,6 +176,7 @@ def test_mistake_is_one_line(run, finished, arguments, message):
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_made_no_step_begins_with_other_values(run, finished, photos, tmp_path):
     workdir = tmp_path / "run"
     arguments = (photos, f"--from={finished}", f"--workdir={workdir}", *FEW)

@@ -179,6 +179,7 @@ def test_the_suite_gives_the_metrics_of_the_predicted_masks(evaluated, segmenter
         assert row.accuracy == pytest.approx(value) and row.images == 12
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_a_head_gets_a_linear_probe(drawn, tmp_path):
     shapes, lines = write_shapes(tmp_path / "shapes"), []
     model = vit_jax.create_model("ViT-32x1/8", num_classes=0, image_size=32)
@@ -306,6 +307,7 @@ def config_that_continues(workdir, folder):
     return config
 
 
+@pytest.mark.slow
 def test_a_run_that_continues_a_head_keeps_its_running_statistics(
     segmentation_run, segmenter, shapes, tmp_path
 ):
@@ -316,6 +318,7 @@ def test_a_run_that_continues_a_head_keeps_its_running_statistics(
     assert np.abs(before - after).max() < 0.3 * np.abs(before).max()
 
 
+@pytest.mark.slow
 def test_a_run_of_low_rank_changes_is_loaded_with_its_head(segmentation_run, shapes, tmp_path):
     config = config_that_continues(segmentation_run[0], shapes)
     config.finetune.train, config.finetune.lora_rank, config.steps = "lora", 2, 2

@@ -179,6 +179,7 @@ def test_an_empty_folder_has_no_images(tmp_path, checkpoint):  # noqa: F811
     )
 
 
+@pytest.mark.slow
 def test_a_prepared_data_set_is_found_by_its_name_and_by_a_relative_path(
     tmp_path,
     checkpoint,  # noqa: F811
@@ -442,6 +443,7 @@ def test_a_head_without_class_names_has_indices_and_logs_a_line(tmp_path):
         (90, {}),
     ],
 )
+@pytest.mark.slow
 def test_too_little_memory_names_a_flag_with_which_a_step_fits(
     tmp_path,
     checkpoint,  # noqa: F811

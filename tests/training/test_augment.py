@@ -128,6 +128,7 @@ many_mixups = jax.jit(
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.8])
+@pytest.mark.slow
 def test_mixup_keeps_the_larger_share_of_a_beta(alpha):
     a = np.asarray(many_mixups(keys(4000), alpha))
     assert a.min() >= 0.5 and a.max() <= 1
@@ -135,6 +136,7 @@ def test_mixup_keeps_the_larger_share_of_a_beta(alpha):
     np.testing.assert_allclose(((a - 0.5) ** 2).mean(), 1 / (4 * (2 * alpha + 1)), rtol=0.05)
 
 
+@pytest.mark.slow
 def test_cutmix_cuts_one_rectangle_of_the_area_in_the_paper():
     masks = (
         np.asarray(jax.jit(jax.vmap(lambda key: cutmix_weights(key, SIZE, 1.0)))(keys(3000))) == 0
@@ -162,6 +164,7 @@ def cut_areas(side: int, rounded_up: bool = False) -> tuple[np.ndarray, np.ndarr
     return left.ravel(), np.repeat(chances / side**2, side**2)
 
 
+@pytest.mark.slow
 def test_shares_of_cutmix_are_those_of_the_recipes_timm_version():
     left, chances = cut_areas(32)
     drawn = jax.jit(jax.vmap(lambda key: cutmix_weights(key, (32, 32), 1.0).mean()))(keys(20_000))

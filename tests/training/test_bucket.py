@@ -137,6 +137,7 @@ def test_growing_files_are_copied_to_the_bucket_and_back(url):
     assert (fetched(url + "/") / "seen" / "tokens.png").read_bytes() == b"\x89PNG\r\n"
 
 
+@pytest.mark.slow
 def test_damaged_checkpoint_is_moved_and_the_previous_one_is_restored(url):
     folder, items = epath.Path(url) / "checkpoints", {"params": {"kernel": jnp.arange(1000.0)}}
     with Checkpoints(folder, keep_last=2) as checkpoints:

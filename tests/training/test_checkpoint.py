@@ -172,6 +172,7 @@ for number, _ in enumerate(FORBIDDEN, 1):
 """
 
 
+@pytest.mark.slow
 def test_unreadable_checkpoint_is_not_treated_as_damaged():
     # Pytest's own temporary folders are not accessible to other users.
     with tempfile.TemporaryDirectory() as name:

@@ -259,6 +259,7 @@ def test_a_run_has_the_first_free_name(tmp_path, monkeypatch):
     assert next_workdir("cells/cells.csv") == "runs/cells-1"
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_is_split_into_micro_batches(tmp_path, checkpoint, monkeypatch):
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
     needed = {}

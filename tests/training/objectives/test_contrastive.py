@@ -260,6 +260,7 @@ def small_config(loss: str):
 
 
 @pytest.mark.parametrize("start", [100.0, 101.0])
+@pytest.mark.slow
 def test_a_scale_at_its_maximum_can_decrease(start, tmp_path):
     config = small_config("softmax")
     config.contrastive.initial_scale = start
@@ -333,6 +334,7 @@ def test_a_saved_run_contains_no_path_of_its_tokenizer(tokenizer_run, tmp_path, 
         vit_jax.load_image_text(moved, log=str)
 
 
+@pytest.mark.slow
 def test_a_run_from_scratch_can_initialize_another_run(tokenizer_run, tmp_path):
     config = get_config(f"from={tokenizer_run.workdir}")
     config.data.source, config.batch_size, config.steps, config.epochs = "handed_in", 16, 1, None
@@ -441,6 +443,7 @@ def test_images_for_a_text_tower_have_the_checkpoints_preprocessing(tmp_path, ca
     assert get_config(f"image={tmp_path}/none,tune=text").data.image_size == 224
 
 
+@pytest.mark.slow
 def test_a_text_tower_is_trained_for_the_frozen_images_of_a_classifier(tmp_path, capsys):
     classes = small_config("sigmoid")
     classes.objective.name, classes.steps, classes.evaluate_every = "classification", 6, 6

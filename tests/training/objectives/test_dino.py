@@ -377,6 +377,7 @@ def test_the_gram_teacher_is_copied_as_often_as_configured():
     assert kinds == [True, True, False, True, False, False, False]
 
 
+@pytest.mark.slow
 def test_gram_loss_compares_patch_similarities_with_the_gram_teachers():
     program, config = setup(**GRAM, **{"dino.gram_size": 32, "dino.koleo": 0.0})
     assert abstract_batch(config, program.mesh)["gram"].shape == (16, 2, 32, 32, 3)

@@ -322,6 +322,7 @@ def batch_of(images: int = 4) -> dict[str, jax.Array]:
     return {"image": jnp.asarray(pixels), "mask": jnp.asarray(masks(images, 16, 16))}
 
 
+@pytest.mark.slow
 def test_micro_batches_have_the_loss_of_the_batch():
     """The number of masks and the random points do not depend on how the batch is divided."""
     model, objective = made()
@@ -352,6 +353,7 @@ def test_evaluation_of_an_image_does_not_depend_on_its_batch():
     np.testing.assert_array_equal(some.outputs["areas"], whole.outputs["areas"][:2])
 
 
+@pytest.mark.slow
 def test_gradients_are_finite_in_bfloat16():
     model, objective = made(options=dict(dtype="bfloat16"))
     batch = prepare(objective, batch_of(), jax.random.split(jax.random.key(0), 4))

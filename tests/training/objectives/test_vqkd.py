@@ -375,6 +375,7 @@ def opened(source, monkeypatch) -> tuple[WithHeads, dict]:
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("saved", [False, True], ids=["workdir", "folder"])
+@pytest.mark.slow
 def test_a_run_is_opened_as_a_tokeniser_with_its_codebook(run, saved, tmp_path, monkeypatch):
     source = run
     if saved:
@@ -397,6 +398,7 @@ def test_a_run_is_opened_as_a_tokeniser_with_its_codebook(run, saved, tmp_path, 
     assert len(np.unique(x)) > 1
 
 
+@pytest.mark.slow
 def test_training_continues_from_a_run_with_its_codebook(run, teachers, tmp_path, capsys):
     values = dict(teacher=teachers["plain"], codes=CODES, code_dim=DIM, code_momentum=0.999)
     decoder = dict(decoder_dim=16, decoder_depth=1, decoder_heads=2)
@@ -413,6 +415,7 @@ def test_training_continues_from_a_run_with_its_codebook(run, teachers, tmp_path
     assert 0 < np.abs(before - after).max() < 0.01  # The codebook was not initialized again.
 
 
+@pytest.mark.slow
 def test_a_run_of_another_objective_is_no_tokeniser(teachers, monkeypatch):
     with pytest.raises(UserError, match="has no heads of vqkd: use a workdir"):
         opened(teachers["plain"], monkeypatch)
