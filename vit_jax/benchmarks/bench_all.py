@@ -58,7 +58,6 @@ def measure(
       minutes: time limit; no benchmark starts after it.
       only: names of benchmarks; empty: all.
       again: also run benchmarks with current figures.
-      more: further arguments of all benchmarks.
       runs: arguments of each benchmark, in the order of the runs.
       program: command that runs a benchmark, without the benchmark's name and arguments.
       here: the result of `figures.facts`; None: a new process returns it, because JAX would occupy
@@ -132,7 +131,6 @@ def print_figures(out: str | Path, names: Iterable[str], here: Mapping[str, Any]
 
     Args:
       out: folder with NAME.json of each benchmark.
-      names: names of the benchmarks.
       here: the result of `figures.facts` now.
     """
     print()

@@ -46,7 +46,6 @@ def measure(configs: Mapping[str, RunOptions], slices: Sequence[str], images: in
       configs: the config of DINO's training step for each ViT, by the ViT's name. The supervised
         step trains the same ViT.
       slices: chip and topology, such as `v5e:2x2`.
-      images: images per device.
     """
     columns = {"TFLOP a device": ".2f", "FLOPs to the first": ".2f"}
     columns |= {"M cycles (estimated)": ".1f", "cycles to the first": ".2f", "GiB": ".2f"}
@@ -89,8 +88,6 @@ def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compil
 
     Args:
       form: function that encodes the crops, `pass_by_pass` or `packed`.
-      name: name of the ViT.
-      where: the TPU slice to compile for.
       images: number of images per device, before they are cropped.
     """
     mesh = make_mesh(devices=topology_devices(where))

@@ -194,7 +194,6 @@ def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> No
 
     Args:
       shape: batch, tokens, heads and head_dim.
-      stopwatch: logs the results.
     """
     if jax.default_backend() == "cpu":
         shape = (1, 16, *shape[2:])  # Tests run the benchmark on a CPU: one image, few tokens.
@@ -321,12 +320,7 @@ def race(
     not contain timm.
 
     Args:
-      stopwatch: logs the results.
-      model: name of the model.
-      image_size: image size in pixels.
-      images: batch size.
       programs: our step with each implementation of attention, by name.
-      timm: timm's step.
     """
     programs = programs | {"timm": timm}
     times = time_in_turns(programs)

@@ -53,16 +53,11 @@ def measure(
     All programs compute logits from uint8 images. They run in turns; the results are medians.
 
     Args:
-      models: names of models.
-      images: batch size per device.
-      image_sizes: image sizes in pixels.
       against: libraries in `PEERS` to compare with.
       dtype: dtype of our computation. None: float32 on a CPU, bfloat16 on other devices, as in the
         other libraries.
       largest: also print the largest batch that fits on a device.
       memory_gib: memory limit for `largest`; None: the device's memory.
-      out: file for the plot.
-      turns: number of turns.
       seconds: time for which each program runs in a turn.
 
     Raises:
@@ -119,7 +114,6 @@ def print_largest_batches(
       table: the table of inference speed, whose figures also contain the results.
       models: pairs of a model's name and its image size.
       limit: memory of the device in bytes.
-      dtype: dtype of the computation.
     """
     print()
     column = f"images on a device, the most that fit into {limit / GIB:.2f} GiB"
@@ -215,9 +209,6 @@ def export_to_onnxruntime(
     """Exports timm's model with PyTorch to ONNX Runtime, with one thread per core.
 
     Args:
-      model: our name of the model.
-      batch: batch size.
-      image_size: image size in pixels.
       features: True: the output is the input of the head instead of logits.
 
     Returns:
@@ -290,7 +281,6 @@ def largest_batch(memory: Callable[[int], int], limit: float) -> int:
 
     Args:
       memory: returns the memory in bytes that a batch size needs.
-      limit: available memory in bytes.
     """
 
     def fits(images):
@@ -317,7 +307,6 @@ def draw(panels: dict[str, dict[str, dict[int, float]]], out: Path) -> None:
 
     Args:
       panels: values by quantity, program and image size.
-      out: file for the plot.
     """
     import matplotlib
 

@@ -51,7 +51,6 @@ def measure(
     is missing, the pipeline is skipped and the reason is printed.
 
     Args:
-      rounds: number of turns of each pipeline.
       rates: images/s for which the required number of cores is printed.
       host: measure only the main process's share of the work, with `measure_host`.
     """
@@ -105,7 +104,6 @@ def measure_host(
       batch_sizes: images in a batch.
       images: number of images in a measurement. Before it, two batches per worker are read as a
         warm-up.
-      workers: number of worker processes.
     """
     mesh = make_mesh()
     columns = {"receive, us an image": ".1f", "with the copy to the device": ".1f"}
@@ -218,9 +216,7 @@ def _serve(way, folder: str, core: int | None, end) -> None:
 
     Args:
       way: function that yields the pipeline's batches.
-      folder: folder of the JPEGs.
       core: core to which the process is bound; None: any.
-      end: end of the pipe for requests and results.
     """
     from absl import flags
 

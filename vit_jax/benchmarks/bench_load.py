@@ -24,9 +24,6 @@ def measure(runs: int = 5) -> dict:
     the file are read, by `np.load` or safetensors' `load_file`. `load_model` and the comparison
     alternate, each in a new process. Both are measured cold (the file is only on disk) and warm
     (the file is in the page cache).
-
-    Args:
-      runs: number of repetitions.
     """
     options = model_options("ViT-L/16", num_classes=1000, image_size=224)
     rng = np.random.default_rng(0)

@@ -20,7 +20,6 @@ def measure(batches: int = 100_000, out: str | None = None) -> dict:
     The memory is the proportional set size (PSS) of the reading process and its workers.
 
     Args:
-      batches: number of batches.
       out: folder for the plot, input_memory.png; None: the current folder.
     """
     import matplotlib.pyplot as plt

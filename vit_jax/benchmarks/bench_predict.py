@@ -41,10 +41,8 @@ def measure(
     medians.
 
     Args:
-      models: names of models.
       images: batch size; None: 32.
       against: libraries in `PEERS` to compare with.
-      turns: number of turns of each program.
     """
     keep_freed_memory()
     batch = images or BATCH

@@ -29,9 +29,6 @@ def measure(pairs: int = 6) -> dict:
     checkpoint and the FLOPs of a step both grow with the number of parameters. In this benchmark on
     two CPU cores, 3 MB of checkpoints are written per second. On a TPU v3 with 64 hosts, each host
     would also write 3 MB per second, with 64 images per core and an MFU of 40 %.
-
-    Args:
-      pairs: number of pairs of turns.
     """
     config = base_config()
     config.model.name, config.data.source, config.data.num_classes = "ViT-Ti/16", "synthetic", 1000

@@ -44,8 +44,6 @@ def measure(
     as the clients. The measurements of several servers alternate.
 
     Args:
-      models: names of models.
-      image_size: image size in pixels.
       seconds: duration of each measurement.
       against: `onnxruntime` compares with a minimal server for timm's model in ONNX Runtime.
     """

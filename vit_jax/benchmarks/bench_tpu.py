@@ -83,11 +83,7 @@ def measure(
     component of our steps, such as the MLP.
 
     Args:
-      models: names of models.
       slices: chips and topologies, such as `v5e:2x2`.
-      images: images per device.
-      image_size: image size in pixels.
-      against: projects to compare with.
       checkouts: folder with the projects' checkouts.
       operations: number of the most expensive operations to print of each program.
     """
@@ -158,8 +154,6 @@ def row(table: Table, program: Program, ours: Compiled | None = None) -> None:
     """Adds a row to the first table.
 
     Args:
-      table: the table.
-      program: the program.
       ours: our program, with which the row compares `program`. None: `program` is our program.
     """
     name, compiled, where, least = program
@@ -183,7 +177,6 @@ def show_schedules(table: Table, programs: list[Program]) -> None:
 
     Args:
       table: the table of programs, whose figures also contain the results.
-      programs: the programs.
     """
     print()
     columns = {"M cycles by schedules": ".1f", "by memory traffic": ".1f"}
@@ -215,7 +208,6 @@ def show_parts(table: Table, programs: list[Program]) -> None:
 
     Args:
       table: the table of programs, whose figures also contain the results.
-      programs: our programs.
     """
     sums = [
         Counter({"all products at the peak": round(program.peak_cycles)})

@@ -52,14 +52,10 @@ def measure(
     The steps take turns; the results are medians.
 
     Args:
-      models: names of models.
-      images: images per device.
-      image_size: image size in pixels.
       against: projects to compare with; timm needs no checkout.
       checkouts: folder with the projects' checkouts.
       dtype: dtype of the computation; timm's is fixed. None: float32 on a CPU, bfloat16 on other
         devices.
-      turns: number of turns.
       seconds: time for which each program runs in a turn.
     """
     share_interpreter()
@@ -95,11 +91,7 @@ def compare(
     Args:
       steps: name and changed config values of each step, such as `{"supervised": {}, "mae":
         {"objective.name": "mae"}}`. All steps are compared with the first one.
-      models: names of models.
-      images: images per device.
-      image_size: image size in pixels.
       dtype: dtype of the computation; None: float32 on a CPU, bfloat16 on other devices.
-      turns: number of turns.
       seconds: time for which each step runs in a turn.
     """
     share_interpreter()
@@ -136,8 +128,6 @@ def program_table(images: int, dtype: str, call: str) -> Table:
     """Returns the table to which `race` adds rows.
 
     Args:
-      images: images per device.
-      dtype: dtype of the computation.
       call: name of the measured call of a program, such as `step`. It is part of the column's
         heading, `ms a step`.
     """
@@ -156,7 +146,6 @@ def race(
       runners: the programs; ours is the first.
       batch: number of images that a program processes at once, on all devices.
       least: FLOPs of training on this number of images, from which the MFU is computed.
-      turns: number of turns.
       seconds: minimum duration of a turn.
     """
     times = take_turns(runners, turns, seconds)
@@ -276,9 +265,6 @@ def timm_step(model: str, batch: int, image_size: int, gpu: bool) -> tuple[str, 
     compiled and in bfloat16, with fused attention.
 
     Args:
-      model: our name of the model.
-      batch: batch size.
-      image_size: image size in pixels.
       gpu: True: use the GPU, if PyTorch has one.
 
     Raises:

@@ -46,7 +46,6 @@ class Table:
         """Prints a row.
 
         Args:
-          name: name of the row.
           *values: a value for each column; None: the cell is empty. A text is printed as it is.
         """
         cells = dict(zip(self.columns, values, strict=True))
@@ -115,8 +114,6 @@ def write_record(
     """Writes a benchmark's figures and their conditions to NAME.json. The file is replaced.
 
     Args:
-      folder: folder of the file; it is created if it does not exist.
-      name: name of the benchmark.
       figures: the values by row and column.
       conditions: the result of `facts`.
       complete: False: the benchmark has not finished yet.

@@ -143,14 +143,9 @@ def make_step(
     updates by AdamW. The state is donated, and the step is data parallel over `mesh`.
 
     Args:
-      peer: name of the project.
       checkout: folder with the project's checkout.
-      name: our name of the ViT.
       option: arguments of the variant, from `Peer.options`.
-      dtype: dtype of the computation.
       size: image size in pixels.
-      batch: batch size on all devices.
-      mesh: the devices.
     """
     model = PEERS[peer].make(checkout, name, dtype, **option)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))

@@ -20,7 +20,6 @@ def single_labels(source: Source, key: str) -> np.ndarray:
     """Returns the class of each training image, `[images]`.
 
     Args:
-      source: the training data.
       key: name of the option that requires single labels, for the error message.
 
     Raises:
@@ -59,10 +58,8 @@ def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -
     """Returns an endless training order in which classes are balanced.
 
     Args:
-      labels: class of each image, `[images]`.
       kind: `sqrt`: a class is sampled in proportion to the square root of its number of images.
         `full`: all classes are sampled equally often.
-      seed: random seed of the order.
       repeats: number of times that an image is sampled in succession (repeated augmentation).
     """
     members, counts = np.argsort(labels, kind="stable"), np.bincount(labels)

@@ -231,7 +231,6 @@ class Pixels:
         `size`.
 
         Args:
-          box: the rectangle in pixels.
           size: minimum height and width of the result; a single number is used for both.
         """
         shrink = _shrink(box, size)
@@ -337,8 +336,6 @@ class Jpeg:
         """Decodes a rectangle and resizes it with an averaging interpolation, such as `bicubic`.
 
         Args:
-          box: the rectangle in pixels.
-          out: array for the result, `[height, width, 3]`.
           interpolation: a key of `DETAIL`.
           reads_outside: True: pixels around the rectangle influence its border, as if the whole
             image had been resized and then cropped. False: only pixels of the rectangle are used.
@@ -474,8 +471,6 @@ def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
     Args:
       box: the rectangle in pixels of the image before the reduction.
       shrink: factor of the reduction.
-      height: height of the image before the reduction, in pixels.
-      width: width of the image before the reduction, in pixels.
     """
     left, top, right, bottom = ((edge + shrink // 2) // shrink for edge in box)
     right = min(max(right, 1), width // shrink)
@@ -491,9 +486,6 @@ def before_resize(
     Args:
       sides: height and width of the image after the resize, in pixels.
       corner: top and left edge of the crop in the resized image.
-      size: height and width of the crop.
-      height: height of the image before the resize, in pixels.
-      width: width of the image before the resize, in pixels.
     """
     y, x, (top, left) = height / sides[0], width / sides[1], corner
     return Box(left * x, top * y, (left + size[1]) * x, (top + size[0]) * y)
@@ -505,12 +497,9 @@ def _around(
     """Returns the rectangle of all pixels that influence the resize of the rectangle `box`.
 
     Args:
-      box: the rectangle in pixels.
       size: height and width of the resized rectangle.
       interpolation: a key of `PILLOW`. The interpolation's filter also reads pixels around `box`;
         the result includes these pixels. None: the result includes only the pixels of `box`.
-      height: height of the image, in pixels.
-      width: width of the image, in pixels.
     """
     reach = PILLOW[interpolation][1] if interpolation else 0
     x, y = (reach * max(1.0, side) for side in (box.width / size[1], box.height / size[0]))
@@ -550,9 +539,6 @@ def hidden_orientation(image: bytes) -> int | None:
     """Returns the EXIF orientation of an image that is turned or mirrored, but keeps its size.
 
     Annotations of such an image may fit the stored or the upright pixels: their size is the same.
-
-    Args:
-      image: an encoded image.
 
     Returns:
       The orientation, from 2 to 8; None: the image is upright, a turn changes its size, or it
@@ -606,7 +592,6 @@ def resample(
 
     Args:
       pixels: the image.
-      out: array for the result.
       interpolation: a key of `DETAIL`.
       box: rectangle of the image to resize; Pillow's filters also read the pixels around it. None:
         the whole image.

@@ -117,8 +117,6 @@ def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.nd
     """Clips boxes to a crop and removes boxes that are hardly visible in the crop.
 
     Args:
-      boxes: the objects of the original image.
-      placement: the crop.
       most: maximum number of boxes. Objects are kept before crowds, and large boxes before small
         boxes.
 
@@ -149,7 +147,6 @@ def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) 
 
     Args:
       annotated, actual: height and width in pixels.
-      image: name of the image, for the error.
     """
     if annotated != actual:
         (height, width), (rows, columns) = annotated, actual
@@ -166,8 +163,6 @@ def check_upright(image: bytes, where: str, annotations: str) -> None:
     another size, which `check_size` and `Placement` detect.
 
     Args:
-      image: the encoded image.
-      where: name of the image, for the error.
       annotations: description of the annotations, for the error.
     """
     if orientation := hidden_orientation(image):
@@ -193,7 +188,6 @@ def check_corners(corners: np.ndarray, height: int, width: int) -> None:
 
     Args:
       corners: left, top, right and bottom in pixels, `[boxes, 4]`.
-      height, width: size of the image.
     """
     if (empty := _areas(corners) <= 0).any():
         raise UserError(

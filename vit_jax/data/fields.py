@@ -82,7 +82,6 @@ def check_captions(captions: Sequence[str], place: str) -> tuple[str, ...]:
     """Removes surrounding spaces and duplicates from the captions of an image.
 
     Args:
-      captions: the captions of an image.
       place: description of the image, for errors.
 
     Raises:

@@ -25,7 +25,6 @@ class Order:
     """Training order of a data source with one or several parts (the data sets of a mixture).
 
     Args:
-      seed: random seed of the permutations.
       sizes: number of examples in each part.
       weights: relative sampling weight of each part; they need not sum to 1. None: the examples of
         all parts are permuted together.
@@ -63,8 +62,6 @@ class Order:
 
         Args:
           turns: numbers of the turns, counted from 0 in each part.
-          size: number of examples in the part.
-          part: index of the part.
         """
         epoch, place = np.divmod(turns * self.repeats, size)
         return permute(place // self.repeats, size, self.seed, part, epoch)
@@ -94,7 +91,6 @@ class BalancedOrder:
     images.
 
     Args:
-      seed: random seed of the permutations.
       members: indices of all examples, sorted by class.
       sizes: number of examples of each class, above 0.
       quotas: number of examples of each class in a round, above 0.
@@ -136,7 +132,6 @@ def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
 
     Args:
       places: numbers from 0 to `size` - 1.
-      size: number of permuted elements.
       *key: numbers that select the permutation, each an int or an array of the shape of `places`.
     """
     # Numbers have at least six bits. Otherwise, some permutations of very small data sets would be

@@ -82,10 +82,7 @@ def training_batches(
     """Yields training batches without end, from step `first_step` on.
 
     Args:
-      source: the training data.
-      seed: random seed of the order and the augmentations.
       batch_size: global batch size, over all processes.
-      first_step: step of the first batch.
       crop: the random crop, if `views` is empty.
       workers: number of decoding processes. 0: decode in this process; None: see `decoders`.
       threads: number of threads in each decoding process; None: see `decoders`. A few threads are
@@ -166,13 +163,11 @@ def evaluation_batches(
     """Yields batches with every image once, in order; all processes get the same number of batches.
 
     Args:
-      source: the data to evaluate on.
       batch_size, workers, threads, rows: as in `training_batches`.
       crop: the crop, if `views` is empty.
       views: the views of each image. Their random numbers depend on the seed and the image's index.
         Empty: a single view with `crop`.
       fields: as in `training_batches`; they are encoded without random numbers.
-      seed: random seed of the views.
 
     Yields:
       Dictionaries with the entries of `training_batches` and `valid`, bool `[local batch]`: False
@@ -254,8 +249,6 @@ def _accepted(
     If no field can reject a crop, the views are returned unchanged.
 
     Args:
-      views: the views of each example.
-      fields: the fields of the batch.
       values: function that returns the values of the example's fields. It is called only if a field
         can reject crops.
     """
@@ -436,9 +429,6 @@ class _Reading(NamedTuple):
 
         Args:
           load: function that loads the rows from one index to another of the batch of a step.
-          memory: memory of the batches.
-          first_step: step of the first batch.
-          steps: number of batches; None: no end.
         """
 
         def load_chunk(number: int) -> int:
@@ -468,9 +458,6 @@ class _Batches(Iterator[Batch]):
 
     Args:
       numbers: numbers of the chunks that have been loaded.
-      chunks: number of chunks of a batch.
-      memory: memory of the batches.
-      first_step: step of the first batch.
     """
 
     def __init__(
@@ -534,8 +521,6 @@ class _OfWorkers(_Batches):
 
     Args:
       numbers, chunks, memory, first_step: as in `_Batches`.
-      workers: number of worker processes.
-      handed: the function that the worker processes run.
     """
 
     def __init__(

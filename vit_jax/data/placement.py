@@ -29,7 +29,6 @@ class Placement(NamedTuple):
 
         Args:
           values: map of the original image, `[height, width, ...]`.
-          fill: value of the padding.
           out: array for the map of the crop, `[height, width, ...]`.
 
         Raises:

@@ -92,10 +92,6 @@ class TrainCrop:
 
         `__call__` draws the same crop if its `rng` has the same state.
 
-        Args:
-          height, width: size of the image in pixels.
-          rng: random generator.
-
         Raises:
           UserError: the kind is `simple_random`. Its crops have no placement, because they contain
             mirrored pixels.
@@ -313,7 +309,6 @@ def draw_placed(
     """Resizes a placement's rectangle, pads it, and writes it into `out`.
 
     Args:
-      opened: the image.
       placement: the rectangle of the image, and its size in the crop.
       interpolation: the interpolation of the resize.
       out: array for the crop, uint8 `[height, width, 3]`.

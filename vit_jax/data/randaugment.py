@@ -89,7 +89,6 @@ def randaugment(
 
     Args:
       pixels: uint8 `[height, width, 3]`; not modified.
-      layers: number of operations.
       magnitude: strength of all operations, usually from 0 to 10; larger values are allowed.
 
     Returns:
@@ -115,7 +114,6 @@ def color_jitter(
 
     Args:
       pixels: uint8 `[height, width, 3]`; not modified.
-      rng: random generator.
       brightness, contrast, saturation: strength x of each operation; 0 disables it.
     """
     strengths = (brightness, contrast, saturation)

@@ -212,7 +212,6 @@ def compose(
     """Returns a random scene with a main object of class `label`, and the generator for its noise.
 
     Args:
-      parts: the drawings.
       layout: ranges for the items.
       label: class of the main object.
       key: key of the random generator, which determines the scene.
@@ -266,11 +265,9 @@ def _items(
     """Draws the maximum number of items of each kind; a scene uses only some of them.
 
     Args:
-      parts: the drawings.
       label: class of the main object.
       numbers: 16 random numbers below 2^32 for each item, int64 `[16, items]`.
       main: length of the main object's longer side, in units of 1/65,536 of the image's side.
-      ground: mean colour of the background.
       look: colour and rotation of the main object; None: random ones.
     """
     labels = numbers[0] * len(parts.first) >> 32

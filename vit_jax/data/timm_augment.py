@@ -63,8 +63,6 @@ class RandPolicy:
 
         Args:
           name: a key of `OPERATIONS`.
-          image: the image.
-          level: strength of the operation.
           sign: 1 or -1, the direction of operations such as rotations.
         """
         return OPERATIONS[name](self, image, level / HIGHEST, sign)

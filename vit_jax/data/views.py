@@ -83,9 +83,7 @@ def view_specs(
     """Converts requested views to `ViewSpec`s; the config's values are their defaults.
 
     Args:
-      views: the requested views.
       crop: called with a size and with `View.crop`; returns the crop.
-      size: the config's image size, in pixels.
       augment: the config's augmentation.
 
     Raises:

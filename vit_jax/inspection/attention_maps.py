@@ -55,7 +55,6 @@ def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
     The input of the classification head is the class token, or the mean of the patches.
 
     Args:
-      model: the model.
       rolled: a result of `rollout`, `[batch, tokens, tokens]`.
 
     Returns:

@@ -32,11 +32,7 @@ def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 class Segments:
-    """Content of `segments.html`: images with an overlay of class colours, and a legend.
-
-    Args:
-      class_names: names of all classes.
-    """
+    """Content of `segments.html`: images with an overlay of class colours, and a legend."""
 
     def __init__(self, class_names: Sequence[str]):
         self._class_names, self._seen = class_names, set()

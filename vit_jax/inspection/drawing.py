@@ -136,7 +136,6 @@ def _about(model, sheets: MapSheets | None) -> str:
     also contains the number of shown layers.
 
     Args:
-      model: the model.
       sheets: the attention maps on the page. None: the page has no maps, and the text is empty.
     """
     if sheets is None:

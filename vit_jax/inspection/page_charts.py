@@ -133,7 +133,6 @@ def certainty(probabilities: Mapping[str, Sequence[float]], bins: int) -> str:
     Args:
       probabilities: probabilities of the images of each group (such as correct and wrong), by the
         group's name.
-      bins: number of bins.
     """
 
     def paint(axes):

@@ -123,11 +123,7 @@ def _plain(name: str) -> str:
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Returns the peak FLOP/s of a device; None: unknown.
-
-    Args:
-      device_kind: `jax.Device.device_kind`.
-    """
+    """Returns the peak FLOP/s of a device; None: unknown."""
     chip = _chip_of(device_kind)
     return chip and chip.peak_flops
 

@@ -27,8 +27,6 @@ def start(
     Args:
       coordinator: `host:port` of process 0. `auto`: the address, `processes` and `process` are read
         from the Cloud TPU, GKE or SLURM environment. None: the run has one process.
-      processes: number of processes.
-      process: index of this process.
       connect_seconds: timeout for connecting to the other processes.
 
     Raises:

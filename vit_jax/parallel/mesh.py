@@ -152,11 +152,8 @@ def over_devices(
     Every process passes the whole array.
 
     Args:
-      array: the array.
-      mesh: mesh of devices.
       rows: length of the first axis after padding. None: the smallest length that can be split
         evenly.
-      fill: value of the padding.
     """
     padded = np.full((rows or whole_batch(mesh, len(array)), *array.shape[1:]), fill, array.dtype)
     padded[: len(array)] = array

@@ -495,8 +495,6 @@ def join(
 
     Args:
       address: `host:port` of the leader.
-      count: number of processes.
-      index: index of this process.
       connect_seconds: timeout for joining.
       silence_seconds: heartbeat timeout, after which a process counts as dead.
 

@@ -116,9 +116,7 @@ def place_activation(mesh: Mesh, name: str, x: jax.Array) -> jax.Array:
     """Returns the activation `x`, constrained to the sharding that `ACTIVATIONS` contains for it.
 
     Args:
-      mesh: mesh of devices.
       name: name of the activation, a key of `ACTIVATIONS`.
-      x: the activation.
     """
     axes = [None] * x.ndim
     for axis, mesh_axes in ACTIVATIONS[name].items():
@@ -138,7 +136,6 @@ def by_shard(mesh: Mesh, alone: bool = False) -> ByShard | None:
     kernels, or if the mesh axis `tensor` splits heads.
 
     Args:
-      mesh: mesh of devices.
       alone: True if the caller is inside a `shard_map`, where arrays are a device's part already.
     """
     if os.environ.get(KERNELS) != "1" or mesh.shape["tensor"] > 1:

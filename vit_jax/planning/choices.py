@@ -33,12 +33,7 @@ def nearest_fit(
     step of a candidate fits.
 
     Args:
-      config: the config.
-      job: work of the run.
-      where: the devices.
-      prices: prices by chip.
       failed: estimate of the config without changes.
-      log: callback for messages.
       planner: function that estimates a run.
       attempts: maximum number of estimates.
 

@@ -117,9 +117,6 @@ def compile_step(
     """Compiles a config's training step, or returns the result of an earlier call from the cache.
 
     Args:
-      config: the config.
-      where: the TPU slice.
-      num_classes: number of classes.
       steps: number of steps of the learning rate schedule.
       dump: see `compile_lowered`.
 
@@ -153,11 +150,8 @@ def compile_lowered(
     """Compiles a lowered training step, or returns the result of an earlier call from the cache.
 
     Args:
-      lowered: the lowered step.
-      where: the TPU slice.
       params: shapes and shardings of the parameters, which are arguments and results of the step.
       optimizer_state: shapes and shardings of the optimizer's state.
-      options: options of the compiler.
       dump: the folder of `dumped_schedules`; the operations then have schedules.
     """
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]

@@ -63,7 +63,6 @@ def data_set_size(config: RunOptions, images: int | None) -> tuple[int, int]:
     without labels, the number of classes is the width of the model's head.
 
     Args:
-      config: the config.
       images: number of training images; None: the number in the data set.
 
     Raises:

@@ -57,7 +57,6 @@ def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
     """Sums a value over groups of a step's operations; the largest sum is first.
 
     Args:
-      operations: operations of the step.
       key: attribute that groups the operations: `part` (component of vit_jax, such as `Mlp`) or
         `kind` (HLO opcode, such as `fusion`).
       value: `cycles`, `flops` or `sent`.
@@ -130,8 +129,6 @@ def _identity(kind: str, collective: _Instruction, operation: _Instruction) -> s
     its name.
 
     Args:
-      kind: kind of the collective.
-      collective: the collective.
       operation: the operation that contains the collective, such as a fusion, or the collective.
     """
     channel = re.search(r"channel_id=(\d+)", collective.rest)
@@ -179,7 +176,6 @@ class _Module:
         Of a conditional, only the branch with the most cycles is included.
 
         Args:
-          name: name of the computation.
           times: number of executions of this computation in a step.
         """
         for instruction in self.computations[name].instructions.values():

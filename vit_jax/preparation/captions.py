@@ -14,10 +14,6 @@ NO_CAPTIONS = ""  # Value of --caption_key that ignores captions.
 def encoded(captions: Sequence[str], where: str) -> bytes:
     """Encodes the captions of an image as bytes. Without captions the result is empty.
 
-    Args:
-      captions: the captions of an image.
-      where: description of the image, for error messages.
-
     Raises:
       UserError: a caption is empty or not valid UTF-8, or the captions exceed `MOST_BYTES`.
     """
@@ -41,7 +37,6 @@ def captions_in(value: object, where: str) -> tuple[str, ...]:
 
     Args:
       value: a text, a list of texts, or None.
-      where: description of the image, for error messages.
 
     Raises:
       UserError: the value is neither a text, nor a list of texts, nor None.
@@ -57,7 +52,6 @@ def text_column(path: str, schema, caption_key: str | None) -> str | None:
     """Returns the name of the Parquet column with captions; None: no such column.
 
     Args:
-      path: the file, for error messages.
       schema: the file's Arrow schema.
       caption_key: name of the column. `NO_CAPTIONS`: captions are ignored. None: a text column with
         one of the usual names is searched.
@@ -97,7 +91,6 @@ def missing_error(missing: Sequence[str], count: int, images: int) -> UserError:
     Args:
       missing: names of the first images without a caption.
       count: number of images without a caption.
-      images: number of all images.
     """
     names = ", ".join(missing) + (" ..." if count > len(missing) else "")
     return UserError(

@@ -57,9 +57,6 @@ class Pool:
     Args:
       files: files with the embeddings of the images, for `read_embeddings`.
       excluded: True for images that must not be in the pool, bool `[images]`.
-      similarity: minimum cosine similarity of near-duplicates.
-      work: folder for intermediate results.
-      run: function that runs tasks in this process.
     """
 
     def __init__(
@@ -89,8 +86,6 @@ class Pool:
 
         Args:
           files: files with the embeddings of curated images.
-          count: number of neighbours of each curated image.
-          name: name of the task, for messages.
 
         Returns:
           Array of dtype `NEIGHBOUR`, with an element for each neighbour of each curated image.
@@ -203,9 +198,7 @@ def curate(sets: tuple[str, ...], pool: Pool, embeddings: Embeddings, count: int
 
     Args:
       sets: the curated sets; each is a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`.
-      pool: the uncurated images.
       embeddings: the model that computes embeddings of the curated images.
-      count: number of neighbours of each curated image.
 
     Raises:
       UserError: a curated set does not exist, none of its images can be read, or the pool has fewer

@@ -38,10 +38,6 @@ def report_curation(
     """Writes `retrieved.csv`, `duplicates.csv` and `curated.html` into `folder`.
 
     Args:
-      curated: the selected images.
-      train: the uncurated images.
-      folder: folder to write into.
-      similarity: minimum cosine similarity of near-duplicates.
       excluded: number of images that were removed as near-duplicates of test images.
     """
     compared, neighbours = curated.compared, curated.neighbours

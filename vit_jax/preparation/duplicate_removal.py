@@ -48,10 +48,7 @@ def near_duplicates(
     """Finds training examples that are near-duplicates of test images.
 
     Args:
-      train: the training examples.
       tests: `NAME:DIR/SPLIT` of prepared TFDS data sets.
-      work: folder for intermediate results.
-      run: function that runs tasks.
       embedded: embeddings to compare; None: fingerprints are compared.
 
     Returns:
@@ -74,9 +71,7 @@ def report(
 
     Args:
       pairs: result of `near_duplicates`.
-      train: the training examples.
       tests: `NAME:DIR/SPLIT` of the prepared TFDS data sets with the test images.
-      folder: folder to write into.
       measure: meaning of the pairs' values, `distance` or `similarity`.
     """
     sign = {"distance": 1, "similarity": -1}[measure]

@@ -64,7 +64,6 @@ def look(
     """Decodes images and returns their fingerprints and thumbnails.
 
     Args:
-      source: the images.
       indices: indices of the images to decode; None: all images.
       seconds: time limit in seconds. Images that are not decoded in time are skipped.
       on_progress: callback that receives the number of decoded images.
@@ -129,10 +128,6 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
 
     Identical files have the similarity 1. If more than two files are identical, each of them is
     only paired with the first file.
-
-    Args:
-      looks: result of `look`.
-      similarity: minimum similarity of a pair.
 
     Returns:
       Array of dtype `PAIR` with shape `[pairs]`, in descending order of similarity. `first` and
@@ -220,7 +215,6 @@ def _similarity(first: np.ndarray, second: np.ndarray, typical: np.ndarray | int
     Args:
       first, second: thumbnails of the first and the second images, `[pairs, borders, side, side,
         3]`.
-      typical: the mean image.
     """
 
     def most(common: np.ndarray | int) -> np.ndarray:
@@ -237,7 +231,6 @@ def groups(pairs: np.ndarray, images: int) -> list[np.ndarray]:
 
     Args:
       pairs: array of dtype `PAIR`.
-      images: number of images.
     """
     graph = coo_array(
         (np.ones(len(pairs)), (pairs["first"], pairs["second"])), shape=(images, images)
@@ -267,8 +260,6 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
     """Finds images of another split with a near-duplicate in the training split.
 
     Args:
-      train: the training images.
-      other: the images of the other split.
       seconds: time limit for decoding in seconds. At most half of the time is used for the other
         split. Images are decoded in the order `Source.fair_order`, and those that are not decoded
         in time are not compared.
@@ -305,9 +296,6 @@ def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> s
     The result is "" if there are no near-duplicates.
 
     Args:
-      train: the training images.
-      other: the images of the other split.
-      name: name of the other split.
       seconds: time limit for decoding in seconds.
     """
     found = leaks(train, other, seconds)

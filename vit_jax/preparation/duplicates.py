@@ -108,7 +108,6 @@ def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANC
     Args:
       candidates: fingerprints, uint64 `[n]`.
       references: fingerprints, uint64 `[m]`. In a tie, the first reference is returned.
-      distance: maximum number of different bits.
     """
     first = np.sort(np.unique(references, return_index=True)[1])
     # For each candidate: the nearest reference so far, encoded as (distance << 32) | its index in
@@ -243,10 +242,7 @@ def write_report(
     with the most similar pairs. The page contains its images, and needs no other files.
 
     Args:
-      folder: an existing folder.
-      rows: the removed examples.
       measure: meaning of the rows' values, `distance` or `similarity`.
-      examples: number of training examples.
       references: number of reference images.
 
     Returns:

@@ -84,7 +84,6 @@ def find_duplicates(
         CSVs that list images are supported, too. Their splits are defined by the column `split`, or
         by file names such as train.csv.
       similarity: minimum similarity of near-duplicates, as in `find_pairs`.
-      log: callback for messages about progress and skipped files.
 
     Raises:
       UserError: a folder or CSV does not exist, is a prepared data set, or has no images.
@@ -223,7 +222,6 @@ def place_of(path: str, folder: str) -> Place:
 
     Args:
       path: path of the image in `folder` or in its inner folders.
-      folder: the searched folder.
     """
     inside = os.path.relpath(path, folder).split(os.sep)[:-1]
     split = split_name(inside[0]) if inside else None
@@ -249,8 +247,6 @@ def write_duplicates(duplicates: Duplicates, out: Path, similarity: float) -> No
 
     Args:
       duplicates: result of `find_duplicates`.
-      out: the folder.
-      similarity: minimum similarity of near-duplicates.
     """
     source, places = duplicates.source, duplicates.places
     rows = (

@@ -42,7 +42,6 @@ class Run(Protocol):
     """Function that runs tasks, in any order and in any process.
 
     Args:
-      tasks: the tasks to run.
       what: name of the tasks, for messages.
       unit: what is counted by `WorkItem.weight`, such as "images", for messages.
     """
@@ -59,10 +58,7 @@ def in_chunks(
       function: function that is called with `(*what, start, stop, file)`. It writes its result for
         `range(start, stop)` to `file`.
       what: first arguments of the function.
-      size: number of images.
       name: name of the tasks, also part of the file names.
-      folder: folder of the result files.
-      run: function that runs tasks.
 
     Returns:
       The result files, in the order of the parts.
@@ -84,10 +80,7 @@ def each_file(
     Args:
       function: called as `function(number, new_file)` for each file number 0, 1, ... It computes
         `new_file` from `files[number]`.
-      files: files from `in_chunks`.
       name: name of the tasks, also part of the file names.
-      folder: folder of the new files.
-      run: function that runs tasks.
     """
     results = [part_file(number, name, folder) for number in range(len(files))]
     tasks = [
@@ -196,10 +189,7 @@ def build_index(
     """Indexes a data set in the folder `work`, or loads an existing index.
 
     Args:
-      source: the data set.
       seed: random seed of the order of examples in the prepared data set.
-      work: folder of the index.
-      run: function that runs tasks.
       skip_uncaptioned: True: skip images without a caption. False: raise an error for them.
 
     Raises:
@@ -281,8 +271,6 @@ def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Co
 
     Args:
       parts: the result files of the tasks. Each contains the examples of a part of the data set.
-      work: folder of the index.
-      classes: number of classes; None: unknown.
 
     Returns:
       `multiple` (True if labels are lists) and `left_out` (number of skipped files by reason).
@@ -324,7 +312,6 @@ def _index_lists(
     Args:
       entries: the examples, an array of dtype `readers.ENTRY`.
       labels: the labels of all examples, concatenated.
-      classes: number of classes; None: unknown.
 
     Returns:
       The changed `entries` and `labels`, and True if labels are lists of class indices.
@@ -430,11 +417,8 @@ def order_splits(
     An order is an array of positions in `index.entries`. Removed examples are excluded.
 
     Args:
-      source: the data set.
-      index: the index.
       removed: positions of the examples to remove, in `index.entries`.
       limit: maximum number of examples of a split; None: no limit.
-      work: folder of the index.
 
     Returns:
       The names of the splits.

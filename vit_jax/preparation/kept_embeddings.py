@@ -40,7 +40,6 @@ class Embeddings(NamedTuple):
         Missing files are computed first.
 
         Args:
-          source: the images.
           key: identifier of the source's content. It must be different if the content is different.
           what: name of the source, for messages.
         """

@@ -267,7 +267,6 @@ def _locate(source: str, kind: str | None) -> tuple[Path, str]:
 
     Args:
       source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` for a TFDS data set.
-      kind: the kind, or None: the kind is recognized by the files.
     """
     root = Path(source)
     if root.exists():
@@ -418,10 +417,7 @@ def _class_units(
     """Returns the units of a split: its class folders.
 
     Args:
-      split: name of the split.
-      where: folder of the split.
       folders: the folders in the split, by class.
-      names: names of all classes.
 
     Raises:
       UserError: the split has no folder for a class.
@@ -738,7 +734,6 @@ def _described(
     label, it is skipped: `000.side.jpg` is a further image of the sample `000.jpg`, `000.cls`.
 
     Args:
-      samples: the samples with this key.
       notes: suffixes of files with labels and captions.
       left_out: number of skipped members by reason; updated in place.
     """
@@ -761,7 +756,6 @@ def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _
     """Finds an image and a label (or caption) in different samples that belong together.
 
     Args:
-      samples: the samples with the same key.
       notes: suffixes of files with labels and captions.
 
     Returns:
@@ -840,10 +834,8 @@ def _read_label(
     """Returns the stored label in a `.cls` or `.json` file.
 
     Args:
-      file: the tar.
       parts: the members of the sample by suffix.
       label_key: key of the label in JSON.
-      where: description of the sample, for error messages.
       required: True: a missing label raises an error. False: the result for a missing label is -1.
     """
     is_json = ".cls" not in parts
@@ -880,10 +872,8 @@ def _read_captions(
     """Returns the captions of a sample; empty: the sample has no captions.
 
     Args:
-      file: the tar.
       parts: the members of the sample by suffix.
       caption_key: `txt`, or the JSON key of the captions; None: captions are not read.
-      where: description of the sample, for error messages.
 
     Raises:
       UserError: the `.txt` or `.json` file is damaged or too large, or does not contain captions.
@@ -1032,7 +1022,6 @@ def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], d
     """Returns the names of the columns with images, and the descriptions of columns with classes.
 
     Args:
-      path: the file, for error messages.
       described: the `huggingface` metadata of a Parquet file, as JSON.
 
     Raises:
@@ -1170,7 +1159,6 @@ def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> t
     Args:
       labels: class indices of an example in the file.
       numbers: index in the data set of each class of the file; -1: not a class of the data set.
-      where: description of the example, for error messages.
     """
     for label in labels:
         if label >= len(numbers):
@@ -1230,8 +1218,6 @@ def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | No
     """Returns the name of the tf.Example feature with captions; None: captions are not read.
 
     Args:
-      root: folder of the data set, for error messages.
-      features: features of the data set.
       caption_key: name of the feature; None: the usual names are tried. `NO_CAPTIONS`: captions are
         ignored.
 
@@ -1344,10 +1330,8 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
     """Returns an example's encoded image, or the serialized example of a TFDS data set.
 
     Args:
-      kind: kind of the data set.
       path: the file or folder that contains the example. For Parquet files: the file with copies of
         their images, which `scan` has written.
-      entry: the example's element of `Index.entries`.
       name: name of the example in the index.
 
     Raises:

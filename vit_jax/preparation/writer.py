@@ -65,7 +65,6 @@ class Options:
 
     Args:
       name: name of the TFDS data set; None: the source's name.
-      seed: random seed of the order of examples.
       limit: maximum number of examples in each split.
       shards: number of files of each split; None: TFDS chooses the number by size.
       shots: values of k. For each k, an additional split `train_<k>shot` has k images per class.
@@ -130,14 +129,11 @@ def prepare(
     """Writes the data set `out/NAME/VERSION`, or resumes an interrupted preparation.
 
     Args:
-      source: the data set to convert.
       out: folder of TFDS data sets.
-      options: options of the data set.
       run: function that runs the tasks of indexing and searching.
       write: function that runs the tasks of writing shards, which take longest.
       embedding: a model that computes embeddings, and a function that runs the model's tasks in
         this process.
-      log: callback for messages about progress.
 
     Raises:
       UserError: a file of the source is damaged, the data set's folder contains other files, or an
@@ -236,12 +232,6 @@ def _write_splits(
     """Writes the shards of all splits, and of the few-shot splits (`options.shots`).
 
     Args:
-      folder: folder of the data set.
-      name: name of the data set.
-      splits: names of the ordered splits.
-      source: the data set to convert.
-      index: the examples of `source`.
-      options: options of the data set.
       write: function that runs the tasks of writing shards.
     """
     if options.shots:  # This first call raises errors before the splits are written.

@@ -45,9 +45,7 @@ def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | 
     """Returns the facts about a checkpoint of a training run; None if it is not from a run.
 
     Args:
-      workdir: folder of the run.
       which: `best`, a step, or empty for the newest checkpoint.
-      checkpoint: the opened checkpoint.
     """
     if checkpoint.step is None or (run := saved_run(workdir)) is None:
         return None

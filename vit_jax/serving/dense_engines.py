@@ -34,7 +34,6 @@ class WindowsEngine(Engine):
 
     Args:
       model: the segmenter or depth model.
-      crop: the evaluation transform.
       batch_size: maximum number of windows in a batch.
     """
 
@@ -140,8 +139,6 @@ class DetectorEngine(Engine):
     """Compiled programs of a detector.
 
     Args:
-      detector: the detector.
-      crop: the evaluation transform.
       batch_size: maximum number of images in a batch.
       threshold: minimum score of the returned objects.
     """

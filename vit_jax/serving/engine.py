@@ -69,7 +69,6 @@ class Engine:
     define how images are decoded and computed, and the JSON response.
 
     Args:
-      model: the model.
       batch_size: maximum number of images in a batch.
       compute: the function to compile; called with the model and a batch of images, returns the
         outputs.
@@ -140,7 +139,6 @@ class Engine:
         Args:
           image: output of `decode`.
           result: output of `compute` for the image.
-          asked: the request.
         """
         raise NotImplementedError
 

@@ -26,7 +26,6 @@ class Names:
     All programs of the text tower are compiled at construction.
 
     Args:
-      model: the image-text model.
       templates: prompt templates, with `{}` for the name.
       default: embeddings of the server's classes, float32 `[classes, dim]`.
     """

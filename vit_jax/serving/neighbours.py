@@ -18,9 +18,6 @@ from vit_jax.serving.engine import ClassifierEngine
 class Neighbours:
     """The readable images of a folder and their features, which are computed at construction.
 
-    Args:
-      log: callback for messages about progress.
-
     Raises:
       UserError: the folder contains no readable image.
     """

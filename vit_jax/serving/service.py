@@ -70,9 +70,7 @@ class Service:
 
     Args:
       about: description of the server for /health.
-      page: the HTML of /.
       most: maximum number of images that wait or are being computed.
-      threads: number of threads that decode images.
       hosts: host names of the server, in addition to those that `is_ours` always allows.
     """
 

@@ -210,8 +210,6 @@ def feature_values(features: Mapping, key: str, kind: str, option: str = "data.l
     """Returns the values of a feature of a tf.Example; an empty tuple if the feature is empty.
 
     Args:
-      features: the features of the tf.Example.
-      key: name of the feature.
       kind: required type of the feature: `bytes_list`, `float_list` or `int64_list`.
       option: the option that names the feature, for errors.
 
@@ -245,7 +243,6 @@ def array_records(
     Args:
       path: a glob pattern, local or `gs://`, such as `/data/train-*.array_record`.
       label_key: name of the feature with the labels; None: labels are not read.
-      num_classes: number of classes; None: unknown.
       each_labelled: True: an example without a label raises an error.
       caption_key: name of the feature with the captions; None: captions are not read.
     """

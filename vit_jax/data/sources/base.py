@@ -114,9 +114,6 @@ class Source:
         """Returns the serialized values of examples' fields, to compute a hash of the data.
 
         The result is empty if the values are unknown without reading images.
-
-        Args:
-          indices: indices of the examples; None: all.
         """
         return ()
 
@@ -155,7 +152,6 @@ def lacking(images: str, source: Source, most: int = 20) -> list[str]:
 
     Args:
       images: adjective for the source's images in the note, such as "training".
-      source: the source.
       most: maximum number of names in the note.
     """
     empty = source.empty_classes
@@ -337,7 +333,6 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
     """Returns the source with the class indices of the training data, matched by class names.
 
     Args:
-      source: the source.
       class_names: class names of the training data.
       name: name of the data in errors, such as "test".
 

@@ -215,8 +215,6 @@ def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
     `images/stem`, each of `folders`, and `images`. The last folder is `root` itself.
 
     Args:
-      root: folder of the data set.
-      file: path of the COCO file.
       stem: possible name of the file's split, such as `train2017`.
       *folders: names of further folders in `root`.
     """
@@ -275,9 +273,7 @@ def _check_ids(file: str, key: str, entries: Sequence[Mapping]) -> None:
     Objects with this id would belong to the last of these entries only.
 
     Args:
-      file: the COCO file.
       key: `images` or `categories`.
-      entries: the entries.
     """
     counts = Counter(one["id"] for one in entries if isinstance(one, Mapping) and "id" in one)
     if repeated := [number for number, count in counts.items() if count > 1]:
@@ -289,13 +285,7 @@ def _check_ids(file: str, key: str, entries: Sequence[Mapping]) -> None:
 
 
 def _check_files(file: str, images: Sequence[Mapping], files: Sequence[str]) -> None:
-    """Raises UserError if two images have the same file, each with a part of its objects.
-
-    Args:
-      file: the COCO file.
-      images: the images.
-      files: their files.
-    """
+    """Raises UserError if two images have the same file, each with a part of its objects."""
     first: dict[str, int] = {}
     for index, name in enumerate(files):
         if (other := first.setdefault(os.path.normpath(name), index)) != index:
@@ -347,8 +337,6 @@ def _boxes(file: str, annotations: Sequence[Mapping], number: Mapping[int, int])
     """Converts COCO's annotations to `Boxes`.
 
     Args:
-      file: the COCO file, for errors.
-      annotations: the annotations.
       number: class index by category id.
 
     Raises:
@@ -397,8 +385,6 @@ def _classes(
     """Returns the class names, and the class index by category id.
 
     Args:
-      file: the COCO file, for errors.
-      content: the content of the COCO file.
       masks: add `background` as the first class.
       class_names: class names of the training data; None: the file is the training data.
 
@@ -424,8 +410,6 @@ def _check_within(file: str, corners: np.ndarray, most: np.ndarray, images: list
     of the image's sides.
 
     Args:
-      file: the COCO file, for errors.
-      corners: left, top, right and bottom of each box, `[boxes, 4]`.
       most: width, height, width and height of each box's image in pixels, `[boxes, 4]`.
       images: the image of each box, for errors.
     """
@@ -472,8 +456,6 @@ def _segmentations(
     """Returns the COCO segmentation of each object: polygons, or a run-length encoding.
 
     Args:
-      file: the COCO file, for errors.
-      annotations: the annotations of all objects.
       valid: indices of the annotations to use.
 
     Raises:
@@ -497,7 +479,6 @@ def _pixels(segmentation: list | dict, height: int, width: int, image: str) -> n
 
     Args:
       segmentation: polygons, or a run-length encoding as a list or as compressed text.
-      height, width: size of the image in pixels.
       image: name of the image, for errors.
     """
     from pycocotools import mask

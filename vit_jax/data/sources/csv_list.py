@@ -172,9 +172,6 @@ def _listed(
     """Collects the files of a split with their labels and captions.
 
     Args:
-      path: path of the CSV, for errors.
-      rows: rows of the CSV.
-      columns: indices of the columns.
       split: name of the split; None: all rows.
 
     Returns:
@@ -228,7 +225,6 @@ def _is_of_split(row: list[str], place: int | None, split: str | None) -> bool:
     """Returns True if a row belongs to a split.
 
     Args:
-      row: cells of the row.
       place: index of the column with the split's name; None: there is no such column.
       split: name of the split; None: all rows belong to it.
     """
@@ -272,7 +268,6 @@ def _read(path: str, texts: Sequence[str] = ()) -> list[list[str]]:
     The cells of a CSV are separated by commas, semicolons or tabs.
 
     Args:
-      path: path of the file.
       texts: only for JSON lines: keys whose values must be strings or lists of strings.
     """
     try:
@@ -434,7 +429,6 @@ def _label_columns(
     names, this column is the label column, unless its name is in `CAPTION_KEYS`.
 
     Args:
-      path: path of the CSV, for errors.
       rows: rows of the CSV, with a header.
       file: index of the column with image paths.
       split: index of the column with split names; None: there is no such column.

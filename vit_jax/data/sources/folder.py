@@ -63,7 +63,6 @@ class Folder(Source):
           root: a local path, or a URL that fsspec reads (`gs://`, `s3://`).
           split: name of a folder in `root`, ignoring case (`train` also finds `Train`), or `all`.
           class_names: class names of the training split; None: the names of the folders.
-          labels: labels are required.
           only: names of folders that the user has chosen as classes.
 
         Raises:
@@ -168,7 +167,6 @@ def walk(where: str, above: str | None = None) -> Iterator[str]:
     to the path of a link.
 
     Args:
-      where: the folder.
       above: a folder that contains `where`. Links to this folder are not followed.
 
     Raises:
@@ -327,7 +325,6 @@ def _labelled(
     """Returns the label and the path of each image in a class folder, and all class names.
 
     Args:
-      where: folder of the split.
       images: paths of images, relative to `where`.
       folders: names of the folders in `where`.
       class_names: class names of the training split; None: the names of the folders.

@@ -162,7 +162,6 @@ def check_classes(where: str, folders: Collection[str]) -> None:
     `images` and `masks` contain images and their masks, and are no classes either.
 
     Args:
-      where: the folder.
       folders: names of its subfolders.
     """
     check_no_maps(where, folders)

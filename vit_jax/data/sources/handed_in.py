@@ -95,7 +95,6 @@ class HandedIn(Captioned):
         """Returns the class indices of an example.
 
         Args:
-          index: index of the example.
           label: the example's label, as just read from the data set.
 
         Raises:
@@ -215,11 +214,9 @@ def _captions(source: HandedIn, column: Any, key: str, name: str) -> tuple[tuple
     """Returns the captions of each example.
 
     Args:
-      source: the source without captions.
       column: the captions of all examples, if they are passed separately. None: each item contains
         its captions.
       key: the key of the captions, if items are mappings.
-      name: name of the data in error messages.
 
     Raises:
       UserError: an example has no caption, or a caption is not text.
@@ -350,13 +347,7 @@ def _is_column(value: Any) -> bool:
 
 
 def checked_columns(data: tuple, name: str, second: str) -> tuple[Any, Any]:
-    """Returns a column of images and a column of labels or captions, after comparing their lengths.
-
-    Args:
-      data: the two columns.
-      name: name of the data in error messages.
-      second: name of the second column, for errors.
-    """
+    """Returns the columns of images and of labels or captions, after comparing their lengths."""
     images, values = data
     if len(images) != len(values):
         raise UserError(f"the {name} data have {len(images):,} images and {len(values):,} {second}")
@@ -457,7 +448,6 @@ def _label_column(keys: list[str], classes: list[str], name: str, label_key: str
     Args:
       keys: names of all columns.
       classes: names of the columns with the feature `ClassLabel`.
-      name: name of the data in error messages.
       label_key: name of the label column, as requested by the user.
 
     Raises:
@@ -544,11 +534,8 @@ def _labelled(
     """Returns the source with its labels and class names.
 
     Args:
-      source: the source without labels.
       labels: the labels of all examples; None: the labels are read from the items.
       class_names: class names of the training data, which define the class indices; empty: unknown.
-      num_classes: number of classes; None: unknown.
-      name: name of the data in error messages.
     """
     labels, items_have_labels = _given_labels(source, labels)
     rows = _label_rows(labels, name)
@@ -574,7 +561,6 @@ def _given_labels(source: HandedIn, labels: Any) -> tuple[Any, bool]:
     If `labels` and the items contain different labels, the labels in the items are returned.
 
     Args:
-      source: the source without labels.
       labels: the label of each example; None: only the items contain labels.
     """
     items_have_labels = labels is None or (
@@ -620,8 +606,6 @@ def _numbered(
       rows: the values in each example's label.
       data_names: the data set's own class names; empty: it has none.
       class_names: class names of the training data; empty: unknown.
-      num_classes: number of classes; None: unknown.
-      name: name of the data in error messages.
     """
     names = data_names or class_names
     counts, values = _flattened(rows, name)
@@ -658,7 +642,6 @@ def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name:
       counts: number of values in each label.
       values: the values of all labels, concatenated.
       num_names: number of class names; 0: there are no class names.
-      name: name of the data in error messages.
     """
     try:
         check_lists(counts, values, num_names or None)

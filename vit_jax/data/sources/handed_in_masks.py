@@ -79,7 +79,6 @@ class HandedInMasks(Source):
         """Returns the image or mask of an item, converted by `convert`.
 
         Args:
-          index: index of the item.
           convert: function that converts the image or mask.
           place: index of the image or mask in a pair: 0 or 1.
           keys: possible keys of the image or mask in a mapping.

@@ -302,7 +302,6 @@ def check_two_classes(present: Iterable[Iterable[int]], where: str) -> None:
     Args:
       present: the distinct values of each mask. The iteration stops at the first mask with a value
         other than 0 and 255.
-      where: name of the data, for errors.
     """
     found: set[int] = set()
     for values in present:
@@ -320,9 +319,6 @@ def check_palettes(source: Masks) -> None:
     """Raises UserError if a sampled mask has the colours of another mask in a different order.
 
     Programs that create a palette for each image number the same classes differently in each file.
-
-    Args:
-      source: the masks.
     """
     # For each colour: an index that has the colour in a mask, and the number of this mask.
     known: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -349,7 +345,6 @@ def class_count(present: Iterable[np.ndarray], where: str, remedy: str) -> int:
 
     Args:
       present: the distinct values of each mask.
-      where: name of the data, for errors.
       remedy: how the user can define the classes, for errors.
 
     Raises:

@@ -54,7 +54,6 @@ class Mixture(Source):
         """Concatenates sources.
 
         Args:
-          parts: the sources.
           weights: relative sampling weight of each part in training; None: proportional to the
             part's number of examples.
           class_names: names of all classes. None: the classes of the first part, followed by new

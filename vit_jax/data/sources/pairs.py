@@ -135,7 +135,6 @@ def find_splits(root: str, map_folders: Sequence[str]) -> dict[str, Split]:
     folders `images` and `masks` have no subfolders of splits, they are the split `all`.
 
     Args:
-      root: folder of the data set.
       map_folders: possible names of the folder of maps, the most likely first.
     """
     folders = _folders(root)
@@ -178,7 +177,6 @@ def find_pairs(
 
     Args:
       root: the folder of the data set, with a trailing slash.
-      split: the folders and file names of the split.
       suffixes: suffixes of maps, in lower case.
       what: the kind of map, for errors.
 
@@ -221,10 +219,8 @@ def _check_all(
     """Raises UserError if the file of an image is missing in a folder.
 
     Args:
-      names: names of the images.
       files: the files in the folder, by image name.
       lack: text of the error about images without a file.
-      folder: the folder, for the error.
       remedy: end of the error message.
     """
     if missing := [name for name in names if name not in files]:

@@ -87,7 +87,6 @@ def chosen(
     """Returns the image indices of a split `name[from:to]`.
 
     Args:
-      source: the whole split.
       split: name of the split with its slices.
       in_order: cut slices out of the stored order instead of the source's `fair_order`.
       groups: the group of each image; all images of a group are in the same slice. None: no groups.
@@ -109,11 +108,9 @@ def _whole_groups(
     the slice if the position of the group's middle is in the range `part`.
 
     Args:
-      source: the whole split.
       split: name of the split with its slices, for the error.
       part: the slice, as a range of positions.
       in_order: concatenate the groups in the stored order. False: in a stratified order.
-      groups: the group of each image.
 
     Raises:
       UserError: the slice contains no group.
@@ -152,7 +149,6 @@ def sliced(
     """Returns a source with the images of a split `name[from:to]`.
 
     Args:
-      source: the whole split.
       split: name of the split with its slices.
       in_order: True: a slice follows the stored order. False: it is a representative sample.
       groups: the group of each image; all images of a group are in the same slice. None: no groups.
@@ -166,10 +162,6 @@ def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
 
     If the expression has parentheses, the group is the text that the parentheses match. For
     example, `(patient[0-9]+)_` assigns `a/patient12_3.png` to the group `patient12`.
-
-    Args:
-      paths: the paths.
-      pattern: the regular expression.
 
     Raises:
       UserError: `pattern` is not a regular expression, or does not match a path.
@@ -228,7 +220,6 @@ def stratified(strata: Sequence[int] | Sequence[str], names: Sequence[str]) -> n
 
     Args:
       strata: the stratum of each image: its class, or its folder.
-      names: names of the images.
 
     Returns:
       Indices of the images, int64 `[images]`.

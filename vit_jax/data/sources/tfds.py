@@ -127,7 +127,6 @@ def caption_feature(features: Mapping, caption_key: str) -> str | None:
     """Returns the name of the caption feature in a tf.Example, such as `captions/text`.
 
     Args:
-      features: the features of a TFDS data set.
       caption_key: name of a feature, which is a text, a sequence of texts, or a sequence of
         mappings with the key `text`. If it is the default name, all names in `CAPTION_KEYS` are
         tried.

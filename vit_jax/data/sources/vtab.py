@@ -192,7 +192,6 @@ def tfds_slices(task: VtabTask, split: str, sizes: Mapping[str, int]) -> str:
     """Returns a task's split in TFDS's notation, such as `train[0:800]+train[2753:2953]`.
 
     Args:
-      task: the task.
       split: split of the task, such as `train800val200`.
       sizes: number of images in each TFDS split.
     """
