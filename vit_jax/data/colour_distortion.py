@@ -95,14 +95,8 @@ def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndar
 def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:
     """Returns DINO's distortions of the first global view, the second one, and the local views."""
     values = config.dino
-
-    def of(view: int) -> ColourDistortion:
-        jitter, probability = tuple(values.jitter), values.jitter_probability
-        return ColourDistortion(
-            jitter, probability, values.grey, values.blur[view], values.solarize[view]
-        )
-
-    return of(0), of(1), of(2)
+    shared = tuple(values.jitter), values.jitter_probability, values.grey
+    return tuple(ColourDistortion(*shared, values.blur[i], values.solarize[i]) for i in range(3))
 
 
 def _turn_hue(image: Image.Image, turn: float) -> Image.Image:

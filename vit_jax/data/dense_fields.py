@@ -80,10 +80,7 @@ def _encode_map(values: np.ndarray, placement: Placement, fill: float, dtype: ty
 
 
 def _has_classes(mask: np.ndarray, placement: Placement, most: float) -> bool:
-    """Returns True if a crop contains several classes, and none covers a share `most` or more.
-
-    The shares are relative to the crop's labelled pixels.
-    """
+    """Returns True if a crop has several classes, each with a share below `most` of its labels."""
     if mask.shape != placement.image:
         return True  # The field's `encode` raises the error.
     crop = _encode_map(mask, placement, IGNORED, np.uint8)
@@ -114,11 +111,10 @@ def _encode_instances(boxes: Boxes, placement: Placement, most: int) -> np.ndarr
 
 
 def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Clips boxes to a crop and removes boxes that are hardly visible in the crop.
+    """Clips boxes to a crop, and removes boxes that are hardly visible in the crop.
 
-    Args:
-      most: maximum number of boxes. Objects are kept before crowds, and large boxes before small
-        boxes.
+    If there are more than `most` boxes, objects are kept before crowds, and large boxes before
+    small ones.
 
     Returns:
       The remaining boxes in pixels of the crop, `[n, 4]`, and their indices in `boxes`, `[n]`.

@@ -44,9 +44,8 @@ class Order:
         indices = np.empty_like(turns)
         waiting, left = np.arange(len(turns)), BLOCK
         for part, quota in enumerate(self._quotas()):
-            # A turn is a group of `repeats` consecutive positions with the same example. The loop
-            # chooses the turns of one part after the other. Of the turns that no earlier part has,
-            # `quota` evenly spaced turns in every `left` turns are assigned to this part.
+            # Of the turns that no earlier part has, `quota` evenly spaced turns in every `left`
+            # turns are assigned to this part.
             before, after = _scaled(turns, quota, left), _scaled(turns + 1, quota, left)
             mine = after > before
             start = sum(self.sizes[:part])
@@ -57,21 +56,14 @@ class Order:
     def _epochs(self, turns: np.ndarray, size: int, part: int) -> np.ndarray:
         """Returns the example at each turn of a part, as an index within the part.
 
-        A part is a data set of a mixture. A turn is a group of `repeats` consecutive positions in
-        the training order that contain the same example.
-
-        Args:
-          turns: numbers of the turns, counted from 0 in each part.
+        A turn is a group of `repeats` consecutive positions with the same example; turns are
+        counted from 0 in each part.
         """
         epoch, place = np.divmod(turns * self.repeats, size)
         return permute(place // self.repeats, size, self.seed, part, epoch)
 
     def _quotas(self) -> np.ndarray:
-        """Returns the number of turns of each part in a block of `BLOCK` turns, int64 `[parts]`.
-
-        A part is a data set of a mixture. A turn is a group of `repeats` consecutive positions in
-        the training order that contain the same example.
-        """
+        """Returns the number of turns of each part in a block of `BLOCK` turns, int64 `[parts]`."""
         ends = np.cumsum(self.weights) / np.sum(self.weights) * BLOCK
         quotas = np.diff(np.round(ends).astype(np.int64), prepend=0)
         if quotas.min() == 0:
@@ -158,10 +150,7 @@ def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Hashes each number of `x` by the mixing step of SplitMix64 (Steele, Lea and Flood, 2014).
-
-    Every output bit depends on all bits of `x`.
-    """
+    """Hashes each number of `x` by the mixing step of SplitMix64 (Steele, Lea and Flood, 2014)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

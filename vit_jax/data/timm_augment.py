@@ -83,18 +83,9 @@ class RandPolicy:
         return ImageOps.solarize(image, 256 - threshold if self.increasing else threshold)
 
     def _affine(self, image: Image.Image, *matrix: float) -> Image.Image:
-        """Warps the image by an affine mapping from output to input coordinates.
-
-        Output pixel (x, y) is the input at (a x + b y + c, d x + e y + f), where a to f are
-        `matrix`.
-        """
-        return image.transform(
-            image.size,
-            Image.Transform.AFFINE,
-            matrix,
-            resample=RESAMPLING[self.resampling],
-            fillcolor=self.fill,
-        )
+        """Warps the image: output pixel (x, y) is the input at (a x + b y + c, d x + e y + f)."""
+        kind, resample = Image.Transform.AFFINE, RESAMPLING[self.resampling]
+        return image.transform(image.size, kind, matrix, resample=resample, fillcolor=self.fill)
 
     def _translate(self, image: Image.Image, left: float, up: float) -> Image.Image:
         """Translates the image left and up by fractions of its sides."""

@@ -102,16 +102,14 @@ def view_specs(
                 "distortions"
             )
         pixels = view.size or size
-        augment_options = augment if view.augment == "config" else view.augment
-        stream = made[view.same_rectangle_as].stream if view.same_rectangle_as else next_stream
         spec = ViewSpec(
-            view.name,
-            pixels,
-            crop(pixels, **view.crop),
-            augment_options,
-            view.count,
-            stream,
-            view.distort,
+            name=view.name,
+            size=pixels,
+            crop=crop(pixels, **view.crop),
+            augment=augment if view.augment == "config" else view.augment,
+            count=view.count,
+            stream=made[view.same_rectangle_as].stream if view.same_rectangle_as else next_stream,
+            distort=view.distort,
         )
         made[view.name], next_stream = spec, max(next_stream, spec.streams.stop)
     return tuple(made.values())
