@@ -360,7 +360,7 @@ def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[in
 def _generators(
     seed: int, positions: np.ndarray, streams: Sequence[int]
 ) -> Iterator[list[np.random.Generator]]:
-    """Yields a list with a random generator for each stream, for each position in the training order.
+    """Yields a list with a random generator per stream, for each position of the training order.
 
     The same generator objects are reset for each position. New objects would take ten times as
     long.

@@ -1,16 +1,15 @@
 """ArrayRecord files of tf.Examples, read without TensorFlow."""
 
-import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 
 from vit_jax.data.fields import TEXT, caption_keys, check_captions
 from vit_jax.data.labels import check_lists, not_indices, one_hot_width
-from vit_jax.data.sources.base import Example, Source, spread
+from vit_jax.data.sources.base import Example, Source, naming, spread
 from vit_jax.data.sources.folder_rules import of_system
 from vit_jax.data.sources.kind import SourceKind
 from vit_jax.data.sources.slices import shuffled
@@ -93,7 +92,7 @@ class Records(Source):
         if not self.caption_key:
             return {}
         features = self._features(index)
-        with _named(self.describe(index)):
+        with naming(self.describe(index)):
             captions = caption_values(features, self.caption_key)
         return {TEXT: check_captions(captions, self.describe(index))}
 
@@ -103,8 +102,7 @@ class Records(Source):
     def _features(self, index: int) -> Mapping:
         """Returns the features of an example.
 
-        Each thread caches the example that it has read last, because the pipeline reads the
-        captions of an example after its image.
+        Each thread caches its last example, because the pipeline reads captions after the image.
         """
         if getattr(self._last, "index", None) == index:
             return self._last.features
@@ -118,7 +116,7 @@ class Records(Source):
 
     def _example(self, index: int) -> Example:
         features = self._features(index)
-        with _named(self.describe(index)):
+        with naming(self.describe(index)):
             return self.read(features)
 
     def _indices(self, index: int, row: tuple[int, ...]) -> tuple[int, ...]:
@@ -144,10 +142,8 @@ class Records(Source):
         counts, values = np.array([len(label) for label in labels]), np.array(sum(labels, ()))
         one_hot = one_hot_width(counts, values, len(self.class_names)) is not None
         if not one_hot:
-            try:
+            with naming(self.name):
                 check_lists(counts, values, len(self.class_names))
-            except UserError as error:
-                raise UserError(f"{self.name}: {error}") from error
         source = dataclasses.replace(self, one_hot=one_hot)
         for index in spread(len(self), samples):
             source[index]
@@ -164,20 +160,10 @@ class Records(Source):
         return shuffled(len(self))  # Files may be sorted by class.
 
 
-@contextlib.contextmanager
-def _named(example: str) -> Iterator[None]:
-    """Context that adds the name of an example to the message of a UserError raised in it."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{example}: {error}") from error
-
-
 def image_and_labels(features: Mapping, label_key: str | None) -> Example:
-    """Returns the encoded image and the labels of a tf.Example.
+    """Returns the encoded image (the feature `image`) and the labels of a tf.Example.
 
     Args:
-      features: the features of the tf.Example; the image is the feature `image`.
       label_key: name of the feature with the labels; None: labels are not read.
 
     Raises:
@@ -218,10 +204,8 @@ def feature_values(features: Mapping, key: str, kind: str, option: str = "data.l
     """
     option = f" ({option})" if key != "image" else ""
     if key not in features:
-        there = ", ".join(
-            f"{name} ({KINDS[features[name].WhichOneof('kind') or kind]})"
-            for name in sorted(features)
-        )
+        kinds = {name: features[name].WhichOneof("kind") or kind for name in sorted(features)}
+        there = ", ".join(f"{name} ({KINDS[its_kind]})" for name, its_kind in kinds.items())
         raise UserError(f"there is no feature {key!r}{option}; there are: {there}")
     stored = features[key].WhichOneof("kind")
     if stored not in (None, kind):
@@ -255,9 +239,8 @@ def array_records(
     elif num_classes is None:
         raise UserError("ArrayRecord files contain no number of classes: give data.num_classes")
     pattern = epath.Path(path)
-    files = sorted(
-        str(file) for file in pattern.parent.glob(pattern.name) if not of_system(file.name)
-    )
+    matching = pattern.parent.glob(pattern.name)
+    files = sorted(str(file) for file in matching if not of_system(file.name))
     if not files:
         raise UserError(f"no files {path} (data.path)")
     try:

@@ -1,9 +1,11 @@
 """Interface of a data source; and subsets of a source with fewer images or other class indices."""
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,6 +149,15 @@ class Source:
         return table
 
 
+@contextlib.contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Context that adds a place, such as an example's name, to UserErrors that are raised in it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
+
+
 def lacking(images: str, source: Source, most: int = 20) -> list[str]:
     """Returns a list with a note on classes without images; empty if all classes have images.
 
@@ -195,16 +206,14 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
         return (value.shape, digest(value.tobytes())) if isinstance(value, np.ndarray) else value
 
     known, chosen = source.known_labels(), spread(len(source), samples)
-    files = source.stored_files()
+    stored = (f"{name}\0{size}" for name, size in source.stored_files())
     values: dict[str, int | str] = {
         "images": len(source),
         "classes": len(source.class_names),
         "class names": digest(*(name.encode() for name in source.class_names)),
         "examples": digest(*map(content, chosen)),
         "labels": digest(b"" if known is None else known.tobytes()),
-        "files": digest(
-            *(f"{name}\0{size}".encode(errors="surrogateescape") for name, size in files)
-        ),
+        "files": digest(*(file.encode(errors="surrogateescape") for file in stored)),
     }
     return values | ({"fields": digest(*source.known_fields())} if source.fields else {})
 
@@ -216,29 +225,12 @@ class Subset(Source):
     source: Source
     indices: Sequence[int] | np.ndarray
 
-    @property
-    def class_names(self):
-        return self.source.class_names
-
-    @property
-    def max_labels(self):
-        return self.source.max_labels
-
-    @property
-    def numbered(self):
-        return self.source.numbered
-
-    @property
-    def left_out(self):
-        return self.source.left_out
-
-    @property
-    def fields(self):
-        return self.source.fields
-
-    @property
-    def recognized(self):
-        return self.source.recognized
+    class_names = property(attrgetter("source.class_names"))
+    max_labels = property(attrgetter("source.max_labels"))
+    numbered = property(attrgetter("source.numbered"))
+    left_out = property(attrgetter("source.left_out"))
+    fields = property(attrgetter("source.fields"))
+    recognized = property(attrgetter("source.recognized"))
 
     def __len__(self):
         return len(self.indices)
@@ -260,12 +252,14 @@ class Subset(Source):
         return self.source.fields_of(int(self.indices[index]))
 
     def known_fields(self, indices=None):
-        chosen = np.asarray(self.indices)
-        return self.source.known_fields((chosen if indices is None else chosen[indices]).tolist())
+        return self.source.known_fields(self._chosen(indices))
 
     def stored_files(self, indices=None):
+        return self.source.stored_files(self._chosen(indices))
+
+    def _chosen(self, indices: Sequence[int] | None) -> list[int]:
         chosen = np.asarray(self.indices)
-        return self.source.stored_files((chosen if indices is None else chosen[indices]).tolist())
+        return (chosen if indices is None else chosen[indices]).tolist()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,17 +271,14 @@ class Renumbered(Source):
     number: dict[int, int]  # Maps old to new class indices; labels of other classes are removed.
     empty_classes: tuple[str, ...] = ()
 
-    @property
-    def max_labels(self):
-        return self.source.max_labels
-
-    @property
-    def left_out(self):
-        return self.source.left_out
-
-    @property
-    def fields(self):
-        return self.source.fields
+    max_labels = property(attrgetter("source.max_labels"))
+    left_out = property(attrgetter("source.left_out"))
+    fields = property(attrgetter("source.fields"))
+    fair_order = property(attrgetter("source.fair_order"))
+    describe = property(attrgetter("source.describe"))
+    fields_of = property(attrgetter("source.fields_of"))
+    known_fields = property(attrgetter("source.known_fields"))
+    stored_files = property(attrgetter("source.stored_files"))
 
     def __len__(self):
         return len(self.source)
@@ -296,14 +287,8 @@ class Renumbered(Source):
         example = self.source[index]
         return example._replace(labels=self._renumbered(example.labels))
 
-    def describe(self, index):
-        return self.source.describe(index)
-
     def labels_of(self, index):
         return self._renumbered(self.source.labels_of(index))
-
-    def fair_order(self):
-        return self.source.fair_order()
 
     def known_labels(self):
         known = self.source.known_labels()
@@ -315,15 +300,6 @@ class Renumbered(Source):
         numbers[list(self.number)] = list(self.number.values())
         table = numbers[known]
         return np.take_along_axis(table, np.argsort(table < 0, axis=1, kind="stable"), axis=1)
-
-    def fields_of(self, index):
-        return self.source.fields_of(index)
-
-    def known_fields(self, indices=None):
-        return self.source.known_fields(indices)
-
-    def stored_files(self, indices=None):
-        return self.source.stored_files(indices)
 
     def _renumbered(self, labels: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self.number[label] for label in labels if label in self.number)
@@ -341,18 +317,16 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
         and the source has more classes than the training data.
     """
     table = source.known_labels()
-    used = (
-        range(len(source.class_names)) if table is None else np.unique(table[table >= 0]).tolist()
-    )
+    classes = range(len(source.class_names))
+    used = classes if table is None else np.unique(table[table >= 0]).tolist()
     try:
         number = numbers_by_name(source.class_names, class_names, used)
     except UserError as error:
         raise UserError(f"the {name} data have {error}") from error
     if number is not None:
         empty = set(source.empty_classes)
-        lacking = tuple(
-            name for name in class_names if name in empty or name not in source.class_names
-        )
+        without = empty | ({*class_names} - {*source.class_names})
+        lacking = tuple(name for name in class_names if name in without)
         return Renumbered(source, tuple(class_names), number, lacking)
     if len(source.class_names) > len(class_names):
         raise UserError(

@@ -17,7 +17,7 @@ from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.folder import file_sizes, read_file
 from vit_jax.data.sources.folder_rules import check_no_text_labels, split_name
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
-from vit_jax.data.sources.pairs import DEV, SAMPLES, folder_of, shortened
+from vit_jax.data.sources.pairs import SAMPLES, folder_of, shortened, split_of
 from vit_jax.data.sources.slices import groups_by_path, shuffled
 from vit_jax.errors import UserError, as_text
 
@@ -115,10 +115,8 @@ class Coco(Source):
     def _masks(self, index: int) -> np.ndarray:
         """Returns the pixels of each object, bool `[objects, height, width]`."""
         height, width = self.shapes[index].tolist()
-        part = slice(self.starts[index], self.starts[index + 1])
-        masks = [
-            _pixels(one, height, width, self.describe(index)) for one in self.segmentations[part]
-        ]
+        objects = self.segmentations[self.starts[index] : self.starts[index + 1]]
+        masks = [_pixels(one, height, width, self.describe(index)) for one in objects]
         return np.array(masks, bool).reshape(-1, height, width)
 
     def _mask(self, index: int, boxes: Boxes) -> np.ndarray:
@@ -151,7 +149,8 @@ def open_coco(split: str, options: SourceOptions) -> Coco:
     """
     if options.only:
         raise UserError("data.classes is unsupported with COCO files")
-    listed = _listed(options.path, split)
+    bare = re.sub(r"\d+$", "", split)  # train2017 becomes train.
+    listed = split_of(options.path, splits_at(options.path), split, bare)
     content = _read(listed.file)
     try:
         source = _source(listed, content, options)
@@ -198,10 +197,9 @@ def splits_at(path: str) -> dict[str, Listed]:
 
 
 def _stem(file: str) -> str:
-    """Returns the possible name of a COCO file's split, derived from its path.
+    """Returns the possible name of a COCO file's split, such as `train2017`, from the file's path.
 
-    For example, it is `train2017` for `annotations/instances_train2017.json`, and `train` for
-    `train/_annotations.coco.json`.
+    Examples are `annotations/instances_train2017.json` or `train2017/_annotations.coco.json`.
     """
     folder, name = os.path.split(file)
     stem = os.path.basename(folder) if name == IN_SPLIT else os.path.splitext(name)[0]
@@ -209,10 +207,7 @@ def _stem(file: str) -> str:
 
 
 def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
-    """Returns a COCO file with the folders that may contain its images.
-
-    The first folder is that of the COCO file. The following folders are within `root`: `stem`,
-    `images/stem`, each of `folders`, and `images`. The last folder is `root` itself.
+    """Returns a COCO file with the folders that may contain its images, the most likely first.
 
     Args:
       stem: possible name of the file's split, such as `train2017`.
@@ -239,18 +234,6 @@ def _json_files(root: str) -> list[str]:
     return files + [file for file in inner if os.path.isfile(file)]
 
 
-def _listed(path: str, split: str) -> Listed:
-    splits = splits_at(path)
-    names = (split, re.sub(r"\d+$", "", split), *(DEV if split in DEV else ()))
-    found = next((splits[name] for name in names if name in splits), None)
-    if found is None:
-        raise UserError(
-            f"{path} has no split {split!r}, but {', '.join(splits)}: choose by data.train_split "
-            "and data.test_split" + (", as 'all[:80%]' and 'all[80%:]'" if "all" in splits else "")
-        )
-    return found
-
-
 def _read(file: str) -> Mapping[str, Any]:
     try:
         content = json.loads(read_file(file))
@@ -268,13 +251,7 @@ def _read(file: str) -> Mapping[str, Any]:
 
 
 def _check_ids(file: str, key: str, entries: Sequence[Mapping]) -> None:
-    """Raises UserError if two entries of a COCO file have the same id.
-
-    Objects with this id would belong to the last of these entries only.
-
-    Args:
-      key: `images` or `categories`.
-    """
+    """Raises UserError if entries have the same id: the last one would get the objects of all."""
     counts = Counter(one["id"] for one in entries if isinstance(one, Mapping) and "id" in one)
     if repeated := [number for number, count in counts.items() if count > 1]:
         raise UserError(
@@ -317,13 +294,11 @@ def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) 
         files,
         shapes,
         np.searchsorted(place[valid], np.arange(len(files) + 1)),
-        Boxes(
-            corners[valid].astype(np.float32),
-            boxes.labels[valid],
-            None,
-            boxes.crowd[valid],
-            None,
-            boxes.areas[valid],
+        boxes._replace(
+            corners=corners[valid].astype(np.float32),
+            labels=boxes.labels[valid],
+            crowd=boxes.crowd[valid],
+            areas=boxes.areas[valid],
         ),
         names,
         fields,
@@ -392,9 +367,7 @@ def _classes(
       UserError: the training data lack a class of this file.
     """
     categories = sorted(content["categories"], key=lambda category: category["id"])
-    category_names = ((BACKGROUND,) if masks else ()) + tuple(
-        str(one["name"]) for one in categories
-    )
+    category_names = [BACKGROUND] * masks + [str(one["name"]) for one in categories]
     names = tuple(class_names or dict.fromkeys(category_names))
     if unknown := [name for name in category_names if name not in names]:
         raise UserError(f"{file} has classes that training lacks: {', '.join(unknown[:20])}")
@@ -432,11 +405,7 @@ def _check_within(file: str, corners: np.ndarray, most: np.ndarray, images: list
 
 
 def _folder_of_images(listed: Listed, files: Sequence[str]) -> str:
-    """Returns the folder that contains the images.
-
-    Raises:
-      UserError: no folder contains all images.
-    """
+    """Returns the folder that contains all images; raises UserError if there is none."""
     root = next((one for one in listed.folders if os.path.exists(one + files[0])), None)
     if root is None:
         where = ", ".join(dict.fromkeys(listed.folders))
@@ -479,7 +448,6 @@ def _pixels(segmentation: list | dict, height: int, width: int, image: str) -> n
 
     Args:
       segmentation: polygons, or a run-length encoding as a list or as compressed text.
-      image: name of the image, for errors.
     """
     from pycocotools import mask
 

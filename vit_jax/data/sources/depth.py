@@ -4,6 +4,7 @@ import dataclasses
 
 from vit_jax.data.fields import DEPTH
 from vit_jax.data.map_files import DEPTH_SUFFIXES, decode_depth
+from vit_jax.data.sources.base import naming
 from vit_jax.data.sources.folder_rules import DEPTH_FOLDERS
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.pairs import Pairs, Split, find_pairs, find_splits, folder_of, split_of
@@ -22,10 +23,8 @@ class Depths(Pairs):
     scale: float = 0.001
 
     def fields_of(self, index):
-        try:
+        with naming(self.describe_map(index)):
             return {DEPTH: decode_depth(self.read_map(index), self.scale)}
-        except UserError as error:
-            raise UserError(f"{self.describe_map(index)}: {error}") from error
 
     def known_fields(self, indices=None):
         return (repr(self.scale).encode(),)

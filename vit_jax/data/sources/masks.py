@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax.data.fields import IGNORED, MASK
 from vit_jax.data.map_files import MASK_SUFFIXES, decode_mask, palette_of
-from vit_jax.data.sources.base import spread
+from vit_jax.data.sources.base import naming, spread
 from vit_jax.data.sources.folder import read_file
 from vit_jax.data.sources.folder_rules import MASK_FOLDERS
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
@@ -75,12 +75,9 @@ class Masks(Pairs):
     recognized: str = ""
 
     def fields_of(self, index):
-        try:
+        with naming(self.describe_map(index)):
             values = decode_mask(self.read_map(index))
-            number = len(self.class_names)
-            return {MASK: classes_of(values, self.classes, number, REMEDY)}
-        except UserError as error:
-            raise UserError(f"{self.describe_map(index)}: {error}") from error
+            return {MASK: classes_of(values, self.classes, len(self.class_names), REMEDY)}
 
     def known_fields(self, indices=None):
         return (self.classes.tobytes(),)
@@ -145,10 +142,9 @@ def _voc(root: str) -> Layout | None:
     lists = os.path.join(root, "ImageSets", "Segmentation")
     if not os.path.isdir(lists):
         return None
+    folders = "JPEGImages", "SegmentationClass"
     splits = {
-        os.path.splitext(name)[0]: Split(
-            "JPEGImages", "SegmentationClass", listed=f"ImageSets/Segmentation/{name}"
-        )
+        os.path.splitext(name)[0]: Split(*folders, listed=f"ImageSets/Segmentation/{name}")
         for name in sorted(os.listdir(lists))
         if name.endswith(".txt")
     }
@@ -167,22 +163,15 @@ def _cityscapes(root: str) -> Layout | None:
     }
     names = tuple(CITYSCAPES_IDS)
     words = f"Cityscapes: the {len(names)} classes of its benchmark, others ignored"
-    if _has_file(folder, "_gtFine_labelIds.png"):
+    below = os.walk(folder, followlinks=True)
+    if any(name.endswith("_gtFine_labelIds.png") for _, _, names in below for name in names):
         classes = np.full(IGNORED + 1, IGNORED, np.int16)
         classes[list(CITYSCAPES_IDS.values())] = range(len(names))
     else:  # Read the files that Cityscapes' scripts write.
-        splits = {
-            split: one._replace(map_end="_gtFine_labelTrainIds") for split, one in splits.items()
-        }
+        end = "_gtFine_labelTrainIds"
+        splits = {split: one._replace(map_end=end) for split, one in splits.items()}
         classes = as_they_are(len(names))
     return Layout(words, splits, names, classes)
-
-
-def _has_file(folder: str, end: str) -> bool:
-    """Returns True if the name of a file below a folder ends with `end`."""
-    return any(
-        name.endswith(end) for _, _, names in os.walk(folder, followlinks=True) for name in names
-    )
 
 
 def _ade(root: str) -> Layout | None:
@@ -220,8 +209,7 @@ def _class_names(file: str) -> tuple[str, ...]:
     """Reads class names from a file, one per line, in the order of their indices.
 
     Raises:
-      UserError: the file has no names, a line before the last name is empty, or a name occurs
-        twice.
+      UserError: there are no names, a line before the last name is empty, or a name occurs twice.
     """
     names = tuple("\n".join(line.strip() for line in _lines(file)).rstrip("\n").split("\n"))
     if "" in names or len({*names}) < len(names):
@@ -267,18 +255,13 @@ def classes_of(values: np.ndarray, classes: np.ndarray, number: int, remedy: str
         shown = ", ".join(
             f"{value} ({count:,} pixels)" for value, count in zip(wrong[:5], counts, strict=False)
         )
-        more = " ..." if len(wrong) > 5 else ""
+        more, valid = " ..." if len(wrong) > 5 else "", (classes >= 0) & (classes != IGNORED)
+        first, last = np.flatnonzero(valid)[[0, -1]]
         raise UserError(
-            f"{shown}{more} beyond the {number} classes, which are {_range(classes)}, and "
+            f"{shown}{more} beyond the {number} classes, which are {first} to {last}, and "
             f"{IGNORED} for unknown pixels: correct the mask, or {remedy}"
         )
     return result.astype(np.uint8)
-
-
-def _range(classes: np.ndarray) -> str:
-    """Returns the range of valid mask values as text, such as "0 to 18", for an error."""
-    values = np.flatnonzero((classes >= 0) & (classes != IGNORED))
-    return f"{values[0]} to {values[-1]}"
 
 
 def _values_in(root: str, maps: Sequence[str]) -> Iterator[np.ndarray]:

@@ -8,7 +8,7 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vit_jax.data.decode import Unreadable, open_image
 from vit_jax.data.dense_fields import check_upright
@@ -137,7 +137,6 @@ def find_splits(root: str, map_folders: Sequence[str]) -> dict[str, Split]:
     Args:
       map_folders: possible names of the folder of maps, the most likely first.
     """
-    folders = _folders(root)
     if pair := _two_folders(root, map_folders):
         images, maps = pair
         both = _splits_in(os.path.join(root, images)), _splits_in(os.path.join(root, maps))
@@ -148,19 +147,19 @@ def find_splits(root: str, map_folders: Sequence[str]) -> dict[str, Split]:
         }
         return splits or {"all": Split(images, maps)}
     splits = {}
-    for folder in filter(split_name, folders):
+    for folder in filter(split_name, _folders(root)):
         if pair := _two_folders(os.path.join(root, folder), map_folders):
             splits[split_name(folder)] = Split(*(f"{folder}/{name}" for name in pair))
     return splits
 
 
-def split_of(path: str, splits: Mapping[str, Split], name: str) -> Split:
-    """Returns a split by its name; the names in `DEV` are synonyms.
+def split_of(path: str, splits: Mapping[str, Any], name: str, *others: str) -> Any:
+    """Returns the split with one of the given names; the names in `DEV` are synonyms.
 
     Raises:
       UserError: the split does not exist.
     """
-    names = (name, *(DEV if name in DEV else ()))
+    names = (name, *others, *(DEV if name in DEV else ()))
     found = next((splits[one] for one in names if one in splits), None)
     if found is None:
         raise UserError(
@@ -220,8 +219,7 @@ def _check_all(
 
     Args:
       files: the files in the folder, by image name.
-      lack: text of the error about images without a file.
-      remedy: end of the error message.
+      lack, remedy: text about images without a file, and end of the error message.
     """
     if missing := [name for name in names if name not in files]:
         raise UserError(
@@ -266,18 +264,15 @@ def _splits_in(where: str) -> dict[str, str]:
 
 
 def _files(folder: str) -> list[str]:
-    """Returns the paths of all files below a folder, relative to this folder."""
     start = len(os.path.join(folder, ""))
     return [path[start:] for path in walk(folder)]
 
 
 def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
-    """Returns a dictionary from names to files.
+    """Returns the files by name. Files whose stems do not end with `end` are skipped.
 
     A file's name is its path without suffix and without `end`: `x/a` for `x/a_leftImg8bit.png`, if
     `end` is `_leftImg8bit`.
-
-    Files whose names do not end with `end` are skipped.
 
     Raises:
       UserError: two files have the same name.
@@ -296,7 +291,6 @@ def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
 
 
 def _listed(file: str) -> list[str]:
-    """Returns the names in a text file with one name per line."""
     try:
         with open(file, encoding="utf-8-sig") as lines:
             return [line.split()[0] for line in lines if line.strip()]
