@@ -224,9 +224,8 @@ def compose(
     lattice = words[WORDS:].astype("<u8").view(np.uint8).astype(np.uint16)
     general = numbers[:, ITEMS:].reshape(-1).tolist()
     colours = np.array([_within(number, *GROUND) for number in general[:3]], np.int32)
-    others = colours + np.array(
-        [_within(number, -TEXTURE, TEXTURE) for number in general[3:6]], np.int32
-    )
+    changes = [_within(number, -TEXTURE, TEXTURE) for number in general[3:6]]
+    others = colours + np.array(changes, np.int32)
     colours = np.clip(np.stack([colours, others]), 0, 255)
     turn, zoom = _within(general[6], 0, 1023), _within(general[7], 1, 10)
     fragments, bars = _within(general[8], *layout.fragments), _within(general[9], *layout.bars)
@@ -265,7 +264,6 @@ def _items(
     """Draws the maximum number of items of each kind; a scene uses only some of them.
 
     Args:
-      label: class of the main object.
       numbers: 16 random numbers below 2^32 for each item, int64 `[16, items]`.
       main: length of the main object's longer side, in units of 1/65,536 of the image's side.
       look: colour and rotation of the main object; None: random ones.
@@ -295,30 +293,17 @@ def _items(
     x, y = _within(numbers[7:9], margin, SIDE - margin)
     opacity = np.where(KIND <= BAR, _within(numbers[9], *FAINT), 256)
     cuts = _cuts(_within(numbers[10], 0, 128), numbers[11] & 1)
-    columns = (
-        drawing.tolist(),
-        x.tolist(),
-        y.tolist(),
-        length.tolist(),
-        zip(*(entry.tolist() for entry in matrix), strict=True),
-        colours.tolist(),
-        opacity.tolist(),
-        (
-            cut if kind == FRAGMENT else None
-            for cut, kind in zip(cuts.tolist(), KIND.tolist(), strict=True)
-        ),
-        (
-            one if kind >= OBJECT else None
-            for one, kind in zip(labels.tolist(), KIND.tolist(), strict=True)
-        ),
-    )
+    numeric = (each.tolist() for each in (drawing, x, y, length))
+    matrices = zip(*(entry.tolist() for entry in matrix), strict=True)
+    kinds = KIND.tolist()
+    of_fragments = [c if k == FRAGMENT else None for c, k in zip(cuts.tolist(), kinds, strict=True)]
+    of_objects = [c if k >= OBJECT else None for c, k in zip(labels.tolist(), kinds, strict=True)]
+    columns = *numeric, matrices, colours.tolist(), opacity.tolist(), of_fragments, of_objects
     return [Item(*fields) for fields in zip(*columns, strict=True)]
 
 
 def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Returns the edges of a random half of each item's drawing, int `[items, 4]`.
-
-    The edges are left, right, top and bottom, in 256ths of the drawing's side (`Item.cut`).
+    """Returns the edges of a random half of each item's drawing, int `[items, 4]` (`Item.cut`).
 
     Args:
       start: left or top edge of the half, in 256ths of the drawing's side.
@@ -387,13 +372,7 @@ def _texture(scene: Scene, size: int) -> np.ndarray:
 
 
 def _between(one: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Interpolates between two shades. All arrays are uint16.
-
-    Args:
-      one: first shade.
-      other: second shade.
-      share: weight of the second shade, in 256ths.
-    """
+    """Interpolates between two uint16 arrays; `share` is the weight of `other`, in 256ths."""
     return (one * (256 - share) + other * share) >> 8
 
 
@@ -419,9 +398,8 @@ def _covers(
         places[span] = box.place
     for coordinate in (x, y):
         coordinate >>= 12
-        np.minimum(
-            np.maximum(coordinate, 0, out=coordinate), (STRIDE - 1) * 256 - 1, out=coordinate
-        )
+        np.maximum(coordinate, 0, out=coordinate)
+        np.minimum(coordinate, (STRIDE - 1) * 256 - 1, out=coordinate)
     places += (y >> 8) * STRIDE + (x >> 8)
     ink = _sample(parts.drawings, places, x, y)
     for (item, box), span in zip(boxes, spans, strict=True):
@@ -444,10 +422,8 @@ def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarr
 
     Args:
       drawings: `Parts.drawings`.
-      places: for each value to interpolate, the offset in `drawings` of the upper left of its four
-        neighbouring pixels.
-      x, y: the position of each value in the drawing, in 256ths of a pixel. Only the fraction (the
-        lower eight bits) is used: the position relative to the upper left pixel.
+      places: offset in `drawings` of the upper left one of the four neighbours of each value.
+      x, y: position of each value; the lower eight bits are relative to this pixel, in 256ths.
     """
     x, y = (x & 255).astype(np.uint16), (y & 255).astype(np.uint16)
     upper = _between(drawings.take(places), drawings[1:].take(places), x)
@@ -469,14 +445,13 @@ def _box(item: Item, parts: Parts, size: int) -> _Box:
     determinant, scale = (a * d - b * c) * size, side << 20
     x, y = (2 * left + 1) * SIDE - 2 * size * item.x, (2 * top + 1) * SIDE - 2 * size * item.y
     middle = (128 + 128 * side) << 12  # Pixel 0 of the stored drawing is its border.
+    drawings = len(parts.drawings) // (LEVELS * STRIDE * STRIDE)  # At each level.
     return _Box(
         top,
         left,
         max(bottom - top, 0),
         max(right - left, 0),
-        (level * (len(parts.drawings) // (LEVELS * STRIDE * STRIDE)) + item.drawing)
-        * STRIDE
-        * STRIDE,
+        (level * drawings + item.drawing) * STRIDE * STRIDE,
         side,
         (
             middle + (d * x - b * y) * scale // (2 * determinant),
@@ -492,10 +467,5 @@ def _box(item: Item, parts: Parts, size: int) -> _Box:
 
 
 def _clipped(length: int, size: int) -> int:
-    """Converts a distance from the image's left or top edge to pixels, from 0 to `size`.
-
-    Args:
-      length: the distance, in units of 1/65,536 of the image's side.
-      size: side of the image in pixels.
-    """
+    """Converts a distance from an image's edge, in 1/65,536 of its side, to pixels up to `size`."""
     return min(max(length * size // SIDE, 0), size)

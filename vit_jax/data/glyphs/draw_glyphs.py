@@ -117,26 +117,6 @@ def candidates(maps: list[set[int]]) -> list[str]:
     )
 
 
-def drawings(character: str, fonts: list, maps: list[set[int]]) -> list[np.ndarray | None]:
-    """Draws a character in each font; None for a font that does not contain it."""
-    return [
-        draw(character, font) if ord(character) in known else None
-        for font, known in zip(fonts, maps, strict=True)
-    ]
-
-
-def compared_ink(drawn: list[np.ndarray | None]) -> np.ndarray | None:
-    """Joins a character's drawings in the fonts `COMPARED`, so that characters can be compared.
-
-    Returns:
-      A vector of values from 0 to 1; None if the character is missing in one of these fonts.
-    """
-    compared = [drawn[number] for number in COMPARED]
-    if any(one is None for one in compared):
-        return None
-    return np.concatenate([one.ravel() / 255 for one in compared])
-
-
 def choose(fonts: list, maps: list[set[int]]) -> dict[str, list[np.ndarray | None]]:
     """Chooses the characters of glyphs.png, and draws each of them in all fonts.
 
@@ -155,10 +135,14 @@ def choose(fonts: list, maps: list[set[int]]) -> dict[str, list[np.ndarray | Non
         collection = script(character)
         if sizes[collection] == COLLECTIONS[collection][0]:
             continue
-        drawn = drawings(character, fonts, maps)
-        ink = compared_ink(drawn)
-        if ink is None:
+        drawn = [
+            draw(character, font) if ord(character) in known else None
+            for font, known in zip(fonts, maps, strict=True)
+        ]
+        compared = [drawn[number] for number in COMPARED]
+        if any(one is None for one in compared):
             continue
+        ink = np.concatenate([one.ravel() / 255 for one in compared])
         drawn = distinct(drawn)
         styles = sum(one is not None for one in drawn)
         if styles < FEWEST_STYLES or not differ(ink, earlier, ALIKE):

@@ -31,21 +31,7 @@ from PIL import Image
 from vit_jax.data import scenes
 from vit_jax.data.fields import BACKGROUND, BOXES, INSTANCES, MASK, TEXT, Boxes
 from vit_jax.data.kept_images import kept_images
-from vit_jax.data.scenes import (
-    BARS,
-    CELL,
-    FRAGMENTS,
-    SMALLER,
-    Layout,
-    Look,
-    Objects,
-    Parts,
-    Scene,
-    compose,
-    draw,
-    drawings_of,
-    objects,
-)
+from vit_jax.data.scenes import CELL, Layout, Look, Objects, Parts, Scene, compose, draw
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.digits import digits
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
@@ -60,7 +46,9 @@ COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian", 
 # The keys of the random generators contain the index of the layout. Therefore the order of the
 # layouts must not change.
 LAYOUTS = {
-    "scattered": Layout((40000, 60000), (1, FRAGMENTS), (0, BARS), (1, SMALLER)),
+    "scattered": Layout(
+        (40000, 60000), (1, scenes.FRAGMENTS), (0, scenes.BARS), (1, scenes.SMALLER)
+    ),
     "centred": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
     "coloured": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
 }
@@ -95,8 +83,7 @@ class Composed(Source):
         return len(self.images)
 
     def __getitem__(self, index):
-        name = self._kept_name()
-        kept = kept_images(name, self.image_size)
+        kept = kept_images(self._kept_name(), self.image_size)
         image = kept.read(self._number(index))
         if image is None:
             scene, parts, stream = self._compose(index)
@@ -132,15 +119,14 @@ class Composed(Source):
     def objects(self, index: int) -> Objects:
         """Returns the objects in an image, from back to front, and their visible pixels."""
         scene, parts, _ = self._compose(index)
-        return objects(scene, parts, self.image_size)
+        return scenes.objects(scene, parts, self.image_size)
 
     def _pixels(self, index: int) -> np.ndarray:
         """Returns the object and the class at each pixel, uint8 `[size, size, 2]`.
 
         Objects and classes are counted from 1; 0 is the background.
         """
-        name = self._kept_name()
-        kept = kept_images(f"{name}-objects", self.image_size, 2)
+        kept = kept_images(f"{self._kept_name()}-objects", self.image_size, 2)
         pixels = kept.read(self._number(index))
         if pixels is None:
             shown = self.objects(index)
@@ -272,7 +258,7 @@ def parts_of(collection: str, split: str) -> Parts:
     cells, labels = (scans if collection == "digits" else glyphs)(collection, split)
     order = np.argsort(labels, kind="stable")
     count = np.bincount(labels, minlength=len(class_names(collection)))
-    return Parts(drawings_of(cells[order]), np.cumsum(count) - count, count)
+    return Parts(scenes.drawings_of(cells[order]), np.cumsum(count) - count, count)
 
 
 @functools.cache

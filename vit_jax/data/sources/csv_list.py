@@ -137,7 +137,7 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
     if not listed:
         of_split = "" if whole else f" of the split {split!r}"
         raise UserError(f"{path} lists no image{of_split}: write a row FILE,LABEL for each image")
-    captions = () if columns.caption is None else _captions(path, listed)
+    captions = _captions(path, listed, columns)
     labels = [[*rows.labels] for rows in listed.values()]
     if options.labels:
         _check_names(path, labels)
@@ -186,7 +186,11 @@ def _values(row: list[str], columns: _Columns) -> _Listed:
     return _Listed(labels, captions)
 
 
-def _captions(path: str, listed: Mapping[str, _Listed]) -> tuple[tuple[str, ...], ...]:
+def _captions(
+    path: str, listed: Mapping[str, _Listed], columns: _Columns
+) -> tuple[tuple[str, ...], ...]:
+    if columns.caption is None:
+        return ()
     return tuple(
         check_captions([*values.captions], f"{as_text(file)} in {path}")
         for file, values in listed.items()

@@ -87,11 +87,7 @@ def of_system(path: str) -> str | None:
 
 
 def is_unsupported(reason: str) -> bool:
-    """Returns True if the reason for skipping a file is that its image format is unsupported.
-
-    Args:
-      reason: result of `why_left_out`.
-    """
+    """Returns True if a result of `why_left_out` means that the image format is unsupported."""
     return reason.endswith(UNSUPPORTED)
 
 
@@ -123,9 +119,8 @@ def check_no_maps(where: str, folders: Collection[str]) -> None:
     if images and masks:
         check_no_text_labels(os.path.join(where, masks[0]))
     if images and (maps := masks or depths):
-        kind, config, source = (
-            ("masks", "segment", "masks") if masks else ("depth maps", "depth", "depth")
-        )
+        of_masks, of_depths = ("masks", "segment", "masks"), ("depth maps", "depth", "depth")
+        kind, config, source = of_masks if masks else of_depths
         raise UserError(
             f"{where} has images with {kind} by the names of its folders {images[0]} and "
             f"{maps[0]}, and no classes: vit-jax train --config={config} "
@@ -160,9 +155,6 @@ def check_classes(where: str, folders: Collection[str]) -> None:
 
     For example, a subfolder `train` may be the split `train` or the class `train`. Subfolders
     `images` and `masks` contain images and their masks, and are no classes either.
-
-    Args:
-      folders: names of its subfolders.
     """
     check_no_maps(where, folders)
     splits = sorted(filter(split_name, folders))
@@ -228,8 +220,7 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
 def _check_split(root: str, split: Entry, entries: Collection[Entry]) -> None:
     """Raises UserError if the only folder with the name of a split may also be a class.
 
-    The folder may be a class if other folders directly contain images. For example, `test` may be a
-    class next to the classes `cat` and `dog`.
+    It may be one if other folders directly contain images: `test` next to `cat` and `dog`.
     """
     others = [entry for entry in entries if entry != split]
     if any(entry.has_images for entry in others):
@@ -248,8 +239,8 @@ def _names(entries: Collection[Entry]) -> list[str]:
 def _check_classes(root: str, entries: Collection[Entry]) -> None:
     """Raises UserError if folders may be splits, although none has the name of a split.
 
-    The folders may be splits if they have subfolders and do not directly contain images. Folders
-    with images and with their masks or depth maps are an error, too.
+    They may be splits if they have subfolders and do not directly contain images. Folders with
+    images and with their masks or depth maps are an error, too.
     """
     check_no_maps(root, _names(entries))
     if split_name(os.path.basename(os.path.abspath(root))):

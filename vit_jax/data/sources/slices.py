@@ -37,9 +37,8 @@ def split_range(split: str, images: int) -> range:
     if not re.fullmatch(rf"[^\[\]]*({BRACKET})*", split):
         raise UserError(f"cannot read the split {split!r}; write {name}[:90%] or {name}[100:]")
     for start, stop in re.findall(BRACKET, split):
-        chosen = chosen[
-            _boundary(start, 0, len(chosen)) : _boundary(stop, len(chosen), len(chosen))
-        ]
+        size = len(chosen)
+        chosen = chosen[_boundary(start, 0, size) : _boundary(stop, size, size)]
     if not chosen:
         raise UserError(f"the split {split!r} of {images} images is empty")
     return chosen
@@ -87,8 +86,7 @@ def chosen(
     """Returns the image indices of a split `name[from:to]`.
 
     Args:
-      split: name of the split with its slices.
-      in_order: cut slices out of the stored order instead of the source's `fair_order`.
+      in_order: True: a slice follows the stored order. False: it is a representative sample.
       groups: the group of each image; all images of a group are in the same slice. None: no groups.
     """
     part = split_range(split, len(source))
@@ -104,13 +102,9 @@ def _whole_groups(
 ) -> np.ndarray:
     """Returns the indices of the images in a slice that contains only complete groups.
 
-    All groups are concatenated in a fixed order, so each image has a position. A group belongs to
-    the slice if the position of the group's middle is in the range `part`.
-
-    Args:
-      split: name of the split with its slices, for the error.
-      part: the slice, as a range of positions.
-      in_order: concatenate the groups in the stored order. False: in a stratified order.
+    All groups are concatenated in a fixed order, stratified or stored (`in_order`), so each image
+    has a position. A group belongs to the slice if the position of its middle is in the range
+    `part`.
 
     Raises:
       UserError: the slice contains no group.
@@ -123,9 +117,7 @@ def _whole_groups(
         order = np.argsort(first)
     else:
         table = source.known_labels()
-        classes = (
-            np.zeros(len(names), np.int64) if table is None else table[:, 0].astype(np.int64) + 1
-        )
+        classes = 0 * group if table is None else table[:, 0].astype(np.int64) + 1
         # The stratum of a group is the most frequent class of its images.
         votes = np.unique(np.stack([group, classes]), axis=1, return_counts=True)
         best = np.lexsort((-votes[1], votes[0][0]))
@@ -146,13 +138,7 @@ def _whole_groups(
 def sliced(
     source: Source, split: str, in_order: bool = False, groups: Sequence | None = None
 ) -> Source:
-    """Returns a source with the images of a split `name[from:to]`.
-
-    Args:
-      split: name of the split with its slices.
-      in_order: True: a slice follows the stored order. False: it is a representative sample.
-      groups: the group of each image; all images of a group are in the same slice. None: no groups.
-    """
+    """Returns a source with the images that `chosen` returns for the same arguments."""
     part = chosen(source, split, in_order, groups)
     return source if len(part) == len(source) else Subset(source, part)
 

@@ -87,11 +87,7 @@ def _is_class(feature) -> bool:
 
 
 def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
-    """Returns the arguments of `Records` about captions, as a dictionary.
-
-    Raises:
-      UserError: the feature `caption_key` does not exist or is not text.
-    """
+    """Returns the arguments of `Records` about captions; raises UserError without `caption_key`."""
     found = caption_feature(builder.info.features, caption_key)
     if found is None:
         there = ", ".join(text_features(builder.info.features)) or "none"
@@ -105,10 +101,8 @@ def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
 def _captions_digest(builder, split: str) -> str:
     """Returns a text that changes if the captions of a split such as `train+test` change.
 
-    Returns:
-      The splits' hashes of captions, joined to one text. `vit_jax.prepare` stores these hashes. If
-      the data set has no such hashes, the splits' sizes in bytes are used. These sizes change only
-      if the length of a caption changes. Computing hashes would require reading all images.
+    It consists of the splits' hashes of captions, which `vit_jax.prepare` stores, or else of their
+    sizes in bytes: computing hashes would require reading all images.
     """
     from etils import epath
 
@@ -201,14 +195,12 @@ def tfds_builder(path: str):
             "describes how to use your own data"
         ) from error
     if not builder.info.splits:
-        by_hand = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
         command = f"tfds build {re.sub(r':.*[*].*', '', name)} --file_format=array_record"
         command += f" --data_dir={data_dir}" if data_dir else ""
-        if by_hand:
+        if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
             page = f"https://www.tensorflow.org/datasets/catalog/{builder.name}"
-            command += (
-                f" --manual_dir=DIR, with the files listed at {page} downloaded by hand into DIR"
-            )
+            command += " --manual_dir=DIR, with the files listed at "
+            command += f"{page} downloaded by hand into DIR"
         missing = f"data set {name!r} is not prepared in {builder.data_path}"
         raise UserError(f"{missing}; with tensorflow installed, run: {command}")
     return builder
@@ -264,9 +256,8 @@ def _one_slice(builder, split: str) -> str:
 
 
 def _is_folder(path: str) -> bool:
-    return path.startswith(("/", ".", "~", "gs://")) or os.path.isfile(
-        os.path.join(path, "dataset_info.json")
-    )
+    info = os.path.join(path, "dataset_info.json")
+    return path.startswith(("/", ".", "~", "gs://")) or os.path.isfile(info)
 
 
 def _name_of(path: str) -> str:
