@@ -83,9 +83,7 @@ def each_file(
       name: name of the tasks, also part of the file names.
     """
     results = [part_file(number, name, folder) for number in range(len(files))]
-    tasks = [
-        WorkItem(function, (number, result), result, 1) for number, result in enumerate(results)
-    ]
+    tasks = [WorkItem(function, (i, result), result, 1) for i, result in enumerate(results)]
     run(tasks, name, f"parts of {CHUNK:,} images")
     return results
 
@@ -170,13 +168,11 @@ class Index(NamedTuple):
 
     def describe(self, entry: np.void) -> str:
         """Returns an example's location for messages: `a.jpg`, or `a.tar: 1.jpg` inside a file."""
-        path = self.paths[entry["unit"]]
-        name = self.name(entry)
+        path, name = self.paths[entry["unit"]], self.name(entry)
         if self.kind == "parquet":  # The path is that of a temporary copy.
             return as_text(name)
-        return as_text(
-            str(Path(path).parent / name) if self.kind in readers.OF_FILES else f"{path}: {name}"
-        )
+        is_file = self.kind in readers.OF_FILES
+        return as_text(str(Path(path).parent / name) if is_file else f"{path}: {name}")
 
 
 def build_index(
@@ -210,12 +206,7 @@ def build_index(
         left_out += Counter(source.left_out)
         if skip_uncaptioned:
             left_out += _remove_uncaptioned(source, work)
-        described = {
-            "kind": source.kind,
-            "paths": paths,
-            "multiple": multiple,
-            "left_out": left_out,
-        }
+        described = dict(kind=source.kind, paths=paths, multiple=multiple, left_out=left_out)
         write_json(work / "index.json", described)
     shutil.rmtree(work / "index", ignore_errors=True)
     index = load_index(work)
@@ -224,11 +215,9 @@ def build_index(
         raise UserError(f"{source.root} contains no image{there}")
     _check_captioned(source, index)
     if source.class_names is not None:
-        wrong = np.flatnonzero(index.labels >= len(source.class_names))[:1]
-        for position in wrong:
-            entry = index.entries[
-                np.searchsorted(index.entries["first_label"], position, side="right") - 1
-            ]
+        for position in np.flatnonzero(index.labels >= len(source.class_names))[:1]:
+            row = np.searchsorted(index.entries["first_label"], position, side="right") - 1
+            entry = index.entries[row]
             raise UserError(
                 f"{index.describe(entry)} has the label {index.labels[position]}, "
                 f"but there are {len(source.class_names)} classes, from 0"
@@ -237,11 +226,7 @@ def build_index(
 
 
 def _remove_uncaptioned(source: readers.RawDataSet, work: Path) -> Counter[str]:
-    """Removes examples without a caption from the index, if the data set has captions.
-
-    Returns:
-      Number of removed examples, by reason.
-    """
+    """Removes examples without a caption, if there are captions; returns their number by reason."""
     if source.caption_key is None:
         return Counter()
     entries = mapped(work / "entries.npy")
@@ -269,9 +254,6 @@ def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Co
 
     One-hot labels are converted to class indices, and multi-hot labels to lists of class indices.
 
-    Args:
-      parts: the result files of the tasks. Each contains the examples of a part of the data set.
-
     Returns:
       `multiple` (True if labels are lists) and `left_out` (number of skipped files by reason).
 
@@ -294,10 +276,9 @@ def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Co
             multiple |= bool(part["multiple"])
             left_out.update(json.loads(str(part["left_out"])))
     if multiple:
-        entries, flat, lists = _index_lists(
-            *map(np.concatenate, (joined["entries"], joined["labels"])), classes
-        )
-        joined["entries"], joined["labels"], multiple = [entries], [flat], lists
+        lists = np.concatenate(joined["entries"]), np.concatenate(joined["labels"])
+        entries, flat, multiple = _index_lists(*lists, classes)
+        joined["entries"], joined["labels"] = [entries], [flat]
     for name in joined:
         save(work / f"{name}.npy", np.concatenate(joined[name]))
         joined[name].clear()
@@ -309,12 +290,9 @@ def _index_lists(
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Converts labels that are rows of zeros and ones (one-hot, multi-hot) to class indices.
 
-    Args:
-      entries: the examples, an array of dtype `readers.ENTRY`.
-      labels: the labels of all examples, concatenated.
-
     Returns:
-      The changed `entries` and `labels`, and True if labels are lists of class indices.
+      The changed entries (dtype `readers.ENTRY`) and labels, and True if labels are lists of class
+      indices.
     """
     counts = entries["labels"].astype(np.int64)
     unlabelled = np.zeros(len(entries), bool)
@@ -424,9 +402,8 @@ def order_splits(
       The names of the splits.
     """
     splits = list(dict.fromkeys(unit.split for unit in source.units))
-    number = np.array([splits.index(unit.split) for unit in source.units], np.uint8)[
-        index.entries["unit"]
-    ]
+    of_units = np.array([splits.index(unit.split) for unit in source.units], np.uint8)
+    number = of_units[index.entries["unit"]]
     number[removed] = len(splits)
     written = []
     for i, split in enumerate(splits):
@@ -459,10 +436,8 @@ def choose_shots(
         too few training images.
     """
     if index.multiple or not len(index.labels):
-        raise UserError(
-            "--shots needs one label for each image"
-            + (" (--label_key)" if source.kind == "tfds" else "")
-        )
+        option = " (--label_key)" if source.kind == "tfds" else ""
+        raise UserError(f"--shots needs one label for each image{option}")
     if not (work / "order-train.npy").exists():
         raise UserError("--shots needs a split named train")
     positions = np.delete(mapped(work / "order-train.npy"), [place for place, *_ in skipped])

@@ -165,9 +165,10 @@ def prepare(
         names = order_splits(source, index, chosen.left_out, options.limit, work)
         splits = _write_splits(folder, identity[0], names, source, index, options, write)
         info = _info(source, identity, folder, features)
+        label_key = "labels" if index.multiple else "label"
         summary = {
             "settings": settings,
-            "label_key": _label_key(source, index),
+            "label_key": source.label_key if source.kind == "tfds" else label_key,
             "left_out": index.left_out,
             **_about_captions(source, splits),
         }
@@ -244,23 +245,16 @@ def _write_splits(
     return written
 
 
-def _label_key(source: readers.RawDataSet, index: Index) -> str:
-    if source.kind == "tfds":
-        return source.label_key
-    return "labels" if index.multiple else "label"
-
-
 def _about_captions(source: readers.RawDataSet, splits: list[Split]) -> dict:
     """Returns metadata about captions: the feature's name, and a hash of each split's captions."""
     if source.caption_key is None:
         return {}
-    digests = {split.name: _digest("".join(split.captions).encode()) for split in splits}
+    digests = {
+        split.name: hashlib.blake2b("".join(split.captions).encode(), digest_size=16).hexdigest()
+        for split in splits
+    }
     caption_key = source.caption_key if source.kind == "tfds" else CAPTIONS
     return {"caption_key": caption_key, "captions": digests}
-
-
-def _digest(*parts: bytes) -> str:
-    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
 class Choice(NamedTuple):
@@ -285,8 +279,8 @@ def _choose(
 ) -> Choice:
     """Selects the training examples to remove, and writes reports.
 
-    Near-duplicates of test images are removed. If there are curated sets, near-duplicates within
-    the training split, and images that are not neighbours of curated images, are removed as well.
+    Near-duplicates of test images are removed. With curated sets, near-duplicates within the
+    training split, and images that are not neighbours of curated images, are removed as well.
     """
     if not (options.deduplicate_against or options.retrieve_for):
         return Choice(np.empty(0, np.uint32))
@@ -343,18 +337,14 @@ def _make_room(folder: Path, source: Path) -> None:
     """Creates the data set's folder.
 
     Raises:
-      UserError: the folder contains other files, the folder is inside the source, or its path is
-        that of a file.
+      UserError: the folder contains other files or is inside the source, or its path is a file's.
     """
     if source.resolve() in folder.resolve().parents:
         raise UserError(f"--out lies inside the source {source}: give another one")
     work = folder / WORK
     try:
-        if (
-            not work.exists()
-            and folder.exists()
-            and (strange := sorted(p.name for p in folder.iterdir()))
-        ):
+        strange = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        if strange and not work.exists():
             there = ", ".join(strange[:3])
             raise UserError(
                 f"{folder} contains something else ({there}); give --name or another --out"
@@ -368,8 +358,8 @@ def _make_room(folder: Path, source: Path) -> None:
 def _claim(work: Path, settings: dict) -> None:
     """Starts a preparation, or resumes a preparation with the same settings.
 
-    If the settings have changed, the preparation starts again, unless a shard has already been
-    written. In that case, UserError is raised.
+    If the settings have changed, the preparation starts again, or raises UserError if a shard has
+    already been written.
     """
     settings_file = work / "settings.json"
     # The setting `shots` may change, because few-shot splits are written last. For TFDS data sets
@@ -377,9 +367,8 @@ def _claim(work: Path, settings: dict) -> None:
     settings = {key: value for key, value in settings.items() if key != "shots"}
     if settings_file.exists() and any(work.glob("shards/*.json")):
         return _same(json.loads(settings_file.read_text()), settings, work.parent)
-    if not settings_file.exists() or json.loads(settings_file.read_text()) != json.loads(
-        json.dumps(settings)
-    ):
+    now = json.loads(json.dumps(settings))
+    if not settings_file.exists() or json.loads(settings_file.read_text()) != now:
         for path in work.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -409,9 +398,8 @@ def _write(folder: Path, name: str, split: str, shards: int | None, run: Run) ->
     work = folder / WORK
     order, index = mapped(work / f"order-{split}.npy"), load_index(work)
     size = int(index.entries["size"][order].sum(dtype=np.int64))
-    shards = min(
-        shards or shard_utils.ShardConfig().get_number_shards(size, len(order)), len(order)
-    )
+    usual = shard_utils.ShardConfig().get_number_shards(size, len(order))
+    shards = min(shards or usual, len(order))
     bounds = [0, *shard_utils.get_shard_boundaries(len(order), shards)]
     template = naming.ShardedFileTemplate(
         data_dir=folder, dataset_name=name, split=split, filetype_suffix="array_record"
@@ -481,7 +469,7 @@ def _writer(path: Path) -> Iterator[Callable[[bytes], None]]:
 def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
     """Returns a function that converts an element of `Index.entries` to a serialized TFDS example.
 
-    The function raises `Unreadable` if the image cannot be decoded.
+    It raises `Unreadable` if the image cannot be decoded.
     """
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import example_serializer
@@ -511,10 +499,9 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
         example = {"image": image, "file_name": as_text(index.name(entry)), **label}
         if entry["captions"]:
             example[CAPTIONS] = index.captions(entry)
+        message = serializer.get_tf_example(features.encode_example(example))
         # With `deterministic`, the order of features is the same in all processes.
-        return serializer.get_tf_example(features.encode_example(example)).SerializeToString(
-            deterministic=True
-        )
+        return message.SerializeToString(deterministic=True)
 
     return copy if index.kind == "tfds" else make
 
@@ -543,18 +530,15 @@ def _features(source: readers.RawDataSet, index: Index):
 
     if source.kind == "tfds":
         return _tfds_info(source).features
-    label, captioned = (
-        tfds.features.ClassLabel(names=class_names(source, index)),
-        source.caption_key is not None,
-    )
-    return tfds.features.FeaturesDict(
-        {
-            "image": tfds.features.Image(shape=(None, None, 3)),
-            **({"labels": tfds.features.Sequence(label)} if index.multiple else {"label": label}),
-            "file_name": tfds.features.Text(),
-            **({CAPTIONS: tfds.features.Sequence(tfds.features.Text())} if captioned else {}),
-        }
-    )
+    label = tfds.features.ClassLabel(names=class_names(source, index))
+    features = {
+        "image": tfds.features.Image(shape=(None, None, 3)),
+        **({"labels": tfds.features.Sequence(label)} if index.multiple else {"label": label}),
+        "file_name": tfds.features.Text(),
+    }
+    if source.caption_key is not None:
+        features[CAPTIONS] = tfds.features.Sequence(tfds.features.Text())
+    return tfds.features.FeaturesDict(features)
 
 
 def _info(source: readers.RawDataSet, identity: tuple[str, ...], folder: Path, features):
@@ -565,13 +549,8 @@ def _info(source: readers.RawDataSet, identity: tuple[str, ...], folder: Path, f
     about = {"description": f"Prepared by vit_jax from {source.root.absolute()} ({source.kind})."}
     if source.kind == "tfds":
         info = _tfds_info(source)
-        about = {
-            "description": info.description,
-            "citation": info.citation,
-            "homepage": info.homepage,
-            "supervised_keys": info.supervised_keys,
-            "metadata": info.metadata,
-        }
+        names = ("description", "citation", "homepage", "supervised_keys", "metadata")
+        about = {name: getattr(info, name) for name in names}
     builder = dataset_info.DatasetIdentity(
         name=name,
         config_name=config[0] if config else None,
@@ -589,14 +568,10 @@ def _finish(folder: Path, info, splits: list[Split], chosen: Choice, summary: di
     import tensorflow_datasets as tfds
 
     described = folder / WORK / "metadata"
-    info.set_splits(
-        tfds.core.splits.SplitDict(
-            [
-                tfds.core.SplitInfo(name=s.name, shard_lengths=s.lengths, num_bytes=s.bytes)
-                for s in splits
-            ]
-        )
-    )
+    parts = [
+        tfds.core.SplitInfo(name=s.name, shard_lengths=s.lengths, num_bytes=s.bytes) for s in splits
+    ]
+    info.set_splits(tfds.core.splits.SplitDict(parts))
     info.write_to_directory(described)
     skipped = [
         f"{split.name}\t{what}\t{why}\n" for split in splits for _, what, why in split.skipped
