@@ -73,9 +73,7 @@ def look(
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         for start in range(0, len(indices), _PART):
             part = [int(index) for index in indices[start : start + _PART]]
-            found += [
-                seen for seen in pool.map(lambda index: _look_at(source, index), part) if seen
-            ]
+            found += filter(None, pool.map(lambda index: _look_at(source, index), part))
             on_progress(start + len(part))
             if time.monotonic() > end:
                 break
@@ -168,7 +166,6 @@ def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.nd
     """Returns at most `_MOST_PAIRS` pairs of similar fingerprints, the most similar pairs.
 
     Args:
-      prints: fingerprints of images.
       references: the same fingerprints, or the fingerprints of the mirror images.
 
     Returns:
@@ -195,11 +192,7 @@ def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
-    """Converts images `[..., side, side, 3]` to unit vectors.
-
-    The mean value of each image and the mean image of the data set (`typical`) are subtracted
-    first.
-    """
+    """Converts images `[..., side, side, 3]` to unit vectors without their and the typical mean."""
     vectors = pictures.reshape(*pictures.shape[:-3], -1).astype(np.float32)
     vectors = vectors - vectors.mean(axis=-1, keepdims=True)
     for common in (0, typical):
@@ -213,8 +206,8 @@ def _similarity(first: np.ndarray, second: np.ndarray, typical: np.ndarray | int
     """Returns the similarity of each pair of images, `[pairs]`.
 
     Args:
-      first, second: thumbnails of the first and the second images, `[pairs, borders, side, side,
-        3]`.
+      first, second: thumbnails, `[pairs, borders, side, side, 3]`.
+      typical: the mean image.
     """
 
     def most(common: np.ndarray | int) -> np.ndarray:
@@ -232,9 +225,8 @@ def groups(pairs: np.ndarray, images: int) -> list[np.ndarray]:
     Args:
       pairs: array of dtype `PAIR`.
     """
-    graph = coo_array(
-        (np.ones(len(pairs)), (pairs["first"], pairs["second"])), shape=(images, images)
-    )
+    edges = np.ones(len(pairs)), (pairs["first"], pairs["second"])
+    graph = coo_array(edges, shape=(images, images))
     number = connected_components(graph, directed=False)[1]
     order = np.argsort(number, kind="stable")
     found = np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if images else []
@@ -275,11 +267,8 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
     # similarity and its index in the arrays of `both`.
     best: dict[int, tuple[float, int]] = {}
     near = [(content[a], content[b], similarity) for a, b, similarity in find_pairs(both).tolist()]
-    for a, b, similarity in [
-        *((x, x, 1.0) for x in content),
-        *near,
-        *((b, a, s) for a, b, s in near),
-    ]:
+    same, mirror = [(x, x, 1.0) for x in content], [(b, a, s) for a, b, s in near]
+    for a, b, similarity in same + near + mirror:
         if b in in_training and similarity > best.get(a, (0.0, 0))[0]:
             best[a] = similarity, in_training[b]
     found = [(*best[content[place]], place) for place in range(count) if content[place] in best]

@@ -168,9 +168,8 @@ def _buckets(fingerprints: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarra
     """Sorts fingerprints by one of their four 16-bit parts.
 
     Returns:
-      Two arrays, `order` and `starts`. `order` contains the indices of the fingerprints, sorted by
-      the part. `order[starts[value] : starts[value + 1]]` are the fingerprints whose part has this
-      value.
+      `order`, the sorted indices, and `starts`: the fingerprints whose part has a value are
+      `order[starts[value] : starts[value + 1]]`.
     """
     values = (fingerprints >> np.uint64(16 * part)).astype(np.uint16)
     starts = np.concatenate([[0], np.bincount(values, minlength=1 << 16).cumsum()])
@@ -263,7 +262,12 @@ def write_report(
         measure=measure,
         counts=[(value, f"{count:,}") for value, count in counts.items()],
         pairs=[
-            {"value": format(row.value, form.replace("2", "4")), "images": _pair(row)}
+            {
+                "value": format(row.value, form.replace("2", "4")),
+                "images": zip(
+                    ("training", "reference"), row[:2], map(thumbnail, row.images), strict=True
+                ),
+            }
             for row in rows
             if row.images is not None
         ],
@@ -279,16 +283,6 @@ class Thumbnail(NamedTuple):
 
     source: str
     small: bool
-
-
-def _pair(row: Removed) -> list[tuple[str, str, Thumbnail | None]]:
-    """Returns the two images of a pair for the report, each with its kind and its name.
-
-    Returns:
-      `("training", name, thumbnail)` and `("reference", name, thumbnail)`.
-    """
-    example, reference = map(thumbnail, row.images)
-    return [("training", row.example, example), ("reference", row.reference, reference)]
 
 
 def thumbnail(image: bytes | np.ndarray, side: int = 240) -> Thumbnail | None:
