@@ -67,11 +67,7 @@ def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSh
 
 
 def _tensor_axes(tensor: int, path: str, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
-    """Returns the mesh axes that split each axis of a parameter: `("tensor",)` or ().
-
-    Raises:
-      UserError: `tensor` splits an axis whose size is not divisible by `tensor`.
-    """
+    """Returns the mesh axes, `("tensor",)` or (), that split each axis of a parameter."""
     axes: list[tuple[str, ...]] = [()] * len(shape)
     if tensor == 1:
         return axes

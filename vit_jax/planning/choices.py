@@ -69,17 +69,16 @@ def sweep(
     Returns:
       The estimates, sorted by step time. Estimates that do not fit into memory are last.
     """
+    sizes = sorted({size for size in (1, 8, where.devices) if where.devices % size == 0})
     candidates = [
-        (fsdp, tensor, remat) for fsdp, tensor in _meshes(where.devices) for remat in LEFT
+        {"mesh.data": None, "mesh.fsdp": fsdp, "mesh.tensor": tensor, "model.remat": remat}
+        for tensor in (1, 2)
+        for fsdp in sizes
+        if where.devices % (fsdp * tensor) == 0
+        for remat in LEFT
     ]
     plans, started = [], time.monotonic()
-    for done, (fsdp, tensor, remat) in enumerate(candidates):
-        changes = {
-            "mesh.data": None,
-            "mesh.fsdp": fsdp,
-            "mesh.tensor": tensor,
-            "model.remat": remat,
-        }
+    for done, changes in enumerate(candidates):
         then = ""
         if done:
             left = (time.monotonic() - started) / done * (len(candidates) - done)
@@ -90,12 +89,6 @@ def sweep(
         except UserError as error:
             log(f"  skipped: {error}")
     return sorted(plans, key=lambda plan: (not plan.fits, plan.step_seconds or plan.memory.total))
-
-
-def _meshes(devices: int) -> list[tuple[int, int]]:
-    """Returns the meshes to try, as sizes of the axes `fsdp` and `tensor`."""
-    sizes = sorted({size for size in (1, 8, devices) if devices % size == 0})
-    return [(fsdp, tensor) for tensor in (1, 2) for fsdp in sizes if devices % (fsdp * tensor) == 0]
 
 
 def ranking(plans: list[Estimate]) -> str:
