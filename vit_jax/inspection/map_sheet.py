@@ -110,13 +110,7 @@ def _count_pixels(layer: LayerMaps) -> int:
 
 
 def _tiles(layer: LayerMaps) -> np.ndarray:
-    """Returns a layer's maps: the map of each head, the mean of these maps, and the rollout.
-
-    The rollout is omitted if it is undefined.
-
-    Returns:
-      float32 `[images, tiles, rows, columns]`.
-    """
+    """Returns a layer's maps, `[images, tiles, rows, columns]`: heads, their mean, any rollout."""
     maps = [layer.heads, layer.heads.mean(axis=1, keepdims=True)]
     if layer.rollout is not None:
         maps.append(layer.rollout[:, None])
@@ -125,8 +119,6 @@ def _tiles(layer: LayerMaps) -> np.ndarray:
     if max(rows, columns) <= MOST_SIDE:
         return tiles
     side = (min(columns, MOST_SIDE), min(rows, MOST_SIDE))
-    small = [
-        cv2.resize(tile, side, interpolation=cv2.INTER_AREA)
-        for tile in tiles.reshape(-1, rows, columns)
-    ]
+    flat = tiles.reshape(-1, rows, columns)
+    small = [cv2.resize(tile, side, interpolation=cv2.INTER_AREA) for tile in flat]
     return np.stack(small).reshape(*shape, *side[::-1])

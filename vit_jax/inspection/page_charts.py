@@ -21,21 +21,11 @@ def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: fl
     from matplotlib import cycler, rc_context
     from matplotlib.figure import Figure
 
-    inked = (
-        "text.color",
-        "axes.edgecolor",
-        "axes.labelcolor",
-        "xtick.color",
-        "ytick.color",
-        "grid.color",
-    )
-    settings = dict.fromkeys(inked, INK) | {"axes.prop_cycle": cycler(color=COLOURS)}
-    settings |= {
-        "svg.fonttype": "none",
-        "svg.hashsalt": about,
-        "font.size": 9,
-        "font.family": "sans-serif",
-    }
+    inked = ("text", "xtick", "ytick", "grid")
+    settings = dict.fromkeys([f"{name}.color" for name in inked], INK)
+    settings |= {"axes.edgecolor": INK, "axes.labelcolor": INK}
+    settings |= {"axes.prop_cycle": cycler(color=COLOURS), "svg.fonttype": "none"}
+    settings |= {"svg.hashsalt": about, "font.size": 9, "font.family": "sans-serif"}
     settings["text.parse_math"] = False  # Names of runs or classes may contain dollar signs.
     with rc_context(settings):
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
@@ -53,9 +43,8 @@ def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: fl
         figure.savefig(drawing, format="svg", metadata=no_metadata)
     svg = drawing.getvalue()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    return svg.replace(
-        "<svg ", f'<svg role="img" aria-label="{html.escape(about, quote=True)}" ', 1
-    )
+    label = html.escape(about, quote=True)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 
 def curve(
@@ -74,29 +63,19 @@ def curve(
         for name, line in lines.items():
             if line:
                 style = "o-" if name in dotted or len(line) <= 2 else "-"
-                axes.plot(
-                    *zip(*line, strict=True),
-                    style,
-                    label=as_text(name) or "_",
-                    markersize=4,
-                    linewidth=1.5,
-                )
+                points, label = zip(*line, strict=True), as_text(name) or "_"
+                axes.plot(*points, style, label=label, markersize=4, linewidth=1.5)
         axes.set_xlabel("step")
-        axes.set_xlim(
-            0, 1.04 * max((point[0] for line in lines.values() for point in line), default=1)
-        )
+        last = max((step for line in lines.values() for step, _ in line), default=1)
+        axes.set_xlim(0, 1.04 * last)
         axes.xaxis.get_major_locator().set_params(integer=True)
         bottom, top = axes.get_ylim()
-        if not _below_zero(lines):
+        if not any(value < 0 for line in lines.values() for _, value in line):
             # The axis starts at 0 and has a margin at the top, so that no point is cut off.
             bottom, top = 0, top + 0.05 * abs(top)
         axes.set_ylim(min(0, bottom), top)
 
     return draw(title, paint, f"{title} over the steps")
-
-
-def _below_zero(lines: Mapping[str, Sequence[tuple[float, float]]]) -> bool:
-    return any(value < 0 for line in lines.values() for _, value in line)
 
 
 def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
@@ -115,16 +94,12 @@ def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
             confidences, right, counts = zip(*bins, strict=True)
             confidences, right = ([100 * x for x in values] for values in (confidences, right))
             axes.plot(confidences, right, "-", linewidth=1.5)
-            axes.scatter(
-                confidences, right, s=[12 + 110 * count / most for count in counts], alpha=0.9
-            )
+            sizes = [12 + 110 * count / most for count in counts]
+            axes.scatter(confidences, right, s=sizes, alpha=0.9)
         axes.set(xlim=(0, 103), ylim=(0, 105), xlabel="probability, %", ylabel="right, %")
 
-    title, about = (
-        "How often an answer of a probability is right",
-        "Share of right answers by probability",
-    )
-    return draw(title, paint, about)
+    title = "How often an answer of a probability is right"
+    return draw(title, paint, "Share of right answers by probability")
 
 
 def certainty(probabilities: Mapping[str, Sequence[float]], bins: int) -> str:
@@ -137,10 +112,8 @@ def certainty(probabilities: Mapping[str, Sequence[float]], bins: int) -> str:
 
     def paint(axes):
         values = [[100 * x for x in each] for each in probabilities.values()]
-        colours = (COLOURS[0], COLOURS[3])[: len(values)]
-        axes.hist(
-            values, bins, range=(0, 100), stacked=True, label=list(probabilities), color=colours
-        )
+        groups = dict(label=list(probabilities), color=(COLOURS[0], COLOURS[3])[: len(values)])
+        axes.hist(values, bins, range=(0, 100), stacked=True, **groups)
         axes.set(xlabel="probability, %", ylabel="images")
 
     return draw("How sure it is", paint, "Images by the probability of their answer")

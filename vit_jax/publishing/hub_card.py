@@ -47,9 +47,8 @@ def card_text(about: Published) -> str:
     rows = dict(about.properties) | {"files": f"for {_TITLES[about.form]}"}
     table = _table(("property", "value"), rows | {"licence": about.licence})
     parts = [_data(about), f"# {about.name.split('/')[1]}", table]
-    differs = [
-        f"These files preprocess images slightly differently: {line}." for line in about.differs
-    ]
+    note = "These files preprocess images slightly differently"
+    differs = [f"{note}: {line}." for line in about.differs]
     if about.tried:
         parts += ["## Use", *_usage(about)]
     if facts := about.facts:
@@ -60,10 +59,8 @@ def card_text(about: Published) -> str:
         else:
             parts += ["No accuracy was measured for this checkpoint.", *differs]
         parts += ["## Data", facts.data, "## Recipe"]
-        parts.append(
-            "Values of its config that differ from vit_jax's defaults. "
-            f"Made with {facts.made_with}."
-        )
+        differing = "Values of its config that differ from vit_jax's defaults."
+        parts.append(f"{differing} Made with {facts.made_with}.")
         parts.append(_table(("config", "value"), facts.recipe))
     else:
         origin = (
@@ -138,16 +135,12 @@ def _size(checkpoint: Checkpoint) -> str:
 
 
 def _usage(about: Published) -> list[str]:
-    """Returns the card's section on usage.
-
-    The section contains a code example for each library, and the relative difference between the
-    output of this example and the output of the trained model.
-    """
+    """Returns the card's section on usage: examples, and how far their outputs are off."""
     parts = []
     for usage, _ in about.tried:
-        kind, code = (
-            ("sh", usage.code[2:]) if usage.code.startswith("$ ") else ("python", usage.code)
-        )
+        kind, code = "python", usage.code
+        if code.startswith("$ "):
+            kind, code = "sh", code[2:]
         parts += [f"### {usage.title}", f"```{kind}\n{code.strip()}\n```"]
     if about.form == "timm" and any(usage.title == "Transformers" for usage, _ in about.tried):
         parts.append(
@@ -168,10 +161,7 @@ def _usage(about: Published) -> list[str]:
 
 def _table(head: Sequence[str], rows: dict[str, str]) -> str:
     def row(cells: Sequence[str]) -> str:
-        return (
-            "| "
-            f"{' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
-        )
+        return f"| {' | '.join(' '.join(x.split()).replace('|', chr(92) + '|') for x in cells)} |"
 
     return "\n".join([row(head), row(["---"] * len(head)), *(row(cells) for cells in rows.items())])
 

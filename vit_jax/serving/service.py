@@ -230,7 +230,7 @@ class Service:
         return self._parse_parameters(parameters, images), False
 
     def _names(self, names: object) -> tuple[str, ...]:
-        """Returns the class names of a request; raises Refused if they are invalid or unexpected."""
+        """Returns the class names of a request; raises Refused if they are invalid."""
         if self._engine.names is None:
             raise Refused(400, "there are no names: the server was started without --names=cat,dog")
         try:
