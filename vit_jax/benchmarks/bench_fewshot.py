@@ -31,10 +31,8 @@ def measure(shots: tuple[int, ...] = (1, 5, 10, 25)) -> dict:
 
     test, test_labels = draw(TEST_IMAGES)
     placed = over_devices(test, mesh), over_devices(test_labels[:, None], mesh, fill=-1)
-    print(
-        f"{CLASSES:,} classes, {FEATURES:,} features, penalty {PENALTY:g}; {TEST_IMAGES:,} test "
-        "images"
-    )
+    sizes = f"{CLASSES:,} classes, {FEATURES:,} features, penalty {PENALTY:g}"
+    print(f"{sizes}; {TEST_IMAGES:,} test images")
     columns = {"fit, s": ".2f", "scores, s": ".2f", "accuracy": ".1%"}
     table = Table("images per class", columns | {"difference from NumPy": ".0e"})
     for count in shots:

@@ -60,15 +60,11 @@ def measure(
         make_photographs(Path(folder))
         files = sorted(Path(folder).rglob("*.jpg"))
         kilobytes = sum(file.stat().st_size for file in files) / len(files) / 1000
-        print(
-            f"{len(files)} JPEGs of about 500x375 pixels and {kilobytes:.0f} kB, crops to {SIZE}, "
-            "one core"
-        )
+        sizes = f"about 500x375 pixels and {kilobytes:.0f} kB"
+        print(f"{len(files)} JPEGs of {sizes}, crops to {SIZE}, one core")
         if not decode.is_fast():
-            print(
-                "vit_jax has no JPEG decoder of its own here, so Pillow decodes: apt install "
-                "libjpeg-dev"
-            )
+            lacking = "vit_jax has no JPEG decoder of its own here, so Pillow decodes"
+            print(f"{lacking}: apt install libjpeg-dev")
         columns = {"images/s": ",.0f", "relative to the full decode": ".2f"}
         table = Table("pipeline", columns | {"vit_jax relative to it": ".2f"})
         speeds = take_turns(table, WAYS, folder, rounds, one_core=True)
@@ -171,9 +167,8 @@ def take_turns(
         ends = {}
         for name, way in ways.items():
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(way, folder, core if one_core else None, theirs)
-            )
+            arguments = (way, folder, core if one_core else None, theirs)
+            process = context.Process(target=_serve, args=arguments)
             process.start()
             stack.callback(process.join)
             stack.callback(ours.send, None)
@@ -204,7 +199,7 @@ def two_processes(folder: str, rounds: int) -> float:
 
 def _decode_all(folder: str) -> float:
     """Returns the images/s of decoding whole JPEGs, by wall-clock time."""
-    batches = _full_decode(folder, 0)
+    batches = _plain(folder, 0, _decode_whole)
     started = time.perf_counter()
     for _ in range(IMAGES // BATCH):
         next(batches)
@@ -243,12 +238,7 @@ def _serve(way, folder: str, core: int | None, end) -> None:
 
 
 def _vit_jax(
-    folder: str,
-    turn: int,
-    workers: int = 0,
-    threads: int = 1,
-    batch_size: int = BATCH,
-    **crop: str,
+    folder: str, turn: int, workers=0, threads=1, batch_size=BATCH, views=(), **crop: str
 ) -> Iterator:
     return training_batches(
         open_source("folder", "train", path=folder),
@@ -258,6 +248,7 @@ def _vit_jax(
         crop=TrainCrop(SIZE, **crop),
         workers=workers,
         threads=threads,
+        views=views,
     )
 
 
@@ -267,15 +258,7 @@ def _views(folder: str, turn: int, small: int = 0, **crop: str) -> Iterator:
     if small:
         views.append(View("local", small, 96, crop=dict(area=(0.05, 0.4))))
     make = functools.partial(TrainCrop, kind="random_resized", **crop)
-    return training_batches(
-        open_source("folder", "train", path=folder),
-        seed=turn,
-        batch_size=BATCH,
-        first_step=0,
-        views=view_specs(views, make, SIZE, None),
-        workers=0,
-        threads=1,
-    )
+    return _vit_jax(folder, turn, views=view_specs(views, make, SIZE, None))
 
 
 def _tf_data(folder: str, turn: int) -> Iterator:
@@ -307,14 +290,6 @@ def _tf_data(folder: str, turn: int) -> Iterator:
     data = data.map(load, num_parallel_calls=1).batch(BATCH, num_parallel_calls=1).prefetch(2)
     batches = data.with_options(options).as_numpy_iterator()
     return (batch for batch in batches)  # A generator, because it can be closed.
-
-
-def _pillow(folder: str, turn: int) -> Iterator:
-    return _plain(folder, turn, _pillow_crop)
-
-
-def _full_decode(folder: str, turn: int) -> Iterator:
-    return _plain(folder, turn, _decode_whole)
 
 
 def _plain(folder: str, turn: int, crop) -> Iterator:
@@ -349,9 +324,9 @@ WAYS = {
     "vit_jax, 2 views": _views,
     "vit_jax, 2 + 8 views": functools.partial(_views, small=8),
     "vit_jax, 2 + 8 views, bicubic": functools.partial(_views, small=8, interpolation="bicubic"),
-    "full decode": _full_decode,
+    "full decode": functools.partial(_plain, crop=_decode_whole),
     "tf.data, fused decode and crop": _tf_data,
-    "Pillow": _pillow,
+    "Pillow": functools.partial(_plain, crop=_pillow_crop),
 }
 
 
@@ -401,14 +376,10 @@ def quality(files: list[Path]) -> dict[str, float]:
     rows = []
     for i, file in enumerate(files[:100]):
         data = file.read_bytes()
-        exact = crop(data, i, "exact", SIZE)
-        rows.append(
-            (
-                difference(crop(data, i, "fast", SIZE), exact),
-                difference(crop(data, i, "fast", 96), crop(data, i, "exact", 96)),
-                difference(_pillow_crop(data, np.random.default_rng(i)).astype(int), exact),
-            )
-        )
+        exact, pillow = crop(data, i, "exact", SIZE), _pillow_crop(data, np.random.default_rng(i))
+        at_size = difference(crop(data, i, "fast", SIZE), exact)
+        at_96 = difference(crop(data, i, "fast", 96), crop(data, i, "exact", 96))
+        rows.append((at_size, at_96, difference(pillow.astype(int), exact)))
     names = (f"fast at {SIZE} pixels", "fast at 96 pixels (decoded at 1/2 or 1/4)", "Pillow")
     return {
         f"mean difference of pixels from exact: {name}": value

@@ -62,10 +62,8 @@ def measure(
             with contextlib.ExitStack() as stack:
                 urls = {}
                 for title, command in commands.items():
-                    try:
+                    with table.skipping(title):
                         urls[title] = stack.enter_context(_server(command))
-                    except UserError as error:
-                        table.skip(title, error)
                 for clients, (title, url) in itertools.product(CLIENTS, urls.items()):
                     values = _values(url, photographs, clients, seconds)
                     table.row(f"{title}, {clients}", *values)
@@ -92,10 +90,7 @@ def _server(command: Sequence[str]) -> Iterator[str]:
 
 
 def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> Asked:
-    """Sends requests from several clients for some seconds; returns the results.
-
-    Each client sends its next request as soon as it has a response.
-    """
+    """Sends requests from several clients, each after its last response, for some seconds."""
     until = time.perf_counter() + seconds
     each = [Asked([], 0)] * clients
 
@@ -127,18 +122,14 @@ def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> A
 
 
 def _batches(url: str) -> list[float]:
-    """Returns how many images and how many batches the server has computed, from its /metrics.
-
-    The result is empty if the server has no metrics.
-    """
+    """Returns how many images and batches a server has computed, or [] without /metrics."""
     try:
         with urllib.request.urlopen(f"http://{url}/metrics") as answer:
             text = answer.read().decode()
     except urllib.error.HTTPError:
         return []
-    found = [
-        re.search(rf"(?m)^vit_jax_batch_images_{name} (\S+)$", text) for name in ("sum", "count")
-    ]
+    pattern = r"(?m)^vit_jax_batch_images_{} (\S+)$"
+    found = (re.search(pattern.format(name), text) for name in ("sum", "count"))
     return [float(match[1]) for match in found if match]
 
 

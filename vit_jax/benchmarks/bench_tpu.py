@@ -132,16 +132,9 @@ def compile_peers(
             table.skip(peer, error)
             continue
         for option, values in other_projects.PEERS[peer].options.items():
-            step = other_projects.make_step(
-                peer,
-                checkout,
-                model,
-                values,
-                "bfloat16",
-                config.data.image_size,
-                config.batch_size,
-                make_mesh(config.mesh, topology_devices(where)),
-            )
+            mesh = make_mesh(config.mesh, topology_devices(where))
+            sizes = "bfloat16", config.data.image_size, config.batch_size, mesh
+            step = other_projects.make_step(peer, checkout, model, values, *sizes)
             lowered = step.run.lower(step.state, step.images, step.labels)
             params, optimizer = step.state["params"], step.state["optimizer"]
             compiled = compile_lowered(lowered, where, params, optimizer, dump=dump)
@@ -209,17 +202,11 @@ def show_parts(table: Table, programs: list[Program]) -> None:
     Args:
       table: the table of programs, whose figures also contain the results.
     """
-    sums = [
-        Counter({"all products at the peak": round(program.peak_cycles)})
-        + sum(
-            (
-                Counter({name_of_part(part): cycles})
-                for part, cycles in by(program.compiled.operations, "part", "cycles").items()
-            ),
-            Counter(),
-        )
-        for program in programs
-    ]
+    sums = []
+    for program in programs:
+        sums.append(Counter({"all products at the peak": round(program.peak_cycles)}))
+        for part, cycles in by(program.compiled.operations, "part", "cycles").items():
+            sums[-1][name_of_part(part)] += cycles
     print()
     names = [f"{program.name.split()[0]}, {program.where}" for program in programs]
     columns = {f"M cycles of {name}": ".2f" for name in names}

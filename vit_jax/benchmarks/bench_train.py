@@ -66,10 +66,8 @@ def measure(
         config = other_projects.our_config(model, image_size, dtype, batch)
         runners = [make_ours(f"{model} {image_size}", config)[0]]
         for peer in against:
-            try:
+            with table.skipping(peer):
                 runners += make_others(peer, model, batch, image_size, dtype, checkouts)
-            except UserError as error:
-                table.skip(peer, error)
         least = training_flops(batch * model_card(model, image_size=image_size).multiply_adds)
         race(table, runners, batch, least, turns, seconds)
     return table.figures
@@ -119,9 +117,8 @@ def compare(
 
 def print_devices(images: int, dtype: str) -> None:
     """Prints a line with the devices, the images per device and the dtype of the computation."""
-    print(
-        f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"
-    )
+    devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    print(f"{devices}, {images} images on each, {dtype}\n")
 
 
 def program_table(images: int, dtype: str, call: str) -> Table:
@@ -224,15 +221,11 @@ def make_others(
     """
     if peer == "timm":
         return [make_timm(model, batch, image_size)]
-    checkout, mesh = (
-        other_projects.find_checkout(peer, checkouts),
-        make_mesh(),
-    )
+    checkout, mesh = other_projects.find_checkout(peer, checkouts), make_mesh()
     data, runners = random_batch(batch, image_size, mesh), []
+    make, sizes = other_projects.make_step, (dtype, image_size, batch, mesh)
     for option, values in other_projects.PEERS[peer].options.items():
-        made = other_projects.make_step(
-            peer, checkout, model, values, dtype, image_size, batch, mesh
-        )
+        made = make(peer, checkout, model, values, *sizes)
         compiled, seconds = compile_timed(made.run.lower(made.state, *data))
         step = repeated(compiled, made.init(), data)
         runners.append(Runner(f"{peer}, {option}", seconds, program_memory(compiled), step))
@@ -279,9 +272,8 @@ def timm_step(model: str, batch: int, image_size: int, gpu: bool) -> tuple[str, 
     if gpu and not timm_name(model).startswith("vit"):
         module = module.to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(module.parameters(), 1e-3, weight_decay=0.1, fused=gpu)
-    images = torch.randint(
-        256, (batch, 3, image_size, image_size), dtype=torch.uint8, device=device
-    )
+    shape = (batch, 3, image_size, image_size)
+    images = torch.randint(256, shape, dtype=torch.uint8, device=device)
     labels = torch.randint(other_projects.CLASSES, (batch,), device=device)
     forward = torch.compile(module) if gpu else module
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from vit_jax.errors import UserError
 from vit_jax.runs.workdir import commit_of_package, versions_here
 
 PEERS = ("libtpu", "torch", "timm", "onnxruntime", "tensorflow", "safetensors", "scikit-image")
@@ -51,13 +52,17 @@ class Table:
         cells = dict(zip(self.columns, values, strict=True))
         known = {column: value for column, value in cells.items() if value is not None}
         self.figures.setdefault(self._key(name), {}).update(known)
-        texts = [
-            format(value, "" if isinstance(value, str) else self.columns[column])
-            if column in known
-            else ""
-            for column, value in cells.items()
-        ]
+        forms = {x: "" if isinstance(value, str) else self.columns[x] for x, value in cells.items()}
+        texts = [format(known[x], form) if x in known else "" for x, form in forms.items()]
         print("| " + " | ".join([name, *texts]) + " |", flush=True)
+
+    @contextlib.contextmanager
+    def skipping(self, name: str) -> Iterator[None]:
+        """Context in which a UserError skips a program; prints a row with the reason."""
+        try:
+            yield
+        except UserError as error:
+            self.skip(name, error)
 
     def skip(self, name: str, reason: Exception | str) -> None:
         """Prints a row with the reason why a program is not measured."""
@@ -85,15 +90,11 @@ def facts() -> dict[str, Any]:
     for package in PEERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-    on_cpu = jax.default_backend() == "cpu"
-    return {
-        "commit": commit_of_package(),
-        "versions": versions,
-        "platform": jax.default_backend(),
-        "machine": f"{os.cpu_count()} cores of {_cpu_model()}"
-        if on_cpu
-        else f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-    }
+    backend, machine = jax.default_backend(), f"{os.cpu_count()} cores of {_cpu_model()}"
+    if backend != "cpu":
+        machine = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    commit = commit_of_package()
+    return dict(commit=commit, versions=versions, platform=backend, machine=machine)
 
 
 def _cpu_model() -> str:

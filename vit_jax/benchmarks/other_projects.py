@@ -57,13 +57,8 @@ def _vision_transformer(checkout: Path, name: str, dtype: str):
 
 
 def _big_vision(checkout: Path, name: str, dtype: str, **option):
-    for unused in (
-        "big_vision",
-        "big_vision.models",
-        "big_vision.utils",
-        "big_vision.models.common",
-    ):
-        sys.modules.setdefault(unused, types.ModuleType(unused))
+    for part in ("", ".models", ".utils", ".models.common"):  # Modules that the ViT does not need.
+        sys.modules.setdefault(f"big_vision{part}", types.ModuleType(f"big_vision{part}"))
     sys.modules["big_vision"].utils = sys.modules["big_vision.utils"]
     sys.modules["big_vision.models"].common = sys.modules["big_vision.models.common"]
     module = _load(checkout / "big_vision" / "models" / "vit.py", "big_vision.models.vit")
@@ -171,13 +166,9 @@ def make_step(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
         jax.eval_shape(initial),
     )
+    shardings = dict(in_shardings=(everywhere, split, split), out_shardings=everywhere)
     return Step(
-        jax.jit(
-            step,
-            donate_argnums=0,
-            in_shardings=(everywhere, split, split),
-            out_shardings=everywhere,
-        ),
+        jax.jit(step, donate_argnums=0, **shardings),
         jax.jit(initial, out_shardings=everywhere),
         shapes,
         jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8, sharding=split),
