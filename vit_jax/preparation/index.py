@@ -15,7 +15,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,15 +38,9 @@ class WorkItem(NamedTuple):
     weight: int  # Relative amount of work.
 
 
-class Run(Protocol):
-    """Function that runs tasks, in any order and in any process.
-
-    Args:
-      what: name of the tasks, for messages.
-      unit: what is counted by `WorkItem.weight`, such as "images", for messages.
-    """
-
-    def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None: ...
+# Function `run(tasks, what, unit)` that runs tasks, in any order and in any process. `what` is the
+# name of the tasks, and `unit` the unit of `WorkItem.weight`, such as "images", for messages.
+Run = Callable[[list[WorkItem], str, str], None]
 
 
 def in_chunks(

@@ -149,6 +149,27 @@ class Source:
         return table
 
 
+class Captioned(Source):
+    """Images that may have captions, which are known without reading the images.
+
+    Attributes:
+      captions: captions of each image; empty: captions are not read.
+    """
+
+    captions: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def fields(self):
+        return (TEXT,) if self.captions else ()
+
+    def fields_of(self, index):
+        return {TEXT: self.captions[index]} if self.captions else {}
+
+    def known_fields(self, indices=None):
+        chosen = range(len(self)) if indices is None else indices
+        return ("\n".join(self.captions[index]).encode() for index in chosen if self.captions)
+
+
 @contextlib.contextmanager
 def naming(place: str) -> Iterator[None]:
     """Context that adds a place, such as an example's name, to UserErrors that are raised in it."""

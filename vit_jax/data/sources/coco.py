@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data.decode import Unreadable, open_image
 from vit_jax.data.dense_fields import TOLERANCE, check_size, check_upright
 from vit_jax.data.fields import BACKGROUND, BOXES, IGNORED, INSTANCES, MASK, Boxes
-from vit_jax.data.sources.base import Example, Source, spread
+from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.folder import file_sizes, read_file
 from vit_jax.data.sources.folder_rules import check_no_text_labels, split_name
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
-from vit_jax.data.sources.pairs import SAMPLES, folder_of, shortened, split_of
+from vit_jax.data.sources.pairs import folder_of, readable_samples, shortened, split_of
 from vit_jax.data.sources.slices import groups_by_path, shuffled
 from vit_jax.errors import UserError, as_text
 
@@ -104,11 +103,7 @@ class Coco(Source):
 
     def check_sizes(self) -> None:
         """Compares a sample of image sizes with the COCO file; raises UserError if they differ."""
-        for index in spread(len(self), SAMPLES):
-            try:
-                image = open_image(self[index].image)
-            except (Unreadable, OSError):  # Ignored: the pipeline counts and replaces these images.
-                continue
+        for index, image in readable_samples(self):
             height, width = self.shapes[index].tolist()
             check_size((height, width), (image.height, image.width), self.describe(index))
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.data.fields import CAPTION_KEYS, TEXT, caption_keys, check_captions
-from vit_jax.data.sources.base import Example
-from vit_jax.data.sources.captioned import Captioned
+from vit_jax.data.sources.base import Captioned, Example
 from vit_jax.data.sources.folder import file_sizes, read_file
 from vit_jax.data.sources.folder_rules import APPLE_DOUBLE, is_unsupported, split_name, why_left_out
 from vit_jax.data.sources.kind import SourceKind, SourceOptions, last_folder

@@ -14,8 +14,7 @@ from vit_jax.data.class_names import numbers_by_name
 from vit_jax.data.decode import eight_bits, has_idle_alpha
 from vit_jax.data.fields import check_captions
 from vit_jax.data.labels import check_lists, from_one_hot, one_hot_width
-from vit_jax.data.sources.base import Example, Source, naming, renumbered, spread
-from vit_jax.data.sources.captioned import Captioned
+from vit_jax.data.sources.base import Captioned, Example, Source, naming, renumbered, spread
 from vit_jax.data.sources.folder import read_file
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.slices import shuffled, stratified

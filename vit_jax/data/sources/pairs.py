@@ -7,10 +7,10 @@ suffix and the ends in `Split`.
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.data.decode import Unreadable, open_image
+from vit_jax.data.decode import Jpeg, Pixels, Unreadable, open_image
 from vit_jax.data.dense_fields import check_upright
 from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.folder import file_sizes, folders_in, read_file, walk
@@ -114,11 +114,7 @@ class Pairs(Source):
         Args:
           field: key of the map in `fields_of`.
         """
-        for index in spread(len(self), SAMPLES):
-            try:
-                image = open_image(self[index].image)
-            except (Unreadable, OSError):  # Ignored: the pipeline counts and replaces these images.
-                continue
+        for index, image in readable_samples(self):
             rows, columns = self.fields_of(index)[field].shape
             if (rows, columns) != (image.height, image.width):
                 raise UserError(
@@ -126,6 +122,16 @@ class Pairs(Source):
                     f"{self.describe_map(index)} {columns}x{rows}: save both at one size, and "
                     "images upright, without an EXIF rotation"
                 )
+
+
+def readable_samples(source: Source) -> Iterator[tuple[int, Jpeg | Pixels]]:
+    """Yields some indices and opened images; the pipeline reports the unreadable images."""
+    for index in spread(len(source), SAMPLES):
+        try:
+            image = open_image(source[index].image)
+        except (Unreadable, OSError):
+            continue
+        yield index, image
 
 
 def find_splits(root: str, map_folders: Sequence[str]) -> dict[str, Split]:

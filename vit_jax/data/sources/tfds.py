@@ -17,67 +17,50 @@ from vit_jax.errors import UserError, nearest
 PREPARED = "prepared.json"  # File with settings, sizes and hashes that `vit_jax.prepare` writes.
 
 
-def tfds_records(
-    path: str,
-    split: str,
-    label_key: str | None,
-    each_labelled: bool = False,
-    caption_key: str | None = None,
-) -> Records:
-    """Opens a TFDS data set prepared as ArrayRecord, without TensorFlow.
+def open_tfds(split: str, options: SourceOptions) -> Records:
+    """Opens a split of a TFDS data set, without TensorFlow.
 
-    Args:
-      path: `name`, `name:data_dir`, or the folder with the data set's files.
-      split: split with slices and `+` as in TFDS; slices may be nested.
-      label_key: name of the feature with the labels; None: labels are not read.
-      each_labelled: True: an example without a label raises an error.
-      caption_key: name of the feature with the captions. None: captions are not read.
+    The examples have labels and captions, or boxes or masks, as the options require. Slices of the
+    split may be nested, and several splits may be joined by `+`.
     """
-    import tensorflow_datasets as tfds
+    builder, label_key = tfds_builder(options.path), options.label_key
+    name = f"{builder.info.full_name} {split}"
+    if {BOXES, MASK} & {*options.fields}:
+        tfds_feature(builder, "image")
+        field, names, read_field = dense_reader(builder, options)
+        read = partial(image_and_labels, label_key=None)
+        records, shards = tfds_split(builder, split), tfds_shards(builder, split)
+        return DenseRecords(
+            name, records, read, names, 1, shards=shards, field=field, read_field=read_field
+        )
+    names, multiple = _classes(builder, label_key)
+    return Records(
+        name,
+        tfds_split(builder, split),
+        partial(image_and_labels, label_key=label_key),
+        names,
+        # The metadata do not contain the maximum number of labels. 16 is enough even for JFT.
+        max_labels=16 if multiple else 1,
+        each_labelled=options.each_labelled and label_key is not None,
+        shards=tfds_shards(builder, split),
+        **(_captions_of(builder, split, options.caption_key) if TEXT in options.fields else {}),
+    )
 
-    builder = tfds_builder(path)
+
+def _classes(builder, label_key: str | None) -> tuple[tuple[str, ...], bool]:
+    """Returns the class names, and True if an image may have several labels."""
     feature = tfds_feature(builder, label_key or "image")
-    multiple = label_key is not None and not isinstance(feature, tfds.features.ClassLabel)
-    labels = getattr(feature, "feature", feature)
-    if label_key is not None and not _is_class(feature):
+    if label_key is None:
+        return (), False
+    if not _is_class(feature):
         classes = [name for name, kind in builder.info.features.items() if _is_class(kind)]
         raise UserError(
             f"the feature {label_key!r} (data.label_key) of {builder.info.full_name!r} is a "
             f"{type(feature).__name__}, and must be a ClassLabel or a Sequence of such"
             + (f"; there are: {', '.join(classes)}" if classes else "")
         )
-    # The metadata do not contain the maximum number of labels of an image. 16 is enough even for
-    # JFT.
-    return Records(
-        f"{builder.info.full_name} {split}",
-        tfds_split(builder, split),
-        partial(image_and_labels, label_key=label_key),
-        tuple(labels.names) if label_key else (),
-        max_labels=16 if multiple else 1,
-        each_labelled=each_labelled and label_key is not None,
-        shards=tfds_shards(builder, split),
-        **({} if caption_key is None else _captions_of(builder, split, caption_key)),
-    )
-
-
-def open_tfds(split: str, options: SourceOptions) -> Records:
-    """Opens a split of a TFDS data set, with boxes or masks if the options require them."""
-    if not {BOXES, MASK} & {*options.fields}:
-        captions = options.caption_key if TEXT in options.fields else None
-        return tfds_records(options.path, split, options.label_key, options.each_labelled, captions)
-    builder = tfds_builder(options.path)
-    tfds_feature(builder, "image")
-    field, names, read_field = dense_reader(builder, options)
-    return DenseRecords(
-        f"{builder.info.full_name} {split}",
-        tfds_split(builder, split),
-        partial(image_and_labels, label_key=None),
-        names,
-        max_labels=1,
-        shards=tfds_shards(builder, split),
-        field=field,
-        read_field=read_field,
-    )
+    inner = getattr(feature, "feature", None)
+    return tuple((inner or feature).names), inner is not None
 
 
 def _is_class(feature) -> bool:

@@ -1,6 +1,6 @@
-"""Draws glyphs.png and glyphs.json from matplotlib's fonts.
+"""Draws `vit_jax/data/glyphs/glyphs.png` and glyphs.json from matplotlib's fonts.
 
-Usage: python -m vit_jax.data.glyphs.draw_glyphs
+Usage: python -m tests.data.draw_glyphs
 
 The repository contains both files, drawn with matplotlib 3.11.2 and Pillow 13.0.0. Do not draw them
 again: a different version of FreeType may draw different pixels, and the composed images that use
@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFont
 
-FOLDER = Path(__file__).parent
+from vit_jax.data.sources.composed import GLYPHS
+
 # Oblique fonts are excluded. They are slanted copies of other fonts, and the composed images shear
 # each character at random anyway.
 FONTS = (
@@ -163,7 +164,7 @@ def save_sheet(chosen: dict[str, list[np.ndarray | None]]) -> None:
     sheet = np.concatenate(rows).astype(np.uint16)
     picture = Image.fromarray(((sheet * (GREYS - 1) + 127) // 255).astype(np.uint8), "P")
     picture.putpalette([grey for step in range(GREYS) for grey in [255 * step // (GREYS - 1)] * 3])
-    picture.save(FOLDER / "glyphs.png", optimize=True, bits=2)
+    picture.save(GLYPHS / "glyphs.png", optimize=True, bits=2)
 
 
 def main() -> None:
@@ -180,7 +181,7 @@ def main() -> None:
     for character in chosen:
         collections[script(character)] += character
     table = {"fonts": FONTS, "collections": collections}
-    (FOLDER / "glyphs.json").write_text(json.dumps(table, indent=1, ensure_ascii=True) + "\n")
+    (GLYPHS / "glyphs.json").write_text(json.dumps(table, indent=1, ensure_ascii=True) + "\n")
     total = sum(one is not None for drawn in chosen.values() for one in drawn)
     print({name: len(chars) for name, chars in collections.items()}, f"{total} drawings")
 
