@@ -67,11 +67,6 @@ def turn_hue(pixels: np.ndarray, turn: float) -> np.ndarray:
     return _mapped_in_hsv(pixels, hues=(VALUES + round(HUES * turn)) % HUES)
 
 
-def scale_saturation(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Multiplies the saturation in HSV."""
-    return _mapped_in_hsv(pixels, saturations=_linear(factor))
-
-
 def _mapped_in_hsv(
     pixels: np.ndarray, hues: np.ndarray = VALUES, saturations: np.ndarray = VALUES
 ) -> np.ndarray:
@@ -98,7 +93,7 @@ VARIANTS = {
     "mmsegmentation": Variant(
         _lighten,
         _scale,
-        lambda pixels, strength: scale_saturation(pixels, 1 + 0.5 * strength),
+        lambda pixels, strength: _mapped_in_hsv(pixels, saturations=_linear(1 + 0.5 * strength)),
         # The hue is shifted by a whole number of OpenCV's 180 levels, from -18 to 17.
         lambda pixels, strength: turn_hue(pixels, np.floor(18 * strength) / HUES),
     ),

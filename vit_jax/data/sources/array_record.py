@@ -252,15 +252,15 @@ def array_records(
     shards = tuple((file.name, file.stat().length) for file in map(epath.Path, files))
     source = Records(path, records, read, names, 16, labelled, numbered=True, shards=shards)
     if caption_key is not None:
-        source = dataclasses.replace(source, caption_key=_caption_feature(source, caption_key))
+        features = source._features(0)
+        found = (name for name in text_keys(caption_key) if name in features)
+        source = dataclasses.replace(source, caption_key=next(found, caption_key))
     return source.checked()
 
 
-def _caption_feature(source: Records, caption_key: str) -> str:
-    """Returns the name of the feature with the captions, found in the first example."""
-    features = source._features(0)
-    names = [name for key in caption_keys(caption_key) for name in (key, f"{key}/text")]
-    return next((name for name in names if name in features), caption_key)
+def text_keys(caption_key: str) -> list[str]:
+    """Returns the names that the feature with the captions may have in a tf.Example."""
+    return [name for key in caption_keys(caption_key) for name in (key, f"{key}/text")]
 
 
 def refuse_s3(path: str) -> None:

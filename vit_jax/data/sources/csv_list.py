@@ -227,7 +227,6 @@ def _file_of(path: str, split: str) -> tuple[str, bool]:
 
 
 def _refuse_archives(folder: str) -> None:
-    """Raises UserError for a folder of tar or Parquet files, which must be converted first."""
     if any(name.endswith((".tar", ".parquet")) for name in os.listdir(folder)):
         raise UserError(
             f"{folder} contains tars or Parquet files (data.path): convert them first with "
@@ -276,18 +275,17 @@ def _read_json_lines(path: str, content: bytes, texts: Sequence[str]) -> list[li
     header = [*dict.fromkeys(key for example in examples for key in example)]
     rows = [header]
     for example in examples:
-        values = [_as_cells(example.get(key)) for key in header]
+        values = [_items(example.get(key)) or [""] for key in header]
         # A value may be a list, such as several captions. A line then becomes a row for each item
         # of the longest list. Values that are not lists are repeated.
         for place in range(max(map(len, values))):
-            rows.append([cells[min(place, len(cells) - 1)] for cells in values])
+            cells = (items[min(place, len(items) - 1)] for items in values)
+            rows.append(["" if cell is None else str(cell) for cell in cells])
     return rows
 
 
-def _as_cells(value: Any) -> list[str]:
-    """Converts a JSON value to a list of texts: the items of a list, or the single value."""
-    values = value if isinstance(value, list) else [value]
-    return ["" if one is None else str(one) for one in values] or [""]
+def _items(value: Any) -> list:
+    return value if isinstance(value, list) else [value]
 
 
 def _json_object(line: str, place: str, texts: Sequence[str]) -> dict[str, Any]:
@@ -299,8 +297,8 @@ def _json_object(line: str, place: str, texts: Sequence[str]) -> dict[str, Any]:
     if not isinstance(content, dict) or not content:
         raise UserError(f"{place} is not a JSON object such as {{...}}")
     for key, value in content.items():
-        values = value if isinstance(value, list) else [value]
-        if key.strip().lower() in texts and any(isinstance(x, dict | list | bool) for x in values):
+        wrong = any(isinstance(one, dict | list | bool) for one in _items(value))
+        if key.strip().lower() in texts and wrong:
             raise UserError(f"{place}: {key!r} is {value!r:.60}, not a text or a list of texts")
     return content
 

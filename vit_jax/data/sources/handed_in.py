@@ -501,7 +501,8 @@ def _labelled(
       class_names: class names of the training data, which define the class indices; empty: unknown.
     """
     labels, items_have_labels = _given_labels(source, labels)
-    rows = _label_rows(labels, name)
+    labels = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    rows = _each(label_values, labels, name)
     data_names = _class_names(source.data, source.split) or ()
     if _are_texts(rows, name):
         names = class_names or data_names or tuple(sorted(set().union(*rows)))
@@ -532,15 +533,15 @@ def _given_labels(source: HandedIn, labels: Any) -> tuple[Any, bool]:
     return labels, items_have_labels
 
 
-def _label_rows(labels: Any, name: str) -> list:
-    """Converts the label of each example to a list of integers or class names."""
-    rows = []
-    for index, label in enumerate(labels.tolist() if isinstance(labels, np.ndarray) else labels):
+def _each(function: Callable, values: Sequence, name: str) -> list:
+    """Applies a function to each example's value; adds the example to a UserError's message."""
+    results = []
+    for index, value in enumerate(values):
         try:
-            rows.append(label_values(label))
+            results.append(function(value))
         except UserError as error:
             raise UserError(f"the {name} data: example {index}: {error}") from error
-    return rows
+    return results
 
 
 def _are_texts(rows: list, name: str) -> bool:
@@ -615,12 +616,7 @@ def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name:
 
 def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: str) -> np.ndarray:
     """Returns the class indices of all examples, int32 `[images, max_labels]`, padded with -1."""
-    indices = []
-    for number, row in enumerate(rows):
-        try:
-            indices.append(reader(row))
-        except UserError as error:
-            raise UserError(f"the {name} data: example {number}: {error}") from error
+    indices = _each(reader, rows, name)
     counts = np.array([len(row) for row in indices])
     if not (most := counts.max()):
         raise UserError(f"the {name} data have no labels, which the objective needs")

@@ -7,8 +7,14 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from vit_jax.data.fields import BOXES, MASK, TEXT, caption_keys
-from vit_jax.data.sources.array_record import Records, first_line, image_and_labels, refuse_s3
+from vit_jax.data.fields import BOXES, MASK, TEXT
+from vit_jax.data.sources.array_record import (
+    Records,
+    first_line,
+    image_and_labels,
+    refuse_s3,
+    text_keys,
+)
 from vit_jax.data.sources.kind import SourceKind, SourceOptions, last_folder
 from vit_jax.data.sources.slices import absolute
 from vit_jax.data.sources.tfds_dense import DenseRecords, dense_reader
@@ -112,8 +118,7 @@ def caption_feature(features: Mapping, caption_key: str) -> str | None:
       The name; None if the data set has no such feature.
     """
     there = set(text_features(features))
-    names = [name for key in caption_keys(caption_key) for name in (key, f"{key}/text")]
-    return next((name for name in names if name in there), None)
+    return next((name for name in text_keys(caption_key) if name in there), None)
 
 
 def text_features(features: Mapping, above: str = "", nested: int = 0) -> Iterator[str]:
