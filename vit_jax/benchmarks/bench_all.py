@@ -129,9 +129,7 @@ def _result(done: subprocess.CompletedProcess, record: Mapping | None) -> str:
 def print_figures(out: str | Path, names: Iterable[str], here: Mapping[str, Any]) -> None:
     """Prints a table of the figures in a folder, with date, and `old` for outdated figures.
 
-    Args:
-      out: folder with NAME.json of each benchmark.
-      here: the result of `figures.facts` now.
+    `here` is the result of `figures.facts` now.
     """
     print()
     table = Table("figure", {"value": ",.4g", "date": "", "state": ""})

@@ -14,10 +14,7 @@ CLASSES, FEATURES, TEST_IMAGES, PENALTY = 1000, 1024, 50_000, 2.0**10
 def measure(shots: tuple[int, ...] = (1, 5, 10, 25)) -> dict:
     """Prints and returns the seconds of a least squares fit with 1,000 classes and 1,024 features.
 
-    The seconds do not include the compilation.
-
-    Args:
-      shots: numbers of images per class.
+    Compilation is not included. `shots` are numbers of images per class.
     """
     mesh = make_mesh()
     rng = np.random.default_rng(0)

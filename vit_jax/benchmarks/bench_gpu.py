@@ -119,10 +119,7 @@ def trained_models(
 ) -> dict[tuple[str, int], int]:
     """Returns the batch size of each (model, image size) that `measure` times.
 
-    Args:
-      models: names of models; empty: the models of `TRAINED`.
-      images: batch size of all models; None: as in `TRAINED`.
-      image_size: image size of all models; None: as in `TRAINED`.
+    The models of `TRAINED` are the default, and so are their batch and image sizes.
     """
     trained = {key: count for key, count in TRAINED.items() if not models or key[0] in models}
     known = {model for model, _ in TRAINED}

@@ -252,10 +252,8 @@ def memory_limit(gib: float | None) -> float:
 def largest_batch(memory: Callable[[int], int], limit: float) -> int:
     """Returns the largest batch size that fits into `limit` bytes; 0 if a single image does not.
 
-    The batch size is found by doubling and bisection, with a relative precision of 1/32.
-
-    Args:
-      memory: returns the memory in bytes that a batch size needs.
+    It is found by doubling and bisection, with a relative precision of 1/32. `memory` returns the
+    bytes that a batch size needs.
     """
 
     def fits(images):
@@ -276,13 +274,7 @@ def largest_batch(memory: Callable[[int], int], limit: float) -> int:
 
 
 def draw(panels: dict[str, dict[str, dict[int, float]]], out: Path) -> None:
-    """Draws a panel for each measured quantity.
-
-    The x-axis is the image size. A panel contains a line for each program.
-
-    Args:
-      panels: values by quantity, program and image size.
-    """
+    """Draws a panel for each quantity, with a line by image size for each program."""
     import matplotlib
 
     matplotlib.use("agg")

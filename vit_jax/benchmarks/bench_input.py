@@ -209,9 +209,7 @@ def _decode_all(folder: str) -> float:
 def _serve(way, folder: str, core: int | None, end) -> None:
     """Main function of a pipeline's process: runs a turn for each request, and sends its images/s.
 
-    Args:
-      way: function that yields the pipeline's batches.
-      core: core to which the process is bound; None: any.
+    `way` yields batches. The process is bound to `core`, if it is not None.
     """
     from absl import flags
 

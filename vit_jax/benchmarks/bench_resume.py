@@ -22,10 +22,7 @@ def measure(rounds: int = 7) -> dict:
     """Prints and returns the seconds from the start of a process until its first batch.
 
     The first batch starts at the 10th or at the 100,000,000th example (`EXAMPLES`) of a source with
-    a billion generated images. Measurements with these two examples alternate.
-
-    Args:
-      rounds: number of measurements with each of the two examples.
+    a billion generated images. Measurements with these two examples alternate, for `rounds` rounds.
     """
     turns = [[_alone(example) for example in EXAMPLES] for _ in range(rounds)]
     medians = [statistics.median(times) for times in zip(*turns, strict=True)]

@@ -144,11 +144,7 @@ def compile_peers(
 
 
 def row(table: Table, program: Program, ours: Compiled | None = None) -> None:
-    """Adds a row to the first table.
-
-    Args:
-      ours: our program, with which the row compares `program`. None: `program` is our program.
-    """
+    """Adds a program's row to the first table, compared with `ours` unless it is our program."""
     name, compiled, where, least = program
     memory = compiled.memory.temporaries / GIB
     values, ratios = ("does not fit", None, memory, None, None), (None, None)
@@ -166,10 +162,8 @@ def row(table: Table, program: Program, ours: Compiled | None = None) -> None:
 def show_schedules(table: Table, programs: list[Program]) -> None:
     """Prints a table with an estimate by schedules and memory traffic, in millions of cycles.
 
-    The last two columns are for the sum over operations of the larger of schedule and traffic.
-
-    Args:
-      table: the table of programs, whose figures also contain the results.
+    The last two columns are for the sum over operations of the larger of schedule and traffic. The
+    figures of `table` also contain the results.
     """
     print()
     columns = {"M cycles by schedules": ".1f", "by memory traffic": ".1f"}
@@ -197,11 +191,7 @@ def show_operations(program: Program, count: int) -> None:
 
 
 def show_parts(table: Table, programs: list[Program]) -> None:
-    """Prints a table with the millions of cycles that each part of our programs takes.
-
-    Args:
-      table: the table of programs, whose figures also contain the results.
-    """
+    """Prints and adds to `table` the millions of cycles of each part of our programs."""
     sums = []
     for program in programs:
         sums.append(Counter({"all products at the peak": round(program.peak_cycles)}))

@@ -122,12 +122,7 @@ def print_devices(images: int, dtype: str) -> None:
 
 
 def program_table(images: int, dtype: str, call: str) -> Table:
-    """Returns the table to which `race` adds rows.
-
-    Args:
-      call: name of the measured call of a program, such as `step`. It is part of the column's
-        heading, `ms a step`.
-    """
+    """Returns the table to which `race` adds rows; `call` is a program's call, such as `step`."""
     print_devices(images, dtype)
     columns = {"compile, s": ".1f", f"ms a {call}": ",.1f", "images/s": ",.1f", "MFU": ".1%"}
     return Table("program", columns | {"memory, GiB": ".2f", "ours to it: images/s": ".2f"})

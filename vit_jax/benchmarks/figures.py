@@ -112,12 +112,9 @@ def write_record(
     conditions: Mapping[str, Any],
     complete: bool = True,
 ) -> None:
-    """Writes a benchmark's figures and their conditions to NAME.json. The file is replaced.
+    """Writes a benchmark's figures and their conditions (`facts`) to NAME.json, which is replaced.
 
-    Args:
-      figures: the values by row and column.
-      conditions: the result of `facts`.
-      complete: False: the benchmark has not finished yet.
+    `complete` is False if the benchmark has not finished yet.
     """
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--out=")]
     record = {
@@ -145,12 +142,7 @@ def read_record(folder: str | Path, name: str) -> dict[str, Any] | None:
 
 
 def changes(record: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Returns the conditions in which a record differs from those now: empty for current figures.
-
-    Args:
-      record: content of a JSON file.
-      here: the result of `facts` now.
-    """
+    """Returns the conditions in which a record differs from `facts` now; [] if it is current."""
     keys = ["commit", "versions", *([] if record["name"] in COMPILED else ["machine"])]
     return [key for key in keys if record[key] != here[key]]
 

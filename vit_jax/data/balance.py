@@ -55,12 +55,9 @@ def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
 
 
 def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -> BalancedOrder:
-    """Returns an endless training order in which classes are balanced.
+    """Returns an endless training order in which classes are balanced by `kind`, `sqrt` or `full`.
 
-    Args:
-      kind: `sqrt`: a class is sampled in proportion to the square root of its number of images.
-        `full`: all classes are sampled equally often.
-      repeats: number of times that an image is sampled in succession (repeated augmentation).
+    An image is sampled `repeats` times in succession (repeated augmentation).
     """
     members, counts = np.argsort(labels, kind="stable"), np.bincount(labels)
     counts = counts[counts > 0]
@@ -72,12 +69,7 @@ def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -
 
 
 def known_counts(source: Source) -> np.ndarray | None:
-    """Returns the number of images of each class.
-
-    Returns:
-      An array `[classes]`; None if the labels are unknown, or if not every image has exactly one
-      label.
-    """
+    """Returns the images of each class, `[classes]`; None: unknown, or not one label per image."""
     table = source.known_labels()
     if table is None or not len(table) or ((table >= 0).sum(axis=1) != 1).any():
         return None
@@ -85,20 +77,12 @@ def known_counts(source: Source) -> np.ndarray | None:
 
 
 def inequality(counts: np.ndarray | None) -> float:
-    """Returns the size of the largest class divided by the size of the smallest nonempty class.
-
-    Args:
-      counts: number of images of each class. None: unknown; the result is then 1.
-    """
+    """Returns the size of the largest class divided by the smallest nonempty one; None: 1."""
     return 1.0 if counts is None else float(counts.max() / counts[counts > 0].min())
 
 
 def note_of(source: Source) -> str | None:
-    """Returns a note for the user about unequal class sizes, with ways to balance the classes.
-
-    Returns:
-      None if the largest class has at most `NOTED` times the images of the smallest nonempty class.
-    """
+    """Returns a note on unequal classes and how to balance them; None: at most `NOTED` to 1."""
     counts = known_counts(source)
     if inequality(counts) <= NOTED:
         return None

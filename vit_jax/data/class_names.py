@@ -15,10 +15,7 @@ SHOWN = 3  # Maximum number of renamed classes that a note lists.
 
 
 def parse_names(text: str) -> list[str]:
-    """Returns the class names in the value of the flag `--names`.
-
-    Args:
-      text: names separated by commas, or the path of a file with one name per line.
+    """Returns the class names in the value of `--names`: separated by commas, or lines of a file.
 
     Raises:
       UserError: the file does not exist or cannot be read.

@@ -64,14 +64,10 @@ class ColourDistortion:
 
 
 def draw_jitter(strengths: Sequence[float], rng: np.random.Generator) -> list[tuple[str, float]]:
-    """Draws a random factor or angle for each jitter operation.
-
-    Args:
-      strengths: strengths of brightness, contrast, saturation and hue. Operations with strength 0
-        are skipped.
+    """Draws a factor, or the angle of the hue, for each jitter operation whose strength is not 0.
 
     Returns:
-      Pairs (name, value) in random order, where value is the factor, or the angle of the hue.
+      Pairs (name, value) in random order. `strengths` are in the order of `JITTER`.
     """
     drawn = []
     for index in rng.permutation(len(strengths)):

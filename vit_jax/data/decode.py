@@ -227,11 +227,7 @@ class Pixels:
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
         """Returns the pixels of `box`, uint8 `[height, width, 3]`, possibly at a lower resolution.
 
-        Height and width are halved repeatedly, as long as the result is at least as large as
-        `size`.
-
-        Args:
-          size: minimum height and width of the result; a single number is used for both.
+        Height and width are halved repeatedly, as long as both are at least `size`.
         """
         shrink = _shrink(box, size)
         left, top, right, bottom = _snap(box, shrink, self.height, self.width)
@@ -468,10 +464,8 @@ def before_resize(
     """Converts the rectangle of a crop to coordinates of the image before the resize.
 
     Args:
-      sides: height and width of the image after the resize, in pixels.
-      corner: top and left edge of the crop in the resized image.
-      size: height and width of the crop.
-      height, width: size of the image before the resize, in pixels.
+      sides: height and width of the image after the resize; `height` and `width` are those before.
+      corner, size: top and left edge of the crop in the resized image, and its height and width.
     """
     y, x, (top, left) = height / sides[0], width / sides[1], corner
     return Box(left * x, top * y, (left + size[1]) * x, (top + size[0]) * y)
@@ -525,10 +519,7 @@ def hidden_orientation(image: bytes) -> int | None:
     """Returns the EXIF orientation of an image that is turned or mirrored, but keeps its size.
 
     Annotations of such an image may fit the stored or the upright pixels: their size is the same.
-
-    Returns:
-      The orientation, from 2 to 8; None: the image is upright, a turn changes its size, or it
-      cannot be read.
+    The result is None for other images, and for images that cannot be read.
     """
     if not _may_be_turned(image):
         return None
@@ -577,10 +568,8 @@ def resample(
     """Resizes uint8 `[height, width, 3]` into uint8 `out` with an averaging interpolation.
 
     Args:
-      pixels: the image.
       interpolation: a key of `DETAIL`.
-      box: rectangle of the image to resize; Pillow's filters also read the pixels around it. None:
-        the whole image.
+      box: rectangle to resize; Pillow's filters also read pixels around it. None: the whole image.
     """
     if interpolation == "area":
         return _resize_area(pixels, out)

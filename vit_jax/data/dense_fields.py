@@ -139,11 +139,7 @@ def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.nd
 
 
 def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) -> None:
-    """Raises UserError if an image's actual size differs from the size in its annotations.
-
-    Args:
-      annotated, actual: height and width in pixels.
-    """
+    """Raises UserError if an image's actual and annotated (height, width) differ."""
     if annotated != actual:
         (height, width), (rows, columns) = annotated, actual
         raise UserError(
@@ -155,11 +151,8 @@ def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) 
 def check_upright(image: bytes, where: str, annotations: str) -> None:
     """Raises UserError if an encoded image is turned by EXIF and keeps its size.
 
-    Images are turned upright. If a turn changes the size, annotations of the stored pixels have
-    another size, which `check_size` and `Placement` detect.
-
-    Args:
-      annotations: description of the annotations, for the error.
+    If a turn changes the size, `check_size` and `Placement` detect annotations of the stored
+    pixels, because images are turned upright. `annotations` is a description for the error.
     """
     if orientation := hidden_orientation(image):
         raise UserError(
@@ -180,10 +173,7 @@ def boxes_of(rows: np.ndarray) -> Boxes:
 def check_corners(corners: np.ndarray, height: int, width: int) -> None:
     """Raises UserError for boxes without area, and for boxes that exceed their image.
 
-    A box may exceed the image by one pixel, because annotations are rounded.
-
-    Args:
-      corners: left, top, right and bottom in pixels, `[boxes, 4]`.
+    A box (left, top, right, bottom) may exceed it by one pixel, because annotations are rounded.
     """
     if (empty := _areas(corners) <= 0).any():
         raise UserError(

@@ -81,9 +81,6 @@ def draw_caption(captions: Sequence[str], rng: np.random.Generator | None) -> st
 def check_captions(captions: Sequence[str], place: str) -> tuple[str, ...]:
     """Removes surrounding spaces and duplicates from the captions of an image.
 
-    Args:
-      place: description of the image, for errors.
-
     Raises:
       UserError: there is no caption, a caption is empty, or it is not a string of valid UTF-8.
     """

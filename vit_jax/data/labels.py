@@ -25,10 +25,7 @@ def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = 
 
 
 def from_one_hot(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Converts one-hot or multi-hot rows to lists of class indices.
-
-    Args:
-      values: all rows, concatenated.
+    """Converts concatenated one-hot or multi-hot rows to lists of class indices.
 
     Returns:
       The length of each list, and all lists concatenated.

@@ -246,10 +246,7 @@ def _accepted(
     """Returns views in which the first view's crop is redrawn until it is suitable for all fields.
 
     For example, a field of masks rejects crops that contain only one class (see `Field.accepts`).
-
-    Args:
-      values: function that returns the values of the example's fields. It is called only if a field
-        can reject crops.
+    `values` returns the values of the fields; it is called only if a field can reject crops.
     """
     for field in fields:
         if field.accepts:
@@ -335,9 +332,8 @@ def _encode(
 ) -> None:
     """Encodes the fields of an example and writes them into a row of a batch.
 
-    Args:
-      rngs: a random generator for each field; it is not used for spatial fields.
-      placement: the placement of the first view's crop, with which spatial fields are encoded.
+    A spatial field is encoded with the placement of the first view's crop, others with their
+    `rngs`.
 
     Raises:
       UserError: a field does not match the image, such as a mask of another size.
@@ -561,9 +557,9 @@ def _cause(code: int) -> str:
 def _obey_parent(worker: int, workers: int) -> None:
     """Makes a worker process exit when the training process has ended, and not before.
 
-    The worker also exits if the training process was ended by SIGKILL. The worker ignores SIGINT
-    and SIGTERM. Ctrl-C and job schedulers send these signals to all processes, but the training
-    process may still need batches after such a signal.
+    This includes an end by SIGKILL. The worker ignores SIGINT and SIGTERM. Ctrl-C and job
+    schedulers send these signals to all processes, but the training process may still need batches
+    afterwards.
     """
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)

@@ -88,13 +88,11 @@ class TrainCrop:
         return draw_placed(opened, self.place(height, width, rng), self.interpolation, out)
 
     def place(self, height: int, width: int, rng: np.random.Generator) -> Placement:
-        """Draws the placement of a random crop.
-
-        `__call__` draws the same crop if its `rng` has the same state.
+        """Draws the placement of a random crop; `__call__` with an equal `rng` draws the same crop.
 
         Raises:
-          UserError: the kind is `simple_random`. Its crops have no placement, because they contain
-            mirrored pixels.
+          UserError: crops of the kind `simple_random` contain mirrored pixels, and have no
+            placement.
         """
         size = self.size, self.size
         if self.kind == "simple_random":
@@ -298,13 +296,7 @@ class FixedCrop(NamedTuple):
 def draw_placed(
     opened: Jpeg | Pixels, placement: Placement, interpolation: str, out: np.ndarray
 ) -> np.ndarray:
-    """Resizes a placement's rectangle, pads it, and writes it into `out`.
-
-    Args:
-      placement: the rectangle of the image, and its size in the crop.
-      interpolation: the interpolation of the resize.
-      out: array for the crop, uint8 `[height, width, 3]`.
-    """
+    """Resizes a placement's rectangle, pads it, and writes it into `out`, `[height, width, 3]`."""
     height, width = placement.shown
     if (height, width) == out.shape[:2]:
         opened.crop(placement.box, out, interpolation)

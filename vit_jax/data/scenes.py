@@ -266,7 +266,6 @@ def _items(
     Args:
       numbers: 16 random numbers below 2^32 for each item, int64 `[16, items]`.
       main: length of the main object's longer side, in units of 1/65,536 of the image's side.
-      look: colour and rotation of the main object; None: random ones.
     """
     labels = numbers[0] * len(parts.first) >> 32
     labels[-1] = label

@@ -63,12 +63,7 @@ def pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], names: Sequen
 
 
 def tiles(images: Sequence[np.ndarray], columns: int, titles: Sequence[str] = (), **show) -> Figure:
-    """Returns a figure of images with the same size, arranged in rows.
-
-    Args:
-      columns: maximum number of images in a row.
-      **show: arguments of `imshow`.
-    """
+    """Returns a figure of images of one size, in rows of `columns`; `show` is for `imshow`."""
     columns = min(columns, len(images))
     rows, (width, height) = -(-len(images) // columns), _tile(images[0], TILE)
     height += TITLE if titles else 0
@@ -90,12 +85,9 @@ def _tile(image: np.ndarray, side: float) -> tuple[float, float]:
 
 
 def mosaic(tiles: np.ndarray, gap: int = 1, fill: float = np.nan) -> np.ndarray:
-    """Combines tiles `[rows, columns, height, width, ...]` to one image.
+    """Combines tiles `[rows, columns, height, width, ...]` to one image, `gap` pixels apart.
 
     One image is fast to draw; a figure with hundreds of axes would take a minute.
-
-    Args:
-      gap: pixels between the tiles, with the value `fill`.
     """
     rows, columns, height, width, *channels = tiles.shape
     widths = [(0, 0), (0, 0), (0, gap), (0, gap)] + [(0, 0)] * len(channels)

@@ -13,10 +13,7 @@ COLOURS = ("#4c8dd6", "#f08c2e", "#3fa66b", "#d65f5f", "#9a7fd1", "#a9805b", "#d
 def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: float = 2.6) -> str:
     """Returns a chart as SVG.
 
-    Args:
-      title: title above the chart; empty: none.
-      paint: function that draws the content into matplotlib's axes.
-      about: description of the chart for screen readers.
+    `paint` draws the content into matplotlib's axes; `about` is a description for screen readers.
     """
     from matplotlib import cycler, rc_context
     from matplotlib.figure import Figure
@@ -81,9 +78,7 @@ def curve(
 def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
     """Returns a reliability diagram as SVG: accuracy by predicted probability.
 
-    Args:
-      bins: a tuple (mean probability, accuracy, number of images) for each bin. Bins without images
-        are not drawn.
+    A bin is (mean probability, accuracy, number of images). Empty bins are not drawn.
     """
     bins = [row for row in bins if row[2]]
     most = max((row[2] for row in bins), default=1)
@@ -103,12 +98,7 @@ def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
 
 
 def certainty(probabilities: Mapping[str, Sequence[float]], bins: int) -> str:
-    """Returns a stacked histogram of predicted probabilities as SVG.
-
-    Args:
-      probabilities: probabilities of the images of each group (such as correct and wrong), by the
-        group's name.
-    """
+    """Returns a stacked histogram as SVG of the probabilities of each group, such as correct."""
 
     def paint(axes):
         values = [[100 * x for x in each] for each in probabilities.values()]

@@ -144,11 +144,8 @@ def over_devices(
 ) -> jax.Array:
     """Pads an array's first axis and splits it over the mesh axes `data` and `fsdp`.
 
-    Every process passes the whole array.
-
-    Args:
-      rows: length of the first axis after padding. None: the smallest length that can be split
-        evenly.
+    Every process passes the whole array. The padded length is `rows`, or else the smallest length
+    that can be split evenly.
     """
     padded = np.full((rows or whole_batch(mesh, len(array)), *array.shape[1:]), fill, array.dtype)
     padded[: len(array)] = array

@@ -78,11 +78,7 @@ class Peers:
         self.share(name, None, seconds)
 
     def agree(self, what: str, values: dict[str, Any]) -> None:
-        """Checks that all processes have the same values.
-
-        Args:
-          what: name of the values, for error messages.
-          values: JSON values by key.
+        """Checks that all processes have the same JSON values by key; `what` is their name.
 
         Raises:
           UserError: this process's values differ from the leader's. The message names the keys.

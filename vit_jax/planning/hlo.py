@@ -158,9 +158,6 @@ class _Module:
         """Yields (number of executions, operation) for a computation and all computations it calls.
 
         Of a conditional, only the branch with the most cycles is included.
-
-        Args:
-          times: number of executions of this computation in a step.
         """
         for instruction in self.computations[name].instructions.values():
             yield times, instruction
@@ -306,11 +303,7 @@ def _convolution_flops(
 ) -> int:
     """Returns the FLOPs of a convolution, without products of padding zeros.
 
-    Args:
-      left: shape of the images.
-      right: shape of the kernel.
-      out: shape of the result.
-      attributes: text of the instruction with `dim_labels` and `window`.
+    `left`, `right` and `out` are the shapes of images, kernel and result; `attributes` the text.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes).groups()
     left_by, right_by, out_by = (

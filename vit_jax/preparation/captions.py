@@ -35,9 +35,6 @@ def decoded(stored: bytes) -> list[str]:
 def captions_in(value: object, where: str) -> tuple[str, ...]:
     """Returns the captions in a JSON or Parquet value. Empty texts are removed.
 
-    Args:
-      value: a text, a list of texts, or None.
-
     Raises:
       UserError: the value is neither a text, nor a list of texts, nor None.
     """
@@ -86,12 +83,7 @@ def _is_text(kind) -> bool:
 
 
 def missing_error(missing: Sequence[str], count: int, images: int) -> UserError:
-    """Returns the error to raise for images without a caption.
-
-    Args:
-      missing: names of the first images without a caption.
-      count: number of images without a caption.
-    """
+    """Returns the error for `count` of `images` images without a caption, `missing` first."""
     names = ", ".join(missing) + (" ..." if count > len(missing) else "")
     return UserError(
         f"{count:,} of {images:,} images have no caption or an empty one: {names}; add them, skip "

@@ -280,12 +280,9 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
 
 
 def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> str:
-    """Returns a one-line warning about images with near-duplicates in the training split.
+    """Returns a one-line warning about images with near-duplicates in the training split, else "".
 
-    The result is "" if there are no near-duplicates.
-
-    Args:
-      seconds: time limit for decoding in seconds.
+    The time limit for decoding is in seconds.
     """
     found = leaks(train, other, seconds)
     if not found.pairs:

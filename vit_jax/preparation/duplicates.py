@@ -61,14 +61,7 @@ def fingerprint(pixels: np.ndarray) -> np.uint64:
 
 
 def fingerprint_of(image: bytes | np.ndarray) -> np.uint64:
-    """Returns the `fingerprint` of an image.
-
-    Args:
-      image: pixels (uint8), or an encoded image, which is decoded at a reduced resolution.
-
-    Raises:
-      Unreadable: the bytes are not an image.
-    """
+    """Returns the `fingerprint` of pixels (uint8) or of an encoded image; may raise Unreadable."""
     return fingerprint(small_pixels(image))
 
 
@@ -286,12 +279,7 @@ class Thumbnail(NamedTuple):
 
 
 def thumbnail(image: bytes | np.ndarray, side: int = 240) -> Thumbnail | None:
-    """Returns the thumbnail of an image; None if the image is unreadable.
-
-    Args:
-      image: an encoded image, or pixels.
-      side: maximum side of the thumbnail, in pixels.
-    """
+    """Returns an image, encoded or pixels, with sides of at most `side`; None: unreadable."""
     try:
         pixels = np.ascontiguousarray(decode(image)[..., ::-1])  # BGR for OpenCV.
     except Unreadable:

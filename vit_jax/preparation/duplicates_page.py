@@ -123,12 +123,7 @@ def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
 
 
 def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Returns the most similar other image of each image, and the similarity of both.
-
-    Args:
-      pairs: pairs from `find_pairs`, in descending order of similarity. Indices are those in
-        `Looks`.
-    """
+    """Returns the most similar image of each image, and the similarity; `pairs` are sorted."""
     nearest = {}
     for first, second, value in pairs.tolist():
         nearest.setdefault(first, (second, value))
@@ -212,13 +207,7 @@ def _kind(places: Sequence[Place]) -> str:
 
 
 def write_duplicates(duplicates: Duplicates, out: Path, similarity: float) -> None:
-    """Writes `duplicates.csv` and `duplicates.html` into a folder.
-
-    The CSV has a row for each image of each group.
-
-    Args:
-      duplicates: result of `find_duplicates`.
-    """
+    """Writes `duplicates.csv`, with a row for each image of each group, and `duplicates.html`."""
     source, places = duplicates.source, duplicates.places
 
     def cell(image: int) -> str:

@@ -35,13 +35,10 @@ class Embeddings(NamedTuple):
     run: Run  # Function that runs tasks in this process.
 
     def of(self, source: Source, key: str, what: str) -> list[Path]:
-        """Returns the files with a source's embeddings, for `read_embeddings`.
-
-        Missing files are computed first.
+        """Returns the files with a source's embeddings, for `read_embeddings`; makes missing files.
 
         Args:
           key: identifier of the source's content. It must be different if the content is different.
-          what: name of the source, for messages.
         """
         digest = hashlib.blake2b(f"{self.embedder.key} {key}".encode(), digest_size=8).hexdigest()
 

@@ -769,12 +769,9 @@ def _caption_key(file, note: tarfile.TarInfo) -> str | None:
 def _read_label(
     file, parts: Mapping[str, tarfile.TarInfo], label_key: str | None, where: str, required: bool
 ):
-    """Returns the stored label in a `.cls` or `.json` file.
+    """Returns the label in the `.cls` or `.json` file of a sample, whose members are `parts`.
 
-    Args:
-      parts: the members of the sample by suffix.
-      label_key: key of the label in JSON.
-      required: True: a missing label raises an error. False: the result for a missing label is -1.
+    Without a label, the result is -1, or an error if it is `required`.
     """
     is_json = ".cls" not in parts
     try:
@@ -805,14 +802,9 @@ def _read_note(file, note: tarfile.TarInfo) -> bytes:
 def _read_captions(
     file, parts: Mapping[str, tarfile.TarInfo], caption_key: str | None, where: str
 ) -> tuple[str, ...]:
-    """Returns the captions of a sample; empty: the sample has no captions.
+    """Returns the captions of a sample, whose members are `parts`; empty: it has no captions.
 
-    Args:
-      parts: the members of the sample by suffix.
-      caption_key: `txt`, or the JSON key of the captions; None: captions are not read.
-
-    Raises:
-      UserError: the `.txt` or `.json` file is damaged or too large, or does not contain captions.
+    `caption_key` is `txt`, or the JSON key of the captions; None: captions are not read.
     """
     note = parts.get(".txt" if caption_key == "txt" else ".json")
     if caption_key is None or note is None:
@@ -904,9 +896,7 @@ def _leading_names(units: list[Unit], names_of: Mapping[str, list[str]]) -> list
 def _check_class_names(names_of: Mapping[str, list[str]], names: list[str]) -> None:
     """Raises UserError if only some files have class names, or a file has duplicate names.
 
-    Args:
-      names_of: class names in the schema of each file.
-      names: class names of the training files.
+    `names_of` are the class names of each file, and `names` those of the training files.
     """
     for path, file_names in names_of.items():
         if names and not file_names:
@@ -953,11 +943,7 @@ def _present(columns: list[str], *names: str) -> list[str]:
 def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], dict[str, dict]]:
     """Returns the names of the columns with images, and the descriptions of columns with classes.
 
-    Args:
-      described: the `huggingface` metadata of a Parquet file, as JSON.
-
-    Raises:
-      UserError: the metadata is damaged.
+    `described` is the `huggingface` metadata of the Parquet file, as JSON.
     """
     try:
         features = json.loads(described).get("info", {}).get("features", {})

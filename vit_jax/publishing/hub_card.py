@@ -109,12 +109,7 @@ def properties_of(checkpoint: Checkpoint) -> tuple[str, dict[str, str]]:
 
 
 def properties_of_towers(checkpoint: Checkpoint, text_part: TextPart) -> tuple[str, dict[str, str]]:
-    """Returns the Hub's identifier of an image-text model's task, and properties for the card.
-
-    Args:
-      checkpoint: the image tower.
-      text_part: the text tower, and the scale and bias of the similarity.
-    """
+    """Returns the Hub's task of an image-text model, and the properties for its card."""
     shapes = [x.shape for x in params_of(text_part.tower).values()]
     return "zero-shot-image-classification", {
         "image tower": model_name(checkpoint.options),

@@ -134,12 +134,7 @@ class Engine:
         raise NotImplementedError
 
     def answer(self, image: Any, result: Any, asked: Asked) -> dict[str, Any]:
-        """Returns the JSON response for an image, as a Python mapping.
-
-        Args:
-          image: output of `decode`.
-          result: output of `compute` for the image.
-        """
+        """Returns the JSON response for an image after `decode` and `compute`, as a mapping."""
         raise NotImplementedError
 
 

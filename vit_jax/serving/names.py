@@ -71,11 +71,9 @@ class Names:
         return np.stack([found[name] for name in names])
 
     def probabilities(self, image: np.ndarray, classes: np.ndarray | None) -> np.ndarray:
-        """Returns the probability of each class, float32 `[classes]`.
+        """Returns the probability of each class, float32 `[classes]`, of an image's unit embedding.
 
-        Args:
-          image: normalized embedding of the image, `[dim]`.
-          classes: embeddings of the classes; None: the server's classes.
+        `classes` are embeddings of classes; None: the server's classes.
         """
         similarities = (self._default if classes is None else classes) @ image
         logits = self._scale * similarities + self._bias

@@ -178,9 +178,7 @@ def image_and_labels(features: Mapping, label_key: str | None) -> Example:
 
 
 def caption_values(features: Mapping, key: str) -> tuple[str, ...]:
-    """Returns the captions of a tf.Example from its text feature `key`.
-
-    Bytes that are not valid UTF-8 become surrogates, which `check_captions` rejects.
+    """Returns the captions of a tf.Example. Invalid UTF-8 becomes surrogates (`check_captions`).
 
     Raises:
       UserError: the feature does not exist, or is not text.
@@ -195,12 +193,9 @@ KINDS = {"bytes_list": "text or bytes", "float_list": "floats", "int64_list": "i
 def feature_values(features: Mapping, key: str, kind: str, option: str = "data.label_key") -> tuple:
     """Returns the values of a feature of a tf.Example; an empty tuple if the feature is empty.
 
-    Args:
-      kind: required type of the feature: `bytes_list`, `float_list` or `int64_list`.
-      option: the option that names the feature, for errors.
-
     Raises:
-      UserError: the feature does not exist or has another type.
+      UserError: the feature does not exist or is not a `kind`: `bytes_list`, `float_list` or
+        `int64_list`. The message names the `option` that defines the feature.
     """
     option = f" ({option})" if key != "image" else ""
     if key not in features:

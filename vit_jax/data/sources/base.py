@@ -98,13 +98,11 @@ class Source:
         return None
 
     def stored_files(self, indices: Sequence[int] | None = None) -> Iterable[tuple[str, int]]:
-        """Returns the names and sizes of the stored files, without reading the files.
+        """Returns the names and sizes of the stored files of examples, without reading the files.
 
         The result is the same on every host. The size of an image file is in bytes. For a file that
-        contains many examples, the number of examples is returned instead.
-
-        Args:
-          indices: indices of the examples whose files are returned; None: all.
+        contains many examples, the number of examples is returned instead. `indices` None: all
+        examples.
         """
         return ()
 
@@ -126,11 +124,8 @@ class Source:
     def label_table(self, on_progress: Callable[[int], None] = lambda read: None) -> np.ndarray:
         """Returns the labels of all images, int32 `[images, max_labels]`, padded with -1.
 
-        Images are not decoded.
-
-        Args:
-          on_progress: progress callback; its argument is the number of examples whose labels have
-            been read.
+        Images are not decoded. `on_progress` is called with the number of examples that have been
+        read.
         """
         if (known := self.known_labels()) is not None:
             on_progress(len(self))
@@ -180,12 +175,7 @@ def naming(place: str) -> Iterator[None]:
 
 
 def lacking(images: str, source: Source, most: int = 20) -> list[str]:
-    """Returns a list with a note on classes without images; empty if all classes have images.
-
-    Args:
-      images: adjective for the source's images in the note, such as "training".
-      most: maximum number of names in the note.
-    """
+    """Returns a list with a note on classes without "training" (`images`) images; else empty."""
     empty = source.empty_classes
     more = f" and {len(empty) - most:,} more" if len(empty) > most else ""
     return [f"note: no {images} images of {', '.join(empty[:most])}{more}"] if empty else []

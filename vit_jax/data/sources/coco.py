@@ -357,9 +357,6 @@ def _classes(
     Args:
       masks: add `background` as the first class.
       class_names: class names of the training data; None: the file is the training data.
-
-    Raises:
-      UserError: the training data lack a class of this file.
     """
     categories = sorted(content["categories"], key=lambda category: category["id"])
     category_names = [BACKGROUND] * masks + [str(one["name"]) for one in categories]
@@ -417,14 +414,7 @@ def _folder_of_images(listed: Listed, files: Sequence[str]) -> str:
 def _segmentations(
     file: str, annotations: Sequence[Mapping], valid: np.ndarray
 ) -> tuple[list | dict, ...]:
-    """Returns the COCO segmentation of each object: polygons, or a run-length encoding.
-
-    Args:
-      valid: indices of the annotations to use.
-
-    Raises:
-      UserError: an annotation has no segmentation, or pycocotools is not installed.
-    """
+    """Returns the COCO segmentation of each object: polygons, or a run-length encoding."""
     try:
         import pycocotools.mask  # noqa: F401
     except ImportError as error:

@@ -199,8 +199,7 @@ def boxes_of(numbers: np.ndarray, classes: np.ndarray) -> Boxes:
     """Returns the boxes and masks of visible objects.
 
     Args:
-      numbers: the object at each pixel, counted from 1, `[size, size]`; 0: no object.
-      classes: the class of each pixel, `[size, size]`.
+      numbers, classes: object (from 1; 0: none) and class at each pixel, `[size, size]`.
     """
     present = np.unique(numbers[numbers > 0])
     masks = numbers == present[:, None, None]
@@ -299,9 +298,8 @@ def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns characters drawn in several fonts, uint8 `[drawings, 32, 32]`, and their classes.
 
-    The drawings of a character are divided between the splits: a quarter is in `test`, one drawing
-    is in `dev`, and all others are in `train`. The fonts in `test` and `dev` vary from character to
-    character.
+    A quarter of a character's drawings is in `test`, one drawing in `dev`, and all others in
+    `train`. The fonts in `test` and `dev` vary from character to character.
     """
     sheet = np.asarray(Image.open(GLYPHS / "glyphs.png")).astype(np.uint8)
     sheet = sheet.reshape(sheet.shape[0] // CELL, CELL, -1, CELL).swapaxes(1, 2) * 85

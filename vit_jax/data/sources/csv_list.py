@@ -153,14 +153,7 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
 def _listed(
     path: str, rows: list[list[str]], columns: _Columns, split: str | None
 ) -> tuple[dict[str, _Listed], Counter[str]]:
-    """Returns the files of a split with their labels and captions, and the skipped rows by reason.
-
-    Args:
-      split: name of the split; None: all rows.
-
-    Raises:
-      UserError: a row has an empty file name.
-    """
+    """Returns the labels and captions of each file of a split (None: all), and the skipped rows."""
     listed, left_out = {}, Counter()
     for number, row in enumerate(rows[columns.rows :], columns.rows + 1):
         if not row or not _is_of_split(row, columns.split, split):
@@ -516,12 +509,9 @@ def lists_files(path: str) -> bool:
 
 
 def value_columns(path: str) -> list[str]:
-    """Returns the names of a CSV's columns except those with image paths and with split names.
+    """Returns the names, in lower case, of a CSV's columns without image paths and split names.
 
-    The names are in lower case. The list is empty if the CSV has no header.
-
-    Raises:
-      UserError: the CSV cannot be read, or has no column with image paths.
+    The list is empty if the CSV has no header. Raises UserError for a CSV that cannot be read.
     """
     rows = _read(path)
     columns = _columns(path, rows, None)

@@ -63,10 +63,8 @@ def is_ignored(folder: str) -> bool:
 def why_left_out(path: str) -> str | None:
     """Returns the reason why a file below an image folder is skipped; None: it is not skipped.
 
-    The reason is a text that can follow a number, such as ".txt files" in "20 .txt files".
-
-    Args:
-      path: path relative to the image folder, with `/` as the separator.
+    The reason is a text that can follow a number, such as ".txt files" in "20 .txt files". `path`
+    is relative to the folder, with `/` as the separator.
     """
     if reason := of_system(path):
         return reason
@@ -129,12 +127,9 @@ def check_no_maps(where: str, folders: Collection[str]) -> None:
 
 
 def check_no_text_labels(folder: str) -> None:
-    """Raises UserError if a folder contains text files instead of masks, as YOLO's labels do.
+    """Raises UserError if a local folder contains text files instead of masks, as YOLO's labels do.
 
-    Only the first folder with files is read. A `classes.txt` may be next to masks.
-
-    Args:
-      folder: local folder that may contain masks, also in subfolders.
+    Only the first inner folder with files is read. A `classes.txt` may be next to masks.
     """
     for inner, _, names in os.walk(folder):
         files = {name.lower() for name in names if not of_system(name)} - {"classes.txt"}

@@ -380,11 +380,9 @@ def _check_array(images: np.ndarray, name: str) -> None:
 
 
 def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | None, str | None]:
-    """Finds the images and labels in the items of a data set.
+    """Returns the data set, and the keys of images and labels; None: items are not mappings.
 
-    Returns:
-      The data set, the key of images and the key of labels. The keys are None if items are not
-      mappings. A Hugging Face data set is changed to return encoded instead of decoded images.
+    A Hugging Face data set is changed to return encoded instead of decoded images.
     """
     features, kinds = getattr(data, "features", None), {}
     if isinstance(features, Mapping):  # A Hugging Face data set.
@@ -565,8 +563,7 @@ def _numbered(
 
     Args:
       rows: the values in each example's label.
-      data_names: the data set's own class names; empty: it has none.
-      class_names: class names of the training data; empty: unknown.
+      data_names, class_names: class names of the data set and of the training data; may be empty.
     """
     names = data_names or class_names
     counts, values = _flattened(rows, name)
@@ -597,13 +594,7 @@ def _flattened(rows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray
 
 
 def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name: str) -> None:
-    """Raises UserError for values in labels that are not class indices.
-
-    Args:
-      counts: number of values in each label.
-      values: the values of all labels, concatenated.
-      num_names: number of class names; 0: there are no class names.
-    """
+    """Raises UserError for labels (see `_flattened`) that are not below `num_names`; 0: unknown."""
     with naming(f"the {name} data"):
         check_lists(counts, values, num_names or None)
     limit = num_names or MOST_CLASSES

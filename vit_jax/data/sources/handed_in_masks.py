@@ -70,14 +70,9 @@ class HandedInMasks(Source):
         return self._read(index, as_mask, 1, MASK_KEYS)
 
     def _read(self, index: int, convert, place: int, keys: Sequence[str]) -> Any:
-        """Returns the image or mask of an item, converted by `convert`.
+        """Returns the image (`place` 0) or mask (1) of an item, converted by `convert`.
 
-        Args:
-          place: index of the image or mask in a pair: 0 or 1.
-          keys: possible keys of the image or mask in a mapping.
-
-        Raises:
-          UserError: the image or mask does not exist or cannot be read.
+        It is at `place` in a pair, and at one of `keys` in a mapping.
         """
         with reading(self.describe(index)):
             item = self.data[index]

@@ -280,11 +280,8 @@ def _values_in(root: str, maps: Sequence[str]) -> Iterator[np.ndarray]:
 def check_two_classes(present: Iterable[Iterable[int]], where: str) -> None:
     """Raises UserError if all masks contain only 0 and 255 (`IGNORED`), but class 1 is expected.
 
-    Such masks probably use 255 for the foreground. Training would then ignore the foreground.
-
-    Args:
-      present: the distinct values of each mask. The iteration stops at the first mask with a value
-        other than 0 and 255.
+    Such masks probably use 255 for the foreground, which training would ignore. `present` yields
+    the values in each mask; masks after the first one with other values are not read.
     """
     found: set[int] = set()
     for values in present:
@@ -324,11 +321,7 @@ def check_palettes(source: Masks) -> None:
 
 
 def class_count(present: Iterable[np.ndarray], where: str, remedy: str) -> int:
-    """Returns the number of classes, determined from the values that occur in masks.
-
-    Args:
-      present: the distinct values of each mask.
-      remedy: how the user can define the classes, for errors.
+    """Returns the number of classes, determined from the values in each mask (`present`).
 
     Raises:
       UserError: the values besides `IGNORED` are not 0, 1, 2, ..., or only one value occurs.

@@ -221,11 +221,9 @@ def find_pairs(
 def _check_all(
     names: Sequence[str], files: Mapping[str, str], lack: str, folder: str, remedy: str = ""
 ) -> None:
-    """Raises UserError if the file of an image is missing in a folder.
+    """Raises UserError if images have no file in a folder; `files` are its files by image name.
 
-    Args:
-      files: the files in the folder, by image name.
-      lack, remedy: text about images without a file, and end of the error message.
+    The message contains `lack`, such as "have no mask", and ends with `remedy`.
     """
     if missing := [name for name in names if name not in files]:
         raise UserError(

@@ -52,12 +52,7 @@ def _boundary(text: str, default: int, images: int) -> int:
 
 
 def overlap(one: str, other: str, images: int) -> bool:
-    """Returns True if two splits are known to share images.
-
-    Args:
-      one, other: names of splits with their slices.
-      images: number of images in a whole split.
-    """
+    """Returns True if two splits, with slices, are known to share images."""
     try:
         mine, theirs = (
             [(part.split("[")[0], split_range(part, images)) for part in split.split("+")]

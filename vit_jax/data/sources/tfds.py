@@ -124,10 +124,7 @@ def caption_feature(features: Mapping, caption_key: str) -> str | None:
 def text_features(features: Mapping, above: str = "", nested: int = 0) -> Iterator[str]:
     """Yields the names, in a tf.Example, of all features that are texts or sequences of texts.
 
-    Args:
-      features: TFDS features by name.
-      above: prefix of the names, for features within other features.
-      nested: number of sequences that enclose these features.
+    Features within other features have a prefix, `above`, and are `nested` in several sequences.
     """
     from tensorflow_datasets.core import features as kinds
     from tensorflow_datasets.core.utils import dtype_utils
