@@ -27,17 +27,11 @@ MAX_SLOTS = 2**16
 
 
 class Entry(NamedTuple):
-    """An array of a batch.
+    """An array of a batch."""
 
-    Attributes:
-      shape: shape of a row.
-      dtype: data type.
-      fill: initial value; None: undefined, because each row is written.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype | type
-    fill: int | None = None
+    shape: tuple[int, ...]  # Shape of a row.
+    dtype: np.dtype | type  # Data type.
+    fill: int | None = None  # Initial value; None: undefined, because each row is written.
 
 
 class BatchMemory:

@@ -27,23 +27,17 @@ class ColourDistortion:
     """Colour distortion `(pixels, rng) -> pixels`: operations applied with given probabilities.
 
     The operations are applied in the order of the arguments: jitter, grey, blur, solarization.
-
-    Args:
-      jitter: strengths of four operations, which are applied in random order: brightness, contrast,
-        saturation and hue. With strength x, brightness, contrast and saturation are multiplied by
-        random factors from 1 - x (at least 0) to 1 + x. The hue is rotated by a random angle from
-        -x to x, in turns of the full colour circle. An operation with strength 0 is not applied.
-      jitter_probability: probability of applying the four operations of the jitter.
-      grey: probability of conversion to greyscale.
-      blur: probability of Gaussian blur with a std of 0.1 to 2 pixels.
-      solarize: probability of inverting values of 128 and above.
     """
 
+    # Strengths of four operations, which are applied in random order: brightness, contrast,
+    # saturation and hue. With strength x, brightness, contrast and saturation are multiplied by
+    # random factors from 1 - x (at least 0) to 1 + x. The hue is rotated by a random angle from -x
+    # to x, in turns of the full colour circle. An operation with strength 0 is not applied.
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    jitter_probability: float = 0.8
-    grey: float = 0.0
-    blur: float = 0.0
-    solarize: float = 0.0
+    jitter_probability: float = 0.8  # Probability of applying the four operations of the jitter.
+    grey: float = 0.0  # Probability of conversion to greyscale.
+    blur: float = 0.0  # Probability of Gaussian blur with a std of 0.1 to 2 pixels.
+    solarize: float = 0.0  # Probability of inverting values of 128 and above.
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Returns distorted pixels, uint8 `[height, width, 3]`; the input is unchanged."""

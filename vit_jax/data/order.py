@@ -22,19 +22,14 @@ ODD = np.uint64(0xD6E8FEB86659FD93)
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """Training order of a data source with one or several parts (the data sets of a mixture).
-
-    Args:
-      sizes: number of examples in each part.
-      weights: relative sampling weight of each part; they need not sum to 1. None: the examples of
-        all parts are permuted together.
-      repeats: number of times that an example is sampled in succession.
-    """
+    """Training order of a data source with one or several parts (the data sets of a mixture)."""
 
     seed: int
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # Number of examples in each part.
+    # Relative sampling weight of each part; they need not sum to 1. None: the examples of all parts
+    # are permuted together.
     weights: tuple[float, ...] | None = None
-    repeats: int = 1
+    repeats: int = 1  # Number of times that an example is sampled in succession.
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Returns the index of the example at each of `positions`, which are int64 below 2^62."""
@@ -81,19 +76,13 @@ class BalancedOrder:
     round's examples are in random order. The images of a class are sampled in epochs: all images of
     the class are used once before an image is used again. Each epoch is a new permutation of these
     images.
-
-    Args:
-      members: indices of all examples, sorted by class.
-      sizes: number of examples of each class, above 0.
-      quotas: number of examples of each class in a round, above 0.
-      repeats: number of times that an example is sampled in succession.
     """
 
     seed: int
-    members: np.ndarray
-    sizes: np.ndarray
-    quotas: np.ndarray
-    repeats: int = 1
+    members: np.ndarray  # Indices of all examples, sorted by class.
+    sizes: np.ndarray  # Number of examples of each class, above 0.
+    quotas: np.ndarray  # Number of examples of each class in a round, above 0.
+    repeats: int = 1  # Number of times that an example is sampled in succession.
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Returns the index of the example at each of `positions`, which are int64 below 2^62."""

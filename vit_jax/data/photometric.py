@@ -37,13 +37,9 @@ class Variant(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PhotometricDistortion:
-    """Photometric distortion `(pixels, rng) -> pixels`.
+    """Photometric distortion `(pixels, rng) -> pixels`."""
 
-    Args:
-      variant: a key of `VARIANTS`.
-    """
-
-    variant: str
+    variant: str  # A key of `VARIANTS`.
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Returns distorted pixels, uint8 `[height, width, 3]`; the input is unchanged."""

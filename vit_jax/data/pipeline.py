@@ -380,17 +380,11 @@ def _entries(
 
 
 class _Reading(NamedTuple):
-    """Division of a batch into chunks, and of the chunks among processes and threads.
+    """Division of a batch into chunks, and of the chunks among processes and threads."""
 
-    Attributes:
-      rows: number of rows of a batch.
-      workers: number of decoding processes; 0: decode in this process.
-      threads: number of threads in each decoding process.
-    """
-
-    rows: int
-    workers: int
-    threads: int
+    rows: int  # Number of rows of a batch.
+    workers: int  # Number of decoding processes; 0: decode in this process.
+    threads: int  # Number of threads in each decoding process.
 
     @property
     def chunks(self) -> int:

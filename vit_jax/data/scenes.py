@@ -66,15 +66,10 @@ class Layout(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Colour and rotation of a main object.
+    """Colour and rotation of a main object."""
 
-    Attributes:
-      colour: red, green and blue, from 0 to 255.
-      turn: range of the random clockwise rotation, in 1,024ths of a turn.
-    """
-
-    colour: tuple[int, int, int]
-    turn: tuple[int, int]
+    colour: tuple[int, int, int]  # Red, green and blue, from 0 to 255.
+    turn: tuple[int, int]  # Range of the random clockwise rotation, in 1,024ths of a turn.
 
 
 class Parts(NamedTuple):
@@ -93,17 +88,12 @@ class Parts(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """The objects of an image, and their visible pixels.
+    """The objects of an image, and their visible pixels."""
 
-    Attributes:
-      seen: index of the object that is visible at each pixel, int8 `[size, size]`; -1: no object.
-      labels: class of each object.
-      main: index of the object that defines the image's class.
-    """
-
+    # Index of the object that is visible at each pixel, int8 `[size, size]`; -1: no object.
     seen: np.ndarray
-    labels: tuple[int, ...]
-    main: int
+    labels: tuple[int, ...]  # Class of each object.
+    main: int  # Index of the object that defines the image's class.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,25 +124,19 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """A scene: a background texture, and items in front of it, from back to front.
-
-    Attributes:
-      main: index of the item that defines the label.
-      lattice: the texture interpolates between random shades at the points of a square lattice.
-        These are the shades of the points, uint16 `[16 * 16]`.
-      steps: scale and rotation of the texture: a vector `(x, y)` in the lattice, in 256ths of the
-        distance of neighbouring points. A step of one image width to the right in the image is a
-        step by this vector in the lattice.
-      colours: colours of the texture's lowest and highest shade, int32 `[2, 3]`.
-      noise: amplitude of the noise.
-    """
+    """A scene: a background texture, and items in front of it, from back to front."""
 
     items: tuple[Item, ...]
-    main: int
+    main: int  # Index of the item that defines the label.
+    # The texture interpolates between random shades at the points of a square lattice. These are
+    # the shades of the points, uint16 `[16 * 16]`.
     lattice: np.ndarray
+    # Scale and rotation of the texture: a vector `(x, y)` in the lattice, in 256ths of the distance
+    # of neighbouring points. A step of one image width to the right in the image is a step by this
+    # vector in the lattice.
     steps: tuple[int, int]
-    colours: np.ndarray
-    noise: int
+    colours: np.ndarray  # Colours of the texture's lowest and highest shade, int32 `[2, 3]`.
+    noise: int  # Amplitude of the noise.
 
 
 def drawings_of(cells: np.ndarray) -> np.ndarray:

@@ -50,20 +50,17 @@ class ViewSpec(NamedTuple):
     Each crop of the view has its own stream of random numbers: `stream` for the first crop,
     `stream + 1` for the second crop, and so on. The stream determines the crop's rectangle of the
     image. Two views with the same `stream` therefore show the same rectangles.
-
-    Attributes:
-      crop: function `(image, rng, out) -> out`, such as a `TrainCrop`. It resizes a rectangle of
-        the image, and writes the pixels into the array `out`, uint8 `[height, width, 3]`.
-      stream: index of the random stream of the view's first crop.
-      distort: an augmentation for each crop, applied after `augment`; empty: no such augmentations.
     """
 
     name: str
     size: int | tuple[int, int]
+    # Function `(image, rng, out) -> out`, such as a `TrainCrop`. It resizes a rectangle of the
+    # image, and writes the pixels into the array `out`, uint8 `[height, width, 3]`.
     crop: Any
     augment: Augmentation | None = None
     count: int | None = None
-    stream: int = 0
+    stream: int = 0  # Index of the random stream of the view's first crop.
+    # An augmentation for each crop, applied after `augment`; empty: no such augmentations.
     distort: Sequence[Augmentation | None] = ()
 
     @property

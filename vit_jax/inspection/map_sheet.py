@@ -15,16 +15,11 @@ MOST_SIDE = 64  # Maximum side of a map, in patches; larger maps are averaged.
 
 
 class LayerMaps(NamedTuple):
-    """Attention maps of a layer.
+    """Attention maps of a layer."""
 
-    Attributes:
-      number: number of the layer, from 1.
-      heads: attention map of each head, `[images, heads, rows, columns]`.
-      rollout: attention rollout up to this layer, `[images, rows, columns]`; None: undefined.
-    """
-
-    number: int
-    heads: np.ndarray
+    number: int  # Number of the layer, from 1.
+    heads: np.ndarray  # Attention map of each head, `[images, heads, rows, columns]`.
+    # Attention rollout up to this layer, `[images, rows, columns]`; None: undefined.
     rollout: np.ndarray | None = None
 
 
@@ -51,21 +46,16 @@ class SheetRow(NamedTuple):
 
 
 class MapSheets(NamedTuple):
-    """The sheets of all images.
+    """The sheets of all images."""
 
-    Attributes:
-      rows: layout of the layers, from top to bottom.
-      pixels: the sheets, uint8 `[images, height, width]`. A pixel shows a patch, or several patches
-        of a map with more than `MOST_SIDE` rows or columns. In each tile, the pixel of the patch
-        with the largest attention is 255 (`page_images.levels`).
-      peaks: maximum divided by the mean of each tile's attention map, `[images, tiles]`.
-      rollout: True if the last tile of each row shows attention rollout.
-    """
-
-    rows: list[SheetRow]
+    rows: list[SheetRow]  # Layout of the layers, from top to bottom.
+    # The sheets, uint8 `[images, height, width]`. A pixel shows a patch, or several patches of a
+    # map with more than `MOST_SIDE` rows or columns. In each tile, the pixel of the patch with the
+    # largest attention is 255 (`page_images.levels`).
     pixels: np.ndarray
+    # Maximum divided by the mean of each tile's attention map, `[images, tiles]`.
     peaks: np.ndarray
-    rollout: bool
+    rollout: bool  # True if the last tile of each row shows attention rollout.
 
     def last_map(self, image: int) -> np.ndarray:
         """Returns the pixels of an image's last tile.

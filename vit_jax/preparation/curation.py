@@ -160,19 +160,15 @@ class Pool:
 
 
 class Curated(NamedTuple):
-    """Images of an uncurated set, selected by similarity to curated images.
+    """Images of an uncurated set, selected by similarity to curated images."""
 
-    Attributes:
-      compared: array of dtype `COMPARED`, with an element for each image of the uncurated set that
-        is not excluded.
-      neighbours: array of dtype `NEIGHBOUR`, with an element for each neighbour of each curated
-        image. The field `curated` is the index of the curated image in `source`.
-      source: the images of all curated sets together.
-    """
-
+    # Array of dtype `COMPARED`, with an element for each image of the uncurated set that is not
+    # excluded.
     compared: np.ndarray
+    # Array of dtype `NEIGHBOUR`, with an element for each neighbour of each curated image. The
+    # field `curated` is the index of the curated image in `source`.
     neighbours: np.ndarray
-    source: Mixture
+    source: Mixture  # The images of all curated sets together.
 
     @property
     def images(self) -> np.ndarray:

@@ -39,19 +39,13 @@ _MOST_PAIRS = 2_000_000  # Maximum number of pairs with similar fingerprints: th
 
 
 class Looks(NamedTuple):
-    """Fingerprints and thumbnails of readable images, for finding near-duplicates.
+    """Fingerprints and thumbnails of readable images, for finding near-duplicates."""
 
-    Attributes:
-      indices: indices of the images in the source, int64 `[images]`.
-      fingerprints: perceptual hashes, uint64 `[images]`.
-      contents: hash of each image's encoded bytes, `[images]`.
-      pictures: thumbnails, uint8 `[images, borders, side, side, 3]`. An image has a thumbnail for
-        each width in `_BORDERS`: this border is cut off before the image is reduced.
-    """
-
-    indices: np.ndarray
-    fingerprints: np.ndarray
-    contents: np.ndarray
+    indices: np.ndarray  # Indices of the images in the source, int64 `[images]`.
+    fingerprints: np.ndarray  # Perceptual hashes, uint64 `[images]`.
+    contents: np.ndarray  # Hash of each image's encoded bytes, `[images]`.
+    # Thumbnails, uint8 `[images, borders, side, side, 3]`. An image has a thumbnail for each width
+    # in `_BORDERS`: this border is cut off before the image is reduced.
     pictures: np.ndarray
 
 

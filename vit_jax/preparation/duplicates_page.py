@@ -41,19 +41,12 @@ class Place(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group of near-duplicates.
+    """A group of near-duplicates."""
 
-    Attributes:
-      kind: a key of `KINDS`, such as near-duplicates in two splits.
-      images: indices of the images in the source.
-      similar_to: for each image, the index of the most similar other image.
-      similarity: for each image, the similarity to the image in `similar_to`.
-    """
-
-    kind: str
-    images: list[int]
-    similar_to: list[int]
-    similarity: list[float]
+    kind: str  # A key of `KINDS`, such as near-duplicates in two splits.
+    images: list[int]  # Indices of the images in the source.
+    similar_to: list[int]  # For each image, the index of the most similar other image.
+    similarity: list[float]  # For each image, the similarity to the image in `similar_to`.
 
 
 class Duplicates(NamedTuple):

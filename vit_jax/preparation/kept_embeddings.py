@@ -23,15 +23,10 @@ class Embedder(NamedTuple):
 
 
 class Embeddings(NamedTuple):
-    """Disk cache of one model's embeddings of images, for any data sources.
+    """Disk cache of one model's embeddings of images, for any data sources."""
 
-    Attributes:
-      embedder: the model.
-      folder: folder of the cache. Each source has its own subfolder.
-    """
-
-    embedder: Embedder
-    folder: Path
+    embedder: Embedder  # The model.
+    folder: Path  # Folder of the cache. Each source has its own subfolder.
     run: Run  # Function that runs tasks in this process.
 
     def of(self, source: Source, key: str, what: str) -> list[Path]:

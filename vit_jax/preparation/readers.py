@@ -132,16 +132,12 @@ class RawDataSet:
 
 
 class Keys(NamedTuple):
-    """The columns or keys with the label and the captions of an example.
+    """The columns or keys with the label and the captions of an example."""
 
-    Attributes:
-      label: the Parquet column, JSON key or TFDS feature with the label. None: the usual names are
-        tried.
-      caption: the column, JSON key or TFDS feature with the captions. `txt`: the captions are text
-        files in a tar. `NO_CAPTIONS`: captions are ignored. None: the usual names are tried.
-    """
-
+    # The Parquet column, JSON key or TFDS feature with the label. None: the usual names are tried.
     label: str | None = None
+    # The column, JSON key or TFDS feature with the captions. `txt`: the captions are text files in
+    # a tar. `NO_CAPTIONS`: captions are ignored. None: the usual names are tried.
     caption: str | None = None
 
 

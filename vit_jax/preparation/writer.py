@@ -61,35 +61,28 @@ OTHER = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of a prepared data set.
+    """Options of a prepared data set."""
 
-    Args:
-      name: name of the TFDS data set; None: the source's name.
-      limit: maximum number of examples in each split.
-      shards: number of files of each split; None: TFDS chooses the number by size.
-      shots: values of k. For each k, an additional split `train_<k>shot` has k images per class.
-      deduplicate_against: test sets, as `NAME:DIR/SPLIT`. Near-duplicates of their images are
-        removed from the training split.
-      embeddings: checkpoint of the model that computes embeddings for finding near-duplicates;
-        None: perceptual hashes are compared.
-      similarity: minimum cosine similarity of near-duplicates' embeddings.
-      retrieve_for: curated sets; each is a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`. Only the
-        nearest neighbours of their images are kept in the training split.
-      neighbours: number of neighbours of each curated image that are kept.
-      skip_uncaptioned: for data with captions. True: images without a caption are skipped. False:
-        they raise an error.
-    """
-
-    name: str | None = None
+    name: str | None = None  # Name of the TFDS data set; None: the source's name.
     seed: int = 0
-    limit: int | None = None
+    limit: int | None = None  # Maximum number of examples in each split.
+    # Number of files of each split; None: TFDS chooses the number by size.
     shards: int | None = None
+    # Values of k. For each k, an additional split `train_<k>shot` has k images per class.
     shots: tuple[int, ...] = ()
+    # Test sets, as `NAME:DIR/SPLIT`. Near-duplicates of their images are removed from the training
+    # split.
     deduplicate_against: tuple[str, ...] = ()
+    # Checkpoint of the model that computes embeddings for finding near-duplicates; None: perceptual
+    # hashes are compared.
     embeddings: str | None = None
-    similarity: float = 0.95
+    similarity: float = 0.95  # Minimum cosine similarity of near-duplicates' embeddings.
+    # Curated sets; each is a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`. Only the nearest
+    # neighbours of their images are kept in the training split.
     retrieve_for: tuple[str, ...] = ()
-    neighbours: int = 4
+    neighbours: int = 4  # Number of neighbours of each curated image that are kept.
+    # For data with captions. True: images without a caption are skipped. False: they raise an
+    # error.
     skip_uncaptioned: bool = False
 
 
@@ -258,13 +251,9 @@ def _about_captions(source: readers.RawDataSet, splits: list[Split]) -> dict:
 
 
 class Choice(NamedTuple):
-    """Training examples to remove.
+    """Training examples to remove."""
 
-    Attributes:
-      left_out: positions of these examples in `Index.entries`.
-    """
-
-    left_out: np.ndarray
+    left_out: np.ndarray  # Positions of these examples in `Index.entries`.
     removed: int = 0  # Number of near-duplicates of test images.
     duplicates: int = 0  # Number of near-duplicates of other training images.
 

@@ -14,19 +14,12 @@ FILE = Path(__file__).parent / "towers.tsv"
 
 
 class Towers(NamedTuple):
-    """Published weights of an image-text model.
+    """Published weights of an image-text model."""
 
-    Attributes:
-      model: our name of the model, such as `SigLIP-B/16`.
-      tag: name of the weights: the training data (`webli`) or the author (`openai`).
-      repository: repository on the Hugging Face Hub.
-      pixels: side of the images in pixels.
-    """
-
-    model: str
-    tag: str
-    repository: str
-    pixels: int
+    model: str  # Our name of the model, such as `SigLIP-B/16`.
+    tag: str  # Name of the weights: the training data (`webli`) or the author (`openai`).
+    repository: str  # Repository on the Hugging Face Hub.
+    pixels: int  # Side of the images in pixels.
 
 
 @functools.cache

@@ -22,23 +22,17 @@ ACCURACIES = Path(__file__).parent / "accuracies.json"
 
 
 class Accuracy(NamedTuple):
-    """One published accuracy of published weights.
+    """One published accuracy of published weights."""
 
-    Attributes:
-      what: the evaluation: `ImageNet top-1` for a classifier, `ImageNet k-NN` or `linear` for a
-        frozen model.
-      percent: accuracy in percent.
-      pixels: side of the images in pixels; None: unknown.
-      crop: side of the central crop, divided by the short side of the resized image, such as
-        0.875. None: unknown.
-      source: publisher of the accuracy, and the page or file that contains it.
-    """
-
+    # The evaluation: `ImageNet top-1` for a classifier, `ImageNet k-NN` or `linear` for a frozen
+    # model.
     what: str
-    percent: float
-    pixels: int | None
+    percent: float  # Accuracy in percent.
+    pixels: int | None  # Side of the images in pixels; None: unknown.
+    # Side of the central crop, divided by the short side of the resized image, such as 0.875. None:
+    # unknown.
     crop: float | None
-    source: str
+    source: str  # Publisher of the accuracy, and the page or file that contains it.
 
     def __str__(self):
         size = f" at {self.pixels} pixels" if self.pixels else ""

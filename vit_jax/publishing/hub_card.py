@@ -15,31 +15,20 @@ _TITLES = {"timm": "timm", "transformers": "Transformers"}
 
 
 class Published(NamedTuple):
-    """The content of a model's card.
+    """The content of a model's card."""
 
-    Attributes:
-      name: `owner/name` on the Hub.
-      form: format of the folder, `timm` or `transformers`.
-      task: the Hub's identifier of the task.
-      properties: properties of the model, by name.
-      licence: the Hub's identifier of the licence.
-      base: name `owner/name` of the base model, for the Hub's field `base_model`. It is the model
-        from which the run was initialized, or the published model that is uploaded again. None:
-        unknown.
-      facts: facts about the training run; None: the model is not from one of our runs.
-      differs: lines about preprocessing that the folder cannot store.
-      tried: usage examples that were run successfully.
-    """
-
-    name: str
-    form: str
-    task: str
-    properties: Mapping[str, str]
-    licence: str
+    name: str  # `owner/name` on the Hub.
+    form: str  # Format of the folder, `timm` or `transformers`.
+    task: str  # The Hub's identifier of the task.
+    properties: Mapping[str, str]  # Properties of the model, by name.
+    licence: str  # The Hub's identifier of the licence.
+    # Name `owner/name` of the base model, for the Hub's field `base_model`. It is the model from
+    # which the run was initialized, or the published model that is uploaded again. None: unknown.
     base: str | None
+    # Facts about the training run; None: the model is not from one of our runs.
     facts: RunFacts | None
-    differs: Sequence[str]
-    tried: Sequence[Tried]
+    differs: Sequence[str]  # Lines about preprocessing that the folder cannot store.
+    tried: Sequence[Tried]  # Usage examples that were run successfully.
 
 
 def card_text(about: Published) -> str:

@@ -21,23 +21,15 @@ _SECTIONS = ("sweep.", "checkpoint.")
 
 
 class RunFacts(NamedTuple):
-    """Facts about the training run of a checkpoint, for its card.
+    """Facts about the training run of a checkpoint, for its card."""
 
-    Attributes:
-      figures: formatted results at the checkpoint's step, by name.
-      protocol: sentences about how the results were measured.
-      data: a sentence about the training data.
-      recipe: formatted config values that differ from the defaults, by name.
-      made_with: a sentence about versions and devices.
-      base: model on the Hub from which the run was initialized, `owner/name`; None: the run did
-        not start from such a model.
-    """
-
-    figures: dict[str, str]
-    protocol: list[str]
-    data: str
-    recipe: dict[str, str]
-    made_with: str
+    figures: dict[str, str]  # Formatted results at the checkpoint's step, by name.
+    protocol: list[str]  # Sentences about how the results were measured.
+    data: str  # A sentence about the training data.
+    recipe: dict[str, str]  # Formatted config values that differ from the defaults, by name.
+    made_with: str  # A sentence about versions and devices.
+    # Model on the Hub from which the run was initialized, `owner/name`; None: the run did not start
+    # from such a model.
     base: str | None
 
 

@@ -37,21 +37,15 @@ _RESULT = "result.npy"
 
 
 class Usage(NamedTuple):
-    """Code that loads a model and computes its output for an image.
+    """Code that loads a model and computes its output for an image."""
 
-    Attributes:
-      title: name of the library.
-      packages: required packages.
-      code: Python code, or `$ ` followed by a command.
-      numbers: a Python expression for the output, which is evaluated after the code. The output is
-        the probabilities or the features of the image.
-      ranked: True if the output contains only the highest probabilities, in descending order.
-    """
-
-    title: str
-    packages: tuple[str, ...]
-    code: str
+    title: str  # Name of the library.
+    packages: tuple[str, ...]  # Required packages.
+    code: str  # Python code, or `$ ` followed by a command.
+    # A Python expression for the output, which is evaluated after the code. The output is the
+    # probabilities or the features of the image.
     numbers: str
+    # True if the output contains only the highest probabilities, in descending order.
     ranked: bool = False
 
 

@@ -31,23 +31,16 @@ DEFAULT_TOP = 5  # Number of returned classes per image, if no threshold is set.
 
 
 class Asked(NamedTuple):
-    """The content of a request.
+    """The content of a request."""
 
-    Attributes:
-      images: encoded images, such as the bytes of JPEG files.
-      heat: True if the response must contain attention rollout.
-      seen: True if the response must contain the crop of the image that the model receives.
-      overlay: True if the response must contain the image with its classes or objects drawn on it.
-      neighbours: number of similar images in the response.
-      names: class names to predict; empty: the server's classes.
-    """
-
-    images: list[bytes]
-    heat: bool = False
-    neighbours: int = 0
+    images: list[bytes]  # Encoded images, such as the bytes of JPEG files.
+    heat: bool = False  # True if the response must contain attention rollout.
+    neighbours: int = 0  # Number of similar images in the response.
+    # True if the response must contain the crop of the image that the model receives.
     seen: bool = False
+    # True if the response must contain the image with its classes or objects drawn on it.
     overlay: bool = False
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # Class names to predict; empty: the server's classes.
 
     @property
     def looks(self) -> bool:

@@ -44,17 +44,11 @@ HEADERS = (
 
 
 class Limits(NamedTuple):
-    """The limits of a request.
+    """The limits of a request."""
 
-    Attributes:
-      upload: size of the body, in bytes.
-      pixels: total number of pixels in all images.
-      seconds: maximum time from the first line of the request until the response.
-    """
-
-    upload: int
-    pixels: int
-    seconds: float
+    upload: int  # Size of the body, in bytes.
+    pixels: int  # Total number of pixels in all images.
+    seconds: float  # Maximum time from the first line of the request until the response.
 
 
 class Refused(Exception):

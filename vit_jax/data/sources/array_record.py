@@ -22,28 +22,23 @@ class Records(Source):
 
     TFDS is imported when the source is opened or unpickled, and never in `__getitem__`. Imports in
     two threads at the same time may deadlock (etils' lazy modules before Python 3.12).
-
-    Attributes:
-      read: function that converts the features of a tf.Example to an `Example`.
-      max_labels: maximum number of labels of an example.
-      each_labelled: True: an example without a label raises an error.
-      one_hot: True: labels are one-hot or multi-hot rows. False: they are lists of class indices.
-      caption_key: name of the feature with the captions; None: captions are not read.
-      captions_digest: hash of all captions; empty if unknown.
     """
 
     name: str
     records: object
+    # Function that converts the features of a tf.Example to an `Example`.
     read: Callable[[Mapping], Example]
     class_names: tuple[str, ...]
-    max_labels: int
-    each_labelled: bool = False
+    max_labels: int  # Maximum number of labels of an example.
+    each_labelled: bool = False  # True: an example without a label raises an error.
+    # True: labels are one-hot or multi-hot rows. False: they are lists of class indices.
     one_hot: bool = False
     numbered: bool = False
     distinct: bool = True  # A label that occurs twice in an example counts once.
     shards: tuple[tuple[str, int], ...] = ()  # Name and number of records of each file.
+    # Name of the feature with the captions; None: captions are not read.
     caption_key: str | None = None
-    captions_digest: str = ""
+    captions_digest: str = ""  # Hash of all captions; empty if unknown.
     _last: threading.local = dataclasses.field(
         init=False, repr=False, compare=False, default_factory=threading.local
     )

@@ -27,32 +27,22 @@ FORM = 'COCO\'s form is {"images": [...], "annotations": [...], "categories": [.
 
 @dataclasses.dataclass(frozen=True)
 class Coco(Source):
-    """Images with objects, in the order of a COCO file.
+    """Images with objects, in the order of a COCO file."""
 
-    Attributes:
-      file: the COCO file.
-      root: folder of the images; it ends with a slash.
-      files: paths of the images, relative to the root.
-      shapes: height and width of each image, int64 `[images, 2]`.
-      starts: index of each image's first object in `objects`, followed by the total number of
-        objects, int64 `[images + 1]`.
-      objects: corners, labels, crowds and areas of the objects of all images.
-      fields: the requested fields: some of `boxes`, `instances` and `mask`.
-      segmentations: COCO's `segmentation` of each object; empty if only boxes are requested.
-      annotated: the objects are used. False: only the images are.
-    """
-
-    file: str
-    root: str
-    files: tuple[str, ...]
-    shapes: np.ndarray
+    file: str  # The COCO file.
+    root: str  # Folder of the images; it ends with a slash.
+    files: tuple[str, ...]  # Paths of the images, relative to the root.
+    shapes: np.ndarray  # Height and width of each image, int64 `[images, 2]`.
+    # Index of each image's first object in `objects`, followed by the total number of objects,
+    # int64 `[images + 1]`.
     starts: np.ndarray
-    objects: Boxes
+    objects: Boxes  # Corners, labels, crowds and areas of the objects of all images.
     class_names: tuple[str, ...]
-    fields: tuple[str, ...]
+    fields: tuple[str, ...]  # The requested fields: some of `boxes`, `instances` and `mask`.
+    # COCO's `segmentation` of each object; empty if only boxes are requested.
     segmentations: tuple[Any, ...] = ()
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    annotated: bool = True
+    annotated: bool = True  # The objects are used. False: only the images are.
 
     def __len__(self):
         return len(self.files)

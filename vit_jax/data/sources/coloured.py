@@ -34,19 +34,12 @@ HELD_OUT = 5  # One of this number of pairs of a class and a colour is held out.
 
 
 class Composition(NamedTuple):
-    """A class of images: a digit or character with a colour and a rotation.
+    """A class of images: a digit or character with a colour and a rotation."""
 
-    Attributes:
-      label: index of the digit or character in its collection (the digits, or an alphabet).
-      name: name of the class, such as "red 7 turned left".
-      look: the colour and rotation.
-      held_out: True: only the split `test` has this class. False: all other splits have it.
-    """
-
-    label: int
-    name: str
-    look: Look
-    held_out: bool
+    label: int  # Index of the digit or character in its collection (the digits, or an alphabet).
+    name: str  # Name of the class, such as "red 7 turned left".
+    look: Look  # The colour and rotation.
+    held_out: bool  # True: only the split `test` has this class. False: all other splits have it.
 
 
 @functools.cache

@@ -58,21 +58,15 @@ GLYPHS = Path(__file__).parent.parent / "glyphs"
 
 @dataclasses.dataclass(frozen=True)
 class Composed(Source):
-    """Composed images of digits or characters; an image depends only on its index.
+    """Composed images of digits or characters; an image depends only on its index."""
 
-    Attributes:
-      layout: a name in `LAYOUTS`.
-      collection: a name in `COLLECTIONS`: the digits, or an alphabet such as `greek`.
-      images: indices of the images in the split.
-      fields: names of the examples' fields. With the field `mask`, the first class is the
-        background, and images have no labels.
-    """
-
-    layout: str
-    collection: str
+    layout: str  # A name in `LAYOUTS`.
+    collection: str  # A name in `COLLECTIONS`: the digits, or an alphabet such as `greek`.
     split: str
-    images: range
+    images: range  # Indices of the images in the split.
     image_size: int
+    # Names of the examples' fields. With the field `mask`, the first class is the background, and
+    # images have no labels.
     fields: tuple[str, ...] = ()
 
     @property

@@ -13,14 +13,10 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Depths(Pairs):
-    """Images with depth maps.
-
-    Attributes:
-      scale: factor from the values of PNG files to metres.
-    """
+    """Images with depth maps."""
 
     fields = (DEPTH,)
-    scale: float = 0.001
+    scale: float = 0.001  # Factor from the values of PNG files to metres.
 
     def fields_of(self, index):
         with naming(self.describe_map(index)):

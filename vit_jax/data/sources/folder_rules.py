@@ -178,15 +178,11 @@ class Entry(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Meaning of the folders in a data set's root: they are splits or classes.
+    """Meaning of the folders in a data set's root: they are splits or classes."""
 
-    Attributes:
-      splits: the folder of each split, by the split's name; None: the folders are classes.
-      others: names of folders that are neither splits nor classes.
-    """
-
+    # The folder of each split, by the split's name; None: the folders are classes.
     splits: dict[str, str] | None
-    others: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()  # Names of folders that are neither splits nor classes.
 
 
 def layout(root: str, entries: Collection[Entry]) -> Layout:

@@ -112,18 +112,14 @@ class HandedIn(Captioned):
 
 
 class LabelReader(NamedTuple):
-    """Converts labels to class indices.
+    """Converts labels to class indices."""
 
-    Attributes:
-      names: class index by class name, for labels that are text.
-      width: length of one-hot or multi-hot labels. None: a label is a class index or a list of
-        class indices.
-      numbers: dictionary from the integers in the data set's labels to class indices; None: the
-        integers are class indices.
-    """
-
-    names: dict[str, int]
+    names: dict[str, int]  # Class index by class name, for labels that are text.
+    # Length of one-hot or multi-hot labels. None: a label is a class index or a list of class
+    # indices.
     width: int | None = None
+    # Dictionary from the integers in the data set's labels to class indices; None: the integers are
+    # class indices.
     numbers: dict[int, int] | None = None
 
     def __call__(self, label: Any) -> tuple[int, ...]:

@@ -45,19 +45,13 @@ INVALID = -1  # Class of mask values that must not occur.
 
 
 class Layout(NamedTuple):
-    """The files, classes and values of the masks in a folder.
+    """The files, classes and values of the masks in a folder."""
 
-    Attributes:
-      words: description of the layout for the user.
-      splits: the files of each split.
-      class_names: names of the classes; empty: the folder does not contain names.
-      classes: class index, `IGNORED` or `INVALID` for each mask value. None: mask values are class
-        indices.
-    """
-
-    words: str
-    splits: dict[str, Split]
+    words: str  # Description of the layout for the user.
+    splits: dict[str, Split]  # The files of each split.
+    # Names of the classes; empty: the folder does not contain names.
     class_names: tuple[str, ...] = ()
+    # Class index, `IGNORED` or `INVALID` for each mask value. None: mask values are class indices.
     classes: np.ndarray | None = None
 
 

@@ -21,14 +21,10 @@ Read = Callable[[Mapping], Any]
 
 @dataclasses.dataclass(frozen=True)
 class DenseRecords(Records):
-    """ArrayRecord files of images with objects or masks.
+    """ArrayRecord files of images with objects or masks."""
 
-    Attributes:
-      field: `boxes` or `mask`.
-      read_field: called with the features of a tf.Example; returns the boxes or the mask.
-    """
-
-    field: str = BOXES
+    field: str = BOXES  # `boxes` or `mask`.
+    # Called with the features of a tf.Example; returns the boxes or the mask.
     read_field: Read = dict
 
     @property
