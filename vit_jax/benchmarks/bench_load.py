@@ -44,11 +44,7 @@ def measure(runs: int = 5) -> dict:
 
 
 def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Reads a checkpoint twice: first only the file's arrays, then with `load_model`.
-
-    Returns:
-      (seconds, peak bytes) of the first reading, and of the second one.
-    """
+    """Returns (seconds, peak bytes) of reading only the file's arrays, and of `load_model`."""
     file = path if path.is_file() else path / "model.safetensors"
     if is_cold:
         _forget(file)

@@ -90,10 +90,9 @@ def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion,
 
 
 def _turn_hue(image: Image.Image, turn: float) -> Image.Image:
-    """Rotates the hue by a fraction of the colour circle.
+    """Rotates the hue by a fraction of the colour circle, multiplied by 255 as in torchvision.
 
-    Pillow stores hues in 256 levels, so a full turn would be 256 levels. But torchvision multiplies
-    the fraction by 255, and this function does the same.
+    Pillow stores hues in 256 levels, so a full turn would be 256 levels.
     """
     hues = [(hue + int(255 * turn)) % 256 for hue in range(256)]
     return image.convert("HSV").point([*hues, *range(256), *range(256)]).convert("RGB")

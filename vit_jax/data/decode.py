@@ -474,12 +474,9 @@ def before_resize(
 def _around(
     box: Box, size: tuple[int, ...], interpolation: str | None, height: int, width: int
 ) -> Box:
-    """Returns the rectangle of all pixels that influence the resize of the rectangle `box`.
+    """Returns the rectangle of all pixels that influence the resize of `box` to `size`.
 
-    Args:
-      size: height and width of the resized rectangle.
-      interpolation: a key of `PILLOW`, whose filter also reads pixels around `box`. None: only the
-        pixels of `box` count.
+    The filter of `interpolation`, a key of `PILLOW`, also reads pixels around `box`; None does not.
     """
     reach = PILLOW[interpolation][1] if interpolation else 0
     x, y = (reach * max(1.0, side) for side in (box.width / size[1], box.height / size[0]))

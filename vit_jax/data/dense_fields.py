@@ -111,17 +111,10 @@ def _encode_instances(boxes: Boxes, placement: Placement, most: int) -> np.ndarr
 
 
 def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Clips boxes to a crop, and removes boxes that are hardly visible in the crop.
+    """Clips boxes to a crop, and removes those that are hardly visible in it.
 
-    If there are more than `most` boxes, objects are kept before crowds, and large boxes before
-    small ones.
-
-    Returns:
-      The remaining boxes in pixels of the crop, `[n, 4]`, and their indices in `boxes`, `[n]`.
-
-    Raises:
-      UserError: a box exceeds the image or has no area, or the image's size in the annotations is
-        wrong.
+    Of more than `most` boxes, objects are kept before crowds, and large boxes before small ones.
+    Returns the remaining boxes in pixels of the crop, `[n, 4]`, and their indices in `boxes`.
     """
     height, width = placement.image
     if boxes.size is not None:

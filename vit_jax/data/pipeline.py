@@ -268,14 +268,8 @@ def _show(
 ) -> Placement | None:
     """Decodes an image once and writes all its views into a row of a batch.
 
-    Args:
-      rngs: a random generator for each crop; a view may consist of several crops.
-
-    Returns:
-      The placement of the first view's crop, if a spatial field needs it, else None.
-
-    Raises:
-      Unreadable: see `vit_jax.data.decode`.
+    Each crop has one of the generators `rngs`; a view may consist of several crops. Returns the
+    placement of the first view's crop, if a spatial field needs it, else None.
     """
     if len(rngs) > 1:
         image = views[0].crop.open(image, several=True)
@@ -334,9 +328,6 @@ def _encode(
 
     A spatial field is encoded with the placement of the first view's crop, others with their
     `rngs`.
-
-    Raises:
-      UserError: a field does not match the image, such as a mask of another size.
     """
     of_example = values() if fields else {}
     for field, rng in zip(fields, rngs, strict=False):
@@ -463,10 +454,9 @@ class _Batches(Iterator[Batch]):
 class _Handed:
     """A function that worker processes load from a temporary file.
 
-    Without the file, Python would send the function to a new process through a pipe with a buffer
-    of 64 KiB. The function contains the list of files, or the images of a small data set, and can
-    be larger than the buffer. If the new process dies before it reads the pipe, the write would
-    block forever, because Python keeps the pipe's reading end open.
+    Otherwise Python would send the function, with the list of files or small images, to a new
+    process through a pipe with a buffer of 64 KiB. If the new process died before it reads the
+    pipe, the write would block forever, because Python keeps the pipe's reading end open.
     """
 
     def __init__(self, function: Callable[[int], int]):

@@ -309,11 +309,9 @@ def draw_placed(
 
 
 def _jittered(height: int, width: int, size: int, factor: float, draws: list[float]) -> Placement:
-    """Returns the placement of a random crop of a resized image.
+    """Returns the placement of a random crop of an image that is first resized by `factor`.
 
-    Args:
-      factor: the image is resized by this factor before the crop.
-      draws: two random numbers in [0, 1), for the top and the left edge of the crop.
+    `draws` are two random numbers in [0, 1), for the top and the left edge of the crop.
     """
     spans, shown = [], []
     for side, draw in zip((height, width), draws, strict=True):
@@ -336,12 +334,8 @@ def sides(size: int | tuple[int, int]) -> tuple[int, int]:
 def _bordered(side: int, size: int, draw: float) -> tuple[int, int, int, int]:
     """Returns the position of a random crop along one side of an image with a mirrored border.
 
-    Args:
-      draw: random number in [0, 1); 0: the crop starts with the padding before the image.
-
-    Returns:
-      Start and end of the crop's part within the image, in pixels of the image, and the numbers of
-      the crop's padding pixels before and after this part.
+    It consists of start and end of the crop's part within the image, in pixels of the image, and of
+    the numbers of padding pixels before and after it. `draw` is a random number in [0, 1).
     """
     start = int(draw * (side + 2 * BORDER - size + 1)) - BORDER
     end = start + size

@@ -288,10 +288,8 @@ def _items(
 def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
     """Returns the edges of a random half of each item's drawing, int `[items, 4]` (`Item.cut`).
 
-    Args:
-      start: left or top edge of the half, in 256ths of the drawing's side.
-      across: 1: the left or right part is cut off, so that the half is narrow. 0: the upper or
-        lower part is cut off.
+    `start` is its left or top edge, in 256ths of the drawing's side. `across` is 1 for a narrow
+    half.
     """
     whole, half = np.array([[0, 256]]), np.stack([start, start + 128], axis=1)
     across = across[:, None].astype(bool)
@@ -301,8 +299,7 @@ def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
 def _colours(numbers: np.ndarray, ground: np.ndarray) -> np.ndarray:
     """Returns the colours of items, `[items, 3]`; items are brighter than the background.
 
-    If some items were darker than the background, small Transformers would need many times more
-    steps before they start to learn.
+    Otherwise, small Transformers would need many times more steps before they start to learn.
     """
     brighter = _within(numbers[0], *CONTRAST)[:, None]
     return np.clip(ground + brighter + _within(numbers[1:4].T, -SHIFT, SHIFT), 0, 255)
@@ -401,12 +398,10 @@ def _covers(
 
 
 def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Interpolates bilinearly between pixels of drawings; returns int32 from 0 to 255.
+    """Interpolates bilinearly between pixels of `Parts.drawings`; returns int32 from 0 to 255.
 
-    Args:
-      drawings: `Parts.drawings`.
-      places: offset in `drawings` of the upper left one of the four neighbours of each value.
-      x, y: position of each value; the lower eight bits are relative to this pixel, in 256ths.
+    `places` are the offsets of the upper left one of four pixels. The lower eight bits of `x` and
+    `y` are the position relative to it, in 256ths.
     """
     x, y = (x & 255).astype(np.uint16), (y & 255).astype(np.uint16)
     upper = _between(drawings.take(places), drawings[1:].take(places), x)

@@ -168,12 +168,8 @@ def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]
     """Returns images of the model's features, with three principal components as RGB, by caption.
 
     A model that outputs tokens, such as ViT, has one item, for its last layer. A model with stages,
-    such as Swin, has an item for each stage, in descending order. The images are `[images, rows,
-    columns, 3]`.
-
-    Args:
-      arrays: the arrays of all figures, by name.
-      seen: result of `look`.
+    such as Swin, has an item for each stage, in descending order. `arrays` are those of all
+    figures, and `seen` is the result of `look`.
     """
     if "token_colours" in arrays:
         return {"tokens as colours": arrays["token_colours"]}

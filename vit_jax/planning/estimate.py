@@ -208,8 +208,7 @@ def _memory_rows(plan: Estimate) -> list[str]:
 def _time_rows(plan: Estimate, slower: float) -> list[str]:
     """Returns the table's rows about the time of a step.
 
-    Args:
-      slower: upper bound of the step time, divided by the lower bound; 1: no bounds are known.
+    `slower` is the upper bound of the step time divided by the lower bound; 1: there are no bounds.
     """
     rate = plan.job.batch_size / plan.step_seconds
     of_all = _range(rate, ",.0f", 1 / slower)

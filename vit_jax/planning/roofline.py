@@ -91,13 +91,7 @@ def estimate_best(
 
 
 class _Work:
-    """FLOPs and estimated time of a program.
-
-    Attributes:
-      flops: FLOPs of all matrix products.
-      seconds: time of the matrix products. All other operations are assumed to be fused.
-      unfused_seconds: time of all operations without any fusion.
-    """
+    """FLOPs and estimated time of a program, with all operations fused and with none."""
 
     def __init__(self, chip: Chip):
         self.chip, self.flops, self.seconds, self.unfused_seconds = chip, 0, 0.0, 0.0

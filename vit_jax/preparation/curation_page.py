@@ -86,10 +86,9 @@ def report_curation(
 
 
 def _retrieved(curated: Curated, train: Source) -> tuple[list[list[Figure]], list[list[Figure]]]:
-    """Returns two lists of rows. A row shows a curated image and its neighbours.
+    """Returns a sample of rows, and the rows with the least similar neighbours that it may lack.
 
-    The first list is a sample. The second one contains the curated images with the least similar
-    neighbours; it is empty if the sample contains all images.
+    A row shows a curated image and its neighbours.
     """
     neighbours = curated.neighbours
     starts = np.flatnonzero(np.diff(neighbours["curated"], prepend=-1))

@@ -157,13 +157,9 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
 
 
 def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns at most `_MOST_PAIRS` pairs of similar fingerprints, the most similar pairs.
+    """Returns the smaller and the larger index of the `_MOST_PAIRS` nearest pairs, int64 `[pairs]`.
 
-    Args:
-      references: the same fingerprints, or the fingerprints of the mirror images.
-
-    Returns:
-      Two arrays, each int64 `[pairs]`: the smaller index and the larger index of each pair.
+    `references` are the same fingerprints, or those of the mirror images.
     """
     size, distance = max(len(prints), 1), DISTANCE
     # Each pair is stored as two numbers: the distance in bits, and `first * size + second`, where
@@ -197,12 +193,7 @@ def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
 
 
 def _similarity(first: np.ndarray, second: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
-    """Returns the similarity of each pair of images, `[pairs]`.
-
-    Args:
-      first, second: thumbnails, `[pairs, borders, side, side, 3]`.
-      typical: the mean image.
-    """
+    """Returns the similarity of pairs of thumbnails, both `[pairs, borders, side, side, 3]`."""
 
     def most(common: np.ndarray | int) -> np.ndarray:
         a, b = _directions(first, common), _directions(second, common)

@@ -158,11 +158,9 @@ def near_pairs(
 
 
 def _buckets(fingerprints: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorts fingerprints by one of their four 16-bit parts.
+    """Returns the indices of fingerprints, sorted by one of their four 16-bit parts, and `starts`.
 
-    Returns:
-      `order`, the sorted indices, and `starts`: the fingerprints whose part has a value are
-      `order[starts[value] : starts[value + 1]]`.
+    The fingerprints whose part has a value are `order[starts[value] : starts[value + 1]]`.
     """
     values = (fingerprints >> np.uint64(16 * part)).astype(np.uint16)
     starts = np.concatenate([[0], np.bincount(values, minlength=1 << 16).cumsum()])

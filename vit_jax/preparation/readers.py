@@ -367,8 +367,8 @@ def _relative(path: str, root: Path) -> str:
 def _find_folder(root: Path, _: Keys) -> RawDataSet:
     """Finds images in class folders, `root/<split>/<class>/...` or `root/<class>/...`.
 
-    Without folders of splits, all images are in the split `train`. If a split has no class folders,
-    the images of this split have no labels.
+    Without folders of splits, all images are in the split `train`. Images of a split without class
+    folders have no labels.
     """
     found = layout(str(root), [_entry(folder) for folder in _folders(root)])
     splits = {"train": root}
@@ -674,16 +674,12 @@ def _described(
     """Yields (name, image, members by suffix) for each example in samples with the same key.
 
     Several examples have the same key, the name up to the first dot, if their names contain dots
-    (`im.v2.000.jpg`), or if adjacent samples have equal names.
-
-    An image and a label (or caption) belong together in two cases. Their names are equal up to the
+    (`im.v2.000.jpg`), or if adjacent samples have equal names. An image and a label (or caption,
+    both with suffixes in `notes`) belong together in two cases. Their names are equal up to the
     last dot, or they are the only image and the only label of the key (`000.photo.jpg`, `000.cls`).
     An image without a label is an example, too. But if its name extends the name of a sample with a
-    label, it is skipped: `000.side.jpg` is a further image of the sample `000.jpg`, `000.cls`.
-
-    Args:
-      notes: suffixes of files with labels and captions.
-      left_out: number of skipped members by reason; updated in place.
+    label, it is skipped, and counted in `left_out`: `000.side.jpg` is a further image of `000.jpg`,
+    `000.cls`.
     """
     if pair := _only_pair(samples, notes):
         image, note = pair
@@ -1053,8 +1049,7 @@ def _too_large(path: str, limit: int) -> UserError:
 def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> tuple[int, ...]:
     """Converts class indices of a file to class indices of the data set.
 
-    Args:
-      numbers: index in the data set of each class of the file; -1: not a class of the data set.
+    `numbers` has the data set's index of each class of the file, or -1.
     """
     for label in labels:
         if label >= len(numbers):
@@ -1109,12 +1104,7 @@ def _find_tfds(root: Path, keys: Keys) -> RawDataSet:
 def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | None:
     """Returns the name of the tf.Example feature with captions; None: captions are not read.
 
-    Args:
-      caption_key: name of the feature; None: the usual names are tried. `NO_CAPTIONS`: captions are
-        ignored.
-
-    Raises:
-      UserError: `caption_key` is not the name of a text feature.
+    `caption_key` is the name of a text feature, None for the usual names, or `NO_CAPTIONS`.
     """
     if caption_key == NO_CAPTIONS:
         return None
@@ -1175,12 +1165,7 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
 def _values_of_record(
     source: RawDataSet, record: bytes, where: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Returns the labels (empty unless `source.index_labels`) and the captions of a tf.Example.
-
-    Raises:
-      UserError: the example is damaged; or `source.index_labels` is True, and the example does not
-        have exactly one label.
-    """
+    """Returns the labels (empty unless `source.index_labels`) and the captions of a tf.Example."""
     features = parse_example(record, where).features.feature
     labels, captions = (), ()
     if source.index_labels:

@@ -223,11 +223,7 @@ def _write_splits(
     options: Options,
     write: Run,
 ) -> list[Split]:
-    """Writes the shards of all splits, and of the few-shot splits (`options.shots`).
-
-    Args:
-      write: function that runs the tasks of writing shards.
-    """
+    """Writes the shards of all splits, and of the few-shot splits (`options.shots`)."""
     if options.shots:  # This first call raises errors before the splits are written.
         choose_shots(source, index, options.shots, (), folder / WORK)
     written = [_write(folder, name, split, options.shards, write) for split in splits]
@@ -323,11 +319,7 @@ def _is_finished(folder: Path, settings: dict) -> bool:
 
 
 def _make_room(folder: Path, source: Path) -> None:
-    """Creates the data set's folder.
-
-    Raises:
-      UserError: the folder contains other files or is inside the source, or its path is a file's.
-    """
+    """Creates the data set's folder; raises UserError if it is in use or inside the source."""
     if source.resolve() in folder.resolve().parents:
         raise UserError(f"--out lies inside the source {source}: give another one")
     work = folder / WORK

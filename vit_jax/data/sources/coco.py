@@ -194,9 +194,7 @@ def _stem(file: str) -> str:
 def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
     """Returns a COCO file with the folders that may contain its images, the most likely first.
 
-    Args:
-      stem: possible name of the file's split, such as `train2017`.
-      *folders: names of further folders in `root`.
+    The folders are named after `stem`, such as `train2017`, or are `folders` of `root`.
     """
     inner = (stem, f"images/{stem}", *folders, "images", "")
     return Listed(
@@ -342,11 +340,9 @@ def _in_order(file: str, content: Mapping[str, Any]) -> tuple[list[Mapping], np.
 def _classes(
     file: str, content: Mapping[str, Any], masks: bool, class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[int, int]]:
-    """Returns the class names, and the class index by category id.
+    """Returns the class names, of the background first for `masks`, and the indices by category id.
 
-    Args:
-      masks: add `background` as the first class.
-      class_names: class names of the training data; None: the file is the training data.
+    They must be among those of the training data, if `class_names` is not None.
     """
     categories = sorted(content["categories"], key=lambda category: category["id"])
     category_names = [BACKGROUND] * masks + [str(one["name"]) for one in categories]
@@ -362,11 +358,7 @@ def _check_within(file: str, corners: np.ndarray, most: np.ndarray, images: list
     """Raises UserError if boxes are no pixels, or if a box exceeds its image by over one pixel.
 
     A smaller excess can be due to rounding. If all edges are in the first pixel, they are fractions
-    of the image's sides.
-
-    Args:
-      most: width, height, width and height of each box's image in pixels, `[boxes, 4]`.
-      images: the image of each box, for errors.
+    of the image's sides. `corners` and `most` (width, height, width, height) are `[boxes, 4]`.
     """
     if len(corners) and np.nanmax(corners) <= 1 < most.min():
         raise UserError(
@@ -419,11 +411,7 @@ def _segmentations(
 
 
 def _pixels(segmentation: list | dict, height: int, width: int, image: str) -> np.ndarray:
-    """Decodes the mask of an object, bool `[height, width]`.
-
-    Args:
-      segmentation: polygons, or a run-length encoding as a list or as compressed text.
-    """
+    """Decodes polygons, or a run-length encoding, to the mask of an object, `[height, width]`."""
     from pycocotools import mask
 
     try:

@@ -230,8 +230,7 @@ def _refuse_archives(folder: str) -> None:
 def _read(path: str, texts: Sequence[str] = ()) -> list[list[str]]:
     """Returns the rows of a CSV, with commas, semicolons or tabs, or of a JSON lines file.
 
-    Args:
-      texts: only for JSON lines: keys whose values must be strings or lists of strings.
+    In JSON lines, the values of the keys `texts` must be strings or lists of strings.
     """
     try:
         content = read_file(path)
@@ -304,9 +303,6 @@ def _caption_column(
     The column has the name `options.caption_key`. If this option has its default value, all names
     in `CAPTION_KEYS` are tried. Then, if only one column contains neither image paths nor split
     names nor (by its name) labels, it is the caption column.
-
-    Raises:
-      UserError: there is no caption column.
     """
     if TEXT not in options.fields:
         return None
@@ -377,9 +373,6 @@ def _label_columns(
     Label columns have the name `label_key`, optionally with a number or "s" at the end. Without
     such a column, the only column besides image paths and split names (with the indices `file` and
     `split`) is the label column, unless its name is in `CAPTION_KEYS`.
-
-    Raises:
-      UserError: no column contains the labels.
     """
     header = _header(rows)
     others = [place for place in range(len(header)) if place not in (file, split)]
@@ -409,11 +402,7 @@ def _check_first_row(path: str, row: list[str]) -> None:
 def _group_columns(
     path: str, rows: list[list[str]], columns: _Columns, listed: Collection[str], groups: Any
 ) -> dict[str, dict[str, str]]:
-    """Returns `{column name: {file: cell}}` for the column that `data.groups` names; else {}.
-
-    Raises:
-      UserError: an image file has several rows, and the groups in these rows differ.
-    """
+    """Returns `{column name: {file: cell}}` for the column that `data.groups` names; else {}."""
     key = groups.strip().lower() if isinstance(groups, str) and columns.rows else None
     header = _header(rows)
     if key not in header:

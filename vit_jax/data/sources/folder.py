@@ -305,11 +305,8 @@ def _labelled(
 ) -> tuple[list[tuple[int, str]], tuple[str, ...]]:
     """Returns the label and the path of each image in a class folder, and all class names.
 
-    Args:
-      images: paths of images, relative to `where`.
-      folders: names of the folders in `where`.
-      class_names: class names of the training split; None: the names of the folders.
-      only: names of folders that the user has chosen as classes.
+    The classes are those of the training split, if known, or the `folders` in `where`. The user has
+    chosen the folders in `only` as classes, so their names may be those of splits.
     """
     names = {folder: as_text(folder) for folder in folders if not is_ignored(folder)}
     check_classes(where, {*names.values()} - {*(class_names or ()), *only})

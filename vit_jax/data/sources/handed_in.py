@@ -94,11 +94,7 @@ class HandedIn(Captioned):
         return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
     def _class_indices(self, index: int, label: Any) -> tuple[int, ...]:
-        """Returns the class indices of an example whose item contains `label`.
-
-        Raises:
-          UserError: the label was different when the data set was opened.
-        """
+        """Returns the class indices of an example; raises UserError if its label has changed."""
         if self.labels is None:
             return ()
         known = self.labels_of(index)
@@ -206,13 +202,8 @@ def handed_in(
 def _captions(source: HandedIn, column: Any, key: str, name: str) -> tuple[tuple[str, ...], ...]:
     """Returns the captions of each example.
 
-    Args:
-      column: the captions of all examples, if they are passed separately. None: each item contains
-        its captions.
-      key: the key of the captions, if items are mappings.
-
-    Raises:
-      UserError: an example has no caption, or a caption is not text.
+    They are those in `column`, or in the items: the value of `key` in a mapping, or the second
+    element of a pair.
     """
     if column is None and hasattr(source.data, "column_names"):
         if key not in source.data.column_names:
@@ -417,9 +408,6 @@ def _label_column(keys: list[str], classes: list[str], name: str, label_key: str
 
     The column `label_key` is preferred. If it does not exist and is the default, the only column of
     `classes` (those with the feature `ClassLabel`) is used, or else the only one of `LABEL_KEYS`.
-
-    Raises:
-      UserError: no column or several columns may contain the labels.
     """
     if label_key in keys:
         return label_key
@@ -488,11 +476,9 @@ def _labelled(
     num_classes: int | None,
     name: str,
 ) -> HandedIn:
-    """Returns the source with its labels and class names.
+    """Returns the source with its labels (None: those of the items) and class names.
 
-    Args:
-      labels: the labels of all examples; None: the labels are read from the items.
-      class_names: class names of the training data, which define the class indices; empty: unknown.
+    `class_names` are those of the training data, which define the class indices; empty: unknown.
     """
     labels, items_have_labels = _given_labels(source, labels)
     labels = labels.tolist() if isinstance(labels, np.ndarray) else labels
@@ -557,9 +543,7 @@ def _numbered(
 ) -> tuple[tuple[str, ...], LabelReader]:
     """Returns the class names for integer labels, and the `LabelReader` for these labels.
 
-    Args:
-      rows: the values in each example's label.
-      data_names, class_names: class names of the data set and of the training data; may be empty.
+    The class names of the data set and of the training data may be empty.
     """
     names = data_names or class_names
     counts, values = _flattened(rows, name)

@@ -277,9 +277,6 @@ def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
 
     A file's name is its path without suffix and without `end`: `x/a` for `x/a_leftImg8bit.png`, if
     `end` is `_leftImg8bit`.
-
-    Raises:
-      UserError: two files have the same name.
     """
     named: dict[str, str] = {}
     for file in sorted(files):

@@ -100,9 +100,6 @@ def _whole_groups(
     All groups are concatenated in a fixed order, stratified or stored (`in_order`), so each image
     has a position. A group belongs to the slice if the position of its middle is in the range
     `part`.
-
-    Raises:
-      UserError: the slice contains no group.
     """
     names = list(map(str, groups))
     _, first, group, counts = np.unique(

@@ -90,8 +90,8 @@ def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
 def _captions_digest(builder, split: str) -> str:
     """Returns a text that changes if the captions of a split such as `train+test` change.
 
-    It consists of the splits' hashes of captions, which `vit_jax.prepare` stores, or else of their
-    sizes in bytes: computing hashes would require reading all images.
+    It contains the hashes that `vit_jax.prepare` stores, or else sizes in bytes, as hashes would
+    require reading all images.
     """
     from etils import epath
 
