@@ -229,6 +229,11 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
     return values | ({"fields": digest(*source.known_fields())} if source.fields else {})
 
 
+def _of_source(name: str) -> Any:
+    """Returns a property, or a method, whose value is that of the attribute `source`."""
+    return property(attrgetter(f"source.{name}"))
+
+
 @dataclasses.dataclass(frozen=True)
 class Subset(Source):
     """A source with some images of another source, in the order of `indices`."""
@@ -236,12 +241,12 @@ class Subset(Source):
     source: Source
     indices: Sequence[int] | np.ndarray
 
-    class_names = property(attrgetter("source.class_names"))
-    max_labels = property(attrgetter("source.max_labels"))
-    numbered = property(attrgetter("source.numbered"))
-    left_out = property(attrgetter("source.left_out"))
-    fields = property(attrgetter("source.fields"))
-    recognized = property(attrgetter("source.recognized"))
+    class_names = _of_source("class_names")
+    max_labels = _of_source("max_labels")
+    numbered = _of_source("numbered")
+    left_out = _of_source("left_out")
+    fields = _of_source("fields")
+    recognized = _of_source("recognized")
 
     def __len__(self):
         return len(self.indices)
@@ -282,14 +287,14 @@ class Renumbered(Source):
     number: dict[int, int]  # Maps old to new class indices; labels of other classes are removed.
     empty_classes: tuple[str, ...] = ()
 
-    max_labels = property(attrgetter("source.max_labels"))
-    left_out = property(attrgetter("source.left_out"))
-    fields = property(attrgetter("source.fields"))
-    fair_order = property(attrgetter("source.fair_order"))
-    describe = property(attrgetter("source.describe"))
-    fields_of = property(attrgetter("source.fields_of"))
-    known_fields = property(attrgetter("source.known_fields"))
-    stored_files = property(attrgetter("source.stored_files"))
+    max_labels = _of_source("max_labels")
+    left_out = _of_source("left_out")
+    fields = _of_source("fields")
+    fair_order = _of_source("fair_order")
+    describe = _of_source("describe")
+    fields_of = _of_source("fields_of")
+    known_fields = _of_source("known_fields")
+    stored_files = _of_source("stored_files")
 
     def __len__(self):
         return len(self.source)
