@@ -15,23 +15,16 @@ from vit_jax.errors import UserError, nearest
 _PEERS = "--against=onnxruntime,timm"
 _TI = "--models=ViT-Ti/16"
 # Arguments of each benchmark, the most important benchmark first; on a CPU with smaller sizes.
-RUNS = {
-    "gpu": (),
+NAMES = (
+    *("gpu", "train", "inference", "predict", "input", "serve", "tpu", "overhead", "objectives"),
+    *("depth", "saving", "load", "resume", "fewshot", "memory", "crops"),
+)
+RUNS = dict.fromkeys(NAMES, ()) | {
     "train": ("--against=timm,vision_transformer,big_vision",),
     "inference": (_PEERS,),
     "predict": (_PEERS,),
-    "input": (),
     "serve": ("--seconds=15", "--against=onnxruntime"),
     "tpu": ("--against=vision_transformer,big_vision",),
-    "overhead": (),
-    "objectives": (),
-    "depth": (),
-    "saving": (),
-    "load": (),
-    "resume": (),
-    "fewshot": (),
-    "memory": (),
-    "crops": (),
 }
 ON_CPU = {name: (_TI, "--images=8") for name in ("train", "inference", "objectives", "depth")}
 ON_CPU |= {"predict": (_TI,), "serve": (_TI,)}
@@ -117,12 +110,8 @@ def _result(done: subprocess.CompletedProcess, record: Mapping | None) -> str:
         word = "skipped" if done.returncode == 2 else "failed"  # 2 is a user error.
         return f"{word}: {reason.removeprefix('error: ')}"
     figures = record["figures"] if record else {}
-    reasons = [
-        f"{name}, {row[key]}"
-        for name, row in figures.items()
-        for key in ("reason", "error")
-        if key in row
-    ]
+    rows = ((name, row, key) for name, row in figures.items() for key in ("reason", "error"))
+    reasons = [f"{name}, {row[key]}" for name, row, key in rows if key in row]
     return "; ".join(["measured", *reasons])
 
 

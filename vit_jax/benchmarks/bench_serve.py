@@ -10,11 +10,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,9 +92,8 @@ def _server(command: Sequence[str]) -> Iterator[str]:
 def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> Asked:
     """Sends requests from several clients, each after its last response, for some seconds."""
     until = time.perf_counter() + seconds
-    each = [Asked([], 0)] * clients
 
-    def ask(client: int) -> None:
+    def ask(client: int) -> Asked:
         waited, lost, turn = [], 0, client
         connection = http.client.HTTPConnection(url, timeout=60)
         while (started := time.perf_counter()) < until:
@@ -111,13 +110,10 @@ def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> A
                 lost += 1
             turn += clients
         connection.close()
-        each[client] = Asked(waited, lost)
+        return Asked(waited, lost)
 
-    threads = [threading.Thread(target=ask, args=(client,)) for client in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        each = [*pool.map(ask, range(clients))]
     return Asked([second for one in each for second in one.seconds], sum(one.lost for one in each))
 
 

@@ -346,13 +346,8 @@ class Jpeg:
         if interpolation == "area":
             place = Box(*map(round, place))
         # If a side is not a multiple of `shrink`, the side of the decoded image is rounded up.
-        outer = _around(
-            place,
-            into.shape,
-            interpolation if reads_outside else None,
-            -(-height // shrink),
-            -(-width // shrink),
-        )
+        sides = -(-height // shrink), -(-width // shrink)
+        outer = _around(place, into.shape, interpolation if reads_outside else None, *sides)
         pixels = self._decoded(outer, shrink)
         if pixels is None:
             return False

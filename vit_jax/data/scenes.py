@@ -431,15 +431,13 @@ def _box(item: Item, parts: Parts, size: int) -> _Box:
         max(right - left, 0),
         (level * drawings + item.drawing) * STRIDE * STRIDE,
         side,
-        (
-            middle + (d * x - b * y) * scale // (2 * determinant),
-            d * SIDE * scale // determinant,
-            -b * SIDE * scale // determinant,
-        ),
-        (
-            middle + (a * y - c * x) * scale // (2 * determinant),
-            -c * SIDE * scale // determinant,
-            a * SIDE * scale // determinant,
+        *(
+            (
+                middle + (p * x + q * y) * scale // (2 * determinant),
+                p * SIDE * scale // determinant,
+                q * SIDE * scale // determinant,
+            )
+            for p, q in ((d, -b), (-c, a))
         ),
     )
 

@@ -62,11 +62,10 @@ def text_column(path: str, schema, caption_key: str | None) -> str | None:
     if caption_key is None:
         return next((name for name in CAPTION_KEYS if name in texts), None)
     if caption_key not in texts:
-        reason = (
-            f"the column {caption_key!r} has {schema.field(caption_key).type} and no texts"
-            if caption_key in schema.names
-            else f"there is no column {caption_key!r}"
-        )
+        reason = f"there is no column {caption_key!r}"
+        if caption_key in schema.names:
+            kind = schema.field(caption_key).type
+            reason = f"the column {caption_key!r} has {kind} and no texts"
         raise UserError(
             f"{path}: {reason} (--caption_key); columns of texts are: {', '.join(texts) or 'none'}"
         )

@@ -577,14 +577,8 @@ def _prepared(out: Path, identity: tuple[str, ...]) -> Prepared:
     # The path contains the version. Without the version, TFDS would search for the newest version
     # of a registered data set.
     path = f"{'/'.join(identity[:-1])}:{identity[-1]}:{out.absolute()}"
-    return Prepared(
-        path,
-        summary["label_key"],
-        summary.get("caption_key"),
-        summary["splits"],
-        summary["skipped"],
-        summary["removed"],
-        summary.get("duplicates", 0),
-        summary.get("left_out", {}),
-        folder,
-    )
+    known = {key: summary[key] for key in ("label_key", "splits", "skipped", "removed")}
+    # Data without captions, and data that older versions have prepared, lack some of these values.
+    known |= {"caption_key": summary.get("caption_key"), "left_out": summary.get("left_out", {})}
+    known["duplicates"] = summary.get("duplicates", 0)
+    return Prepared(path=path, folder=folder, **known)

@@ -151,7 +151,6 @@ def find_weights(model: str, pretrained: str) -> Weights:
     function returns the weights with biases.
 
     Args:
-      model: name of the model, such as `DINOv2-S/14`.
       pretrained: the weights' tag, or their repository with or without its owner.
 
     Raises:

@@ -52,11 +52,10 @@ def card_text(about: Published) -> str:
         parts.append(f"{differing} Made with {facts.made_with}.")
         parts.append(_table(("config", "value"), facts.recipe))
     else:
-        origin = (
-            f"are on the page of the original, [{about.base}](https://huggingface.co/{about.base})"
-            if about.base
-            else "are published by its authors"
-        )
+        origin = "are published by its authors"
+        if about.base:
+            page = f"[{about.base}](https://huggingface.co/{about.base})"
+            origin = f"are on the page of the original, {page}"
         parts += [
             "## Training",
             "vit_jax has written these files from a checkpoint, and did not train it. Its data, "

@@ -156,12 +156,8 @@ class Service:
                 async with self._batcher.places(len(pixels), sum(pixels)):
                     names = asked.names
                     classes = await self._embeddings(names) if names else None
-                    answers = [
-                        self._of_image(image, size, number, asked, classes)
-                        for number, (image, size) in enumerate(
-                            zip(asked.images, pixels, strict=True), 1
-                        )
-                    ]
+                    sized = enumerate(zip(asked.images, pixels, strict=True), 1)
+                    answers = [self._of_image(*x, number, asked, classes) for number, x in sized]
                     results = await asyncio.gather(*answers)
                 return results[0] if single else {"results": results}
         except TimeoutError:

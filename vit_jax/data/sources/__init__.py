@@ -142,21 +142,8 @@ MIXTURE = mixture_of(_open)
 SOURCES: dict[str, SourceKind] = {
     kind.name: kind
     for kind in (
-        DIGITS,
-        SCATTERED,
-        CENTRED,
-        COLOURED,
-        FOLDER,
-        CSV,
-        MASKS,
-        DEPTHS,
-        COCO,
-        TFDS,
-        VTAB,
-        ARRAY_RECORD,
-        MIXTURE,
-        SYNTHETIC,
-        HANDED_IN,
+        *(DIGITS, SCATTERED, CENTRED, COLOURED, FOLDER, CSV, MASKS, DEPTHS, COCO, TFDS, VTAB),
+        *(ARRAY_RECORD, MIXTURE, SYNTHETIC, HANDED_IN),
     )
 }
 

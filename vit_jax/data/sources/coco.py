@@ -197,10 +197,8 @@ def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
     The folders are named after `stem`, such as `train2017`, or are `folders` of `root`.
     """
     inner = (stem, f"images/{stem}", *folders, "images", "")
-    return Listed(
-        file,
-        (os.path.join(os.path.dirname(file), ""), *(os.path.join(root, one, "") for one in inner)),
-    )
+    own = os.path.join(os.path.dirname(file), "")
+    return Listed(file, (own, *(os.path.join(root, one, "") for one in inner)))
 
 
 def _json_files(root: str) -> list[str]:

@@ -46,15 +46,11 @@ class Composition(NamedTuple):
 def compositions(collection: str) -> tuple[Composition, ...]:
     """Returns all combinations of a digit or character of a collection, a colour and a rotation."""
     return tuple(
-        Composition(
-            label,
-            f"{colour} {name} {turn}",
-            Look(COLOURS[colour], TURNS[turn]),
-            (label + number) % HELD_OUT == 0,
-        )
+        Composition(label, f"{colour} {name} {turn}", Look(rgb, angles), held_out)
         for label, name in enumerate(composed.class_names(collection))
-        for number, colour in enumerate(COLOURS)
-        for turn in TURNS
+        for number, (colour, rgb) in enumerate(COLOURS.items())
+        for held_out in [(label + number) % HELD_OUT == 0]
+        for turn, angles in TURNS.items()
     )
 
 

@@ -256,11 +256,9 @@ def _folders(where: str) -> list[str]:
 def _two_folders(where: str, map_folders: Sequence[str]) -> tuple[str, str] | None:
     """Returns the names of the image and map folders in `where`; None if one is missing."""
     named = {name.lower(): name for name in _folders(where)}
-    found = [
-        next((named[name] for name in names if name in named), None)
-        for names in (IMAGE_FOLDERS, map_folders)
-    ]
-    return (found[0], found[1]) if found[0] and found[1] else None
+    images = next((named[name] for name in IMAGE_FOLDERS if name in named), None)
+    maps = next((named[name] for name in map_folders if name in named), None)
+    return (images, maps) if images and maps else None
 
 
 def _splits_in(where: str) -> dict[str, str]:
