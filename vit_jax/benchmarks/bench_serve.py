@@ -90,7 +90,7 @@ def _server(command: Sequence[str]) -> Iterator[str]:
 
 
 def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> Asked:
-    """Sends requests from several clients, each after its last response, for some seconds."""
+    """Sends requests for some seconds; each client waits for a response before its next request."""
     until = time.perf_counter() + seconds
 
     def ask(client: int) -> Asked:

@@ -144,7 +144,7 @@ def compile_peers(
 
 
 def row(table: Table, program: Program, ours: Compiled | None = None) -> None:
-    """Adds a program's row to the first table, compared with `ours` unless it is our program."""
+    """Adds a program's row to the first table. `ours` None: the program is ours."""
     name, compiled, where, least = program
     memory = compiled.memory.temporaries / GIB
     values, ratios = ("does not fit", None, memory, None, None), (None, None)

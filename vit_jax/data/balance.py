@@ -69,7 +69,7 @@ def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -
 
 
 def known_counts(source: Source) -> np.ndarray | None:
-    """Returns the images of each class, `[classes]`; None: unknown, or not one label per image."""
+    """Returns the number of images per class. None: unknown, or an image lacks a single label."""
     table = source.known_labels()
     if table is None or not len(table) or ((table >= 0).sum(axis=1) != 1).any():
         return None
@@ -77,12 +77,12 @@ def known_counts(source: Source) -> np.ndarray | None:
 
 
 def inequality(counts: np.ndarray | None) -> float:
-    """Returns the size of the largest class divided by the smallest nonempty one; None: 1."""
+    """Returns the ratio of the largest to the smallest nonempty class; 1 if `counts` is None."""
     return 1.0 if counts is None else float(counts.max() / counts[counts > 0].min())
 
 
 def note_of(source: Source) -> str | None:
-    """Returns a note on unequal classes and how to balance them; None: at most `NOTED` to 1."""
+    """Returns a note for the user on unequal classes; None if the ratio is at most `NOTED`."""
     counts = known_counts(source)
     if inequality(counts) <= NOTED:
         return None

@@ -471,7 +471,7 @@ def _around(
 ) -> Box:
     """Returns the rectangle of all pixels that influence the resize of `box` to `size`.
 
-    The filter of `interpolation`, a key of `PILLOW`, also reads pixels around `box`; None does not.
+    With an interpolation (a key of `PILLOW`), its filter also reads pixels around `box`.
     """
     reach = PILLOW[interpolation][1] if interpolation else 0
     x, y = (reach * max(1.0, side) for side in (box.width / size[1], box.height / size[0]))

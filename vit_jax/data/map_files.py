@@ -33,7 +33,11 @@ def decode_mask(content: bytes) -> np.ndarray:
 
 
 def palette_of(content: bytes) -> dict[int, tuple[int, ...]]:
-    """Returns the colour of each index of a PNG mask; {} without palette. May raise UserError."""
+    """Returns the colour of each index of a PNG mask's palette; {} for a mask without a palette.
+
+    Raises:
+      UserError: the file is not an image.
+    """
     opened = _opened(content)
     levels = opened.getpalette() if opened.mode == "P" else None
     return dict(enumerate(zip(*[iter(levels or ())] * 3, strict=True)))

@@ -50,7 +50,7 @@ class RandPolicy:
         return [names[int(rng.random() * len(names))] for _ in range(self.layers)]
 
     def apply(self, name: str, image: Image.Image, level: float, sign: int) -> Image.Image:
-        """Applies an operation at a level from 0 to 10 in a direction, `sign` 1 or -1."""
+        """Applies an operation at a level from 0 to 10. Its direction is `sign`, 1 or -1."""
         return OPERATIONS[name](self, image, level / HIGHEST, sign)
 
     def _factor(self, strength: float, sign: int) -> float:

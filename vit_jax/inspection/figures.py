@@ -63,7 +63,7 @@ def pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], names: Sequen
 
 
 def tiles(images: Sequence[np.ndarray], columns: int, titles: Sequence[str] = (), **show) -> Figure:
-    """Returns a figure of images of one size, in rows of `columns`; `show` is for `imshow`."""
+    """Returns a figure of images of the same size, in rows. `show` are arguments of `imshow`."""
     columns = min(columns, len(images))
     rows, (width, height) = -(-len(images) // columns), _tile(images[0], TILE)
     height += TITLE if titles else 0

@@ -100,7 +100,7 @@ def _count_pixels(layer: LayerMaps) -> int:
 
 
 def _tiles(layer: LayerMaps) -> np.ndarray:
-    """Returns a layer's maps, `[images, tiles, rows, columns]`: heads, their mean, any rollout."""
+    """Returns the maps of a layer's heads, their mean and any rollout, `[images, tiles, ...]`."""
     maps = [layer.heads, layer.heads.mean(axis=1, keepdims=True)]
     if layer.rollout is not None:
         maps.append(layer.rollout[:, None])

@@ -98,7 +98,7 @@ def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
 
 
 def certainty(probabilities: Mapping[str, Sequence[float]], bins: int) -> str:
-    """Returns a stacked histogram as SVG of the probabilities of each group, such as correct."""
+    """Returns a stacked histogram of predicted probabilities as SVG. Each group has a colour."""
 
     def paint(axes):
         values = [[100 * x for x in each] for each in probabilities.values()]

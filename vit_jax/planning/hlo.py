@@ -303,7 +303,7 @@ def _convolution_flops(
 ) -> int:
     """Returns the FLOPs of a convolution, without products of padding zeros.
 
-    `left`, `right` and `out` are the shapes of images, kernel and result; `attributes` the text.
+    `left`, `right` and `out` are the shapes of the images, the kernel and the result.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes).groups()
     left_by, right_by, out_by = (

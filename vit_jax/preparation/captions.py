@@ -82,7 +82,7 @@ def _is_text(kind) -> bool:
 
 
 def missing_error(missing: Sequence[str], count: int, images: int) -> UserError:
-    """Returns the error for `count` of `images` images without a caption, `missing` first."""
+    """Returns the error for images without a caption; `missing` names the first ones."""
     names = ", ".join(missing) + (" ..." if count > len(missing) else "")
     return UserError(
         f"{count:,} of {images:,} images have no caption or an empty one: {names}; add them, skip "

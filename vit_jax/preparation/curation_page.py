@@ -86,9 +86,10 @@ def report_curation(
 
 
 def _retrieved(curated: Curated, train: Source) -> tuple[list[list[Figure]], list[list[Figure]]]:
-    """Returns a sample of rows, and the rows with the least similar neighbours that it may lack.
+    """Returns a sample of rows, and the rows with the least similar neighbours.
 
-    A row shows a curated image and its neighbours.
+    A row shows a curated image and its neighbours. The second list is empty if the sample contains
+    all rows.
     """
     neighbours = curated.neighbours
     starts = np.flatnonzero(np.diff(neighbours["curated"], prepend=-1))

@@ -61,7 +61,11 @@ def fingerprint(pixels: np.ndarray) -> np.uint64:
 
 
 def fingerprint_of(image: bytes | np.ndarray) -> np.uint64:
-    """Returns the `fingerprint` of pixels (uint8) or of an encoded image; may raise Unreadable."""
+    """Returns the `fingerprint` of pixels (uint8) or of an encoded image.
+
+    Raises:
+      Unreadable: the bytes are not an image.
+    """
     return fingerprint(small_pixels(image))
 
 
@@ -277,7 +281,7 @@ class Thumbnail(NamedTuple):
 
 
 def thumbnail(image: bytes | np.ndarray, side: int = 240) -> Thumbnail | None:
-    """Returns an image, encoded or pixels, with sides of at most `side`; None: unreadable."""
+    """Returns a thumbnail with sides of at most `side` pixels; None: the image is unreadable."""
     try:
         pixels = np.ascontiguousarray(decode(image)[..., ::-1])  # BGR for OpenCV.
     except Unreadable:

@@ -116,7 +116,7 @@ def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
 
 
 def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Returns the most similar image of each image, and the similarity; `pairs` are sorted."""
+    """Returns the index and the similarity of the most similar image of each image."""
     nearest = {}
     for first, second, value in pairs.tolist():
         nearest.setdefault(first, (second, value))

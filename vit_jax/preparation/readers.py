@@ -253,7 +253,7 @@ def _check_keys(kind: str, label_key: str | None, caption_key: str | None) -> No
 
 
 def _locate(source: str, kind: str | None) -> tuple[Path, str]:
-    """Returns the path and the kind of a data set; `kind` None: the files determine the kind."""
+    """Returns the path and the kind of a data set. Without `kind`, its files determine the kind."""
     root = Path(source)
     if root.exists():
         return root, kind or _recognise(root)

@@ -199,7 +199,7 @@ class ClassifierEngine(Engine):
     def _of_names(
         self, image: np.ndarray, classes: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the most likely classes of an image's embedding: probabilities and indices."""
+        """Returns probabilities and indices of the most likely classes of an image's embedding."""
         assert self.names is not None
         chances = self.names.probabilities(image, classes)
         labels = np.argsort(-chances, kind="stable")[: self._top]

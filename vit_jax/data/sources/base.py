@@ -175,7 +175,10 @@ def naming(place: str) -> Iterator[None]:
 
 
 def lacking(images: str, source: Source, most: int = 20) -> list[str]:
-    """Returns a list with a note on classes without "training" (`images`) images; else empty."""
+    """Returns a list with a note on classes without images; empty if all classes have images.
+
+    `images` is an adjective for the note, such as "training".
+    """
     empty = source.empty_classes
     more = f" and {len(empty) - most:,} more" if len(empty) > most else ""
     return [f"note: no {images} images of {', '.join(empty[:most])}{more}"] if empty else []

@@ -338,9 +338,10 @@ def _in_order(file: str, content: Mapping[str, Any]) -> tuple[list[Mapping], np.
 def _classes(
     file: str, content: Mapping[str, Any], masks: bool, class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[int, int]]:
-    """Returns the class names, of the background first for `masks`, and the indices by category id.
+    """Returns the class names, and the class index by category id.
 
-    They must be among those of the training data, if `class_names` is not None.
+    For `masks`, the first class is the background. The classes must be among those of the training
+    data (`class_names`), if the file is not the training data.
     """
     categories = sorted(content["categories"], key=lambda category: category["id"])
     category_names = [BACKGROUND] * masks + [str(one["name"]) for one in categories]

@@ -190,10 +190,7 @@ def _captions(
 
 
 def _is_of_split(row: list[str], place: int | None, split: str | None) -> bool:
-    """Returns True if a row belongs to a split; None: all rows do.
-
-    `place` is the index of the column with the split's name; None: there is no such column.
-    """
+    """Returns True if a row belongs to a split. All rows do if the split or its column is None."""
     if split is None or place is None:
         return True
     cell = _cell(row, place)
@@ -500,7 +497,10 @@ def lists_files(path: str) -> bool:
 def value_columns(path: str) -> list[str]:
     """Returns the names, in lower case, of a CSV's columns without image paths and split names.
 
-    The list is empty if the CSV has no header. Raises UserError for a CSV that cannot be read.
+    The list is empty if the CSV has no header.
+
+    Raises:
+      UserError: the CSV cannot be read, or has no column with image paths.
     """
     rows = _read(path)
     columns = _columns(path, rows, None)

@@ -574,7 +574,7 @@ def _flattened(rows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray
 
 
 def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name: str) -> None:
-    """Raises UserError for labels (see `_flattened`) that are not below `num_names`; 0: unknown."""
+    """Raises UserError for labels that are not class indices; `num_names` 0: no class names."""
     with naming(f"the {name} data"):
         check_lists(counts, values, num_names or None)
     limit = num_names or MOST_CLASSES

@@ -124,7 +124,8 @@ def caption_feature(features: Mapping, caption_key: str) -> str | None:
 def text_features(features: Mapping, above: str = "", nested: int = 0) -> Iterator[str]:
     """Yields the names, in a tf.Example, of all features that are texts or sequences of texts.
 
-    Features within other features have a prefix, `above`, and are `nested` in several sequences.
+    Features within other features have the prefix `above`; `nested` is the number of sequences
+    around them.
     """
     from tensorflow_datasets.core import features as kinds
     from tensorflow_datasets.core.utils import dtype_utils

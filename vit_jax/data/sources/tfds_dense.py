@@ -67,7 +67,7 @@ def dense_reader(builder, options: SourceOptions) -> tuple[str, tuple[str, ...],
 
 
 def _only(builder, kind: str, is_one: Callable[[Any], bool]) -> tuple[str, Any]:
-    """Returns the name and the feature for which alone `is_one` returns True."""
+    """Returns the name of the only feature for which `is_one` returns True, and the feature."""
     features = builder.info.features
     found = [name for name, feature in features.items() if name != "image" and is_one(feature)]
     if len(found) != 1:
