@@ -146,19 +146,16 @@ def machine(stopwatch: Stopwatch) -> None:
     )
 
 
-def timed(call: Callable[[], Any], times: int = 20) -> float:
-    """Returns the duration of a call in seconds.
-
-    The result is the median of three measurements, each the mean of `times` calls.
-    """
+def timed(call: Callable[[], Any]) -> float:
+    """Returns the seconds of a call: the median of three measurements, each of 20 calls."""
     jax.block_until_ready(call())
     found = []
     for _ in range(3):
         started = time.perf_counter()
-        for _ in range(times):
+        for _ in range(20):
             out = call()
         jax.block_until_ready(out)
-        found.append((time.perf_counter() - started) / times)
+        found.append((time.perf_counter() - started) / 20)
     return statistics.median(found)
 
 

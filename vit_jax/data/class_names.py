@@ -174,11 +174,11 @@ def _check_distinct(names: Sequence[str]) -> None:
             )
 
 
-def shortened(names: Sequence[str], most: int = 12) -> str:
-    """Joins names by commas; more than `most` names are shortened to the first and last few."""
-    if len(names) <= most:
+def shortened(names: Sequence[str]) -> str:
+    """Joins names by commas; more than 12 names are shortened to the first six and last three."""
+    if len(names) <= 12:
         return ", ".join(names)
-    return f"{', '.join(names[: most // 2])}, ..., {', '.join(names[-(most // 4) :])}"
+    return f"{', '.join(names[:6])}, ..., {', '.join(names[-3:])}"
 
 
 def _key(name: str) -> str:

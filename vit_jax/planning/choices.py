@@ -13,6 +13,7 @@ from vit_jax.planning.estimate import Estimate, estimate
 from vit_jax.progress import duration
 from vit_jax.runs.memory_check import LEFT, Changes, in_words, likely_changes
 
+ATTEMPTS = 4  # Maximum number of estimates in the search for changes that fit.
 # Function that estimates a config's run on some devices.
 Planner = Callable[[RunOptions, Workload, Slice, dict[str, dict]], Estimate]
 
@@ -25,7 +26,6 @@ def nearest_fit(
     failed: Estimate,
     log: Callable[[str], None],
     planner: Planner = estimate,
-    attempts: int = 4,
 ) -> tuple[Changes, Estimate] | None:
     """Searches for config changes with which the training step fits into memory.
 
@@ -35,13 +35,13 @@ def nearest_fit(
     Args:
       failed: estimate of the config without changes.
       planner: function that estimates a run.
-      attempts: maximum number of estimates.
 
     Returns:
       The first changes that fit, and their estimate; None: no candidate fits.
     """
     memory, limit = failed.memory, where.chip.memory_bytes
     sizes = memory.parameters, memory.optimizer, memory.temporaries
+    attempts = ATTEMPTS
     for changes in likely_changes(config, where.devices, limit, *sizes):
         if not attempts:
             break

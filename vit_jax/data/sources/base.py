@@ -174,14 +174,14 @@ def naming(place: str) -> Iterator[None]:
         raise UserError(f"{place}: {error}") from error
 
 
-def lacking(images: str, source: Source, most: int = 20) -> list[str]:
+def lacking(images: str, source: Source) -> list[str]:
     """Returns a list with a note on classes without images; empty if all classes have images.
 
     `images` is an adjective for the note, such as "training".
     """
     empty = source.empty_classes
-    more = f" and {len(empty) - most:,} more" if len(empty) > most else ""
-    return [f"note: no {images} images of {', '.join(empty[:most])}{more}"] if empty else []
+    more = f" and {len(empty) - 20:,} more" if len(empty) > 20 else ""
+    return [f"note: no {images} images of {', '.join(empty[:20])}{more}"] if empty else []
 
 
 def spread(images: int, most: int) -> list[int]:
