@@ -15,23 +15,16 @@ from vit_jax.errors import UserError, nearest
 _PEERS = "--against=onnxruntime,timm"
 _TI = "--models=ViT-Ti/16"
 # Arguments of each benchmark, the most important benchmark first; on a CPU with smaller sizes.
-RUNS = {
-    "gpu": (),
+NAMES = (
+    *("gpu", "train", "inference", "predict", "input", "serve", "tpu", "overhead", "objectives"),
+    *("depth", "saving", "load", "resume", "fewshot", "memory", "crops"),
+)
+RUNS = dict.fromkeys(NAMES, ()) | {
     "train": ("--against=timm,vision_transformer,big_vision",),
     "inference": (_PEERS,),
     "predict": (_PEERS,),
-    "input": (),
     "serve": ("--seconds=15", "--against=onnxruntime"),
     "tpu": ("--against=vision_transformer,big_vision",),
-    "overhead": (),
-    "objectives": (),
-    "depth": (),
-    "saving": (),
-    "load": (),
-    "resume": (),
-    "fewshot": (),
-    "memory": (),
-    "crops": (),
 }
 ON_CPU = {name: (_TI, "--images=8") for name in ("train", "inference", "objectives", "depth")}
 ON_CPU |= {"predict": (_TI,), "serve": (_TI,)}
@@ -58,7 +51,6 @@ def measure(
       minutes: time limit; no benchmark starts after it.
       only: names of benchmarks; empty: all.
       again: also run benchmarks with current figures.
-      more: further arguments of all benchmarks.
       runs: arguments of each benchmark, in the order of the runs.
       program: command that runs a benchmark, without the benchmark's name and arguments.
       here: the result of `figures.facts`; None: a new process returns it, because JAX would occupy
@@ -118,22 +110,15 @@ def _result(done: subprocess.CompletedProcess, record: Mapping | None) -> str:
         word = "skipped" if done.returncode == 2 else "failed"  # 2 is a user error.
         return f"{word}: {reason.removeprefix('error: ')}"
     figures = record["figures"] if record else {}
-    reasons = [
-        f"{name}, {row[key]}"
-        for name, row in figures.items()
-        for key in ("reason", "error")
-        if key in row
-    ]
+    rows = ((name, row, key) for name, row in figures.items() for key in ("reason", "error"))
+    reasons = [f"{name}, {row[key]}" for name, row, key in rows if key in row]
     return "; ".join(["measured", *reasons])
 
 
 def print_figures(out: str | Path, names: Iterable[str], here: Mapping[str, Any]) -> None:
     """Prints a table of the figures in a folder, with date, and `old` for outdated figures.
 
-    Args:
-      out: folder with NAME.json of each benchmark.
-      names: names of the benchmarks.
-      here: the result of `figures.facts` now.
+    `here` is the result of `figures.facts` now.
     """
     print()
     table = Table("figure", {"value": ",.4g", "date": "", "state": ""})

@@ -4,6 +4,7 @@ The first comparison is between DINO's training step and a supervised training s
 is between a separate forward pass for each crop size, and one pass over all crops.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -46,25 +47,21 @@ def measure(configs: Mapping[str, RunOptions], slices: Sequence[str], images: in
       configs: the config of DINO's training step for each ViT, by the ViT's name. The supervised
         step trains the same ViT.
       slices: chip and topology, such as `v5e:2x2`.
-      images: images per device.
     """
     columns = {"TFLOP a device": ".2f", "FLOPs to the first": ".2f"}
     columns |= {"M cycles (estimated)": ".1f", "cycles to the first": ".2f", "GiB": ".2f"}
     table = Table("program, slice", columns)
-    for name, teacher in configs.items():
-        for each in slices:
-            chip, _, topology = each.partition(":")
-            where = find_slice(chip, topology)
-            batch_size, steps = images * where.devices, {}
-            supervised = other_projects.our_config(name, max(CROPS), "bfloat16", batch_size)
-            taught = with_values(teacher, {"batch_size": batch_size})
-            for label, config in {"supervised step": supervised, "DINO's step": taught}.items():
-                steps[label] = compile_step(config, where, other_projects.CLASSES, STEPS)
-            show(table, name, where, steps)
-            forms = {
-                label: compile_form(form, name, where, images) for label, form in FORMS.items()
-            }
-            show(table, name, where, forms)
+    for (name, teacher), each in itertools.product(configs.items(), slices):
+        chip, _, topology = each.partition(":")
+        where = find_slice(chip, topology)
+        batch_size, steps = images * where.devices, {}
+        supervised = other_projects.our_config(name, max(CROPS), "bfloat16", batch_size)
+        taught = with_values(teacher, {"batch_size": batch_size})
+        for label, config in {"supervised step": supervised, "DINO's step": taught}.items():
+            steps[label] = compile_step(config, where, other_projects.CLASSES, STEPS)
+        show(table, name, where, steps)
+        forms = {label: compile_form(form, name, where, images) for label, form in FORMS.items()}
+        show(table, name, where, forms)
     return table.figures
 
 
@@ -89,8 +86,6 @@ def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compil
 
     Args:
       form: function that encodes the crops, `pass_by_pass` or `packed`.
-      name: name of the ViT.
-      where: the TPU slice to compile for.
       images: number of images per device, before they are cropped.
     """
     mesh = make_mesh(devices=topology_devices(where))
@@ -121,11 +116,9 @@ def pass_by_pass(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
     Returns:
       The last layer's tokens `[crops, tokens, dim]` for each crop size.
     """
-    sized = [model.resized(images.shape[1:3]) for images in crops]
-    return [
-        each.encode(each.assemble(each.patches(images)))
-        for each, images in zip(sized, crops, strict=True)
-    ]
+    sized = (model.resized(images.shape[1:3]) for images in crops)
+    pairs = zip(sized, crops, strict=True)
+    return [each.encode(each.assemble(each.patches(images))) for each, images in pairs]
 
 
 def packed(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:

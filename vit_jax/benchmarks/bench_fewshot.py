@@ -14,10 +14,7 @@ CLASSES, FEATURES, TEST_IMAGES, PENALTY = 1000, 1024, 50_000, 2.0**10
 def measure(shots: tuple[int, ...] = (1, 5, 10, 25)) -> dict:
     """Prints and returns the seconds of a least squares fit with 1,000 classes and 1,024 features.
 
-    The seconds do not include the compilation.
-
-    Args:
-      shots: numbers of images per class.
+    Compilation is not included. `shots` are numbers of images per class.
     """
     mesh = make_mesh()
     rng = np.random.default_rng(0)
@@ -31,10 +28,8 @@ def measure(shots: tuple[int, ...] = (1, 5, 10, 25)) -> dict:
 
     test, test_labels = draw(TEST_IMAGES)
     placed = over_devices(test, mesh), over_devices(test_labels[:, None], mesh, fill=-1)
-    print(
-        f"{CLASSES:,} classes, {FEATURES:,} features, penalty {PENALTY:g}; {TEST_IMAGES:,} test "
-        "images"
-    )
+    sizes = f"{CLASSES:,} classes, {FEATURES:,} features, penalty {PENALTY:g}"
+    print(f"{sizes}; {TEST_IMAGES:,} test images")
     columns = {"fit, s": ".2f", "scores, s": ".2f", "accuracy": ".1%"}
     table = Table("images per class", columns | {"difference from NumPy": ".0e"})
     for count in shots:

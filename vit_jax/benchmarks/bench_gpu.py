@@ -13,6 +13,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -39,13 +40,8 @@ SECONDS, TURNS = 2.0, 3  # Duration of a turn, and number of turns of each progr
 PARTS = ("machine", "train", "parity", "attention")
 # Batch size for each model and image size. The batches are large enough to use an H100 fully, but
 # do not fill the H100's memory.
-TRAINED = {
-    ("ViT-B/16", 224): 128,
-    ("ViT-S/16", 224): 256,
-    ("ViT-L/16", 224): 64,
-    ("ViT-B/16", 384): 48,
-}
-TRAINED |= {("ConvNeXt-T", 224): 128, ("Swin-T", 224): 128}
+TRAINED = {("ViT-B/16", 224): 128, ("ViT-S/16", 224): 256, ("ViT-L/16", 224): 64}
+TRAINED |= {("ViT-B/16", 384): 48, ("ConvNeXt-T", 224): 128, ("Swin-T", 224): 128}
 ATTENDED = ((128, 197, 12, 64), (48, 577, 12, 64))  # Batch, tokens, heads, head_dim.
 ATTENTIONS = ("cudnn", "xla")
 
@@ -123,17 +119,12 @@ def trained_models(
 ) -> dict[tuple[str, int], int]:
     """Returns the batch size of each (model, image size) that `measure` times.
 
-    Args:
-      models: names of models; empty: the models of `TRAINED`.
-      images: batch size of all models; None: as in `TRAINED`.
-      image_size: image size of all models; None: as in `TRAINED`.
+    The models of `TRAINED` are the default, and so are their batch and image sizes.
     """
     trained = {key: count for key, count in TRAINED.items() if not models or key[0] in models}
     known = {model for model, _ in TRAINED}
     trained |= {(model, 224): 64 for model in models if model not in known}
-    return {
-        (model, image_size or size): images or count for (model, size), count in trained.items()
-    }
+    return {(name, image_size or size): images or n for (name, size), n in trained.items()}
 
 
 def machine(stopwatch: Stopwatch) -> None:
@@ -155,19 +146,16 @@ def machine(stopwatch: Stopwatch) -> None:
     )
 
 
-def timed(call: Callable[[], Any], times: int = 20) -> float:
-    """Returns the duration of a call in seconds.
-
-    The result is the median of three measurements, each the mean of `times` calls.
-    """
+def timed(call: Callable[[], Any]) -> float:
+    """Returns the seconds of a call: the median of three measurements, each of 20 calls."""
     jax.block_until_ready(call())
     found = []
     for _ in range(3):
         started = time.perf_counter()
-        for _ in range(times):
+        for _ in range(20):
             out = call()
         jax.block_until_ready(out)
-        found.append((time.perf_counter() - started) / times)
+        found.append((time.perf_counter() - started) / 20)
     return statistics.median(found)
 
 
@@ -194,25 +182,20 @@ def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> No
 
     Args:
       shape: batch, tokens, heads and head_dim.
-      stopwatch: logs the results.
     """
     if jax.default_backend() == "cpu":
         shape = (1, 16, *shape[2:])  # Tests run the benchmark on a CPU: one image, few tokens.
-    inputs, found = (
-        [jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in range(3)],
-        {},
-    )
+    inputs = [jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in range(3)]
+    found = {}
 
     def loss(*inputs):
         return attention.attend(*inputs).astype(jnp.float32).sum()
 
     for name in ATTENTIONS:
         jax.clear_caches()  # JAX would reuse the trace with the previous implementation.
+        functions = attention.attend, jax.grad(loss, (0, 1, 2))
         with attending(name):
-            programs = [
-                jax.jit(f).lower(*inputs).compile()
-                for f in (attention.attend, jax.grad(loss, (0, 1, 2)))
-            ]
+            programs = [jax.jit(function).lower(*inputs).compile() for function in functions]
         found[name] = [1e3 * timed(partial(program, *inputs)) for program in programs]
     stopwatch.row(f"attention {shape}", milliseconds_forward_and_both=found)
 
@@ -223,9 +206,8 @@ def compare_with_cpu(name: str, image_size: int, stopwatch: Stopwatch) -> None:
     The reference is the same computation in float32 on the CPU. An error is
     ||x - reference|| / ||reference||.
     """
-    images = np.random.default_rng(0).integers(
-        256, size=(8, image_size, image_size, 3), dtype=np.uint8
-    )
+    shape = (8, image_size, image_size, 3)
+    images = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
     cpu, here = jax.devices("cpu")[0], jax.devices()[0]
     reference: dict[str, np.ndarray] = {}
     for row, device, dtype, precision, attends in (
@@ -236,25 +218,18 @@ def compare_with_cpu(name: str, image_size: int, stopwatch: Stopwatch) -> None:
         ("cpu bfloat16", cpu, "bfloat16", "highest", "xla"),
         ("float32, highest precision", here, "float32", "highest", "xla"),
     ):
-        with (
-            attending(attends),
-            jax.default_device(device),
-            jax.default_matmul_precision(precision),
-        ):
+        precise = jax.default_matmul_precision(precision)
+        with attending(attends), jax.default_device(device), precise:
             found = _outputs(name, dtype, images, device.platform)
-        reference = reference or found
-        errors = {
-            key: float(np.linalg.norm(found[key] - reference[key]) / np.linalg.norm(reference[key]))
-            for key in reference
-        }
+        reference, norm = reference or found, np.linalg.norm
+        errors = {key: float(norm(found[key] - x) / norm(x)) for key, x in reference.items()}
         stopwatch.row(f"parity {name}, {row}", relative_errors=errors)
 
 
 def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[str, np.ndarray]:
     scanned = {"scan": True} if is_vit(name) else {}  # Compiles faster.
-    model = create_model(
-        name, num_classes=other_projects.CLASSES, image_size=images.shape[1], dtype=dtype, **scanned
-    )
+    sizes = dict(num_classes=other_projects.CLASSES, image_size=images.shape[1])
+    model = create_model(name, dtype=dtype, **sizes, **scanned)
     # A new model's head is zero, so the gradients of all other layers would be zero. Therefore the
     # head gets random values.
     head = model.head.kernel
@@ -264,17 +239,13 @@ def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[s
     def loss(params):
         with placing(lambda _, x: x, platform):
             logits = nnx.merge(graphdef, params)(images).astype(jnp.float32)
-        return -jax.nn.log_softmax(logits)[
-            np.arange(len(images)), np.arange(len(images))
-        ].mean(), logits
+        labels = np.arange(len(images))
+        return -jax.nn.log_softmax(logits)[labels, labels].mean(), logits
 
     (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     flat = np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(gradient)])
-    return {
-        "logits": np.asarray(logits, np.float64),
-        "loss": np.asarray(value, np.float64),
-        "gradient": flat,
-    }
+    found = {"logits": logits, "loss": value, "gradient": flat}
+    return {key: np.asarray(x, np.float64) for key, x in found.items()}
 
 
 def time_training(model: str, image_size: int, images: int, stopwatch: Stopwatch) -> None:
@@ -293,10 +264,8 @@ def our_step(model: str, image_size: int, images: int, attends: str) -> Program:
     config = other_projects.our_config(model, image_size, fast_dtype(), images)
     with attending(attends):
         compiled, seconds, step = compile_ours(config)
-    facts = {
-        "compile_seconds": round(seconds, 1),
-        "memory_gib": round(program_memory(compiled) / GIB, 2),
-    }
+    memory = round(program_memory(compiled) / GIB, 2)
+    facts = {"compile_seconds": round(seconds, 1), "memory_gib": memory}
 
     def run(steps: int) -> None:
         for _ in range(steps):
@@ -321,12 +290,7 @@ def race(
     not contain timm.
 
     Args:
-      stopwatch: logs the results.
-      model: name of the model.
-      image_size: image size in pixels.
-      images: batch size.
       programs: our step with each implementation of attention, by name.
-      timm: timm's step.
     """
     programs = programs | {"timm": timm}
     times = time_in_turns(programs)
@@ -383,10 +347,9 @@ def timm_process(model: str, images: int, image_size: int) -> Iterator[Program]:
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
+    arguments = (theirs, model, images, image_size)
     with mock.patch.dict(os.environ, JAX_PLATFORMS="cpu"):
-        process = context.Process(
-            target=_train_timm, args=(theirs, model, images, image_size), daemon=True
-        )
+        process = context.Process(target=_train_timm, args=arguments, daemon=True)
         process.start()
     theirs.close()
     facts: dict[str, Any] = {}
@@ -415,11 +378,8 @@ def _train_timm(pipe, model: str, images: int, image_size: int) -> None:
     started = time.perf_counter()
     for _ in range(2):
         step().item()
-    facts = {
-        "name": name,
-        "torch": torch.__version__,
-        "compile_seconds": time.perf_counter() - started,
-    }
+    seconds = time.perf_counter() - started
+    facts = {"name": name, "torch": torch.__version__, "compile_seconds": seconds}
     if torch.cuda.is_available():
         facts["memory_gib"] = torch.cuda.max_memory_allocated() / GIB
     pipe.send(facts)
@@ -434,7 +394,7 @@ def _train_timm(pipe, model: str, images: int, image_size: int) -> None:
 
 def keep_profile(stopwatch: Stopwatch, name: str, program: Program) -> None:
     """Profiles a step: writes the duration of each kernel, and the compiled program as text."""
-    steps, kernels = 3, dict[str, float]()
+    steps, kernels = 3, Counter()
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             program.run(steps)
@@ -444,10 +404,8 @@ def keep_profile(stopwatch: Stopwatch, name: str, program: Program) -> None:
                     continue
                 for line in plane.lines:
                     for event in line.events if line.name.startswith("Stream") else ():
-                        kernels[event.name] = (
-                            kernels.get(event.name, 0) + event.duration_ns / steps / 1e6
-                        )
-    longest = dict(sorted(kernels.items(), key=lambda item: -item[1]))
+                        kernels[event.name] += event.duration_ns / steps / 1e6
+    longest = dict(kernels.most_common())
     (stopwatch.out / f"kernels-{name}.json").write_text(json.dumps(longest, indent=1))
     with gzip.open(stopwatch.out / f"program-{name}.txt.gz", "wt") as file:
         file.write(program.text)

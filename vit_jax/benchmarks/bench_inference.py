@@ -5,6 +5,7 @@ ViT paper shows inference speed and largest batch.
 """
 
 import importlib.util
+import itertools
 import os
 import tempfile
 import time
@@ -53,27 +54,19 @@ def measure(
     All programs compute logits from uint8 images. They run in turns; the results are medians.
 
     Args:
-      models: names of models.
-      images: batch size per device.
-      image_sizes: image sizes in pixels.
       against: libraries in `PEERS` to compare with.
       dtype: dtype of our computation. None: float32 on a CPU, bfloat16 on other devices, as in the
         other libraries.
       largest: also print the largest batch that fits on a device.
       memory_gib: memory limit for `largest`; None: the device's memory.
-      out: file for the plot.
-      turns: number of turns.
       seconds: time for which each program runs in a turn.
 
     Raises:
       UserError: a model is unknown, an image size is not divisible by its patch size, or the
         device's memory is unknown.
     """
-    cards = {
-        (model, size): model_card(model, image_size=size, num_classes=other_projects.CLASSES)
-        for model in models
-        for size in image_sizes
-    }
+    classes, pairs = other_projects.CLASSES, itertools.product(models, image_sizes)
+    cards = {(x, size): model_card(x, image_size=size, num_classes=classes) for x, size in pairs}
     keep_freed_memory()
     limit = memory_limit(memory_gib) if largest else None
     dtype, batch = dtype or fast_dtype(), images * jax.device_count()
@@ -81,7 +74,9 @@ def measure(
     speeds: dict[str, dict[int, float]] = {}  # Keyed by program and image size.
     for (model, size), card in cards.items():
         runners = {model: make_ours(model, batch, size, dtype)}
-        runners |= make_others(table, model, batch, size, against)
+        for peer in against:
+            with table.skipping(peer):
+                runners[f"{model}, {peer}"] = PEERS[peer](model, batch, size)
         race(table, [*runners.values()], batch, 2 * batch * card.multiply_adds, turns, seconds)
         for line, runner in runners.items():
             speeds.setdefault(line, {})[size] = table.figures[runner.name]["images/s"]
@@ -94,22 +89,6 @@ def measure(
     return table.figures
 
 
-def make_others(
-    table: Table, model: str, batch: int, image_size: int, against: Sequence[str]
-) -> dict[str, Runner]:
-    """Returns the programs of other libraries for a model, by their titles.
-
-    If a library does not have the model, the reason is added to the table.
-    """
-    runners = {}
-    for peer in against:
-        try:
-            runners[f"{model}, {peer}"] = PEERS[peer](model, batch, image_size)
-        except UserError as error:
-            table.skip(peer, error)
-    return runners
-
-
 def print_largest_batches(
     table: Table, models: Sequence[tuple[str, int]], limit: int, dtype: str
 ) -> dict[str, dict[int, int]]:
@@ -119,7 +98,6 @@ def print_largest_batches(
       table: the table of inference speed, whose figures also contain the results.
       models: pairs of a model's name and its image size.
       limit: memory of the device in bytes.
-      dtype: dtype of the computation.
     """
     print()
     column = f"images on a device, the most that fit into {limit / GIB:.2f} GiB"
@@ -147,12 +125,8 @@ def lower_ours(
       lowered forward pass.
     """
     options = other_projects.our_config(model, image_size, dtype, batch)
-    program = make_program(
-        options,
-        num_classes=other_projects.CLASSES,
-        steps=10**6,
-        mesh=make_mesh(options.mesh, devices),
-    )
+    classes, mesh = other_projects.CLASSES, make_mesh(options.mesh, devices)
+    program = make_program(options, num_classes=classes, steps=10**6, mesh=mesh)
     params = program.state["params"]
     places = jax.tree.map(lambda x: x.sharding, params)
     forward = make_forward(program.graphdef, program.mesh, places)
@@ -170,12 +144,11 @@ def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
     compiled, seconds = compile_timed(lowered)
     params = program.initial_state(0)["params"]
     data = {"image": random_batch(batch, image_size, program.mesh)[0]}
-    return Runner(
-        f"{model} {image_size}",
-        seconds,
-        program_memory(compiled),
-        lambda: jax.block_until_ready(compiled(params, data)),
-    )
+
+    def step():
+        jax.block_until_ready(compiled(params, data))
+
+    return Runner(f"{model} {image_size}", seconds, program_memory(compiled), step)
 
 
 def make_timm(model: str, batch: int, image_size: int) -> Runner:
@@ -215,9 +188,6 @@ def export_to_onnxruntime(
     """Exports timm's model with PyTorch to ONNX Runtime, with one thread per core.
 
     Args:
-      model: our name of the model.
-      batch: batch size.
-      image_size: image size in pixels.
       features: True: the output is the input of the head instead of logits.
 
     Returns:
@@ -227,13 +197,10 @@ def export_to_onnxruntime(
     Raises:
       UserError: a package is not installed, timm has no such model, or JAX does not use the CPU.
     """
-    absent = [
-        name for name in ("onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None
-    ]
-    if absent:
-        raise UserError(
-            f"{absent[0]} is not installed: pip install onnxruntime onnxscript timm torch"
-        )
+    for package in ("onnxruntime", "onnxscript"):
+        if importlib.util.find_spec(package) is None:
+            command = "pip install onnxruntime onnxscript timm torch"
+            raise UserError(f"{package} is not installed: {command}")
     if jax.default_backend() != "cpu":
         raise UserError("ONNX Runtime is measured on CPUs only: JAX_PLATFORMS=cpu")
     torch, name, module = timm_model(model, image_size)
@@ -266,9 +233,8 @@ PEERS = {"onnxruntime": make_onnxruntime, "timm": make_timm}
 
 def random_images(batch: int, image_size: int) -> np.ndarray:
     """Returns random images in PyTorch's layout, uint8 `[batch, channels, height, width]`."""
-    return np.random.default_rng(0).integers(
-        256, size=(batch, 3, image_size, image_size), dtype=np.uint8
-    )
+    shape = (batch, 3, image_size, image_size)
+    return np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
 
 
 def memory_limit(gib: float | None) -> float:
@@ -286,11 +252,8 @@ def memory_limit(gib: float | None) -> float:
 def largest_batch(memory: Callable[[int], int], limit: float) -> int:
     """Returns the largest batch size that fits into `limit` bytes; 0 if a single image does not.
 
-    The batch size is found by doubling and bisection, with a relative precision of 1/32.
-
-    Args:
-      memory: returns the memory in bytes that a batch size needs.
-      limit: available memory in bytes.
+    It is found by doubling and bisection, with a relative precision of 1/32. `memory` returns the
+    bytes that a batch size needs.
     """
 
     def fits(images):
@@ -311,33 +274,21 @@ def largest_batch(memory: Callable[[int], int], limit: float) -> int:
 
 
 def draw(panels: dict[str, dict[str, dict[int, float]]], out: Path) -> None:
-    """Draws a panel for each measured quantity.
-
-    The x-axis is the image size. A panel contains a line for each program.
-
-    Args:
-      panels: values by quantity, program and image size.
-      out: file for the plot.
-    """
+    """Draws a panel for each quantity, with a line by image size for each program."""
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    figure, plots = plt.subplots(
-        1, len(panels), figsize=(5.5 * len(panels), 4), constrained_layout=True, squeeze=False
-    )
+    size = dict(figsize=(5.5 * len(panels), 4), constrained_layout=True)
+    figure, plots = plt.subplots(1, len(panels), squeeze=False, **size)
     for plot, (label, lines) in zip(plots[0], panels.items(), strict=True):
         for name, points in lines.items():
-            points = dict(sorted(points.items()))
-            plot.plot(
-                list(points), list(points.values()), "o-" if ", " not in name else "x--", label=name
-            )
+            style = "x--" if ", " in name else "o-"
+            plot.plot(*zip(*sorted(points.items()), strict=True), style, label=name)
         sizes = sorted({size for points in lines.values() for size in points})
-        plot.set_yscale("log")
+        plot.set(yscale="log", xlabel="image size, pixels", ylabel=label)
         plot.set_xticks(sizes, map(str, sizes))
-        plot.set_xlabel("image size, pixels")
-        plot.set_ylabel(label)
         plot.grid(alpha=0.3)
         plot.legend(fontsize=7)
     out.parent.mkdir(parents=True, exist_ok=True)

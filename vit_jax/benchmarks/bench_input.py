@@ -51,7 +51,6 @@ def measure(
     is missing, the pipeline is skipped and the reason is printed.
 
     Args:
-      rounds: number of turns of each pipeline.
       rates: images/s for which the required number of cores is printed.
       host: measure only the main process's share of the work, with `measure_host`.
     """
@@ -61,15 +60,11 @@ def measure(
         make_photographs(Path(folder))
         files = sorted(Path(folder).rglob("*.jpg"))
         kilobytes = sum(file.stat().st_size for file in files) / len(files) / 1000
-        print(
-            f"{len(files)} JPEGs of about 500x375 pixels and {kilobytes:.0f} kB, crops to {SIZE}, "
-            "one core"
-        )
+        sizes = f"about 500x375 pixels and {kilobytes:.0f} kB"
+        print(f"{len(files)} JPEGs of {sizes}, crops to {SIZE}, one core")
         if not decode.is_fast():
-            print(
-                "vit_jax has no JPEG decoder of its own here, so Pillow decodes: apt install "
-                "libjpeg-dev"
-            )
+            lacking = "vit_jax has no JPEG decoder of its own here, so Pillow decodes"
+            print(f"{lacking}: apt install libjpeg-dev")
         columns = {"images/s": ",.0f", "relative to the full decode": ".2f"}
         table = Table("pipeline", columns | {"vit_jax relative to it": ".2f"})
         speeds = take_turns(table, WAYS, folder, rounds, one_core=True)
@@ -105,7 +100,6 @@ def measure_host(
       batch_sizes: images in a batch.
       images: number of images in a measurement. Before it, two batches per worker are read as a
         warm-up.
-      workers: number of worker processes.
     """
     mesh = make_mesh()
     columns = {"receive, us an image": ".1f", "with the copy to the device": ".1f"}
@@ -173,9 +167,8 @@ def take_turns(
         ends = {}
         for name, way in ways.items():
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(way, folder, core if one_core else None, theirs)
-            )
+            arguments = (way, folder, core if one_core else None, theirs)
+            process = context.Process(target=_serve, args=arguments)
             process.start()
             stack.callback(process.join)
             stack.callback(ours.send, None)
@@ -206,7 +199,7 @@ def two_processes(folder: str, rounds: int) -> float:
 
 def _decode_all(folder: str) -> float:
     """Returns the images/s of decoding whole JPEGs, by wall-clock time."""
-    batches = _full_decode(folder, 0)
+    batches = _plain(folder, 0, _decode_whole)
     started = time.perf_counter()
     for _ in range(IMAGES // BATCH):
         next(batches)
@@ -216,11 +209,7 @@ def _decode_all(folder: str) -> float:
 def _serve(way, folder: str, core: int | None, end) -> None:
     """Main function of a pipeline's process: runs a turn for each request, and sends its images/s.
 
-    Args:
-      way: function that yields the pipeline's batches.
-      folder: folder of the JPEGs.
-      core: core to which the process is bound; None: any.
-      end: end of the pipe for requests and results.
+    `way` yields batches. The process is bound to `core`, if it is not None.
     """
     from absl import flags
 
@@ -247,12 +236,7 @@ def _serve(way, folder: str, core: int | None, end) -> None:
 
 
 def _vit_jax(
-    folder: str,
-    turn: int,
-    workers: int = 0,
-    threads: int = 1,
-    batch_size: int = BATCH,
-    **crop: str,
+    folder: str, turn: int, workers=0, threads=1, batch_size=BATCH, views=(), **crop: str
 ) -> Iterator:
     return training_batches(
         open_source("folder", "train", path=folder),
@@ -262,6 +246,7 @@ def _vit_jax(
         crop=TrainCrop(SIZE, **crop),
         workers=workers,
         threads=threads,
+        views=views,
     )
 
 
@@ -271,15 +256,7 @@ def _views(folder: str, turn: int, small: int = 0, **crop: str) -> Iterator:
     if small:
         views.append(View("local", small, 96, crop=dict(area=(0.05, 0.4))))
     make = functools.partial(TrainCrop, kind="random_resized", **crop)
-    return training_batches(
-        open_source("folder", "train", path=folder),
-        seed=turn,
-        batch_size=BATCH,
-        first_step=0,
-        views=view_specs(views, make, SIZE, None),
-        workers=0,
-        threads=1,
-    )
+    return _vit_jax(folder, turn, views=view_specs(views, make, SIZE, None))
 
 
 def _tf_data(folder: str, turn: int) -> Iterator:
@@ -311,14 +288,6 @@ def _tf_data(folder: str, turn: int) -> Iterator:
     data = data.map(load, num_parallel_calls=1).batch(BATCH, num_parallel_calls=1).prefetch(2)
     batches = data.with_options(options).as_numpy_iterator()
     return (batch for batch in batches)  # A generator, because it can be closed.
-
-
-def _pillow(folder: str, turn: int) -> Iterator:
-    return _plain(folder, turn, _pillow_crop)
-
-
-def _full_decode(folder: str, turn: int) -> Iterator:
-    return _plain(folder, turn, _decode_whole)
 
 
 def _plain(folder: str, turn: int, crop) -> Iterator:
@@ -353,9 +322,9 @@ WAYS = {
     "vit_jax, 2 views": _views,
     "vit_jax, 2 + 8 views": functools.partial(_views, small=8),
     "vit_jax, 2 + 8 views, bicubic": functools.partial(_views, small=8, interpolation="bicubic"),
-    "full decode": _full_decode,
+    "full decode": functools.partial(_plain, crop=_decode_whole),
     "tf.data, fused decode and crop": _tf_data,
-    "Pillow": _pillow,
+    "Pillow": functools.partial(_plain, crop=_pillow_crop),
 }
 
 
@@ -367,16 +336,16 @@ SHARED = {
 }
 
 
-def draws(count: int = 10_000, rounds: int = 5) -> dict[str, float]:
+def draws() -> dict[str, float]:
     """Measures two functions that sample random crop boxes in images of 500x375 pixels.
 
     The values are the time per box in the fastest round, and the mean area of a box as a share of
     the image.
     """
-    values = {}
+    values, count = {}, 10_000
     for draw in (inception_box, random_resized_box):
         seconds = []
-        for _ in range(rounds):
+        for _ in range(5):
             rng = np.random.default_rng(0)
             started = time.process_time()
             boxes = [draw(rng, 375, 500) for _ in range(count)]
@@ -405,14 +374,10 @@ def quality(files: list[Path]) -> dict[str, float]:
     rows = []
     for i, file in enumerate(files[:100]):
         data = file.read_bytes()
-        exact = crop(data, i, "exact", SIZE)
-        rows.append(
-            (
-                difference(crop(data, i, "fast", SIZE), exact),
-                difference(crop(data, i, "fast", 96), crop(data, i, "exact", 96)),
-                difference(_pillow_crop(data, np.random.default_rng(i)).astype(int), exact),
-            )
-        )
+        exact, pillow = crop(data, i, "exact", SIZE), _pillow_crop(data, np.random.default_rng(i))
+        at_size = difference(crop(data, i, "fast", SIZE), exact)
+        at_96 = difference(crop(data, i, "fast", 96), crop(data, i, "exact", 96))
+        rows.append((at_size, at_96, difference(pillow.astype(int), exact)))
     names = (f"fast at {SIZE} pixels", "fast at 96 pixels (decoded at 1/2 or 1/4)", "Pillow")
     return {
         f"mean difference of pixels from exact: {name}": value

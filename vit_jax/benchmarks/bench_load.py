@@ -24,9 +24,6 @@ def measure(runs: int = 5) -> dict:
     the file are read, by `np.load` or safetensors' `load_file`. `load_model` and the comparison
     alternate, each in a new process. Both are measured cold (the file is only on disk) and warm
     (the file is in the page cache).
-
-    Args:
-      runs: number of repetitions.
     """
     options = model_options("ViT-L/16", num_classes=1000, image_size=224)
     rng = np.random.default_rng(0)
@@ -37,10 +34,8 @@ def measure(runs: int = 5) -> dict:
     columns = {"read, s": ".2f", "load_model, s": ".2f", "ratio": ".2f"}
     table = Table("format", columns | {"memory beyond the model, relative to its size": ".2f"})
     with tempfile.TemporaryDirectory() as folder:
-        for library, name in dict(
-            google="model.npz", timm="timm", transformers="transformers"
-        ).items():
-            path = Path(folder) / name
+        for library in ("google", "timm", "transformers"):
+            path = Path(folder) / ("model.npz" if library == "google" else library)
             save(path, library, options, params.__getitem__)
             for state in ("cold", "warm"):
                 turns = [_turn(path, is_cold=state == "cold") for _ in range(runs)]
@@ -49,11 +44,7 @@ def measure(runs: int = 5) -> dict:
 
 
 def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Reads a checkpoint twice: first only the file's arrays, then with `load_model`.
-
-    Returns:
-      (seconds, peak bytes) of the first reading, and of the second one.
-    """
+    """Returns (seconds, peak bytes) of reading only the file's arrays, and of `load_model`."""
     file = path if path.is_file() else path / "model.safetensors"
     if is_cold:
         _forget(file)
@@ -66,12 +57,7 @@ def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, 
 def _summary(
     turns: list[tuple[tuple[float, float], tuple[float, float]]], size: int
 ) -> tuple[float, ...]:
-    """Returns the table's values: medians of times and memory over all repetitions.
-
-    Args:
-      turns: the results of `_turn` for each repetition.
-      size: size of the model in bytes.
-    """
+    """Returns the table's values: medians over the results of `_turn`; `size` is in bytes."""
     plain = statistics.median(arrays[0] for arrays, _ in turns)
     ours = statistics.median(model[0] for _, model in turns)
     ratio = statistics.median(model[0] / arrays[0] for arrays, model in turns)
@@ -108,9 +94,8 @@ def _measure(task: Callable, path: Path) -> tuple[float, int]:
 
 def _peak_memory() -> int:
     """Returns the peak memory of this process in bytes, including pages of mapped files."""
-    (line,) = [
-        x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM")
-    ]
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024
 
 

@@ -20,7 +20,6 @@ def measure(batches: int = 100_000, out: str | None = None) -> dict:
     The memory is the proportional set size (PSS) of the reading process and its workers.
 
     Args:
-      batches: number of batches.
       out: folder for the plot, input_memory.png; None: the current folder.
     """
     import matplotlib.pyplot as plt
@@ -68,10 +67,7 @@ def _watch(batches: int, workers: int) -> tuple[list[int], list[float]]:
 
 def _memory() -> int:
     """Returns the memory of this process and its children in bytes."""
-    total = 0
-    children = [child.pid for child in multiprocessing.active_children()]
-    for process in ["self", *children]:
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                total += int(line.split()[1]) * 1024
-    return total
+    processes = ["self", *(child.pid for child in multiprocessing.active_children())]
+    files = (Path(f"/proc/{process}/smaps_rollup").read_text() for process in processes)
+    lines = (line for text in files for line in text.splitlines() if line.startswith("Pss:"))
+    return sum(int(line.split()[1]) * 1024 for line in lines)

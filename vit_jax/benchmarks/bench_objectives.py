@@ -18,7 +18,6 @@ def measure(models: Sequence[str], **values) -> dict:
     """Prints and returns FLOPs and time of each objective's training step for each model.
 
     Args:
-      models: names of models.
       **values: arguments of `bench_train.compare`, except `steps` and `models`.
     """
     figures = {}

@@ -17,10 +17,6 @@ def measure(config: RunOptions, steps: int = 100) -> dict:
     In training most of the host's work overlaps with the computation on the devices. Here each step
     starts after the end of the previous one, so all of the host's work is measured. Images are
     decoded in parallel, as in training.
-
-    Args:
-      config: config of the run.
-      steps: number of steps.
     """
     share_interpreter()
     keep_freed_memory()

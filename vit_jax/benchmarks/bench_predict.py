@@ -19,7 +19,6 @@ from vit_jax.benchmarks.bench_train import Runner, fast_dtype, program_table, ra
 from vit_jax.data.image_files import find_images
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Subset
-from vit_jax.errors import UserError
 from vit_jax.evaluation.features import extractor_of, likeliest, representation
 from vit_jax.models import create_model, model_card
 from vit_jax.parallel.mesh import make_mesh
@@ -41,10 +40,8 @@ def measure(
     medians.
 
     Args:
-      models: names of models.
       images: batch size; None: 32.
       against: libraries in `PEERS` to compare with.
-      turns: number of turns of each program.
     """
     keep_freed_memory()
     batch = images or BATCH
@@ -58,10 +55,8 @@ def measure(
             for output in OUTPUTS:
                 runners = make_ours(name, output, files, batch)
                 for peer in against:
-                    try:
+                    with table.skipping(peer):
                         runners.append(PEERS[peer](name, output, files, batch))
-                    except UserError as error:
-                        table.skip(peer, error)
                 race(table, runners, count, 2 * count * card.multiply_adds, turns, seconds=0)
     return table.figures
 

@@ -22,10 +22,7 @@ def measure(rounds: int = 7) -> dict:
     """Prints and returns the seconds from the start of a process until its first batch.
 
     The first batch starts at the 10th or at the 100,000,000th example (`EXAMPLES`) of a source with
-    a billion generated images. Measurements with these two examples alternate.
-
-    Args:
-      rounds: number of measurements with each of the two examples.
+    a billion generated images. Measurements with these two examples alternate, for `rounds` rounds.
     """
     turns = [[_alone(example) for example in EXAMPLES] for _ in range(rounds)]
     medians = [statistics.median(times) for times in zip(*turns, strict=True)]
@@ -37,19 +34,16 @@ def measure(rounds: int = 7) -> dict:
 
 
 def _alone(example: int) -> float:
-    started = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "vit_jax.benchmarks.bench_resume", str(example)], check=True
-    )
+    started, module = time.perf_counter(), "vit_jax.benchmarks.bench_resume"
+    subprocess.run([sys.executable, "-m", module, str(example)], check=True)
     return time.perf_counter() - started
 
 
 def _first_batch(example: int) -> None:
     arguments = dict(seed=0, batch_size=BATCH, crop=TrainCrop(224), workers=0)
     source = Synthetic(image_size=224, num_classes=10, size=10**9)
-    with contextlib.closing(
-        training_batches(source, first_step=example // BATCH, **arguments)
-    ) as batches:
+    batches = training_batches(source, first_step=example // BATCH, **arguments)
+    with contextlib.closing(batches):
         next(batches)
 
 

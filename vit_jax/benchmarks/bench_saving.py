@@ -29,9 +29,6 @@ def measure(pairs: int = 6) -> dict:
     checkpoint and the FLOPs of a step both grow with the number of parameters. In this benchmark on
     two CPU cores, 3 MB of checkpoints are written per second. On a TPU v3 with 64 hosts, each host
     would also write 3 MB per second, with 64 images per core and an MFU of 40 %.
-
-    Args:
-      pairs: number of pairs of turns.
     """
     config = base_config()
     config.model.name, config.data.source, config.data.num_classes = "ViT-Ti/16", "synthetic", 1000
@@ -40,16 +37,13 @@ def measure(pairs: int = 6) -> dict:
     keep_freed_memory()
     options = run_options(config)
     source = open_splits(options).train
-    program = make_program(
-        options, num_classes=1000, steps=config.steps, mesh=make_mesh(config.mesh)
-    )
+    mesh = make_mesh(config.mesh)
+    program = make_program(options, num_classes=1000, steps=config.steps, mesh=mesh)
     state, metrics = program.initial_state(config.seed), program.initial_metrics()
     feed = open_feed(options, source, 0, print, program.mesh)
     size = sum(x.nbytes for x in jax.tree.leaves(state))
-    print(
-        f"ViT-Ti/16, batch {config.batch_size}, a checkpoint of {size / 1e6:.0f} MB every {EVERY} "
-        "steps"
-    )
+    saved = f"a checkpoint of {size / 1e6:.0f} MB every {EVERY} steps"
+    print(f"ViT-Ti/16, batch {config.batch_size}, {saved}")
 
     step, seconds, blocked = 0, {True: [], False: []}, []
     with (
@@ -71,10 +65,8 @@ def measure(pairs: int = 6) -> dict:
             checkpoints.wait()
             if turn >= 0:
                 seconds[saving].append(time.perf_counter() - started)
-                kind = "with" if saving else "without"
-                print(
-                    f"turn {turn + 1}/{2 * pairs}: {seconds[saving][-1]:.1f} s {kind}", flush=True
-                )
+                took = f"{seconds[saving][-1]:.1f} s {'with' if saving else 'without'}"
+                print(f"turn {turn + 1}/{2 * pairs}: {took}", flush=True)
     feed.close()
     without, with_saving = (statistics.median(seconds[kind]) for kind in (False, True))
     ratio = statistics.median(a / b for a, b in zip(seconds[False], seconds[True], strict=True))

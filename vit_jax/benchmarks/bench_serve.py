@@ -10,11 +10,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,8 +44,6 @@ def measure(
     as the clients. The measurements of several servers alternate.
 
     Args:
-      models: names of models.
-      image_size: image size in pixels.
       seconds: duration of each measurement.
       against: `onnxruntime` compares with a minimal server for timm's model in ONNX Runtime.
     """
@@ -64,10 +62,8 @@ def measure(
             with contextlib.ExitStack() as stack:
                 urls = {}
                 for title, command in commands.items():
-                    try:
+                    with table.skipping(title):
                         urls[title] = stack.enter_context(_server(command))
-                    except UserError as error:
-                        table.skip(title, error)
                 for clients, (title, url) in itertools.product(CLIENTS, urls.items()):
                     values = _values(url, photographs, clients, seconds)
                     table.row(f"{title}, {clients}", *values)
@@ -94,14 +90,10 @@ def _server(command: Sequence[str]) -> Iterator[str]:
 
 
 def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> Asked:
-    """Sends requests from several clients for some seconds; returns the results.
-
-    Each client sends its next request as soon as it has a response.
-    """
+    """Sends requests for some seconds; each client waits for a response before its next request."""
     until = time.perf_counter() + seconds
-    each = [Asked([], 0)] * clients
 
-    def ask(client: int) -> None:
+    def ask(client: int) -> Asked:
         waited, lost, turn = [], 0, client
         connection = http.client.HTTPConnection(url, timeout=60)
         while (started := time.perf_counter()) < until:
@@ -118,29 +110,22 @@ def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> A
                 lost += 1
             turn += clients
         connection.close()
-        each[client] = Asked(waited, lost)
+        return Asked(waited, lost)
 
-    threads = [threading.Thread(target=ask, args=(client,)) for client in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        each = [*pool.map(ask, range(clients))]
     return Asked([second for one in each for second in one.seconds], sum(one.lost for one in each))
 
 
 def _batches(url: str) -> list[float]:
-    """Returns how many images and how many batches the server has computed, from its /metrics.
-
-    The result is empty if the server has no metrics.
-    """
+    """Returns how many images and batches a server has computed, or [] without /metrics."""
     try:
         with urllib.request.urlopen(f"http://{url}/metrics") as answer:
             text = answer.read().decode()
     except urllib.error.HTTPError:
         return []
-    found = [
-        re.search(rf"(?m)^vit_jax_batch_images_{name} (\S+)$", text) for name in ("sum", "count")
-    ]
+    pattern = r"(?m)^vit_jax_batch_images_{} (\S+)$"
+    found = (re.search(pattern.format(name), text) for name in ("sum", "count"))
     return [float(match[1]) for match in found if match]
 
 

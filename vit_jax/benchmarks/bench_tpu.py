@@ -83,11 +83,7 @@ def measure(
     component of our steps, such as the MLP.
 
     Args:
-      models: names of models.
       slices: chips and topologies, such as `v5e:2x2`.
-      images: images per device.
-      image_size: image size in pixels.
-      against: projects to compare with.
       checkouts: folder with the projects' checkouts.
       operations: number of the most expensive operations to print of each program.
     """
@@ -136,16 +132,9 @@ def compile_peers(
             table.skip(peer, error)
             continue
         for option, values in other_projects.PEERS[peer].options.items():
-            step = other_projects.make_step(
-                peer,
-                checkout,
-                model,
-                values,
-                "bfloat16",
-                config.data.image_size,
-                config.batch_size,
-                make_mesh(config.mesh, topology_devices(where)),
-            )
+            mesh = make_mesh(config.mesh, topology_devices(where))
+            sizes = "bfloat16", config.data.image_size, config.batch_size, mesh
+            step = other_projects.make_step(peer, checkout, model, values, *sizes)
             lowered = step.run.lower(step.state, step.images, step.labels)
             params, optimizer = step.state["params"], step.state["optimizer"]
             compiled = compile_lowered(lowered, where, params, optimizer, dump=dump)
@@ -155,13 +144,7 @@ def compile_peers(
 
 
 def row(table: Table, program: Program, ours: Compiled | None = None) -> None:
-    """Adds a row to the first table.
-
-    Args:
-      table: the table.
-      program: the program.
-      ours: our program, with which the row compares `program`. None: `program` is our program.
-    """
+    """Adds a program's row to the first table. `ours` None: the program is ours."""
     name, compiled, where, least = program
     memory = compiled.memory.temporaries / GIB
     values, ratios = ("does not fit", None, memory, None, None), (None, None)
@@ -179,11 +162,8 @@ def row(table: Table, program: Program, ours: Compiled | None = None) -> None:
 def show_schedules(table: Table, programs: list[Program]) -> None:
     """Prints a table with an estimate by schedules and memory traffic, in millions of cycles.
 
-    The last two columns are for the sum over operations of the larger of schedule and traffic.
-
-    Args:
-      table: the table of programs, whose figures also contain the results.
-      programs: the programs.
+    The last two columns are for the sum over operations of the larger of schedule and traffic. The
+    figures of `table` also contain the results.
     """
     print()
     columns = {"M cycles by schedules": ".1f", "by memory traffic": ".1f"}
@@ -211,23 +191,12 @@ def show_operations(program: Program, count: int) -> None:
 
 
 def show_parts(table: Table, programs: list[Program]) -> None:
-    """Prints a table with the millions of cycles that each part of our programs takes.
-
-    Args:
-      table: the table of programs, whose figures also contain the results.
-      programs: our programs.
-    """
-    sums = [
-        Counter({"all products at the peak": round(program.peak_cycles)})
-        + sum(
-            (
-                Counter({name_of_part(part): cycles})
-                for part, cycles in by(program.compiled.operations, "part", "cycles").items()
-            ),
-            Counter(),
-        )
-        for program in programs
-    ]
+    """Prints and adds to `table` the millions of cycles of each part of our programs."""
+    sums = []
+    for program in programs:
+        sums.append(Counter({"all products at the peak": round(program.peak_cycles)}))
+        for part, cycles in by(program.compiled.operations, "part", "cycles").items():
+            sums[-1][name_of_part(part)] += cycles
     print()
     names = [f"{program.name.split()[0]}, {program.where}" for program in programs]
     columns = {f"M cycles of {name}": ".2f" for name in names}

@@ -52,14 +52,10 @@ def measure(
     The steps take turns; the results are medians.
 
     Args:
-      models: names of models.
-      images: images per device.
-      image_size: image size in pixels.
       against: projects to compare with; timm needs no checkout.
       checkouts: folder with the projects' checkouts.
       dtype: dtype of the computation; timm's is fixed. None: float32 on a CPU, bfloat16 on other
         devices.
-      turns: number of turns.
       seconds: time for which each program runs in a turn.
     """
     share_interpreter()
@@ -70,10 +66,8 @@ def measure(
         config = other_projects.our_config(model, image_size, dtype, batch)
         runners = [make_ours(f"{model} {image_size}", config)[0]]
         for peer in against:
-            try:
+            with table.skipping(peer):
                 runners += make_others(peer, model, batch, image_size, dtype, checkouts)
-            except UserError as error:
-                table.skip(peer, error)
         least = training_flops(batch * model_card(model, image_size=image_size).multiply_adds)
         race(table, runners, batch, least, turns, seconds)
     return table.figures
@@ -95,11 +89,7 @@ def compare(
     Args:
       steps: name and changed config values of each step, such as `{"supervised": {}, "mae":
         {"objective.name": "mae"}}`. All steps are compared with the first one.
-      models: names of models.
-      images: images per device.
-      image_size: image size in pixels.
       dtype: dtype of the computation; None: float32 on a CPU, bfloat16 on other devices.
-      turns: number of turns.
       seconds: time for which each step runs in a turn.
     """
     share_interpreter()
@@ -127,20 +117,12 @@ def compare(
 
 def print_devices(images: int, dtype: str) -> None:
     """Prints a line with the devices, the images per device and the dtype of the computation."""
-    print(
-        f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"
-    )
+    devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    print(f"{devices}, {images} images on each, {dtype}\n")
 
 
 def program_table(images: int, dtype: str, call: str) -> Table:
-    """Returns the table to which `race` adds rows.
-
-    Args:
-      images: images per device.
-      dtype: dtype of the computation.
-      call: name of the measured call of a program, such as `step`. It is part of the column's
-        heading, `ms a step`.
-    """
+    """Returns the table to which `race` adds rows; `call` is a program's call, such as `step`."""
     print_devices(images, dtype)
     columns = {"compile, s": ".1f", f"ms a {call}": ",.1f", "images/s": ",.1f", "MFU": ".1%"}
     return Table("program", columns | {"memory, GiB": ".2f", "ours to it: images/s": ".2f"})
@@ -156,7 +138,6 @@ def race(
       runners: the programs; ours is the first.
       batch: number of images that a program processes at once, on all devices.
       least: FLOPs of training on this number of images, from which the MFU is computed.
-      turns: number of turns.
       seconds: minimum duration of a turn.
     """
     times = take_turns(runners, turns, seconds)
@@ -235,15 +216,11 @@ def make_others(
     """
     if peer == "timm":
         return [make_timm(model, batch, image_size)]
-    checkout, mesh = (
-        other_projects.find_checkout(peer, checkouts),
-        make_mesh(),
-    )
+    checkout, mesh = other_projects.find_checkout(peer, checkouts), make_mesh()
     data, runners = random_batch(batch, image_size, mesh), []
+    make, sizes = other_projects.make_step, (dtype, image_size, batch, mesh)
     for option, values in other_projects.PEERS[peer].options.items():
-        made = other_projects.make_step(
-            peer, checkout, model, values, dtype, image_size, batch, mesh
-        )
+        made = make(peer, checkout, model, values, *sizes)
         compiled, seconds = compile_timed(made.run.lower(made.state, *data))
         step = repeated(compiled, made.init(), data)
         runners.append(Runner(f"{peer}, {option}", seconds, program_memory(compiled), step))
@@ -276,9 +253,6 @@ def timm_step(model: str, batch: int, image_size: int, gpu: bool) -> tuple[str, 
     compiled and in bfloat16, with fused attention.
 
     Args:
-      model: our name of the model.
-      batch: batch size.
-      image_size: image size in pixels.
       gpu: True: use the GPU, if PyTorch has one.
 
     Raises:
@@ -293,9 +267,8 @@ def timm_step(model: str, batch: int, image_size: int, gpu: bool) -> tuple[str, 
     if gpu and not timm_name(model).startswith("vit"):
         module = module.to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(module.parameters(), 1e-3, weight_decay=0.1, fused=gpu)
-    images = torch.randint(
-        256, (batch, 3, image_size, image_size), dtype=torch.uint8, device=device
-    )
+    shape = (batch, 3, image_size, image_size)
+    images = torch.randint(256, shape, dtype=torch.uint8, device=device)
     labels = torch.randint(other_projects.CLASSES, (batch,), device=device)
     forward = torch.compile(module) if gpu else module
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from vit_jax.errors import UserError
 from vit_jax.runs.workdir import commit_of_package, versions_here
 
 PEERS = ("libtpu", "torch", "timm", "onnxruntime", "tensorflow", "safetensors", "scikit-image")
@@ -46,19 +47,22 @@ class Table:
         """Prints a row.
 
         Args:
-          name: name of the row.
           *values: a value for each column; None: the cell is empty. A text is printed as it is.
         """
         cells = dict(zip(self.columns, values, strict=True))
         known = {column: value for column, value in cells.items() if value is not None}
         self.figures.setdefault(self._key(name), {}).update(known)
-        texts = [
-            format(value, "" if isinstance(value, str) else self.columns[column])
-            if column in known
-            else ""
-            for column, value in cells.items()
-        ]
+        forms = {x: "" if isinstance(value, str) else self.columns[x] for x, value in cells.items()}
+        texts = [format(known[x], form) if x in known else "" for x, form in forms.items()]
         print("| " + " | ".join([name, *texts]) + " |", flush=True)
+
+    @contextlib.contextmanager
+    def skipping(self, name: str) -> Iterator[None]:
+        """Context in which a UserError skips a program; prints a row with the reason."""
+        try:
+            yield
+        except UserError as error:
+            self.skip(name, error)
 
     def skip(self, name: str, reason: Exception | str) -> None:
         """Prints a row with the reason why a program is not measured."""
@@ -86,15 +90,11 @@ def facts() -> dict[str, Any]:
     for package in PEERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-    on_cpu = jax.default_backend() == "cpu"
-    return {
-        "commit": commit_of_package(),
-        "versions": versions,
-        "platform": jax.default_backend(),
-        "machine": f"{os.cpu_count()} cores of {_cpu_model()}"
-        if on_cpu
-        else f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-    }
+    backend, machine = jax.default_backend(), f"{os.cpu_count()} cores of {_cpu_model()}"
+    if backend != "cpu":
+        machine = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    commit = commit_of_package()
+    return dict(commit=commit, versions=versions, platform=backend, machine=machine)
 
 
 def _cpu_model() -> str:
@@ -112,14 +112,9 @@ def write_record(
     conditions: Mapping[str, Any],
     complete: bool = True,
 ) -> None:
-    """Writes a benchmark's figures and their conditions to NAME.json. The file is replaced.
+    """Writes a benchmark's figures and their conditions (`facts`) to NAME.json, which is replaced.
 
-    Args:
-      folder: folder of the file; it is created if it does not exist.
-      name: name of the benchmark.
-      figures: the values by row and column.
-      conditions: the result of `facts`.
-      complete: False: the benchmark has not finished yet.
+    `complete` is False if the benchmark has not finished yet.
     """
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--out=")]
     record = {
@@ -147,12 +142,7 @@ def read_record(folder: str | Path, name: str) -> dict[str, Any] | None:
 
 
 def changes(record: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Returns the conditions in which a record differs from those now: empty for current figures.
-
-    Args:
-      record: content of a JSON file.
-      here: the result of `facts` now.
-    """
+    """Returns the conditions in which a record differs from `facts` now; [] if it is current."""
     keys = ["commit", "versions", *([] if record["name"] in COMPILED else ["machine"])]
     return [key for key in keys if record[key] != here[key]]
 

@@ -57,13 +57,8 @@ def _vision_transformer(checkout: Path, name: str, dtype: str):
 
 
 def _big_vision(checkout: Path, name: str, dtype: str, **option):
-    for unused in (
-        "big_vision",
-        "big_vision.models",
-        "big_vision.utils",
-        "big_vision.models.common",
-    ):
-        sys.modules.setdefault(unused, types.ModuleType(unused))
+    for part in ("", ".models", ".utils", ".models.common"):  # Modules that the ViT does not need.
+        sys.modules.setdefault(f"big_vision{part}", types.ModuleType(f"big_vision{part}"))
     sys.modules["big_vision"].utils = sys.modules["big_vision.utils"]
     sys.modules["big_vision.models"].common = sys.modules["big_vision.models.common"]
     module = _load(checkout / "big_vision" / "models" / "vit.py", "big_vision.models.vit")
@@ -143,14 +138,9 @@ def make_step(
     updates by AdamW. The state is donated, and the step is data parallel over `mesh`.
 
     Args:
-      peer: name of the project.
       checkout: folder with the project's checkout.
-      name: our name of the ViT.
       option: arguments of the variant, from `Peer.options`.
-      dtype: dtype of the computation.
       size: image size in pixels.
-      batch: batch size on all devices.
-      mesh: the devices.
     """
     model = PEERS[peer].make(checkout, name, dtype, **option)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))
@@ -176,13 +166,9 @@ def make_step(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
         jax.eval_shape(initial),
     )
+    shardings = dict(in_shardings=(everywhere, split, split), out_shardings=everywhere)
     return Step(
-        jax.jit(
-            step,
-            donate_argnums=0,
-            in_shardings=(everywhere, split, split),
-            out_shardings=everywhere,
-        ),
+        jax.jit(step, donate_argnums=0, **shardings),
         jax.jit(initial, out_shardings=everywhere),
         shapes,
         jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8, sharding=split),

@@ -20,7 +20,6 @@ def single_labels(source: Source, key: str) -> np.ndarray:
     """Returns the class of each training image, `[images]`.
 
     Args:
-      source: the training data.
       key: name of the option that requires single labels, for the error message.
 
     Raises:
@@ -56,14 +55,9 @@ def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
 
 
 def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -> BalancedOrder:
-    """Returns an endless training order in which classes are balanced.
+    """Returns an endless training order in which classes are balanced by `kind`, `sqrt` or `full`.
 
-    Args:
-      labels: class of each image, `[images]`.
-      kind: `sqrt`: a class is sampled in proportion to the square root of its number of images.
-        `full`: all classes are sampled equally often.
-      seed: random seed of the order.
-      repeats: number of times that an image is sampled in succession (repeated augmentation).
+    An image is sampled `repeats` times in succession (repeated augmentation).
     """
     members, counts = np.argsort(labels, kind="stable"), np.bincount(labels)
     counts = counts[counts > 0]
@@ -75,12 +69,7 @@ def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -
 
 
 def known_counts(source: Source) -> np.ndarray | None:
-    """Returns the number of images of each class.
-
-    Returns:
-      An array `[classes]`; None if the labels are unknown, or if not every image has exactly one
-      label.
-    """
+    """Returns the number of images per class. None: unknown, or an image lacks a single label."""
     table = source.known_labels()
     if table is None or not len(table) or ((table >= 0).sum(axis=1) != 1).any():
         return None
@@ -88,20 +77,12 @@ def known_counts(source: Source) -> np.ndarray | None:
 
 
 def inequality(counts: np.ndarray | None) -> float:
-    """Returns the size of the largest class divided by the size of the smallest nonempty class.
-
-    Args:
-      counts: number of images of each class. None: unknown; the result is then 1.
-    """
+    """Returns the ratio of the largest to the smallest nonempty class; 1 if `counts` is None."""
     return 1.0 if counts is None else float(counts.max() / counts[counts > 0].min())
 
 
 def note_of(source: Source) -> str | None:
-    """Returns a note for the user about unequal class sizes, with ways to balance the classes.
-
-    Returns:
-      None if the largest class has at most `NOTED` times the images of the smallest nonempty class.
-    """
+    """Returns a note for the user on unequal classes; None if the ratio is at most `NOTED`."""
     counts = known_counts(source)
     if inequality(counts) <= NOTED:
         return None

@@ -27,25 +27,17 @@ MAX_SLOTS = 2**16
 
 
 class Entry(NamedTuple):
-    """An array of a batch.
+    """An array of a batch."""
 
-    Attributes:
-      shape: shape of a row.
-      dtype: data type.
-      fill: initial value; None: undefined, because each row is written.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype | type
-    fill: int | None = None
+    shape: tuple[int, ...]  # Shape of a row.
+    dtype: np.dtype | type  # Data type.
+    fill: int | None = None  # Initial value; None: undefined, because each row is written.
 
 
 class BatchMemory:
     """Memory of `ahead + HELD` batches. It can be pickled for processes that write batches.
 
     Args:
-      rows: number of rows of a batch.
-      entries: arrays of a batch.
       ahead: maximum number of batches that are being written or wait for the reader.
       path: path of existing memory; None: new memory.
     """
@@ -120,12 +112,7 @@ class BatchMemory:
 
 
 class BatchReader:
-    """Returns batches in order. The caller must wait until all rows of a batch are written.
-
-    Args:
-      memory: memory of the batches.
-      step: step of the first batch.
-    """
+    """Returns batches in order. The caller must wait until all rows of a batch are written."""
 
     def __init__(self, memory: BatchMemory, step: int):
         self._memory, self._step = memory, step

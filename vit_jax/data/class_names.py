@@ -15,10 +15,7 @@ SHOWN = 3  # Maximum number of renamed classes that a note lists.
 
 
 def parse_names(text: str) -> list[str]:
-    """Returns the class names in the value of the flag `--names`.
-
-    Args:
-      text: names separated by commas, or the path of a file with one name per line.
+    """Returns the class names in the value of `--names`: separated by commas, or lines of a file.
 
     Raises:
       UserError: the file does not exist or cannot be read.
@@ -87,11 +84,7 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
 
 
 def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | None:
-    """Returns the model's class index for each class of the data set, int `[classes]`.
-
-    Returns:
-      None if model and data set do not have the same names, or if a name occurs twice.
-    """
+    """Returns the model's index of each class of the data; None if the names differ or repeat."""
     model_keys, data_keys = ([_key(name) for name in names] for names in (model, data))
     number = {key: label for label, key in enumerate(model_keys)}
     if len(number) < len(model_keys) or sorted(model_keys) != sorted(data_keys):
@@ -163,12 +156,9 @@ def numbers_by_name(
 
 
 def _comparable(data_names: tuple[str, ...], class_names: tuple[str, ...]) -> bool:
-    """Returns True if the classes of two data sets can be compared by name.
+    """Returns True if both data sets have class names, or if all of their names are numbers.
 
-    This is possible in two cases:
-
-    - Both data sets have names. The list 0, 1, 2, ... counts as no names.
-    - All names are numbers, and at least one list is not 0, 1, 2, ...
+    The list 0, 1, 2, ... counts as no names. If both lists are of this form, the result is False.
     """
     named = has_names(data_names), has_names(class_names)
     if not data_names or not any(named):
@@ -184,11 +174,11 @@ def _check_distinct(names: Sequence[str]) -> None:
             )
 
 
-def shortened(names: Sequence[str], most: int = 12) -> str:
-    """Joins names by commas; more than `most` names are shortened to the first and last few."""
-    if len(names) <= most:
+def shortened(names: Sequence[str]) -> str:
+    """Joins names by commas; more than 12 names are shortened to the first six and last three."""
+    if len(names) <= 12:
         return ", ".join(names)
-    return f"{', '.join(names[: most // 2])}, ..., {', '.join(names[-(most // 4) :])}"
+    return f"{', '.join(names[:6])}, ..., {', '.join(names[-3:])}"
 
 
 def _key(name: str) -> str:

@@ -27,23 +27,17 @@ class ColourDistortion:
     """Colour distortion `(pixels, rng) -> pixels`: operations applied with given probabilities.
 
     The operations are applied in the order of the arguments: jitter, grey, blur, solarization.
-
-    Args:
-      jitter: strengths of four operations, which are applied in random order: brightness, contrast,
-        saturation and hue. With strength x, brightness, contrast and saturation are multiplied by
-        random factors from 1 - x (at least 0) to 1 + x. The hue is rotated by a random angle from
-        -x to x, in turns of the full colour circle. An operation with strength 0 is not applied.
-      jitter_probability: probability of applying the four operations of the jitter.
-      grey: probability of conversion to greyscale.
-      blur: probability of Gaussian blur with a std of 0.1 to 2 pixels.
-      solarize: probability of inverting values of 128 and above.
     """
 
+    # Strengths of four operations, which are applied in random order: brightness, contrast,
+    # saturation and hue. With strength x, brightness, contrast and saturation are multiplied by
+    # random factors from 1 - x (at least 0) to 1 + x. The hue is rotated by a random angle from -x
+    # to x, in turns of the full colour circle. An operation with strength 0 is not applied.
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    jitter_probability: float = 0.8
-    grey: float = 0.0
-    blur: float = 0.0
-    solarize: float = 0.0
+    jitter_probability: float = 0.8  # Probability of applying the four operations of the jitter.
+    grey: float = 0.0  # Probability of conversion to greyscale.
+    blur: float = 0.0  # Probability of Gaussian blur with a std of 0.1 to 2 pixels.
+    solarize: float = 0.0  # Probability of inverting values of 128 and above.
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Returns distorted pixels, uint8 `[height, width, 3]`; the input is unchanged."""
@@ -64,14 +58,10 @@ class ColourDistortion:
 
 
 def draw_jitter(strengths: Sequence[float], rng: np.random.Generator) -> list[tuple[str, float]]:
-    """Draws a random factor or angle for each jitter operation.
-
-    Args:
-      strengths: strengths of brightness, contrast, saturation and hue. Operations with strength 0
-        are skipped.
+    """Draws a factor, or the angle of the hue, for each jitter operation whose strength is not 0.
 
     Returns:
-      Pairs (name, value) in random order, where value is the factor, or the angle of the hue.
+      Pairs (name, value) in random order. `strengths` are in the order of `JITTER`.
     """
     drawn = []
     for index in rng.permutation(len(strengths)):
@@ -95,21 +85,14 @@ def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndar
 def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:
     """Returns DINO's distortions of the first global view, the second one, and the local views."""
     values = config.dino
-
-    def of(view: int) -> ColourDistortion:
-        jitter, probability = tuple(values.jitter), values.jitter_probability
-        return ColourDistortion(
-            jitter, probability, values.grey, values.blur[view], values.solarize[view]
-        )
-
-    return of(0), of(1), of(2)
+    shared = tuple(values.jitter), values.jitter_probability, values.grey
+    return tuple(ColourDistortion(*shared, values.blur[i], values.solarize[i]) for i in range(3))
 
 
 def _turn_hue(image: Image.Image, turn: float) -> Image.Image:
-    """Rotates the hue by a fraction of the colour circle.
+    """Rotates the hue by a fraction of the colour circle, multiplied by 255 as in torchvision.
 
-    Pillow stores hues in 256 levels, so a full turn would be 256 levels. But torchvision multiplies
-    the fraction by 255, and this function does the same.
+    Pillow stores hues in 256 levels, so a full turn would be 256 levels.
     """
     hues = [(hue + int(255 * turn)) % 256 for hue in range(256)]
     return image.convert("HSV").point([*hues, *range(256), *range(256)]).convert("RGB")

@@ -227,12 +227,7 @@ class Pixels:
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
         """Returns the pixels of `box`, uint8 `[height, width, 3]`, possibly at a lower resolution.
 
-        Height and width are halved repeatedly, as long as the result is at least as large as
-        `size`.
-
-        Args:
-          box: the rectangle in pixels.
-          size: minimum height and width of the result; a single number is used for both.
+        Height and width are halved repeatedly, as long as both are at least `size`.
         """
         shrink = _shrink(box, size)
         left, top, right, bottom = _snap(box, shrink, self.height, self.width)
@@ -334,12 +329,9 @@ class Jpeg:
     def _crop_averaged(
         self, box: Box, out: np.ndarray, interpolation: str, reads_outside: bool
     ) -> bool:
-        """Decodes a rectangle and resizes it with an averaging interpolation, such as `bicubic`.
+        """Decodes a rectangle, and resizes it with an averaging interpolation, such as `bicubic`.
 
         Args:
-          box: the rectangle in pixels.
-          out: array for the result, `[height, width, 3]`.
-          interpolation: a key of `DETAIL`.
           reads_outside: True: pixels around the rectangle influence its border, as if the whole
             image had been resized and then cropped. False: only pixels of the rectangle are used.
 
@@ -354,13 +346,8 @@ class Jpeg:
         if interpolation == "area":
             place = Box(*map(round, place))
         # If a side is not a multiple of `shrink`, the side of the decoded image is rounded up.
-        outer = _around(
-            place,
-            into.shape,
-            interpolation if reads_outside else None,
-            -(-height // shrink),
-            -(-width // shrink),
-        )
+        sides = -(-height // shrink), -(-width // shrink)
+        outer = _around(place, into.shape, interpolation if reads_outside else None, *sides)
         pixels = self._decoded(outer, shrink)
         if pixels is None:
             return False
@@ -390,17 +377,10 @@ class Jpeg:
         return Box(left, top, right, bottom)
 
     def _place(self, box: Box, shrink: int, by_area: int) -> tuple[int, int, int, int]:
-        """Converts a rectangle of the upright image to pixels of the reduced, decoded image.
+        """Converts a rectangle of the upright image to pixels of the decoded image.
 
-        The image is reduced twice. The JPEG decoder reduces it by the factor `shrink // by_area`.
-        Then averaging reduces the decoded image by the factor `by_area`. The rectangle's edges are
-        rounded to multiples of `shrink` pixels of the stored image, and then divided by
-        `shrink // by_area`.
-
-        Args:
-          box: the rectangle in pixels of the upright image.
-          shrink: total factor of the reduction.
-          by_area: factor of the reduction by averaging.
+        The JPEG decoder reduces the stored image by the factor `shrink // by_area`, and averaging
+        then reduces the decoded image by `by_area`. Edges are rounded to multiples of `shrink`.
         """
         stored = self._as_stored(box)
         if shrink == 1:
@@ -455,27 +435,17 @@ TURNS = {
 
 
 def _shrink(box: Box, size: int | tuple[int, int]) -> int:
-    """Returns the largest power of two by which the sides of `box` can be divided.
-
-    The quotients must be at least `size`. The result is 1 if `box` is smaller than `size`.
-    """
+    """Returns the largest power of two by which `box` can be divided without being below `size`."""
     height, width = (size, size) if isinstance(size, int) else size
     times = int(min(box.height // height, box.width // width))
     return 1 << max(0, times.bit_length() - 1)
 
 
 def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
-    """Converts a rectangle of an image to pixels of the image reduced by the factor `shrink`.
+    """Converts a rectangle of an image to whole pixels of the image reduced by the factor `shrink`.
 
-    Each edge is divided by `shrink` and rounded to the nearest whole number; halves are rounded up.
-    The result has at least one row and one column. It does not exceed `height // shrink` rows and
-    `width // shrink` columns, the whole pixels of the reduced image.
-
-    Args:
-      box: the rectangle in pixels of the image before the reduction.
-      shrink: factor of the reduction.
-      height: height of the image before the reduction, in pixels.
-      width: width of the image before the reduction, in pixels.
+    Halves are rounded up. The result has at least one row and one column, and does not exceed the
+    whole pixels of the reduced image.
     """
     left, top, right, bottom = ((edge + shrink // 2) // shrink for edge in box)
     right = min(max(right, 1), width // shrink)
@@ -489,11 +459,8 @@ def before_resize(
     """Converts the rectangle of a crop to coordinates of the image before the resize.
 
     Args:
-      sides: height and width of the image after the resize, in pixels.
-      corner: top and left edge of the crop in the resized image.
-      size: height and width of the crop.
-      height: height of the image before the resize, in pixels.
-      width: width of the image before the resize, in pixels.
+      sides: height and width of the image after the resize; `height` and `width` are those before.
+      corner, size: top and left edge of the crop in the resized image, and its height and width.
     """
     y, x, (top, left) = height / sides[0], width / sides[1], corner
     return Box(left * x, top * y, (left + size[1]) * x, (top + size[0]) * y)
@@ -502,15 +469,9 @@ def before_resize(
 def _around(
     box: Box, size: tuple[int, ...], interpolation: str | None, height: int, width: int
 ) -> Box:
-    """Returns the rectangle of all pixels that influence the resize of the rectangle `box`.
+    """Returns the rectangle of all pixels that influence the resize of `box` to `size`.
 
-    Args:
-      box: the rectangle in pixels.
-      size: height and width of the resized rectangle.
-      interpolation: a key of `PILLOW`. The interpolation's filter also reads pixels around `box`;
-        the result includes these pixels. None: the result includes only the pixels of `box`.
-      height: height of the image, in pixels.
-      width: width of the image, in pixels.
+    With an interpolation (a key of `PILLOW`), its filter also reads pixels around `box`.
     """
     reach = PILLOW[interpolation][1] if interpolation else 0
     x, y = (reach * max(1.0, side) for side in (box.width / size[1], box.height / size[0]))
@@ -550,13 +511,7 @@ def hidden_orientation(image: bytes) -> int | None:
     """Returns the EXIF orientation of an image that is turned or mirrored, but keeps its size.
 
     Annotations of such an image may fit the stored or the upright pixels: their size is the same.
-
-    Args:
-      image: an encoded image.
-
-    Returns:
-      The orientation, from 2 to 8; None: the image is upright, a turn changes its size, or it
-      cannot be read.
+    The result is None for other images, and for images that cannot be read.
     """
     if not _may_be_turned(image):
         return None
@@ -605,11 +560,8 @@ def resample(
     """Resizes uint8 `[height, width, 3]` into uint8 `out` with an averaging interpolation.
 
     Args:
-      pixels: the image.
-      out: array for the result.
       interpolation: a key of `DETAIL`.
-      box: rectangle of the image to resize; Pillow's filters also read the pixels around it. None:
-        the whole image.
+      box: rectangle to resize; Pillow's filters also read pixels around it. None: the whole image.
     """
     if interpolation == "area":
         return _resize_area(pixels, out)
@@ -622,8 +574,7 @@ def resample(
 def _resize_area(pixels: np.ndarray, out: np.ndarray) -> None:
     """Resizes an image by averaging over the area of each output pixel.
 
-    OpenCV averages only if no side is enlarged. Therefore sides to enlarge are resized in a second
-    step.
+    OpenCV averages only where no side is enlarged, so sides are enlarged in a second step.
     """
     height, width = (min(sides) for sides in zip(pixels.shape, out.shape[:2], strict=False))
     if (height, width) != out.shape[:2]:

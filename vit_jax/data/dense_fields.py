@@ -80,10 +80,7 @@ def _encode_map(values: np.ndarray, placement: Placement, fill: float, dtype: ty
 
 
 def _has_classes(mask: np.ndarray, placement: Placement, most: float) -> bool:
-    """Returns True if a crop contains several classes, and none covers a share `most` or more.
-
-    The shares are relative to the crop's labelled pixels.
-    """
+    """Returns True if a crop has several classes, each with a share below `most` of its labels."""
     if mask.shape != placement.image:
         return True  # The field's `encode` raises the error.
     crop = _encode_map(mask, placement, IGNORED, np.uint8)
@@ -114,20 +111,10 @@ def _encode_instances(boxes: Boxes, placement: Placement, most: int) -> np.ndarr
 
 
 def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Clips boxes to a crop and removes boxes that are hardly visible in the crop.
+    """Clips boxes to a crop, and removes those that are hardly visible in it.
 
-    Args:
-      boxes: the objects of the original image.
-      placement: the crop.
-      most: maximum number of boxes. Objects are kept before crowds, and large boxes before small
-        boxes.
-
-    Returns:
-      The remaining boxes in pixels of the crop, `[n, 4]`, and their indices in `boxes`, `[n]`.
-
-    Raises:
-      UserError: a box exceeds the image or has no area, or the image's size in the annotations is
-        wrong.
+    Of more than `most` boxes, objects are kept before crowds, and large boxes before small ones.
+    Returns the remaining boxes in pixels of the crop, `[n, 4]`, and their indices in `boxes`.
     """
     height, width = placement.image
     if boxes.size is not None:
@@ -145,12 +132,7 @@ def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.nd
 
 
 def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) -> None:
-    """Raises UserError if an image's actual size differs from the size in its annotations.
-
-    Args:
-      annotated, actual: height and width in pixels.
-      image: name of the image, for the error.
-    """
+    """Raises UserError if an image's actual and annotated (height, width) differ."""
     if annotated != actual:
         (height, width), (rows, columns) = annotated, actual
         raise UserError(
@@ -162,13 +144,8 @@ def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) 
 def check_upright(image: bytes, where: str, annotations: str) -> None:
     """Raises UserError if an encoded image is turned by EXIF and keeps its size.
 
-    Images are turned upright. If a turn changes the size, annotations of the stored pixels have
-    another size, which `check_size` and `Placement` detect.
-
-    Args:
-      image: the encoded image.
-      where: name of the image, for the error.
-      annotations: description of the annotations, for the error.
+    If a turn changes the size, `check_size` and `Placement` detect annotations of the stored
+    pixels, because images are turned upright. `annotations` is a description for the error.
     """
     if orientation := hidden_orientation(image):
         raise UserError(
@@ -189,11 +166,7 @@ def boxes_of(rows: np.ndarray) -> Boxes:
 def check_corners(corners: np.ndarray, height: int, width: int) -> None:
     """Raises UserError for boxes without area, and for boxes that exceed their image.
 
-    A box may exceed the image by one pixel, because annotations are rounded.
-
-    Args:
-      corners: left, top, right and bottom in pixels, `[boxes, 4]`.
-      height, width: size of the image.
+    A box (left, top, right, bottom) may exceed it by one pixel, because annotations are rounded.
     """
     if (empty := _areas(corners) <= 0).any():
         raise UserError(

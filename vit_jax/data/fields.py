@@ -19,52 +19,41 @@ CAPTION_KEYS = ("caption", "captions", "text")  # Usual column names of captions
 
 
 class Boxes(NamedTuple):
-    """The objects of an image.
+    """The objects of an image."""
 
-    Attributes:
-      corners: left, top, right and bottom in pixels, float32 `[objects, 4]`.
-      labels: class of each object, int32 `[objects]`.
-      masks: True for the pixels of each object, bool `[objects, height, width]`; None: unknown.
-      crowd: True for the box of a group of objects, bool `[objects]`; None: there are no groups.
-      size: height and width of the image in the annotations; None: unknown.
-      areas: area of each object in pixels in the annotations, float64 `[objects]`. COCO's metrics
-        classify objects as small, medium or large by these areas. None: the metrics use the area of
-        the masks or boxes.
-    """
-
-    corners: np.ndarray
-    labels: np.ndarray
+    corners: np.ndarray  # Left, top, right and bottom in pixels, float32 `[objects, 4]`.
+    labels: np.ndarray  # Class of each object, int32 `[objects]`.
+    # True for the pixels of each object, bool `[objects, height, width]`; None: unknown.
     masks: np.ndarray | None = None
+    # True for the box of a group of objects, bool `[objects]`; None: there are no groups.
     crowd: np.ndarray | None = None
+    # Height and width of the image in the annotations; None: unknown.
     size: tuple[int, int] | None = None
+    # Area of each object in pixels in the annotations, float64 `[objects]`. COCO's metrics classify
+    # objects as small, medium or large by these areas. None: the metrics use the area of the masks
+    # or boxes.
     areas: np.ndarray | None = None
 
 
 class Field(NamedTuple):
-    """A batch entry that a training objective requests in addition to views of the image.
+    """A batch entry that a training objective requests in addition to views of the image."""
 
-    Attributes:
-      name: key of the values in `Source.fields_of` and of the entry in the batch.
-      shape: shape of the entry for one example.
-      dtype: dtype of the entry.
-      encode: function that converts an example's value to an array of this shape. It is called as
-        `encode(value, rng)`, with `rng=None` in evaluation. For `spatial` fields it is called as
-        `encode(value, placement)`, with the `Placement` of the first view.
-      identity: short text that identifies the behaviour of `encode`. A run resumes only if this
-        text is unchanged.
-      spatial: kind of an entry that is cropped and flipped together with the image. `map`: an array
-        `[height, width, ...]`. `boxes`: an array `[..., 4 or more]`, whose last axis starts with
-        left, top, right and bottom in pixels. Empty: the entry is independent of the crop.
-      accepts: for `spatial` fields: called as `accepts(value, placement)`. If it returns False,
-        training draws another crop, up to ten times. None: all crops are accepted.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any
+    name: str  # Key of the values in `Source.fields_of` and of the entry in the batch.
+    shape: tuple[int, ...]  # Shape of the entry for one example.
+    dtype: Any  # Dtype of the entry.
+    # Function that converts an example's value to an array of this shape. It is called as
+    # `encode(value, rng)`, with `rng=None` in evaluation. For `spatial` fields it is called as
+    # `encode(value, placement)`, with the `Placement` of the first view.
     encode: Callable[[Any, np.random.Generator | None], np.ndarray]
+    # Short text that identifies the behaviour of `encode`. A run resumes only if this text is
+    # unchanged.
     identity: str = ""
+    # Kind of an entry that is cropped and flipped together with the image. `map`: an array
+    # `[height, width, ...]`. `boxes`: an array `[..., 4 or more]`, whose last axis starts with
+    # left, top, right and bottom in pixels. Empty: the entry is independent of the crop.
     spatial: str = ""
+    # For `spatial` fields: called as `accepts(value, placement)`. If it returns False, training
+    # draws another crop, up to ten times. None: all crops are accepted.
     accepts: Callable[[Any, Placement], bool] | None = None
 
 
@@ -80,10 +69,6 @@ def draw_caption(captions: Sequence[str], rng: np.random.Generator | None) -> st
 
 def check_captions(captions: Sequence[str], place: str) -> tuple[str, ...]:
     """Removes surrounding spaces and duplicates from the captions of an image.
-
-    Args:
-      captions: the captions of an image.
-      place: description of the image, for errors.
 
     Raises:
       UserError: there is no caption, a caption is empty, or it is not a string of valid UTF-8.

@@ -20,11 +20,9 @@ from vit_jax.errors import UserError, as_text
 
 
 def find_images(arguments: Sequence[str]) -> "ImageFiles":
-    """Finds image files.
+    """Finds image files in files, folders, CSVs that list files, and glob patterns.
 
-    Args:
-      arguments: files, folders, CSVs that list files, or glob patterns. `-` reads standard input:
-        an image, or one path per line.
+    The argument `-` reads standard input: an image, or one path per line.
 
     Raises:
       UserError: a path does not exist, or a folder contains no images.

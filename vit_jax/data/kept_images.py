@@ -60,7 +60,4 @@ class KeptImages:
             self.file = None
 
 
-@functools.cache
-def kept_images(name: str, size: int, channels: int = 3) -> KeptImages:
-    """Returns the cache with this file name; each process opens a cache only once."""
-    return KeptImages(name, size, channels)
+kept_images = functools.cache(KeptImages)  # Each process opens a file only once.

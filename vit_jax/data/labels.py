@@ -16,7 +16,6 @@ def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = 
 
     Args:
       counts: length of each example's label, without unlabelled examples.
-      values: all labels, concatenated.
       classes: number of classes, which must equal the length; None: unknown.
     """
     width = int(counts[0]) if len(counts) else 0
@@ -26,11 +25,7 @@ def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = 
 
 
 def from_one_hot(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Converts one-hot or multi-hot rows to lists of class indices.
-
-    Args:
-      values: all rows, concatenated.
-      width: length of a row.
+    """Converts concatenated one-hot or multi-hot rows to lists of class indices.
 
     Returns:
       The length of each list, and all lists concatenated.
@@ -49,8 +44,6 @@ def check_lists(counts: np.ndarray, values: np.ndarray, classes: int | None = No
 
     Args:
       counts: length of each example's label, without unlabelled examples.
-      values: all labels, concatenated.
-      classes: number of classes; None: unknown.
     """
     if not len(counts) or counts[0] < 2 or (counts != counts[0]).any():
         return

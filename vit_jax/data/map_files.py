@@ -15,9 +15,8 @@ DEPTH_SUFFIXES = (".png", ".npy")
 def decode_mask(content: bytes) -> np.ndarray:
     """Returns the values of a mask, uint8 or uint16 `[height, width]`.
 
-    Args:
-      content: a PNG file with a palette, or a grey PNG file with 1 to 16 bits. The values are the
-        palette indices or the grey levels.
+    They are the indices of a PNG file with a palette, or the levels of a grey one with 1 to 16
+    bits.
 
     Raises:
       UserError: the file is a colour image, has another format, or is damaged.
@@ -34,10 +33,7 @@ def decode_mask(content: bytes) -> np.ndarray:
 
 
 def palette_of(content: bytes) -> dict[int, tuple[int, ...]]:
-    """Returns the colour of each index of a mask's palette; {} for a mask without a palette.
-
-    Args:
-      content: a PNG file.
+    """Returns the colour of each index of a PNG mask's palette; {} for a mask without a palette.
 
     Raises:
       UserError: the file is not an image.
@@ -110,14 +106,10 @@ def _pixels(opened: Image.Image) -> np.ndarray:
 
 
 def run_lengths(mask: np.ndarray) -> dict[str, list[int]]:
-    """Returns a mask in COCO's uncompressed run-length encoding.
+    """Returns a mask, bool `[height, width]`, in COCO's uncompressed run-length encoding.
 
-    The pixels are read column by column. The result contains `size`, `[height, width]`, and
-    `counts`, the lengths of the runs of equal pixels. The first length is that of a run of zeros;
-    it is 0 if the first pixel is 1.
-
-    Args:
-      mask: bool `[height, width]`.
+    The result contains `size`, `[height, width]`, and `counts`, the lengths of the runs of equal
+    pixels, column by column. The first one is of zeros; it is 0 if the first pixel is 1.
     """
     pixels = mask.T.reshape(-1)
     edges = np.flatnonzero(np.diff(pixels)) + 1

@@ -22,20 +22,14 @@ ODD = np.uint64(0xD6E8FEB86659FD93)
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """Training order of a data source with one or several parts (the data sets of a mixture).
-
-    Args:
-      seed: random seed of the permutations.
-      sizes: number of examples in each part.
-      weights: relative sampling weight of each part; they need not sum to 1. None: the examples of
-        all parts are permuted together.
-      repeats: number of times that an example is sampled in succession.
-    """
+    """Training order of a data source with one or several parts (the data sets of a mixture)."""
 
     seed: int
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # Number of examples in each part.
+    # Relative sampling weight of each part; they need not sum to 1. None: the examples of all parts
+    # are permuted together.
     weights: tuple[float, ...] | None = None
-    repeats: int = 1
+    repeats: int = 1  # Number of times that an example is sampled in succession.
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Returns the index of the example at each of `positions`, which are int64 below 2^62."""
@@ -45,9 +39,8 @@ class Order:
         indices = np.empty_like(turns)
         waiting, left = np.arange(len(turns)), BLOCK
         for part, quota in enumerate(self._quotas()):
-            # A turn is a group of `repeats` consecutive positions with the same example. The loop
-            # chooses the turns of one part after the other. Of the turns that no earlier part has,
-            # `quota` evenly spaced turns in every `left` turns are assigned to this part.
+            # Of the turns that no earlier part has, `quota` evenly spaced turns in every `left`
+            # turns are assigned to this part.
             before, after = _scaled(turns, quota, left), _scaled(turns + 1, quota, left)
             mine = after > before
             start = sum(self.sizes[:part])
@@ -58,23 +51,14 @@ class Order:
     def _epochs(self, turns: np.ndarray, size: int, part: int) -> np.ndarray:
         """Returns the example at each turn of a part, as an index within the part.
 
-        A part is a data set of a mixture. A turn is a group of `repeats` consecutive positions in
-        the training order that contain the same example.
-
-        Args:
-          turns: numbers of the turns, counted from 0 in each part.
-          size: number of examples in the part.
-          part: index of the part.
+        A turn is a group of `repeats` consecutive positions with the same example; turns are
+        counted from 0 in each part.
         """
         epoch, place = np.divmod(turns * self.repeats, size)
         return permute(place // self.repeats, size, self.seed, part, epoch)
 
     def _quotas(self) -> np.ndarray:
-        """Returns the number of turns of each part in a block of `BLOCK` turns, int64 `[parts]`.
-
-        A part is a data set of a mixture. A turn is a group of `repeats` consecutive positions in
-        the training order that contain the same example.
-        """
+        """Returns the number of turns of each part in a block of `BLOCK` turns, int64 `[parts]`."""
         ends = np.cumsum(self.weights) / np.sum(self.weights) * BLOCK
         quotas = np.diff(np.round(ends).astype(np.int64), prepend=0)
         if quotas.min() == 0:
@@ -92,20 +76,13 @@ class BalancedOrder:
     round's examples are in random order. The images of a class are sampled in epochs: all images of
     the class are used once before an image is used again. Each epoch is a new permutation of these
     images.
-
-    Args:
-      seed: random seed of the permutations.
-      members: indices of all examples, sorted by class.
-      sizes: number of examples of each class, above 0.
-      quotas: number of examples of each class in a round, above 0.
-      repeats: number of times that an example is sampled in succession.
     """
 
     seed: int
-    members: np.ndarray
-    sizes: np.ndarray
-    quotas: np.ndarray
-    repeats: int = 1
+    members: np.ndarray  # Indices of all examples, sorted by class.
+    sizes: np.ndarray  # Number of examples of each class, above 0.
+    quotas: np.ndarray  # Number of examples of each class in a round, above 0.
+    repeats: int = 1  # Number of times that an example is sampled in succession.
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Returns the index of the example at each of `positions`, which are int64 below 2^62."""
@@ -136,7 +113,6 @@ def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
 
     Args:
       places: numbers from 0 to `size` - 1.
-      size: number of permuted elements.
       *key: numbers that select the permutation, each an int or an array of the shape of `places`.
     """
     # Numbers have at least six bits. Otherwise, some permutations of very small data sets would be
@@ -163,10 +139,7 @@ def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Hashes each number of `x` by the mixing step of SplitMix64 (Steele, Lea and Flood, 2014).
-
-    Every output bit depends on all bits of `x`.
-    """
+    """Hashes each number of `x` by the mixing step of SplitMix64 (Steele, Lea and Flood, 2014)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -37,13 +37,9 @@ class Variant(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PhotometricDistortion:
-    """Photometric distortion `(pixels, rng) -> pixels`.
+    """Photometric distortion `(pixels, rng) -> pixels`."""
 
-    Args:
-      variant: a key of `VARIANTS`.
-    """
-
-    variant: str
+    variant: str  # A key of `VARIANTS`.
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Returns distorted pixels, uint8 `[height, width, 3]`; the input is unchanged."""
@@ -65,11 +61,6 @@ class PhotometricDistortion:
 def turn_hue(pixels: np.ndarray, turn: float) -> np.ndarray:
     """Rotates the hue by a fraction of the circle, rounded to one of OpenCV's 180 levels."""
     return _mapped_in_hsv(pixels, hues=(VALUES + round(HUES * turn)) % HUES)
-
-
-def scale_saturation(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Multiplies the saturation in HSV."""
-    return _mapped_in_hsv(pixels, saturations=_linear(factor))
 
 
 def _mapped_in_hsv(
@@ -98,7 +89,7 @@ VARIANTS = {
     "mmsegmentation": Variant(
         _lighten,
         _scale,
-        lambda pixels, strength: scale_saturation(pixels, 1 + 0.5 * strength),
+        lambda pixels, strength: _mapped_in_hsv(pixels, saturations=_linear(1 + 0.5 * strength)),
         # The hue is shifted by a whole number of OpenCV's 180 levels, from -18 to 17.
         lambda pixels, strength: turn_hue(pixels, np.floor(18 * strength) / HUES),
     ),

@@ -46,6 +46,7 @@ FIELD_STREAM = 2**32  # Number of the first field's random stream; streams of vi
 # Starting worker processes takes seconds. A data set with fewer images than this is read without
 # worker processes.
 FEW_IMAGES = 5000
+STOPPING = (signal.SIGINT, signal.SIGTERM)  # Worker processes ignore these signals.
 
 
 def decoders(workers: int | None, threads: int | None, images: int) -> tuple[int, int]:
@@ -54,9 +55,8 @@ def decoders(workers: int | None, threads: int | None, images: int) -> tuple[int
     A number that is None is chosen by the number of images and the number of CPU cores. The content
     of the batches does not depend on `workers` and `threads`.
     """
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     if threads is None:
         threads = min(cores, 4)
     if workers is None:
@@ -82,10 +82,7 @@ def training_batches(
     """Yields training batches without end, from step `first_step` on.
 
     Args:
-      source: the training data.
-      seed: random seed of the order and the augmentations.
       batch_size: global batch size, over all processes.
-      first_step: step of the first batch.
       crop: the random crop, if `views` is empty.
       workers: number of decoding processes. 0: decode in this process; None: see `decoders`.
       threads: number of threads in each decoding process; None: see `decoders`. A few threads are
@@ -166,13 +163,11 @@ def evaluation_batches(
     """Yields batches with every image once, in order; all processes get the same number of batches.
 
     Args:
-      source: the data to evaluate on.
       batch_size, workers, threads, rows: as in `training_batches`.
       crop: the crop, if `views` is empty.
       views: the views of each image. Their random numbers depend on the seed and the image's index.
         Empty: a single view with `crop`.
       fields: as in `training_batches`; they are encoded without random numbers.
-      seed: random seed of the views.
 
     Yields:
       Dictionaries with the entries of `training_batches` and `valid`, bool `[local batch]`: False
@@ -251,13 +246,7 @@ def _accepted(
     """Returns views in which the first view's crop is redrawn until it is suitable for all fields.
 
     For example, a field of masks rejects crops that contain only one class (see `Field.accepts`).
-    If no field can reject a crop, the views are returned unchanged.
-
-    Args:
-      views: the views of each example.
-      fields: the fields of the batch.
-      values: function that returns the values of the example's fields. It is called only if a field
-        can reject crops.
+    `values` returns the values of the fields; it is called only if a field can reject crops.
     """
     for field in fields:
         if field.accepts:
@@ -279,14 +268,8 @@ def _show(
 ) -> Placement | None:
     """Decodes an image once and writes all its views into a row of a batch.
 
-    Args:
-      rngs: a random generator for each crop; a view may consist of several crops.
-
-    Returns:
-      The placement of the first view's crop, if a spatial field needs it, else None.
-
-    Raises:
-      Unreadable: see `vit_jax.data.decode`.
+    Each crop has one of the generators `rngs`; a view may consist of several crops. Returns the
+    placement of the first view's crop, if a spatial field needs it, else None.
     """
     if len(rngs) > 1:
         image = views[0].crop.open(image, several=True)
@@ -343,12 +326,8 @@ def _encode(
 ) -> None:
     """Encodes the fields of an example and writes them into a row of a batch.
 
-    Args:
-      rngs: a random generator for each field; it is not used for spatial fields.
-      placement: the placement of the first view's crop, with which spatial fields are encoded.
-
-    Raises:
-      UserError: a field does not match the image, such as a mask of another size.
+    A spatial field is encoded with the placement of the first view's crop, others with their
+    `rngs`.
     """
     of_example = values() if fields else {}
     for field, rng in zip(fields, rngs, strict=False):
@@ -368,10 +347,10 @@ def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[in
 def _generators(
     seed: int, positions: np.ndarray, streams: Sequence[int]
 ) -> Iterator[list[np.random.Generator]]:
-    """Yields a list of random generators for each position in the training order.
+    """Yields a list with a random generator per stream, for each position of the training order.
 
-    The list contains a generator for each random number stream in `streams`. The same generator
-    objects are reset for each position. Creating new objects would take ten times as long.
+    The same generator objects are reset for each position. New objects would take ten times as
+    long.
     """
     bits = [np.random.Philox(key=(seed, 0), counter=(0, 0, 0, stream)) for stream in streams]
     fresh, generators = [one.state for one in bits], [np.random.Generator(one) for one in bits]
@@ -387,28 +366,16 @@ def _entries(
 ) -> dict[str, Entry]:
     pixels = {view.name: Entry(view.shape, np.uint8, fill) for view in views}
     values = {field.name: Entry(field.shape, field.dtype, fill) for field in fields}
-    return (
-        pixels
-        | values
-        | {
-            "labels": Entry((source.max_labels,), np.int32, -1),
-            "unreadable": Entry((), np.int64, -1),
-        }
-    )
+    labels = Entry((source.max_labels,), np.int32, -1)
+    return pixels | values | {"labels": labels, "unreadable": Entry((), np.int64, -1)}
 
 
 class _Reading(NamedTuple):
-    """Division of a batch into chunks, and of the chunks among processes and threads.
+    """Division of a batch into chunks, and of the chunks among processes and threads."""
 
-    Attributes:
-      rows: number of rows of a batch.
-      workers: number of decoding processes; 0: decode in this process.
-      threads: number of threads in each decoding process.
-    """
-
-    rows: int
-    workers: int
-    threads: int
+    rows: int  # Number of rows of a batch.
+    workers: int  # Number of decoding processes; 0: decode in this process.
+    threads: int  # Number of threads in each decoding process.
 
     @property
     def chunks(self) -> int:
@@ -436,9 +403,6 @@ class _Reading(NamedTuple):
 
         Args:
           load: function that loads the rows from one index to another of the batch of a step.
-          memory: memory of the batches.
-          first_step: step of the first batch.
-          steps: number of batches; None: no end.
         """
 
         def load_chunk(number: int) -> int:
@@ -455,55 +419,44 @@ class _Reading(NamedTuple):
             return _Batches(iter(data), self.chunks, memory, first_step)
         # Ignore the warning that Python's resource tracker prints after the error if a worker dies.
         sys.warnoptions.append("ignore:resource_tracker")
-        handed = _Handed(load_chunk)
+        handed, processes = _Handed(load_chunk), grain.MultiprocessingOptions(self.workers)
         data = numbers.map(handed).to_iter_dataset(options)
-        data = data.mp_prefetch(
-            grain.MultiprocessingOptions(self.workers), worker_init_fn=_obey_parent
-        )
+        data = data.mp_prefetch(processes, worker_init_fn=_obey_parent)
         return _OfWorkers(iter(data), self.chunks, memory, first_step, self.workers, handed)
 
 
+@dataclasses.dataclass(eq=False)
 class _Batches(Iterator[Batch]):
-    """Batches whose chunks are loaded in order by Grain.
+    """Batches whose chunks are loaded in order by Grain."""
 
-    Args:
-      numbers: numbers of the chunks that have been loaded.
-      chunks: number of chunks of a batch.
-      memory: memory of the batches.
-      first_step: step of the first batch.
-    """
+    numbers: grain.DatasetIterator[int]  # Numbers of the chunks that have been loaded.
+    chunks: int  # Number of chunks of a batch.
+    memory: BatchMemory
+    first_step: int
 
-    def __init__(
-        self,
-        numbers: grain.DatasetIterator[int],
-        chunks: int,
-        memory: BatchMemory,
-        first_step: int,
-    ):
-        self._numbers, self._chunks, self._memory = numbers, chunks, memory
-        self._reader = BatchReader(memory, first_step)
+    def __post_init__(self):
+        self._reader = BatchReader(self.memory, self.first_step)
 
     def __next__(self):
-        for _ in range(self._chunks):
+        for _ in range(self.chunks):
             self._wait_for_chunk()
         return self._reader.take()
 
     def _wait_for_chunk(self) -> None:
-        next(self._numbers)
+        next(self.numbers)
 
     def close(self) -> None:
         """Ends the threads and processes that load the batches."""
-        self._memory.close()
-        self._numbers.close()
+        self.memory.close()
+        self.numbers.close()
 
 
 class _Handed:
     """A function that worker processes load from a temporary file.
 
-    Without the file, Python would send the function to a new process through a pipe with a buffer
-    of 64 KiB. The function contains the list of files, or the images of a small data set, and can
-    be larger than the buffer. If the new process dies before it reads the pipe, the write would
-    block forever, because Python keeps the pipe's reading end open.
+    Otherwise Python would send the function, with the list of files or small images, to a new
+    process through a pipe with a buffer of 64 KiB. If the new process died before it reads the
+    pipe, the write would block forever, because Python keeps the pipe's reading end open.
     """
 
     def __init__(self, function: Callable[[int], int]):
@@ -527,40 +480,29 @@ def _read_handed(file: str) -> Callable:
     return cloudpickle.loads(Path(file).read_bytes())
 
 
+@dataclasses.dataclass(eq=False)
 class _OfWorkers(_Batches):
     """Batches from worker processes.
 
     If a worker process dies, all other worker processes are killed, and an error is raised.
-
-    Args:
-      numbers, chunks, memory, first_step: as in `_Batches`.
-      workers: number of worker processes.
-      handed: the function that the worker processes run.
     """
 
-    def __init__(
-        self,
-        numbers: grain.DatasetIterator[int],
-        chunks: int,
-        memory: BatchMemory,
-        first_step: int,
-        workers: int,
-        handed: _Handed,
-    ):
-        super().__init__(numbers, chunks, memory, first_step)
-        self._workers, self._handed = workers, handed
+    workers: int
+    handed: _Handed  # The function that the worker processes run.
+
+    def __post_init__(self):
+        super().__post_init__()
         self._loaded = 0
         self._others = {*multiprocessing.active_children()}
 
     def _wait_for_chunk(self) -> None:
         try:
-            next(self._numbers) if self._loaded else self._start_workers()
+            next(self.numbers) if self._loaded else self._start_workers()
         except RuntimeError as error:
             # Grain raises RuntimeError for a dead worker and for an exception in a worker. Only the
             # error for a dead worker has this message.
-            if not (
-                code := re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))
-            ):
+            code = re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))
+            if not code:
                 raise
             for process in {*multiprocessing.active_children()} - self._others:
                 process.kill()  # Grain would wait up to 25 s for each.
@@ -570,8 +512,8 @@ class _OfWorkers(_Batches):
                 "was saved"
             ) from error
         self._loaded += 1
-        if self._loaded == self._workers:  # Each has loaded a chunk, so all have read the file.
-            self._handed.remove()
+        if self._loaded == self.workers:  # Each has loaded a chunk, so all have read the file.
+            self.handed.remove()
 
     def _start_workers(self) -> None:
         """Starts all worker processes with SIGTERM and SIGINT blocked; waits for the first chunk.
@@ -580,16 +522,13 @@ class _OfWorkers(_Batches):
         `_obey_parent` makes the worker process ignore both signals.
         """
         resource_tracker.ensure_running()  # If the thread started it, signals would be unblocked.
-        with ThreadPoolExecutor(1, initializer=_block_signals) as thread:
-            thread.submit(self._numbers.__next__).result()
+        block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, STOPPING)
+        with ThreadPoolExecutor(1, initializer=block) as thread:
+            thread.submit(self.numbers.__next__).result()
 
     def close(self) -> None:
         super().close()
-        self._handed.remove()
-
-
-def _block_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        self.handed.remove()
 
 
 def _cause(code: int) -> str:
@@ -602,11 +541,11 @@ def _cause(code: int) -> str:
 def _obey_parent(worker: int, workers: int) -> None:
     """Makes a worker process exit when the training process has ended, and not before.
 
-    The worker also exits if the training process was ended by SIGKILL. The worker ignores SIGINT
-    and SIGTERM. Ctrl-C and job schedulers send these signals to all processes, but the training
-    process may still need batches after such a signal.
+    This includes an end by SIGKILL. The worker ignores SIGINT and SIGTERM. Ctrl-C and job
+    schedulers send these signals to all processes, but the training process may still need batches
+    afterwards.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 
     def watch():

@@ -9,27 +9,21 @@ from vit_jax.errors import UserError
 
 
 class Placement(NamedTuple):
-    """The rectangle of an image that a crop shows, and the size of this rectangle in the crop.
+    """The rectangle of an image that a crop shows, and the size of this rectangle in the crop."""
 
-    Attributes:
-      box: rectangle of the original image, in pixels; its edges need not be whole numbers.
-      shown: height and width of the rectangle after the resize, in pixels of the crop. The
-        rectangle is at the top left of the crop.
-      size: height and width of the crop. The part outside of the rectangle is padding.
-      image: height and width of the original image.
-    """
-
-    box: Box
+    box: Box  # Rectangle of the original image, in pixels; its edges need not be whole numbers.
+    # Height and width of the rectangle after the resize, in pixels of the crop. The rectangle is at
+    # the top left of the crop.
     shown: tuple[int, int]
+    # Height and width of the crop. The part outside of the rectangle is padding.
     size: tuple[int, int]
-    image: tuple[int, int]
+    image: tuple[int, int]  # Height and width of the original image.
 
     def place_map(self, values: np.ndarray, fill: float, out: np.ndarray) -> np.ndarray:
         """Writes the crop of a map into `out`, with nearest-neighbour interpolation.
 
         Args:
           values: map of the original image, `[height, width, ...]`.
-          fill: value of the padding.
           out: array for the map of the crop, `[height, width, ...]`.
 
         Raises:

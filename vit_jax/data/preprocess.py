@@ -88,17 +88,11 @@ class TrainCrop:
         return draw_placed(opened, self.place(height, width, rng), self.interpolation, out)
 
     def place(self, height: int, width: int, rng: np.random.Generator) -> Placement:
-        """Draws the placement of a random crop.
-
-        `__call__` draws the same crop if its `rng` has the same state.
-
-        Args:
-          height, width: size of the image in pixels.
-          rng: random generator.
+        """Draws the placement of a random crop; `__call__` with an equal `rng` draws the same crop.
 
         Raises:
-          UserError: the kind is `simple_random`. Its crops have no placement, because they contain
-            mirrored pixels.
+          UserError: crops of the kind `simple_random` contain mirrored pixels, and have no
+            placement.
         """
         size = self.size, self.size
         if self.kind == "simple_random":
@@ -143,10 +137,8 @@ class TrainCrop:
         """Returns the size of the resized image, and the random top and left edges of the crop."""
         x, y = rng.random(2).tolist()
         rows, columns = resized_sides(height, width, self.kind, self.resize, self.size)
-        return (rows, columns), (
-            int(y * (rows - self.size + 1)),
-            int(x * (columns - self.size + 1)),
-        )
+        top, left = int(y * (rows - self.size + 1)), int(x * (columns - self.size + 1))
+        return (rows, columns), (top, left)
 
     def _crop_with_border(
         self, opened: Jpeg | Pixels, rng: np.random.Generator, out: np.ndarray
@@ -162,10 +154,8 @@ class TrainCrop:
             opened.crop_resized(sides, (top, left), inner, self.interpolation)
         else:
             y, x = opened.height / sides[0], opened.width / sides[1]
-            box = Box(int(left * x), int(top * y), round(right * x), round(bottom * y))
-            box = box._replace(
-                right=max(box.right, box.left + 1), bottom=max(box.bottom, box.top + 1)
-            )
+            left, top = int(left * x), int(top * y)
+            box = Box(left, top, max(round(right * x), left + 1), max(round(bottom * y), top + 1))
             opened.crop(box, inner, self.interpolation)
         out[:] = np.pad(inner, (rows, columns, (0, 0)), "reflect")
 
@@ -289,11 +279,7 @@ class FixedCrop(NamedTuple):
     def __call__(
         self, image: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns the crop, uint8 `[height, width, 3]`; with `out` it is written into this array.
-
-        Raises:
-          Unreadable: see `vit_jax.data.decode`.
-        """
+        """Implements `TrainCrop.__call__`."""
         return self.crop(image, out)
 
     def place(self, height: int, width: int, rng: np.random.Generator) -> Placement:
@@ -310,14 +296,7 @@ class FixedCrop(NamedTuple):
 def draw_placed(
     opened: Jpeg | Pixels, placement: Placement, interpolation: str, out: np.ndarray
 ) -> np.ndarray:
-    """Resizes a placement's rectangle, pads it, and writes it into `out`.
-
-    Args:
-      opened: the image.
-      placement: the rectangle of the image, and its size in the crop.
-      interpolation: the interpolation of the resize.
-      out: array for the crop, uint8 `[height, width, 3]`.
-    """
+    """Resizes a placement's rectangle, pads it, and writes it into `out`, `[height, width, 3]`."""
     height, width = placement.shown
     if (height, width) == out.shape[:2]:
         opened.crop(placement.box, out, interpolation)
@@ -330,13 +309,9 @@ def draw_placed(
 
 
 def _jittered(height: int, width: int, size: int, factor: float, draws: list[float]) -> Placement:
-    """Returns the placement of a random crop of a resized image.
+    """Returns the placement of a random crop of an image that is first resized by `factor`.
 
-    Args:
-      height, width: size of the original image in pixels.
-      size: height and width of the crop in pixels.
-      factor: the image is resized by this factor before the crop.
-      draws: two random numbers in [0, 1), for the top and the left edge of the crop.
+    `draws` are two random numbers in [0, 1), for the top and the left edge of the crop.
     """
     spans, shown = [], []
     for side, draw in zip((height, width), draws, strict=True):
@@ -357,17 +332,10 @@ def sides(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _bordered(side: int, size: int, draw: float) -> tuple[int, int, int, int]:
-    """Returns a crop's position along one side of an image that is padded by mirrored pixels.
+    """Returns the position of a random crop along one side of an image with a mirrored border.
 
-    Args:
-      side: length of the image's side in pixels, without the padding.
-      size: length of the crop's side in pixels.
-      draw: random number in [0, 1) that determines the position; 0: the crop starts with the
-        padding before the image.
-
-    Returns:
-      Start and end of the crop's part within the image, in pixels of the image, and the numbers of
-      the crop's padding pixels before and after this part.
+    It consists of start and end of the crop's part within the image, in pixels of the image, and of
+    the numbers of padding pixels before and after it. `draw` is a random number in [0, 1).
     """
     start = int(draw * (side + 2 * BORDER - size + 1)) - BORDER
     end = start + size

@@ -89,7 +89,6 @@ def randaugment(
 
     Args:
       pixels: uint8 `[height, width, 3]`; not modified.
-      layers: number of operations.
       magnitude: strength of all operations, usually from 0 to 10; larger values are allowed.
 
     Returns:
@@ -115,7 +114,6 @@ def color_jitter(
 
     Args:
       pixels: uint8 `[height, width, 3]`; not modified.
-      rng: random generator.
       brightness, contrast, saturation: strength x of each operation; 0 disables it.
     """
     strengths = (brightness, contrast, saturation)
@@ -179,9 +177,8 @@ def equalize(pixels: np.ndarray) -> np.ndarray:
         counts = cv2.calcHist([pixels], [channel], None, [256], [0, 256]).ravel().astype(int)
         step = (counts.sum() - counts[counts.nonzero()[0][-1]]) // 255
         below = np.cumsum(counts) - counts
-        tables[0, :, channel] = (
-            np.minimum((below + step // 2) // step, 255) if step else np.arange(256)
-        )
+        equal = np.minimum((below + step // 2) // step, 255) if step else np.arange(256)
+        tables[0, :, channel] = equal
     return cv2.LUT(pixels, tables)
 
 
@@ -212,15 +209,9 @@ def affine(pixels: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
 
     Pixels from outside the image are grey.
     """
-    height, width, _ = pixels.shape
-    nearest_input = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
-    return cv2.warpAffine(
-        pixels,
-        np.array(matrix, float),
-        (width, height),
-        flags=nearest_input,
-        borderValue=(GREY,) * 3,
-    )
+    size, nearest_input = pixels.shape[1::-1], cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
+    transform, grey = np.array(matrix, float), (GREY,) * 3
+    return cv2.warpAffine(pixels, transform, size, flags=nearest_input, borderValue=grey)
 
 
 def rotate(pixels: np.ndarray, degrees: float) -> np.ndarray:

@@ -66,15 +66,10 @@ class Layout(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Colour and rotation of a main object.
+    """Colour and rotation of a main object."""
 
-    Attributes:
-      colour: red, green and blue, from 0 to 255.
-      turn: range of the random clockwise rotation, in 1,024ths of a turn.
-    """
-
-    colour: tuple[int, int, int]
-    turn: tuple[int, int]
+    colour: tuple[int, int, int]  # Red, green and blue, from 0 to 255.
+    turn: tuple[int, int]  # Range of the random clockwise rotation, in 1,024ths of a turn.
 
 
 class Parts(NamedTuple):
@@ -93,17 +88,12 @@ class Parts(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """The objects of an image, and their visible pixels.
+    """The objects of an image, and their visible pixels."""
 
-    Attributes:
-      seen: index of the object that is visible at each pixel, int8 `[size, size]`; -1: no object.
-      labels: class of each object.
-      main: index of the object that defines the image's class.
-    """
-
+    # Index of the object that is visible at each pixel, int8 `[size, size]`; -1: no object.
     seen: np.ndarray
-    labels: tuple[int, ...]
-    main: int
+    labels: tuple[int, ...]  # Class of each object.
+    main: int  # Index of the object that defines the image's class.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,25 +124,19 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """A scene: a background texture, and items in front of it, from back to front.
-
-    Attributes:
-      main: index of the item that defines the label.
-      lattice: the texture interpolates between random shades at the points of a square lattice.
-        These are the shades of the points, uint16 `[16 * 16]`.
-      steps: scale and rotation of the texture: a vector `(x, y)` in the lattice, in 256ths of the
-        distance of neighbouring points. A step of one image width to the right in the image is a
-        step by this vector in the lattice.
-      colours: colours of the texture's lowest and highest shade, int32 `[2, 3]`.
-      noise: amplitude of the noise.
-    """
+    """A scene: a background texture, and items in front of it, from back to front."""
 
     items: tuple[Item, ...]
-    main: int
+    main: int  # Index of the item that defines the label.
+    # The texture interpolates between random shades at the points of a square lattice. These are
+    # the shades of the points, uint16 `[16 * 16]`.
     lattice: np.ndarray
+    # Scale and rotation of the texture: a vector `(x, y)` in the lattice, in 256ths of the distance
+    # of neighbouring points. A step of one image width to the right in the image is a step by this
+    # vector in the lattice.
     steps: tuple[int, int]
-    colours: np.ndarray
-    noise: int
+    colours: np.ndarray  # Colours of the texture's lowest and highest shade, int32 `[2, 3]`.
+    noise: int  # Amplitude of the noise.
 
 
 def drawings_of(cells: np.ndarray) -> np.ndarray:
@@ -212,7 +196,6 @@ def compose(
     """Returns a random scene with a main object of class `label`, and the generator for its noise.
 
     Args:
-      parts: the drawings.
       layout: ranges for the items.
       label: class of the main object.
       key: key of the random generator, which determines the scene.
@@ -225,9 +208,8 @@ def compose(
     lattice = words[WORDS:].astype("<u8").view(np.uint8).astype(np.uint16)
     general = numbers[:, ITEMS:].reshape(-1).tolist()
     colours = np.array([_within(number, *GROUND) for number in general[:3]], np.int32)
-    others = colours + np.array(
-        [_within(number, -TEXTURE, TEXTURE) for number in general[3:6]], np.int32
-    )
+    changes = [_within(number, -TEXTURE, TEXTURE) for number in general[3:6]]
+    others = colours + np.array(changes, np.int32)
     colours = np.clip(np.stack([colours, others]), 0, 255)
     turn, zoom = _within(general[6], 0, 1023), _within(general[7], 1, 10)
     fragments, bars = _within(general[8], *layout.fragments), _within(general[9], *layout.bars)
@@ -266,12 +248,8 @@ def _items(
     """Draws the maximum number of items of each kind; a scene uses only some of them.
 
     Args:
-      parts: the drawings.
-      label: class of the main object.
       numbers: 16 random numbers below 2^32 for each item, int64 `[16, items]`.
       main: length of the main object's longer side, in units of 1/65,536 of the image's side.
-      ground: mean colour of the background.
-      look: colour and rotation of the main object; None: random ones.
     """
     labels = numbers[0] * len(parts.first) >> 32
     labels[-1] = label
@@ -298,35 +276,20 @@ def _items(
     x, y = _within(numbers[7:9], margin, SIDE - margin)
     opacity = np.where(KIND <= BAR, _within(numbers[9], *FAINT), 256)
     cuts = _cuts(_within(numbers[10], 0, 128), numbers[11] & 1)
-    columns = (
-        drawing.tolist(),
-        x.tolist(),
-        y.tolist(),
-        length.tolist(),
-        zip(*(entry.tolist() for entry in matrix), strict=True),
-        colours.tolist(),
-        opacity.tolist(),
-        (
-            cut if kind == FRAGMENT else None
-            for cut, kind in zip(cuts.tolist(), KIND.tolist(), strict=True)
-        ),
-        (
-            one if kind >= OBJECT else None
-            for one, kind in zip(labels.tolist(), KIND.tolist(), strict=True)
-        ),
-    )
+    numeric = (each.tolist() for each in (drawing, x, y, length))
+    matrices = zip(*(entry.tolist() for entry in matrix), strict=True)
+    kinds = KIND.tolist()
+    of_fragments = [c if k == FRAGMENT else None for c, k in zip(cuts.tolist(), kinds, strict=True)]
+    of_objects = [c if k >= OBJECT else None for c, k in zip(labels.tolist(), kinds, strict=True)]
+    columns = *numeric, matrices, colours.tolist(), opacity.tolist(), of_fragments, of_objects
     return [Item(*fields) for fields in zip(*columns, strict=True)]
 
 
 def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Returns the edges of a random half of each item's drawing, int `[items, 4]`.
+    """Returns the edges of a random half of each item's drawing, int `[items, 4]` (`Item.cut`).
 
-    The edges are left, right, top and bottom, in 256ths of the drawing's side (`Item.cut`).
-
-    Args:
-      start: left or top edge of the half, in 256ths of the drawing's side.
-      across: 1: the left or right part is cut off, so that the half is narrow. 0: the upper or
-        lower part is cut off.
+    `start` is its left or top edge, in 256ths of the drawing's side. `across` is 1 for a narrow
+    half.
     """
     whole, half = np.array([[0, 256]]), np.stack([start, start + 128], axis=1)
     across = across[:, None].astype(bool)
@@ -336,8 +299,7 @@ def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
 def _colours(numbers: np.ndarray, ground: np.ndarray) -> np.ndarray:
     """Returns the colours of items, `[items, 3]`; items are brighter than the background.
 
-    If some items were darker than the background, small Transformers would need many times more
-    steps before they start to learn.
+    Otherwise, small Transformers would need many times more steps before they start to learn.
     """
     brighter = _within(numbers[0], *CONTRAST)[:, None]
     return np.clip(ground + brighter + _within(numbers[1:4].T, -SHIFT, SHIFT), 0, 255)
@@ -390,13 +352,7 @@ def _texture(scene: Scene, size: int) -> np.ndarray:
 
 
 def _between(one: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Interpolates between two shades. All arrays are uint16.
-
-    Args:
-      one: first shade.
-      other: second shade.
-      share: weight of the second shade, in 256ths.
-    """
+    """Interpolates between two uint16 arrays; `share` is the weight of `other`, in 256ths."""
     return (one * (256 - share) + other * share) >> 8
 
 
@@ -422,9 +378,8 @@ def _covers(
         places[span] = box.place
     for coordinate in (x, y):
         coordinate >>= 12
-        np.minimum(
-            np.maximum(coordinate, 0, out=coordinate), (STRIDE - 1) * 256 - 1, out=coordinate
-        )
+        np.maximum(coordinate, 0, out=coordinate)
+        np.minimum(coordinate, (STRIDE - 1) * 256 - 1, out=coordinate)
     places += (y >> 8) * STRIDE + (x >> 8)
     ink = _sample(parts.drawings, places, x, y)
     for (item, box), span in zip(boxes, spans, strict=True):
@@ -443,14 +398,10 @@ def _covers(
 
 
 def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Interpolates bilinearly between pixels of drawings; returns int32 from 0 to 255.
+    """Interpolates bilinearly between pixels of `Parts.drawings`; returns int32 from 0 to 255.
 
-    Args:
-      drawings: `Parts.drawings`.
-      places: for each value to interpolate, the offset in `drawings` of the upper left of its four
-        neighbouring pixels.
-      x, y: the position of each value in the drawing, in 256ths of a pixel. Only the fraction (the
-        lower eight bits) is used: the position relative to the upper left pixel.
+    `places` are the offsets of the upper left one of four pixels. The lower eight bits of `x` and
+    `y` are the position relative to it, in 256ths.
     """
     x, y = (x & 255).astype(np.uint16), (y & 255).astype(np.uint16)
     upper = _between(drawings.take(places), drawings[1:].take(places), x)
@@ -472,33 +423,25 @@ def _box(item: Item, parts: Parts, size: int) -> _Box:
     determinant, scale = (a * d - b * c) * size, side << 20
     x, y = (2 * left + 1) * SIDE - 2 * size * item.x, (2 * top + 1) * SIDE - 2 * size * item.y
     middle = (128 + 128 * side) << 12  # Pixel 0 of the stored drawing is its border.
+    drawings = len(parts.drawings) // (LEVELS * STRIDE * STRIDE)  # At each level.
     return _Box(
         top,
         left,
         max(bottom - top, 0),
         max(right - left, 0),
-        (level * (len(parts.drawings) // (LEVELS * STRIDE * STRIDE)) + item.drawing)
-        * STRIDE
-        * STRIDE,
+        (level * drawings + item.drawing) * STRIDE * STRIDE,
         side,
-        (
-            middle + (d * x - b * y) * scale // (2 * determinant),
-            d * SIDE * scale // determinant,
-            -b * SIDE * scale // determinant,
-        ),
-        (
-            middle + (a * y - c * x) * scale // (2 * determinant),
-            -c * SIDE * scale // determinant,
-            a * SIDE * scale // determinant,
+        *(
+            (
+                middle + (p * x + q * y) * scale // (2 * determinant),
+                p * SIDE * scale // determinant,
+                q * SIDE * scale // determinant,
+            )
+            for p, q in ((d, -b), (-c, a))
         ),
     )
 
 
 def _clipped(length: int, size: int) -> int:
-    """Converts a distance from the image's left or top edge to pixels, from 0 to `size`.
-
-    Args:
-      length: the distance, in units of 1/65,536 of the image's side.
-      size: side of the image in pixels.
-    """
+    """Converts a distance from an image's edge, in 1/65,536 of its side, to pixels up to `size`."""
     return min(max(length * size // SIDE, 0), size)

@@ -16,28 +16,19 @@ HIGHEST = 10.0  # Maximum level (strength) of an operation.
 
 @dataclasses.dataclass(frozen=True)
 class RandPolicy:
-    """RandAugment policy, `(pixels, rng) -> pixels`: random operations, each with a probability.
+    """RandAugment policy, `(pixels, rng) -> pixels`: random operations, each with a probability."""
 
-    Args:
-      magnitude: mean of an operation's level, from 0 to 10.
-      layers: number of operations that are drawn for an image, with replacement.
-      probability: probability that a drawn operation is applied.
-      deviation: std of the level. The level is drawn from a normal distribution and clipped to [0,
-        10].
-      increasing: True: all operations have a stronger effect at higher levels. False: posterize and
-        solarize have a weaker effect at higher levels. Colour, contrast, brightness and sharpness
-        are then decreased at levels below 5, unchanged at level 5, and increased at levels above 5.
-      fill: fill colour of geometric operations.
-      resampling: interpolation of geometric operations, a key of `RESAMPLING`.
-    """
-
-    magnitude: float = 10.0
-    layers: int = 2
-    probability: float = 0.5
+    magnitude: float = 10.0  # Mean of an operation's level, from 0 to 10.
+    layers: int = 2  # Number of operations that are drawn for an image, with replacement.
+    probability: float = 0.5  # Probability that a drawn operation is applied.
+    # Std of the level. The level is drawn from a normal distribution and clipped to [0, 10].
     deviation: float = 0.0
+    # True: all operations have a stronger effect at higher levels. False: posterize and solarize
+    # have a weaker effect at higher levels. Colour, contrast, brightness and sharpness are then
+    # decreased at levels below 5, unchanged at level 5, and increased at levels above 5.
     increasing: bool = False
-    fill: tuple[int, int, int] = (128, 128, 128)
-    resampling: str = "bicubic"
+    fill: tuple[int, int, int] = (128, 128, 128)  # Fill colour of geometric operations.
+    resampling: str = "bicubic"  # Interpolation of geometric operations, a key of `RESAMPLING`.
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Returns augmented pixels, uint8 `[height, width, 3]`; the input is unchanged."""
@@ -59,14 +50,7 @@ class RandPolicy:
         return [names[int(rng.random() * len(names))] for _ in range(self.layers)]
 
     def apply(self, name: str, image: Image.Image, level: float, sign: int) -> Image.Image:
-        """Applies an operation at a level from 0 to 10.
-
-        Args:
-          name: a key of `OPERATIONS`.
-          image: the image.
-          level: strength of the operation.
-          sign: 1 or -1, the direction of operations such as rotations.
-        """
+        """Applies an operation at a level from 0 to 10. Its direction is `sign`, 1 or -1."""
         return OPERATIONS[name](self, image, level / HIGHEST, sign)
 
     def _factor(self, strength: float, sign: int) -> float:
@@ -85,18 +69,9 @@ class RandPolicy:
         return ImageOps.solarize(image, 256 - threshold if self.increasing else threshold)
 
     def _affine(self, image: Image.Image, *matrix: float) -> Image.Image:
-        """Warps the image by an affine mapping from output to input coordinates.
-
-        Output pixel (x, y) is the input at (a x + b y + c, d x + e y + f), where a to f are
-        `matrix`.
-        """
-        return image.transform(
-            image.size,
-            Image.Transform.AFFINE,
-            matrix,
-            resample=RESAMPLING[self.resampling],
-            fillcolor=self.fill,
-        )
+        """Warps the image: output pixel (x, y) is the input at (a x + b y + c, d x + e y + f)."""
+        kind, resample = Image.Transform.AFFINE, RESAMPLING[self.resampling]
+        return image.transform(image.size, kind, matrix, resample=resample, fillcolor=self.fill)
 
     def _translate(self, image: Image.Image, left: float, up: float) -> Image.Image:
         """Translates the image left and up by fractions of its sides."""

@@ -50,20 +50,17 @@ class ViewSpec(NamedTuple):
     Each crop of the view has its own stream of random numbers: `stream` for the first crop,
     `stream + 1` for the second crop, and so on. The stream determines the crop's rectangle of the
     image. Two views with the same `stream` therefore show the same rectangles.
-
-    Attributes:
-      crop: function `(image, rng, out) -> out`, such as a `TrainCrop`. It resizes a rectangle of
-        the image, and writes the pixels into the array `out`, uint8 `[height, width, 3]`.
-      stream: index of the random stream of the view's first crop.
-      distort: an augmentation for each crop, applied after `augment`; empty: no such augmentations.
     """
 
     name: str
     size: int | tuple[int, int]
+    # Function `(image, rng, out) -> out`, such as a `TrainCrop`. It resizes a rectangle of the
+    # image, and writes the pixels into the array `out`, uint8 `[height, width, 3]`.
     crop: Any
     augment: Augmentation | None = None
     count: int | None = None
-    stream: int = 0
+    stream: int = 0  # Index of the random stream of the view's first crop.
+    # An augmentation for each crop, applied after `augment`; empty: no such augmentations.
     distort: Sequence[Augmentation | None] = ()
 
     @property
@@ -83,9 +80,7 @@ def view_specs(
     """Converts requested views to `ViewSpec`s; the config's values are their defaults.
 
     Args:
-      views: the requested views.
       crop: called with a size and with `View.crop`; returns the crop.
-      size: the config's image size, in pixels.
       augment: the config's augmentation.
 
     Raises:
@@ -104,16 +99,14 @@ def view_specs(
                 "distortions"
             )
         pixels = view.size or size
-        augment_options = augment if view.augment == "config" else view.augment
-        stream = made[view.same_rectangle_as].stream if view.same_rectangle_as else next_stream
         spec = ViewSpec(
-            view.name,
-            pixels,
-            crop(pixels, **view.crop),
-            augment_options,
-            view.count,
-            stream,
-            view.distort,
+            name=view.name,
+            size=pixels,
+            crop=crop(pixels, **view.crop),
+            augment=augment if view.augment == "config" else view.augment,
+            count=view.count,
+            stream=made[view.same_rectangle_as].stream if view.same_rectangle_as else next_stream,
+            distort=view.distort,
         )
         made[view.name], next_stream = spec, max(next_stream, spec.streams.stop)
     return tuple(made.values())

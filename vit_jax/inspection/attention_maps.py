@@ -55,18 +55,14 @@ def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
     The input of the classification head is the class token, or the mean of the patches.
 
     Args:
-      model: the model.
       rolled: a result of `rollout`, `[batch, tokens, tokens]`.
 
     Returns:
       `[batch, rows, columns]`, with sum 1 for each image.
     """
     patches = model.patch_tokens
-    seen = (
-        rolled[:, 0, patches]
-        if model.options.pooling == "cls"
-        else rolled[:, patches, patches].mean(axis=1)
-    )
+    by_class_token = model.options.pooling == "cls"
+    seen = rolled[:, 0, patches] if by_class_token else rolled[:, patches, patches].mean(axis=1)
     seen = seen / np.maximum(seen.sum(axis=-1, keepdims=True), 1e-12)
     return seen.reshape(-1, *model.grid)
 
@@ -85,9 +81,7 @@ def attention_distance(model: TokenModel, attention: Sequence[np.ndarray]) -> np
     rows, columns = model.grid
     patches = model.patch_tokens
     sides = np.array(model.image_size) / np.array(model.grid)
-    places = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), -1).reshape(
-        -1, 2
-    )
+    places = np.stack(np.unravel_index(np.arange(rows * columns), (rows, columns)), -1)
     apart = np.linalg.norm((places[:, None] - places[None]) * sides, axis=-1)
     distances = []
     for weights in attention:

@@ -24,19 +24,13 @@ def palette_image(mask: np.ndarray) -> Image.Image:
 def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Draws the colours of the classes over an image; returns uint8 `[height, width, 3]`.
 
-    Args:
-      image: uint8 `[height, width, 3]`.
-      mask: class of each pixel, uint8 `[height, width]`.
+    `mask` is the class of each pixel, uint8 `[height, width]`.
     """
     return coloured(image, mask, voc_palette().astype(np.float32)).round().astype(np.uint8)
 
 
 class Segments:
-    """Content of `segments.html`: images with an overlay of class colours, and a legend.
-
-    Args:
-      class_names: names of all classes.
-    """
+    """Content of `segments.html`: images with an overlay of class colours, and a legend."""
 
     def __init__(self, class_names: Sequence[str]):
         self._class_names, self._seen = class_names, set()
@@ -46,14 +40,9 @@ class Segments:
         return len(self._figures)
 
     def add(self, name: str, image: np.ndarray, masks: Sequence[np.ndarray], caption: str) -> None:
-        """Adds an image.
+        """Adds an image, uint8 `[height, width, 3]`, with its path and a caption.
 
-        Args:
-          name: path of the image.
-          image: uint8 `[height, width, 3]`.
-          masks: class maps of the image, uint8 `[height, width]`. Each class map is shown as a
-            separate overlay.
-          caption: text below the name.
+        Each of the class maps, uint8 `[height, width]`, is shown as a separate overlay.
         """
         for mask in masks:
             self._seen |= {*np.unique(mask).tolist()}
@@ -62,11 +51,7 @@ class Segments:
         self._figures.append(dict(name=name, pictures=addresses, caption=caption))
 
     def values(self, note: str) -> dict[str, Any]:
-        """Returns the variables of the template `segments.html`.
-
-        Args:
-          note: text above the images on the page.
-        """
+        """Returns the variables of `segments.html`; the page starts with the text `note`."""
         legend = {}
         for label in sorted(self._seen):
             known = label < len(self._class_names)

@@ -67,9 +67,7 @@ def draw_all(
     def rolled_out():
         check_attends(model)
         last = seen["rollout"][:, -1]
-        overlays = [
-            figures.heat_map(image, weights) for image, weights in zip(images, last, strict=True)
-        ]
+        overlays = [figures.heat_map(*pair) for pair in zip(images, last, strict=True)]
         return {"rollout": last}, figures.pairs(images, overlays, names)
 
     def distance():
@@ -99,9 +97,8 @@ def draw_all(
     if layers and "rollout" in seen:
         draw_each("layers", "Rollout after each layer", "layer", seen["rollout"])
     if heads and "attention" in seen:
-        draw_each(
-            "heads", "The last layer's attention, each head", "head", seen["attention"][:, -1]
-        )
+        last = seen["attention"][:, -1]
+        draw_each("heads", "The last layer's attention, each head", "head", last)
     draw("distance", "Mean attention distance of each head", distance)
     draw("filters", "Principal components of the first layer's filters", filters)
     draw("positions", "Similarity of position embeddings", positions)
@@ -117,42 +114,26 @@ def draw_all(
     np.savez_compressed(out / "arrays.npz", **arrays)
     page = {"title": title, "source": source, "undefined": undefined}
     page["drawn"] = _pictures(out, drawn, arrays)
-    page |= _viewer(model, images, names, maps, _colours(arrays, seen))
+    sheets = map_sheets(maps) if maps else None
+    page["viewer"] = viewer(images, names, sheets, _colours(arrays, seen))
+    page["about"] = _about(model, sheets)
     print(write_text(out / "index.html", render("figures.html", **page)))
 
 
-def _viewer(
-    model, images: np.ndarray, names: Sequence[str], maps: list[LayerMaps], colours: dict
-) -> dict:
-    """Returns template variables: photographs with attention maps, and a text about the maps."""
-    sheets = map_sheets(maps) if maps else None
-    return {"viewer": viewer(images, names, sheets, colours), "about": _about(model, sheets)}
-
-
 def _about(model, sheets: MapSheets | None) -> str:
-    """Returns a text that explains the attention maps on the page.
-
-    The text contains the meaning of bright areas. If the page does not show all layers, the text
-    also contains the number of shown layers.
+    """Returns a text about the meaning of bright areas, and about layers that are not on the page.
 
     Args:
-      model: the model.
       sheets: the attention maps on the page. None: the page has no maps, and the text is empty.
     """
     if sheets is None:
         return ""
-    whose = (
-        "the class token attends"
-        if getattr(model.options, "pooling", "") == "cls"
-        else "the patches attend"
-    )
+    by_class_token = getattr(model.options, "pooling", "") == "cls"
+    whose = "the class token attends" if by_class_token else "the patches attend"
     whose = whose if sheets.rollout else "the places of a window attend"
     kept, count = len(sheets.rows), sheets.rows[-1].number
-    fewer = (
-        ""
-        if kept == count
-        else f" {kept} of {count} layers are on this page, all of them in arrays.npz."
-    )
+    fewer = f" {kept} of {count} layers are on this page, all of them in arrays.npz."
+    fewer = "" if kept == count else fewer
     return f"Bright is what {whose} to, relative to the brightest place of the map.{fewer}"
 
 
@@ -176,24 +157,19 @@ def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -
 def _layer_maps(seen: dict) -> list[LayerMaps]:
     """Returns the attention maps of each layer; an empty list if the model has none."""
     if "attention" in seen:
-        pairs = zip(
-            np.moveaxis(seen["attention"], 1, 0), np.moveaxis(seen["rollout"], 1, 0), strict=True
-        )
+        by_layer = (np.moveaxis(seen[name], 1, 0) for name in ("attention", "rollout"))
+        pairs = zip(*by_layer, strict=True)
         return [LayerMaps(number, *pair) for number, pair in enumerate(pairs, start=1)]
     attended = enumerate(seen.get("attended", ()), start=1)
     return [LayerMaps(number, np.moveaxis(maps, -1, 1)) for number, maps in attended]
 
 
 def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]:
-    """Returns images of the model's features, with three principal components as RGB.
+    """Returns images of the model's features, with three principal components as RGB, by caption.
 
-    The result is a dict from a caption to the images of all photographs, `[images, rows, columns,
-    3]`. A model that outputs tokens, such as ViT, has one item, for its last layer. A model with
-    stages, such as Swin, has an item for each stage, in descending order of the stages.
-
-    Args:
-      arrays: the arrays of all figures, by name.
-      seen: result of `look`.
+    A model that outputs tokens, such as ViT, has one item, for its last layer. A model with stages,
+    such as Swin, has an item for each stage, in descending order. `arrays` are those of all
+    figures, and `seen` is the result of `look`.
     """
     if "token_colours" in arrays:
         return {"tokens as colours": arrays["token_colours"]}
@@ -232,18 +208,10 @@ def look(model, images: np.ndarray, batch_size: int) -> dict:
 
 
 def _say_progress(done: int, count: int) -> None:
-    """Prints the number of finished images, such as `8/32 images`, on a terminal.
-
-    Nothing is printed if standard error is not a terminal.
-    """
+    """Prints the number of finished images, such as `8/32 images`, if stderr is a terminal."""
     if sys.stderr.isatty():
-        done = min(done, count)
-        print(
-            f"\r{done}/{count} images",
-            end="\n" if done == count else "",
-            file=sys.stderr,
-            flush=True,
-        )
+        end = "" if done < count else "\n"
+        print(f"\r{min(done, count)}/{count} images", end=end, file=sys.stderr, flush=True)
 
 
 def look_at_tokens(model: TokenModel, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
@@ -271,20 +239,11 @@ def look_at_tokens(model: TokenModel, images: np.ndarray, batch_size: int) -> di
         parts["tokens"].append(captures["tokens"][-1])
         if attention := captures.get("attention"):
             distance += attention_distance(model, attention) * len(batch) / len(images)
-            parts["rollout"].append(
-                np.stack([of_patches(model, x) for x in rollout(attention)], axis=1)
-            )
-            parts["attention"].append(
-                np.stack(
-                    [
-                        np.stack(
-                            [of_patches(model, head) for head in np.moveaxis(layer, 1, 0)], axis=1
-                        )
-                        for layer in attention
-                    ],
-                    axis=1,
-                )
-            )
+            layers = [np.moveaxis(layer, 1, 0) for layer in attention]
+            heads = [np.stack([of_patches(model, x) for x in layer], axis=1) for layer in layers]
+            rolled = [of_patches(model, x) for x in rollout(attention)]
+            parts["rollout"].append(np.stack(rolled, axis=1))
+            parts["attention"].append(np.stack(heads, axis=1))
         _say_progress(start + len(batch), len(images))
     seen = {name: np.concatenate(arrays) for name, arrays in parts.items() if arrays}
     return seen | ({"distance": distance} if "rollout" in seen else {})

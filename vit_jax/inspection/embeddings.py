@@ -51,15 +51,10 @@ def filters(model: ImageModel, count: int = 28) -> np.ndarray:
 
 
 def token_colours(model: TokenModel, tokens: np.ndarray) -> np.ndarray:
-    """Returns the colours of patch tokens: three principal components as RGB in 0 ... 1.
-
-    The components are computed over all images.
+    """Returns the `colours` of patch tokens.
 
     Args:
       tokens: tokens of one layer from `capture=("tokens",)`, `[batch, tokens, dim]`.
-
-    Returns:
-      float64 `[batch, rows, columns, 3]`.
     """
     patches = np.asarray(tokens)[:, model.patch_tokens]
     return colours(patches.reshape(len(patches), *model.grid, -1))

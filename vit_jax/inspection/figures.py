@@ -43,11 +43,7 @@ def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _shares(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Resizes patch weights to the image's size, and divides them by the largest weight.
-
-    Returns:
-      float32 `[height, width]`, from 0 to 1.
-    """
+    """Resizes patch weights to the image, and divides them by the largest; `[height, width]`."""
     height, width = image.shape[:2]
     large = cv2.resize(weights.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
     return np.clip(large / max(float(large.max()), 1e-12), 0, 1)
@@ -67,12 +63,7 @@ def pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], names: Sequen
 
 
 def tiles(images: Sequence[np.ndarray], columns: int, titles: Sequence[str] = (), **show) -> Figure:
-    """Returns a figure of images with the same size, arranged in rows.
-
-    Args:
-      columns: maximum number of images in a row.
-      **show: arguments of `imshow`.
-    """
+    """Returns a figure of images of the same size, in rows. `show` are arguments of `imshow`."""
     columns = min(columns, len(images))
     rows, (width, height) = -(-len(images) // columns), _tile(images[0], TILE)
     height += TITLE if titles else 0
@@ -94,17 +85,13 @@ def _tile(image: np.ndarray, side: float) -> tuple[float, float]:
 
 
 def mosaic(tiles: np.ndarray, gap: int = 1, fill: float = np.nan) -> np.ndarray:
-    """Combines tiles `[rows, columns, height, width, ...]` to one image.
+    """Combines tiles `[rows, columns, height, width, ...]` to one image, `gap` pixels apart.
 
     One image is fast to draw; a figure with hundreds of axes would take a minute.
-
-    Args:
-      gap: pixels between the tiles, with the value `fill`.
     """
     rows, columns, height, width, *channels = tiles.shape
-    padded = np.pad(
-        tiles, [(0, 0), (0, 0), (0, gap), (0, gap)] + [(0, 0)] * len(channels), constant_values=fill
-    )
+    widths = [(0, 0), (0, 0), (0, gap), (0, gap)] + [(0, 0)] * len(channels)
+    padded = np.pad(tiles, widths, constant_values=fill)
     shown = padded.swapaxes(1, 2).reshape(rows * (height + gap), columns * (width + gap), *channels)
     return shown[:-gap, :-gap]
 
@@ -118,9 +105,8 @@ def similarity_tiles(similarity: np.ndarray) -> Figure:
     width, height = 5 * columns / max(rows, columns), 5 * rows / max(rows, columns)
     figure = Figure(figsize=(max(width, 1) + 1.4, max(height, 1) + 0.6), layout="constrained")
     axes = figure.subplots()
-    figure.colorbar(
-        draw_similarity(axes, similarity), ax=axes, shrink=0.6, label="cosine similarity"
-    )
+    image = draw_similarity(axes, similarity)
+    figure.colorbar(image, ax=axes, shrink=0.6, label="cosine similarity")
     return figure
 
 

@@ -15,16 +15,11 @@ MOST_SIDE = 64  # Maximum side of a map, in patches; larger maps are averaged.
 
 
 class LayerMaps(NamedTuple):
-    """Attention maps of a layer.
+    """Attention maps of a layer."""
 
-    Attributes:
-      number: number of the layer, from 1.
-      heads: attention map of each head, `[images, heads, rows, columns]`.
-      rollout: attention rollout up to this layer, `[images, rows, columns]`; None: undefined.
-    """
-
-    number: int
-    heads: np.ndarray
+    number: int  # Number of the layer, from 1.
+    heads: np.ndarray  # Attention map of each head, `[images, heads, rows, columns]`.
+    # Attention rollout up to this layer, `[images, rows, columns]`; None: undefined.
     rollout: np.ndarray | None = None
 
 
@@ -51,21 +46,16 @@ class SheetRow(NamedTuple):
 
 
 class MapSheets(NamedTuple):
-    """The sheets of all images.
+    """The sheets of all images."""
 
-    Attributes:
-      rows: layout of the layers, from top to bottom.
-      pixels: the sheets, uint8 `[images, height, width]`. A pixel shows a patch, or several patches
-        of a map with more than `MOST_SIDE` rows or columns. In each tile, the pixel of the patch
-        with the largest attention is 255 (`page_images.levels`).
-      peaks: maximum divided by the mean of each tile's attention map, `[images, tiles]`.
-      rollout: True if the last tile of each row shows attention rollout.
-    """
-
-    rows: list[SheetRow]
+    rows: list[SheetRow]  # Layout of the layers, from top to bottom.
+    # The sheets, uint8 `[images, height, width]`. A pixel shows a patch, or several patches of a
+    # map with more than `MOST_SIDE` rows or columns. In each tile, the pixel of the patch with the
+    # largest attention is 255 (`page_images.levels`).
     pixels: np.ndarray
+    # Maximum divided by the mean of each tile's attention map, `[images, tiles]`.
     peaks: np.ndarray
-    rollout: bool
+    rollout: bool  # True if the last tile of each row shows attention rollout.
 
     def last_map(self, image: int) -> np.ndarray:
         """Returns the pixels of an image's last tile.
@@ -110,13 +100,7 @@ def _count_pixels(layer: LayerMaps) -> int:
 
 
 def _tiles(layer: LayerMaps) -> np.ndarray:
-    """Returns a layer's maps: the map of each head, the mean of these maps, and the rollout.
-
-    The rollout is omitted if it is undefined.
-
-    Returns:
-      float32 `[images, tiles, rows, columns]`.
-    """
+    """Returns the maps of a layer's heads, their mean and any rollout, `[images, tiles, ...]`."""
     maps = [layer.heads, layer.heads.mean(axis=1, keepdims=True)]
     if layer.rollout is not None:
         maps.append(layer.rollout[:, None])
@@ -125,8 +109,6 @@ def _tiles(layer: LayerMaps) -> np.ndarray:
     if max(rows, columns) <= MOST_SIDE:
         return tiles
     side = (min(columns, MOST_SIDE), min(rows, MOST_SIDE))
-    small = [
-        cv2.resize(tile, side, interpolation=cv2.INTER_AREA)
-        for tile in tiles.reshape(-1, rows, columns)
-    ]
+    flat = tiles.reshape(-1, rows, columns)
+    small = [cv2.resize(tile, side, interpolation=cv2.INTER_AREA) for tile in flat]
     return np.stack(small).reshape(*shape, *side[::-1])

@@ -13,29 +13,16 @@ COLOURS = ("#4c8dd6", "#f08c2e", "#3fa66b", "#d65f5f", "#9a7fd1", "#a9805b", "#d
 def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: float = 2.6) -> str:
     """Returns a chart as SVG.
 
-    Args:
-      title: title above the chart; empty: none.
-      paint: function that draws the content into matplotlib's axes.
-      about: description of the chart for screen readers.
+    `paint` draws the content into matplotlib's axes; `about` is a description for screen readers.
     """
     from matplotlib import cycler, rc_context
     from matplotlib.figure import Figure
 
-    inked = (
-        "text.color",
-        "axes.edgecolor",
-        "axes.labelcolor",
-        "xtick.color",
-        "ytick.color",
-        "grid.color",
-    )
-    settings = dict.fromkeys(inked, INK) | {"axes.prop_cycle": cycler(color=COLOURS)}
-    settings |= {
-        "svg.fonttype": "none",
-        "svg.hashsalt": about,
-        "font.size": 9,
-        "font.family": "sans-serif",
-    }
+    inked = ("text", "xtick", "ytick", "grid")
+    settings = dict.fromkeys([f"{name}.color" for name in inked], INK)
+    settings |= {"axes.edgecolor": INK, "axes.labelcolor": INK}
+    settings |= {"axes.prop_cycle": cycler(color=COLOURS), "svg.fonttype": "none"}
+    settings |= {"svg.hashsalt": about, "font.size": 9, "font.family": "sans-serif"}
     settings["text.parse_math"] = False  # Names of runs or classes may contain dollar signs.
     with rc_context(settings):
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
@@ -53,9 +40,8 @@ def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: fl
         figure.savefig(drawing, format="svg", metadata=no_metadata)
     svg = drawing.getvalue()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    return svg.replace(
-        "<svg ", f'<svg role="img" aria-label="{html.escape(about, quote=True)}" ', 1
-    )
+    label = html.escape(about, quote=True)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 
 def curve(
@@ -74,20 +60,14 @@ def curve(
         for name, line in lines.items():
             if line:
                 style = "o-" if name in dotted or len(line) <= 2 else "-"
-                axes.plot(
-                    *zip(*line, strict=True),
-                    style,
-                    label=as_text(name) or "_",
-                    markersize=4,
-                    linewidth=1.5,
-                )
+                points, label = zip(*line, strict=True), as_text(name) or "_"
+                axes.plot(*points, style, label=label, markersize=4, linewidth=1.5)
         axes.set_xlabel("step")
-        axes.set_xlim(
-            0, 1.04 * max((point[0] for line in lines.values() for point in line), default=1)
-        )
+        last = max((step for line in lines.values() for step, _ in line), default=1)
+        axes.set_xlim(0, 1.04 * last)
         axes.xaxis.get_major_locator().set_params(integer=True)
         bottom, top = axes.get_ylim()
-        if not _below_zero(lines):
+        if not any(value < 0 for line in lines.values() for _, value in line):
             # The axis starts at 0 and has a margin at the top, so that no point is cut off.
             bottom, top = 0, top + 0.05 * abs(top)
         axes.set_ylim(min(0, bottom), top)
@@ -95,16 +75,10 @@ def curve(
     return draw(title, paint, f"{title} over the steps")
 
 
-def _below_zero(lines: Mapping[str, Sequence[tuple[float, float]]]) -> bool:
-    return any(value < 0 for line in lines.values() for _, value in line)
-
-
 def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
     """Returns a reliability diagram as SVG: accuracy by predicted probability.
 
-    Args:
-      bins: a tuple (mean probability, accuracy, number of images) for each bin. Bins without images
-        are not drawn.
+    A bin is (mean probability, accuracy, number of images). Empty bins are not drawn.
     """
     bins = [row for row in bins if row[2]]
     most = max((row[2] for row in bins), default=1)
@@ -115,33 +89,21 @@ def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
             confidences, right, counts = zip(*bins, strict=True)
             confidences, right = ([100 * x for x in values] for values in (confidences, right))
             axes.plot(confidences, right, "-", linewidth=1.5)
-            axes.scatter(
-                confidences, right, s=[12 + 110 * count / most for count in counts], alpha=0.9
-            )
+            sizes = [12 + 110 * count / most for count in counts]
+            axes.scatter(confidences, right, s=sizes, alpha=0.9)
         axes.set(xlim=(0, 103), ylim=(0, 105), xlabel="probability, %", ylabel="right, %")
 
-    title, about = (
-        "How often an answer of a probability is right",
-        "Share of right answers by probability",
-    )
-    return draw(title, paint, about)
+    title = "How often an answer of a probability is right"
+    return draw(title, paint, "Share of right answers by probability")
 
 
 def certainty(probabilities: Mapping[str, Sequence[float]], bins: int) -> str:
-    """Returns a stacked histogram of predicted probabilities as SVG.
-
-    Args:
-      probabilities: probabilities of the images of each group (such as correct and wrong), by the
-        group's name.
-      bins: number of bins.
-    """
+    """Returns a stacked histogram of predicted probabilities as SVG. Each group has a colour."""
 
     def paint(axes):
         values = [[100 * x for x in each] for each in probabilities.values()]
-        colours = (COLOURS[0], COLOURS[3])[: len(values)]
-        axes.hist(
-            values, bins, range=(0, 100), stacked=True, label=list(probabilities), color=colours
-        )
+        groups = dict(label=list(probabilities), color=(COLOURS[0], COLOURS[3])[: len(values)])
+        axes.hist(values, bins, range=(0, 100), stacked=True, **groups)
         axes.set(xlabel="probability, %", ylabel="images")
 
     return draw("How sure it is", paint, "Images by the probability of their answer")

@@ -69,8 +69,8 @@ def _card(
 ) -> dict[str, Any]:
     """Returns the template's data for one photograph: its attention maps and its other maps.
 
-    `over` is the map that is shown if JavaScript is disabled. It is the last attention map or, if
-    the model has no attention maps, the first map of `colours`.
+    `over` is shown if JavaScript is disabled: the last attention map, or else the first of
+    `colours`.
     """
     pictures = [colours_address(picture) for picture in colours]
     peaks = [float(f"{peak:.3g}") for peak in sheets.peaks[number]] if sheets else []

@@ -44,48 +44,17 @@ class Chip:
 # sheets. The clock is the peak FLOP/s, divided by the FLOPs of the matrix units in one cycle.
 _SQUARE = "2x2", "4x4", "4x8", "8x8", "8x16", "16x16"
 _CUBE = (
-    "2x2x1",
-    "2x2x2",
-    "2x2x4",
-    "2x4x4",
-    "4x4x4",
-    "4x4x8",
-    "4x8x8",
-    "8x8x8",
-    "8x8x16",
-    "8x16x16",
-    "16x16x16",
+    *("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8"),
+    *("8x8x8", "8x8x16", "8x16x16", "16x16x16"),
 )
+_LARGE, _SMALL = (*_SQUARE, "16x32", "32x32"), ("1x1", "2x4", *_SQUARE)
 CHIPS = (
     Chip("v2", "TPU v2", 22.5e12, 7.48 * GIB, 350e9, 124e9, 0.7e9, 2, _SQUARE),
-    Chip(
-        "v3", "TPU v3", 61.5e12, 15.48 * GIB, 450e9, 140e9, 0.94e9, 2, (*_SQUARE, "16x32", "32x32")
-    ),
+    Chip("v3", "TPU v3", 61.5e12, 15.48 * GIB, 450e9, 140e9, 0.94e9, 2, _LARGE),
     Chip("v4", "TPU v4", 275e12, 30.75 * GIB, 1228e9, 300e9, 1.05e9, 1, _CUBE),
-    Chip(
-        "v5e",
-        "TPU v5 lite",
-        197e12,
-        15.75 * GIB,
-        819e9,
-        200e9,
-        1.5e9,
-        1,
-        ("1x1", "2x4", *_SQUARE),
-        32768,
-    ),
+    Chip("v5e", "TPU v5 lite", 197e12, 15.75 * GIB, 819e9, 200e9, 1.5e9, 1, _SMALL, 32768),
     Chip("v5p", "TPU v5", 459e12, 95.73 * GIB, 2765e9, 600e9, 1.75e9, 1, _CUBE),
-    Chip(
-        "v6e",
-        "TPU v6 lite",
-        918e12,
-        31.24 * GIB,
-        1640e9,
-        448e9,
-        1.75e9,
-        1,
-        ("1x1", "2x4", *_SQUARE),
-    ),
+    Chip("v6e", "TPU v6 lite", 918e12, 31.24 * GIB, 1640e9, 448e9, 1.75e9, 1, _SMALL),
     Chip("a100", "NVIDIA A100", 312e12, 80e9, 2039e9, 300e9),
     Chip("h100", "NVIDIA H100", 989e12, 80e9, 3350e9, 450e9),
     Chip("h200", "NVIDIA H200", 989e12, 141e9, 4800e9, 450e9),
@@ -123,11 +92,7 @@ def _plain(name: str) -> str:
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Returns the peak FLOP/s of a device; None: unknown.
-
-    Args:
-      device_kind: `jax.Device.device_kind`.
-    """
+    """Returns the peak FLOP/s of a device; None: unknown."""
     chip = _chip_of(device_kind)
     return chip and chip.peak_flops
 

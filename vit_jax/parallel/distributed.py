@@ -27,8 +27,6 @@ def start(
     Args:
       coordinator: `host:port` of process 0. `auto`: the address, `processes` and `process` are read
         from the Cloud TPU, GKE or SLURM environment. None: the run has one process.
-      processes: number of processes.
-      process: index of this process.
       connect_seconds: timeout for connecting to the other processes.
 
     Raises:
@@ -51,9 +49,8 @@ def start(
         if peers.count > 1:
             _hold_aborts()
             # JAX listens on a different port, because `peers` uses the port of `coordinator`.
-            address = (
-                f"{coordinator.rpartition(':')[0]}:{peers.share('port for JAX', _free_port())}"
-            )
+            port = peers.share("port for JAX", _free_port())
+            address = f"{coordinator.rpartition(':')[0]}:{port}"
             try:
                 jax.distributed.initialize(
                     address,
@@ -83,9 +80,8 @@ def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
       UserError: there is no Cloud TPU, GKE or SLURM environment, or it does not respond.
     """
     try:
-        detected = ClusterEnv.auto_detect_unset_distributed_params(
-            None, None, None, None, None, int(seconds)
-        )
+        unset = (None,) * 5
+        detected = ClusterEnv.auto_detect_unset_distributed_params(*unset, int(seconds))
     except Exception as error:  # Metadata servers and the Kubernetes client have many exceptions.
         raise UserError(f"--coordinator=auto: {error}") from error
     if None in detected[:3]:
@@ -97,12 +93,8 @@ def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
     # On SLURM, JAX assigns one GPU to each task. A user can choose other devices with the
     # environment variable JAX_LOCAL_DEVICE_IDS. `jax.distributed.initialize` reads this variable
     # only if its argument `local_device_ids` is None.
-    return (
-        address,
-        processes,
-        process,
-        None if os.environ.get("JAX_LOCAL_DEVICE_IDS") else local_devices,
-    )
+    chosen = os.environ.get("JAX_LOCAL_DEVICE_IDS")
+    return address, processes, process, None if chosen else local_devices
 
 
 def _free_port() -> int:

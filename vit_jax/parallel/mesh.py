@@ -63,11 +63,9 @@ def make_mesh(options: MeshOptions = ALL_DATA, devices: Sequence[jax.Device] | N
     if slices == 1:
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=split_axes)
     elif shape[0] % slices == 0:
+        in_slice, of_slices = [shape[0] // slices, *shape[1:]], [slices, 1, 1]
         grid = mesh_utils.create_hybrid_device_mesh(
-            [shape[0] // slices, *shape[1:]],
-            [slices, 1, 1],
-            devices,
-            allow_split_physical_axes=split_axes,
+            in_slice, of_slices, devices, allow_split_physical_axes=split_axes
         )
     else:
         raise UserError(
@@ -126,11 +124,8 @@ def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]
 
     Each process passes only the examples whose indices `local_rows` returns in this process.
     """
-    sharding = split_batch(mesh)
-    return {
-        name: jax.make_array_from_process_local_data(sharding, array)
-        for name, array in batch.items()
-    }
+    make, sharding = jax.make_array_from_process_local_data, split_batch(mesh)
+    return {name: make(sharding, array) for name, array in batch.items()}
 
 
 def place(array: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -149,14 +144,8 @@ def over_devices(
 ) -> jax.Array:
     """Pads an array's first axis and splits it over the mesh axes `data` and `fsdp`.
 
-    Every process passes the whole array.
-
-    Args:
-      array: the array.
-      mesh: mesh of devices.
-      rows: length of the first axis after padding. None: the smallest length that can be split
-        evenly.
-      fill: value of the padding.
+    Every process passes the whole array. The padded length is `rows`, or else the smallest length
+    that can be split evenly.
     """
     padded = np.full((rows or whole_batch(mesh, len(array)), *array.shape[1:]), fill, array.dtype)
     padded[: len(array)] = array

@@ -78,11 +78,7 @@ class Peers:
         self.share(name, None, seconds)
 
     def agree(self, what: str, values: dict[str, Any]) -> None:
-        """Checks that all processes have the same values.
-
-        Args:
-          what: name of the values, for error messages.
-          values: JSON values by key.
+        """Checks that all processes have the same JSON values by key; `what` is their name.
 
         Raises:
           UserError: this process's values differ from the leader's. The message names the keys.
@@ -91,10 +87,8 @@ class Peers:
             return
         mine = json.loads(json.dumps(values))
         leaders = self.share(f"{what} of the leader", mine)
-        keys = [
-            key for key in sorted(mine.keys() | leaders.keys()) if mine.get(key) != leaders.get(key)
-        ]
-        if keys:
+        both = sorted(mine.keys() | leaders.keys())
+        if keys := [key for key in both if mine.get(key) != leaders.get(key)]:
             details = [f"{key} is {mine.get(key)}, there {leaders.get(key)}" for key in keys[:8]]
             details += [f"{len(keys) - 8} more"] if len(keys) > 8 else []
             raise UserError(f"{what} differs from {self.name(0)}: {'; '.join(details)}")
@@ -119,11 +113,7 @@ class Peers:
             self._fail({"fault": message, "traceback": "".join(traceback.format_exception(error))})
 
     def _meet(self, name: str, value: Any, seconds: float) -> dict:
-        """Waits at a barrier and returns the leader's answer, a dict.
-
-        The item `value` of the answer is the leader's value. After a timeout the answer has the
-        item `missing` instead: the names of the missing processes.
-        """
+        """Waits at a barrier; returns the leader's `value`, or the late processes as `missing`."""
         raise NotImplementedError
 
     def _fail(self, news: dict) -> None:
@@ -145,10 +135,9 @@ class Connected(Peers):
         sys.warnoptions.append("ignore:resource_tracker")
 
     def _meet(self, name, value, seconds):
+        value = value if self.index == 0 else None
         with self._changed:
-            self._tell(
-                {"at": name, "value": value if self.index == 0 else None, "seconds": seconds}
-            )
+            self._tell({"at": name, "value": value, "seconds": seconds})
             self._changed.wait_for(lambda: name in self._answers)
             return self._answers.pop(name)
 
@@ -255,11 +244,8 @@ class Leader(Connected):
             for message in connection.receive():
                 if connection.process is None:
                     index, count, host = (message[key] for key in ("process", "processes", "host"))
-                    if not (
-                        type(index) is type(count) is int
-                        and 0 <= index < count
-                        and type(host) is str
-                    ):
+                    of_types = type(index) is type(count) is int and type(host) is str
+                    if not (of_types and 0 <= index < count):
                         raise ValueError("no process of a run")
                     connection.process, connection.longest = index, LONGEST
                     self._greet(connection, index, count, host)
@@ -291,9 +277,8 @@ class Leader(Connected):
 
     def _hear(self, index, message):
         if name := message.get("at"):
-            arrivals = self._arrivals.setdefault(
-                name, Arrivals(time.monotonic() + message["seconds"])
-            )
+            deadline = time.monotonic() + message["seconds"]
+            arrivals = self._arrivals.setdefault(name, Arrivals(deadline))
             arrivals.here.add(index)
             if index == 0:
                 arrivals.value = message["value"]
@@ -317,26 +302,22 @@ class Leader(Connected):
     def _end(self):
         """Prints the cause of the failure, ends the other processes and exits.
 
-        Several failures may have been reported, because one failure can lead to others. A UserError
-        is taken as the cause if one was reported. Otherwise the death of a process is the cause.
-        Another error is the cause only if there is no UserError and no process has died.
+        One failure can lead to others. A UserError is the cause if one was reported, or else the
+        death of a process, or else another error.
         """
         news = self._mistakes or self._deaths or self._faults
         culprit, code = min(news), 2 if self._mistakes else 1
         if self._mistakes and culprit == 0:
             line = news[0]
         elif news is self._deaths:
-            line = (
-                ", ".join(f"{self.name(i)} {how}" for i, how in sorted(news.items())[:8])
-                + f"; {AGAIN}"
-            )
+            dead = [f"{self.name(i)} {how}" for i, how in sorted(news.items())[:8]]
+            line = f"{', '.join(dead)}; {AGAIN}"
         else:
             line = f"{self.name(culprit)}: {news[culprit]}"
         self.close_door()
         send({"leave": code, "culprit": culprit}, [*self._followers.values(), *self._refused])
-        print(
-            f"{self._traceback if culprit == 0 else ''}error: {line}", file=sys.stderr, flush=True
-        )
+        before = self._traceback if culprit == 0 else ""
+        print(f"{before}error: {line}", file=sys.stderr, flush=True)
         # When this process ends, messages that other processes have not read are lost. Therefore
         # this process waits until the other processes have closed their connections.
         until = time.monotonic() + GRACE_SECONDS
@@ -389,8 +370,8 @@ class Follower(Connected):
     def _orphaned(self, how: str):
         """Ends this process after the loss of the leader.
 
-        Process 1 prints the error. If process 1 runs on the leader's host, it may die together with
-        this host. Therefore the first process on another host prints the error, too.
+        Process 1 prints the error. It may run on the leader's host and die together with it, so the
+        first process on another host prints the error, too.
         """
         if self._ended:
             return
@@ -495,8 +476,6 @@ def join(
 
     Args:
       address: `host:port` of the leader.
-      count: number of processes.
-      index: index of this process.
       connect_seconds: timeout for joining.
       silence_seconds: heartbeat timeout, after which a process counts as dead.
 
@@ -517,9 +496,8 @@ def join(
     if index == 0:
         peers = Leader(count, _listen(int(port)), silence_seconds)
     else:
-        peers = Follower(
-            index, count, Connection(_connect(host, int(port), connect_seconds)), silence_seconds
-        )
+        connection = Connection(_connect(host, int(port), connect_seconds))
+        peers = Follower(index, count, connection, silence_seconds)
     with peers:
         answer = peers._meet("start", None, connect_seconds)
         if missing := answer.get("missing"):

@@ -67,11 +67,7 @@ def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSh
 
 
 def _tensor_axes(tensor: int, path: str, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
-    """Returns the mesh axes that split each axis of a parameter: `("tensor",)` or ().
-
-    Raises:
-      UserError: `tensor` splits an axis whose size is not divisible by `tensor`.
-    """
+    """Returns the mesh axes, `("tensor",)` or (), that split each axis of a parameter."""
     axes: list[tuple[str, ...]] = [()] * len(shape)
     if tensor == 1:
         return axes
@@ -116,9 +112,7 @@ def place_activation(mesh: Mesh, name: str, x: jax.Array) -> jax.Array:
     """Returns the activation `x`, constrained to the sharding that `ACTIVATIONS` contains for it.
 
     Args:
-      mesh: mesh of devices.
       name: name of the activation, a key of `ACTIVATIONS`.
-      x: the activation.
     """
     axes = [None] * x.ndim
     for axis, mesh_axes in ACTIVATIONS[name].items():
@@ -138,7 +132,6 @@ def by_shard(mesh: Mesh, alone: bool = False) -> ByShard | None:
     kernels, or if the mesh axis `tensor` splits heads.
 
     Args:
-      mesh: mesh of devices.
       alone: True if the caller is inside a `shard_map`, where arrays are a device's part already.
     """
     if os.environ.get(KERNELS) != "1" or mesh.shape["tensor"] > 1:

@@ -13,6 +13,7 @@ from vit_jax.planning.estimate import Estimate, estimate
 from vit_jax.progress import duration
 from vit_jax.runs.memory_check import LEFT, Changes, in_words, likely_changes
 
+ATTEMPTS = 4  # Maximum number of estimates in the search for changes that fit.
 # Function that estimates a config's run on some devices.
 Planner = Callable[[RunOptions, Workload, Slice, dict[str, dict]], Estimate]
 
@@ -25,7 +26,6 @@ def nearest_fit(
     failed: Estimate,
     log: Callable[[str], None],
     planner: Planner = estimate,
-    attempts: int = 4,
 ) -> tuple[Changes, Estimate] | None:
     """Searches for config changes with which the training step fits into memory.
 
@@ -33,20 +33,15 @@ def nearest_fit(
     step of a candidate fits.
 
     Args:
-      config: the config.
-      job: work of the run.
-      where: the devices.
-      prices: prices by chip.
       failed: estimate of the config without changes.
-      log: callback for messages.
       planner: function that estimates a run.
-      attempts: maximum number of estimates.
 
     Returns:
       The first changes that fit, and their estimate; None: no candidate fits.
     """
     memory, limit = failed.memory, where.chip.memory_bytes
     sizes = memory.parameters, memory.optimizer, memory.temporaries
+    attempts = ATTEMPTS
     for changes in likely_changes(config, where.devices, limit, *sizes):
         if not attempts:
             break
@@ -74,17 +69,16 @@ def sweep(
     Returns:
       The estimates, sorted by step time. Estimates that do not fit into memory are last.
     """
+    sizes = sorted({size for size in (1, 8, where.devices) if where.devices % size == 0})
     candidates = [
-        (fsdp, tensor, remat) for fsdp, tensor in _meshes(where.devices) for remat in LEFT
+        {"mesh.data": None, "mesh.fsdp": fsdp, "mesh.tensor": tensor, "model.remat": remat}
+        for tensor in (1, 2)
+        for fsdp in sizes
+        if where.devices % (fsdp * tensor) == 0
+        for remat in LEFT
     ]
     plans, started = [], time.monotonic()
-    for done, (fsdp, tensor, remat) in enumerate(candidates):
-        changes = {
-            "mesh.data": None,
-            "mesh.fsdp": fsdp,
-            "mesh.tensor": tensor,
-            "model.remat": remat,
-        }
+    for done, changes in enumerate(candidates):
         then = ""
         if done:
             left = (time.monotonic() - started) / done * (len(candidates) - done)
@@ -95,12 +89,6 @@ def sweep(
         except UserError as error:
             log(f"  skipped: {error}")
     return sorted(plans, key=lambda plan: (not plan.fits, plan.step_seconds or plan.memory.total))
-
-
-def _meshes(devices: int) -> list[tuple[int, int]]:
-    """Returns the meshes to try, as sizes of the axes `fsdp` and `tensor`."""
-    sizes = sorted({size for size in (1, 8, devices) if devices % size == 0})
-    return [(fsdp, tensor) for tensor in (1, 2) for fsdp in sizes if devices % (fsdp * tensor) == 0]
 
 
 def ranking(plans: list[Estimate]) -> str:

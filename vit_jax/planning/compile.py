@@ -23,7 +23,7 @@ from vit_jax.planning.hlo import Operation, read_operations
 from vit_jax.planning.schedule import take_schedules, with_schedules
 from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.runs.memory_check import held
-from vit_jax.training.program import Program, abstract_batch, make_program
+from vit_jax.training.program import abstract_batch, make_program
 
 VERSION = "4"  # Version of the cache's format, and of the operations that are read.
 
@@ -117,9 +117,6 @@ def compile_step(
     """Compiles a config's training step, or returns the result of an earlier call from the cache.
 
     Args:
-      config: the config.
-      where: the TPU slice.
-      num_classes: number of classes.
       steps: number of steps of the learning rate schedule.
       dump: see `compile_lowered`.
 
@@ -130,16 +127,10 @@ def compile_step(
     frozen = frozen_shapes(config)
     program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh, frozen=frozen)
     batch = abstract_batch(config, mesh)
-    lowered = program.train_step.lower(program.state, program.metrics, batch)
-    flags = compiler_options(where.chip.kind)
-    return compile_lowered(
-        lowered, where, parameters_of(program), program.state["optimizer"], flags, dump
-    )
-
-
-def parameters_of(program: Program) -> list[dict]:
-    """Returns the shapes of all trained, frozen and averaged parameters in the state."""
-    return [program.state[name] for name in ("params", "extra", "objective_state", "frozen")]
+    state, flags = program.state, compiler_options(where.chip.kind)
+    lowered = program.train_step.lower(state, program.metrics, batch)
+    params = [state[name] for name in ("params", "extra", "objective_state", "frozen")]
+    return compile_lowered(lowered, where, params, state["optimizer"], flags, dump)
 
 
 def compile_lowered(
@@ -153,11 +144,8 @@ def compile_lowered(
     """Compiles a lowered training step, or returns the result of an earlier call from the cache.
 
     Args:
-      lowered: the lowered step.
-      where: the TPU slice.
       params: shapes and shardings of the parameters, which are arguments and results of the step.
       optimizer_state: shapes and shardings of the optimizer's state.
-      options: options of the compiler.
       dump: the folder of `dumped_schedules`; the operations then have schedules.
     """
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]

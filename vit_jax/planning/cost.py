@@ -63,7 +63,6 @@ def data_set_size(config: RunOptions, images: int | None) -> tuple[int, int]:
     without labels, the number of classes is the width of the model's head.
 
     Args:
-      config: the config.
       images: number of training images; None: the number in the data set.
 
     Raises:
@@ -73,13 +72,8 @@ def data_set_size(config: RunOptions, images: int | None) -> tuple[int, int]:
     name = values.path.split(":")[0] or values.source
     whole, classes = _known_size(values)
     if (whole is None or classes is None) and _can_be_opened(values):
-        how = dict(
-            path=values.path,
-            label_key=values.label_key,
-            only=values.classes,
-            labels=objective.labels,
-        )
-        train = open_source(values.source, values.train_split, **how)
+        how = dict(path=values.path, label_key=values.label_key, only=values.classes)
+        train = open_source(values.source, values.train_split, labels=objective.labels, **how)
         images, classes = images or len(train), len(train.class_names)
     if images is None and whole is None:
         raise UserError(f"how many training images {name!r} has is not known; give --images=N")
@@ -117,13 +111,10 @@ def read_prices(path: Path) -> dict[str, dict]:
     """
     try:
         prices = tomllib.loads(path.read_text())
-        return {
-            name: {"dollars": float(x["dollars"]), "of": str(x["of"])} for name, x in prices.items()
-        }
+        return {k: dict(dollars=float(x["dollars"]), of=str(x["of"])) for k, x in prices.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"cannot read prices from {path}: {error} (--prices; see {PRICES})"
-        ) from error
+        words = f"cannot read prices from {path}: {error} (--prices; see {PRICES})"
+        raise UserError(words) from error
 
 
 def cost(job: Workload, where: Slice, step_seconds: float, prices: dict[str, dict]) -> Cost:

@@ -1,6 +1,7 @@
 """Estimate of a config's run on some devices: memory, time and cost, as values and as a table."""
 
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -63,13 +64,8 @@ class Estimate:
 
 
 CHOICES = (
-    "batch_size",
-    "micro_batches",
-    "mesh.data",
-    "mesh.fsdp",
-    "mesh.tensor",
-    "model.remat",
-    "model.scan",
+    *("batch_size", "micro_batches"),
+    *("mesh.data", "mesh.fsdp", "mesh.tensor", "model.remat", "model.scan"),
 )
 
 
@@ -113,7 +109,7 @@ def estimate(config: RunOptions, job: Workload, where: Slice, prices: dict[str, 
       UserError: the config is incompatible with the devices, or the compiler is not installed.
     """
     compiled = compile_step(config, where, job.num_classes, job.steps)
-    known = dict(
+    return Estimate(
         model=config.model.name,
         where=where,
         choices=choices(config),
@@ -122,11 +118,7 @@ def estimate(config: RunOptions, job: Workload, where: Slice, prices: dict[str, 
         memory=compiled.memory,
         fits=compiled.fits,
         compile_seconds=compiled.seconds,
-    )
-    return (
-        Estimate(**known, **_speed(compiled, job, where, prices))
-        if compiled.fits
-        else Estimate(**known)
+        **(_speed(compiled, job, where, prices) if compiled.fits else {}),
     )
 
 
@@ -136,38 +128,25 @@ def _speed(compiled: Compiled, job: Workload, where: Slice, prices: dict[str, di
     sent = by(operations, "kind", "sent")
     # A ring all-reduce sends its data twice: to sum them and to distribute the sum. Other
     # collectives send them once.
-    links = (
-        sum(size * (2 if kind == "all-reduce" else 1) for kind, size in sent.items())
-        / chip.link_bandwidth
-    )
+    moved = sum(size * (2 if kind == "all-reduce" else 1) for kind, size in sent.items())
     # Layers that are compiled separately have the same operations. Operations with the same name in
     # JAX are therefore added up.
-    same = {}
+    runs, cycles = Counter(), Counter()
     for operation in operations:
-        runs, cycles = same.get((operation.part, operation.source), (0, 0))
-        same[operation.part, operation.source] = (
-            runs + operation.times,
-            cycles + operation.times * operation.cycles,
-        )
-    costliest = sorted(same.items(), key=lambda item: -item[1][1])[:10]
+        key = operation.part, operation.source
+        runs[key] += operation.times
+        cycles[key] += operation.times * operation.cycles
+    costliest = [(key, count / chip.clock) for key, count in cycles.most_common(10)]
     return dict(
         step_seconds=seconds,
         flops=total(operations, "flops") * where.devices,
         unknown_loops=sum(operation.kind == UNKNOWN_LOOP for operation in operations),
         collectives=sent,
-        link_seconds=links,
-        parts={
-            part: cycles / chip.clock for part, cycles in by(operations, "part", "cycles").items()
-        },
+        link_seconds=moved / chip.link_bandwidth,
+        parts={part: x / chip.clock for part, x in by(operations, "part", "cycles").items()},
         costliest=[
-            dict(
-                seconds=cycles / chip.clock,
-                share=cycles / chip.clock / seconds,
-                part=part,
-                runs=runs,
-                source=source,
-            )
-            for (part, source), (runs, cycles) in costliest
+            dict(seconds=x, share=x / seconds, part=part, runs=runs[part, source], source=source)
+            for (part, source), x in costliest
         ],
         cost=cost(job, where, seconds, prices),
     )
@@ -176,12 +155,10 @@ def _speed(compiled: Compiled, job: Workload, where: Slice, prices: dict[str, di
 def table(plan: Estimate) -> str:
     """Returns the estimate as a text table."""
     job, where = plan.job, plan.where
-    choices = ", ".join(
-        f"{key} {value}" for key, value in plan.choices.items() if value is not None
-    )
+    chosen = [f"{key} {value}" for key, value in plan.choices.items() if value is not None]
     lines = [
         f"{plan.model} on {where}: {plan.method}",
-        f"  {choices}",
+        f"  {', '.join(chosen)}",
         "",
         _row("parameters", _number(job.parameters)),
         _row("FLOPs a step, at least", _number(job.flops)),
@@ -192,9 +169,7 @@ def table(plan: Estimate) -> str:
     lines += _memory_rows(plan)
     if plan.step_seconds is None:
         return "\n".join(lines)
-    slower = 1.0
-    if plan.slowest_seconds:
-        slower = plan.slowest_seconds / plan.step_seconds
+    slower = plan.slowest_seconds / plan.step_seconds if plan.slowest_seconds else 1.0
     lines += [*_time_rows(plan, slower), *_run_rows(plan, slower)]
     if plan.unknown_loops:
         words = f"{plan.unknown_loops}, each counted as one iteration"
@@ -207,13 +182,9 @@ def table(plan: Estimate) -> str:
                 lines.append(_row(part, f"{seconds * 1e3:,.1f} ms  {share:.1%}"))
     if plan.costliest:
         lines += ["", "the ten costliest operations"]
-        lines += [
-            (
-                f"  {x['seconds'] * 1e3:8.2f} ms {x['share']:6.1%}  {x['runs']:4} x {x['part']}: "
-                f"{x['source']}"
-            )
-            for x in plan.costliest
-        ]
+        for x in plan.costliest:
+            time = f"{x['seconds'] * 1e3:8.2f} ms {x['share']:6.1%}"
+            lines.append(f"  {time}  {x['runs']:4} x {x['part']}: {x['source']}")
     return "\n".join(lines)
 
 
@@ -237,9 +208,7 @@ def _memory_rows(plan: Estimate) -> list[str]:
 def _time_rows(plan: Estimate, slower: float) -> list[str]:
     """Returns the table's rows about the time of a step.
 
-    Args:
-      plan: the estimate.
-      slower: upper bound of the step time, divided by the lower bound; 1: no bounds are known.
+    `slower` is the upper bound of the step time divided by the lower bound; 1: there are no bounds.
     """
     rate = plan.job.batch_size / plan.step_seconds
     of_all = _range(rate, ",.0f", 1 / slower)
@@ -259,12 +228,7 @@ def _time_rows(plan: Estimate, slower: float) -> list[str]:
 
 
 def _run_rows(plan: Estimate, slower: float) -> list[str]:
-    """Returns the table's rows about the whole run.
-
-    Args:
-      plan: the estimate.
-      slower: upper bound of the step time, divided by the lower bound; 1: no bounds are known.
-    """
+    """Returns the table's rows about the whole run; `slower` as in `_time_rows`."""
     job, run = plan.job, plan.cost
     core_days, chip_days = (_range(days, ",.1f", slower) for days in (run.core_days, run.chip_days))
     price = run.price

@@ -21,9 +21,8 @@ SCOPES = ("augmentation", "gradients", "loss", "optimizer", "objective_state")
 # Kind of a loop whose number of iterations depends on the data.
 UNKNOWN_LOOP = "loop of unknown length"
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-_BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128} | {
-    f"{kind}{bits}": bits for kind in "suf" for bits in (4, 8, 16, 32, 64)
-}
+_BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}
+_BITS |= {f"{kind}{bits}": bits for kind in "suf" for bits in (4, 8, 16, 32, 64)}
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,6 @@ def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
     """Sums a value over groups of a step's operations; the largest sum is first.
 
     Args:
-      operations: operations of the step.
       key: attribute that groups the operations: `part` (component of vit_jax, such as `Mlp`) or
         `kind` (HLO opcode, such as `fusion`).
       value: `cycles`, `flops` or `sent`.
@@ -93,21 +91,9 @@ def read_operations(text: str, every: bool = False) -> list[Operation]:
                 kind, sent = name, sent + module.payload(inner)
         cycles, flops = _cycles(instruction), module.flops(instruction)
         if every or cycles or flops or sent or kind == UNKNOWN_LOOP:
-            source = re.search(r'op_name="([^"]*)"', instruction.rest)
-            source, part = source[1] if source else "", module.part(instruction)
-            operations.append(
-                Operation(
-                    instruction.name,
-                    kind,
-                    source,
-                    part,
-                    times,
-                    cycles,
-                    flops,
-                    sent,
-                    module.traffic(instruction),
-                )
-            )
+            source, part = _source(instruction), module.part(instruction)
+            values = times, cycles, flops, sent, module.traffic(instruction)
+            operations.append(Operation(instruction.name, kind, source, part, *values))
     return operations
 
 
@@ -122,17 +108,12 @@ class _Instruction:
 
 
 def _identity(kind: str, collective: _Instruction, operation: _Instruction) -> str:
-    """Returns a text that identifies a collective within a module.
+    """Returns a text that identifies a collective of an operation within a module.
 
     A collective that overlaps with several fusions occurs in each of these fusions, with the same
     channel. It is identified by this channel, so that it is counted once. Different permutes of one
     `shard_map` also have the same channel. A permute outside of fusions is therefore identified by
     its name.
-
-    Args:
-      kind: kind of the collective.
-      collective: the collective.
-      operation: the operation that contains the collective, such as a fusion, or the collective.
     """
     channel = re.search(r"channel_id=(\d+)", collective.rest)
     if channel is None or (kind == "collective-permute" and collective is operation):
@@ -177,10 +158,6 @@ class _Module:
         """Yields (number of executions, operation) for a computation and all computations it calls.
 
         Of a conditional, only the branch with the most cycles is included.
-
-        Args:
-          name: name of the computation.
-          times: number of executions of this computation in a step.
         """
         for instruction in self.computations[name].instructions.values():
             yield times, instruction
@@ -258,10 +235,8 @@ class _Module:
         if re.search(r"^async-|-start$|-done$", instruction.opcode):
             return 0
         shapes = self._of[id(instruction)].instructions
-        names = [name for name in instruction.operands if name in shapes]
-        return _padded_bytes(instruction.shape) + sum(
-            _padded_bytes(shapes[name].shape) for name in names
-        )
+        operands = [shapes[name].shape for name in instruction.operands if name in shapes]
+        return sum(map(_padded_bytes, [instruction.shape, *operands]))
 
     def flops(self, instruction: _Instruction) -> int:
         """Returns the FLOPs of an operation's matrix products and convolutions.
@@ -284,7 +259,7 @@ class _Module:
         if instruction.opcode == "convolution":
             return _convolution_flops(left, right, out, instruction.rest)
         axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)[1]
-        return 2 * math.prod(out) * math.prod(left[int(a)] for a in axes.split(",") if a)
+        return 2 * math.prod(out) * math.prod(left[axis] for axis in _whole(axes))
 
     def part(self, instruction: _Instruction) -> str:
         """Returns the class, function or scope of vit_jax to which an operation belongs.
@@ -293,8 +268,7 @@ class _Module:
         in attention; the class or function in `vit_jax/models` that computes the operation; the
         named scope in the training step (`SCOPES`); `other`.
         """
-        named = re.search(r'op_name="([^"]*)"', instruction.rest)
-        source = named[1] if named else ""
+        source = _source(instruction)
         if scope := re.search(rf"\b({SCORES}|{VALUES})\b", source):
             return scope[1]
         frame_id = re.search(r"stack_frame_id=(\d+)", instruction.rest)
@@ -329,51 +303,38 @@ def _convolution_flops(
 ) -> int:
     """Returns the FLOPs of a convolution, without products of padding zeros.
 
-    Args:
-      left: shape of the images.
-      right: shape of the kernel.
-      out: shape of the result.
-      attributes: text of the instruction with `dim_labels` and `window`.
+    `left`, `right` and `out` are the shapes of the images, the kernel and the result.
     """
-    left_labels, right_labels, out_labels = re.search(
-        r"dim_labels=(\w+)_(\w+)->(\w+)", attributes
-    ).groups()
-    products = (
-        out[out_labels.index("b")] * out[out_labels.index("f")] * right[right_labels.index("i")]
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes).groups()
+    left_by, right_by, out_by = (
+        dict(zip(names, shape, strict=True))
+        for names, shape in zip(labels, (left, right, out), strict=True)
     )
+    products = out_by["b"] * out_by["f"] * right_by["i"]
     window = re.search(r"window=\{([^}]*)\}", attributes)
     window = dict(part.split("=") for part in window[1].split()) if window else {}
-    for axis in sorted(set(left_labels) - set("bf")):
+    for axis in sorted(set(left_by) - set("bf")):
         at = int(axis)
         stride, left_dilation, right_dilation = (
             int(window[name].split("x")[at]) if name in window else 1
             for name in ("stride", "lhs_dilate", "rhs_dilate")
         )
         before = int(window["pad"].split("x")[at].split("_")[0]) if "pad" in window else 0
-        sizes = (
-            left[left_labels.index(axis)],
-            right[right_labels.index(axis)],
-            out[out_labels.index(axis)],
-        )
+        sizes = left_by[axis], right_by[axis], out_by[axis]
         products *= count_taps(*sizes, stride, before, left_dilation, right_dilation)
     return 2 * products
 
 
 def _parse(line: str) -> _Instruction:
-    """Parses ` ROOT %name = shape opcode(operands), attributes`.
-
-    The shape may be a tuple with layouts.
-    """
+    """Parses ` ROOT %name = shape opcode(operands), attributes`; the shape may be a tuple."""
     head, body = line.strip().split(" = ", 1)
     end = body.index(" ")
     while body.count("(", 0, end) != body.count(")", 0, end):
         end = body.index(" ", end + 1)
     opcode, _, rest = body[end + 1 :].partition("(")
     operands = re.findall(r"%([\w.-]+)", rest[: rest.find(")")])
-    root = head.startswith("ROOT ")
-    return _Instruction(
-        head.removeprefix("ROOT ").lstrip("%"), body[:end], opcode, rest, operands, root
-    )
+    name, root = head.removeprefix("ROOT ").lstrip("%"), head.startswith("ROOT ")
+    return _Instruction(name, body[:end], opcode, rest, operands, root)
 
 
 def _called(instruction: _Instruction, *attributes: str) -> list[str]:
@@ -383,6 +344,12 @@ def _called(instruction: _Instruction, *attributes: str) -> list[str]:
         if found := re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.-]+)", instruction.rest):
             names += re.findall(r"[\w.-]+", found[1])
     return names
+
+
+def _source(instruction: _Instruction) -> str:
+    """Returns the name of an instruction in JAX; empty: there is none."""
+    named = re.search(r'op_name="([^"]*)"', instruction.rest)
+    return named[1] if named else ""
 
 
 def _cycles(instruction: _Instruction) -> int:
@@ -397,19 +364,18 @@ def _numbers(text: str) -> list[int]:
 
 def _dimensions(shape: str) -> list[int]:
     """Parses the shape of an array: `bf16[32,197]{1,0:T(8,128)}` is [32, 197]."""
-    return [int(size) for size in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if size]
+    return _whole(re.search(r"\[([\d,]*)\]", shape)[1])
+
+
+def _whole(text: str) -> list[int]:
+    """Parses whole numbers that are separated by commas."""
+    return [int(number) for number in text.split(",") if number]
 
 
 def _bytes(shape: str) -> int:
-    """Returns the bytes of an array, or of all arrays in a tuple, given the shape's text.
-
-    Padding of the memory layout is not included.
-    """
+    """Returns the bytes of an array, or of all arrays in a tuple, without padding."""
     arrays = re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", shape)
-    return sum(
-        _BITS.get(kind, 8) * math.prod(int(size) for size in sizes.split(",") if size) // 8
-        for kind, sizes in arrays
-    )
+    return sum(_BITS.get(kind, 8) * math.prod(_whole(sizes)) // 8 for kind, sizes in arrays)
 
 
 def _padded_bytes(shape: str) -> int:
@@ -421,10 +387,9 @@ def _padded_bytes(shape: str) -> int:
     for kind, sizes, layout in re.findall(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^{}]*)\})?", shape):
         if kind not in _BITS or re.search(r"S\([1-9]", layout):
             continue
-        sizes = [int(size) for size in sizes.split(",") if size]
-        order = [int(axis) for axis in layout.partition(":")[0].split(",") if axis]
+        sizes, order = _whole(sizes), _whole(layout.partition(":")[0])
         tile = re.search(r"T\(([\d,]+)\)", layout)
-        tile = [int(size) for size in tile[1].split(",")] if tile else []
+        tile = _whole(tile[1]) if tile else []
         # The layout lists the axes from the fastest to the slowest, the tile in reverse.
         for axis, size in zip(order, reversed(tile), strict=False):
             sizes[axis] = math.ceil(sizes[axis] / size) * size

@@ -38,9 +38,7 @@ def find_machine(name: str, devices: int | None) -> Slice:
     Raises:
       UserError: no known chip has this name.
     """
-    if name == "cpu":
-        return Slice(_this_cpu(), "", devices or 1)
-    return Slice(find_chip(name), "", devices or 1)
+    return Slice(_this_cpu() if name == "cpu" else find_chip(name), "", devices or 1)
 
 
 def estimate_best(
@@ -53,10 +51,8 @@ def estimate_best(
     one_device = {"mesh.data": 1, "mesh.fsdp": 1, "mesh.tensor": 1}
     local = with_values(config, one_device | {"batch_size": config.batch_size // parts})
     mesh = make_mesh(local.mesh, jax.devices("cpu")[:1])
-    frozen = frozen_shapes(local)
-    program = make_program(
-        local, num_classes=job.num_classes, steps=job.steps, mesh=mesh, frozen=frozen
-    )
+    sizes = dict(num_classes=job.num_classes, steps=job.steps)
+    program = make_program(local, mesh=mesh, frozen=frozen_shapes(local), **sizes)
     batch = abstract_batch(local, mesh)
     jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr
 
@@ -95,13 +91,7 @@ def estimate_best(
 
 
 class _Work:
-    """FLOPs and estimated time of a program.
-
-    Attributes:
-      flops: FLOPs of all matrix products.
-      seconds: time of the matrix products. All other operations are assumed to be fused.
-      unfused_seconds: time of all operations without any fusion.
-    """
+    """FLOPs and estimated time of a program, with all operations fused and with none."""
 
     def __init__(self, chip: Chip):
         self.chip, self.flops, self.seconds, self.unfused_seconds = chip, 0, 0.0, 0.0

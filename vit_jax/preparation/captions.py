@@ -14,10 +14,6 @@ NO_CAPTIONS = ""  # Value of --caption_key that ignores captions.
 def encoded(captions: Sequence[str], where: str) -> bytes:
     """Encodes the captions of an image as bytes. Without captions the result is empty.
 
-    Args:
-      captions: the captions of an image.
-      where: description of the image, for error messages.
-
     Raises:
       UserError: a caption is empty or not valid UTF-8, or the captions exceed `MOST_BYTES`.
     """
@@ -39,10 +35,6 @@ def decoded(stored: bytes) -> list[str]:
 def captions_in(value: object, where: str) -> tuple[str, ...]:
     """Returns the captions in a JSON or Parquet value. Empty texts are removed.
 
-    Args:
-      value: a text, a list of texts, or None.
-      where: description of the image, for error messages.
-
     Raises:
       UserError: the value is neither a text, nor a list of texts, nor None.
     """
@@ -57,7 +49,6 @@ def text_column(path: str, schema, caption_key: str | None) -> str | None:
     """Returns the name of the Parquet column with captions; None: no such column.
 
     Args:
-      path: the file, for error messages.
       schema: the file's Arrow schema.
       caption_key: name of the column. `NO_CAPTIONS`: captions are ignored. None: a text column with
         one of the usual names is searched.
@@ -71,11 +62,10 @@ def text_column(path: str, schema, caption_key: str | None) -> str | None:
     if caption_key is None:
         return next((name for name in CAPTION_KEYS if name in texts), None)
     if caption_key not in texts:
-        reason = (
-            f"the column {caption_key!r} has {schema.field(caption_key).type} and no texts"
-            if caption_key in schema.names
-            else f"there is no column {caption_key!r}"
-        )
+        reason = f"there is no column {caption_key!r}"
+        if caption_key in schema.names:
+            kind = schema.field(caption_key).type
+            reason = f"the column {caption_key!r} has {kind} and no texts"
         raise UserError(
             f"{path}: {reason} (--caption_key); columns of texts are: {', '.join(texts) or 'none'}"
         )
@@ -92,13 +82,7 @@ def _is_text(kind) -> bool:
 
 
 def missing_error(missing: Sequence[str], count: int, images: int) -> UserError:
-    """Returns the error to raise for images without a caption.
-
-    Args:
-      missing: names of the first images without a caption.
-      count: number of images without a caption.
-      images: number of all images.
-    """
+    """Returns the error for images without a caption; `missing` names the first ones."""
     names = ", ".join(missing) + (" ..." if count > len(missing) else "")
     return UserError(
         f"{count:,} of {images:,} images have no caption or an empty one: {names}; add them, skip "

@@ -57,9 +57,6 @@ class Pool:
     Args:
       files: files with the embeddings of the images, for `read_embeddings`.
       excluded: True for images that must not be in the pool, bool `[images]`.
-      similarity: minimum cosine similarity of near-duplicates.
-      work: folder for intermediate results.
-      run: function that runs tasks in this process.
     """
 
     def __init__(
@@ -77,9 +74,8 @@ class Pool:
         Returns:
           Array of dtype `COMPARED`, with an element for each image that is not excluded.
         """
-        results = each_file(
-            self._compare, self._files, DUPLICATES, self._work / "chunks", self._run
-        )
+        chunks = self._work / "chunks"
+        results = each_file(self._compare, self._files, DUPLICATES, chunks, self._run)
         return np.concatenate([np.load(file) for file in results])
 
     def neighbours(self, files: list[Path], count: int, name: str) -> np.ndarray:
@@ -89,8 +85,6 @@ class Pool:
 
         Args:
           files: files with the embeddings of curated images.
-          count: number of neighbours of each curated image.
-          name: name of the task, for messages.
 
         Returns:
           Array of dtype `NEIGHBOUR`, with an element for each neighbour of each curated image.
@@ -108,11 +102,8 @@ class Pool:
             curated, vectors = read_embeddings(files[number])
             cosines, numbers = index.nearest(vectors, count)
             found = np.empty(numbers.shape, NEIGHBOUR)
-            found["curated"], found["image"], found["similarity"] = (
-                curated[:, None],
-                images[numbers],
-                cosines,
-            )
+            found["curated"], found["image"] = curated[:, None], images[numbers]
+            found["similarity"] = cosines
             save(result, found[numbers >= 0])
 
         results = each_file(search, files, name, self._work / "chunks", self._run)
@@ -126,31 +117,23 @@ class Pool:
         if len(index):
             cosines, numbers = index.nearest(vectors, 1)
             some = numbers[:, 0] >= 0
-            found["similarity"][some], found["nearest"][some] = (
-                cosines[some, 0],
-                images[numbers[some, 0]],
-            )
+            found["similarity"][some] = cosines[some, 0]
+            found["nearest"][some] = images[numbers[some, 0]]
         found["kept"] = False
         among = vectors @ vectors.T
         for row in range(len(found)):
             kept = np.flatnonzero(found["kept"][:row])
             if len(kept) and among[row, kept].max() > found["similarity"][row]:
                 nearest = kept[among[row, kept].argmax()]
-                found["similarity"][row], found["nearest"][row] = (
-                    among[row, nearest],
-                    places[nearest],
-                )
+                found["similarity"][row] = among[row, nearest]
+                found["nearest"][row] = places[nearest]
             found["kept"][row] = found["similarity"][row] < self._similarity
         save(result, found)
 
     def _kept_of(self, parts: int) -> tuple[SimilarityIndex, np.ndarray]:
-        """Returns a similarity index of the kept images in the first embedding files.
+        """Returns a similarity index of the kept images in the first `parts` embedding files.
 
-        Args:
-          parts: number of files whose images are included.
-
-        Returns:
-          The similarity index, and the image index of each vector in it.
+        The second element is the image index of each vector in it.
         """
         index = self._index = self._index or self._new_index()
         for number in range(len(self._images), parts):
@@ -166,9 +149,8 @@ class Pool:
         sample = None
         if lists:
             step = max(sum(sizes) // (SAMPLE * lists), 1)
-            sample = np.concatenate(
-                [self._read(number)[1][::step] for number in range(len(self._files))]
-            )
+            vectors = (self._read(number)[1] for number in range(len(self._files)))
+            sample = np.concatenate([part[::step] for part in vectors])
         return SimilarityIndex(self._dim, lists, sample, self._work / "centres.faiss")
 
     def _read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -178,19 +160,15 @@ class Pool:
 
 
 class Curated(NamedTuple):
-    """Images of an uncurated set, selected by similarity to curated images.
+    """Images of an uncurated set, selected by similarity to curated images."""
 
-    Attributes:
-      compared: array of dtype `COMPARED`, with an element for each image of the uncurated set that
-        is not excluded.
-      neighbours: array of dtype `NEIGHBOUR`, with an element for each neighbour of each curated
-        image. The field `curated` is the index of the curated image in `source`.
-      source: the images of all curated sets together.
-    """
-
+    # Array of dtype `COMPARED`, with an element for each image of the uncurated set that is not
+    # excluded.
     compared: np.ndarray
+    # Array of dtype `NEIGHBOUR`, with an element for each neighbour of each curated image. The
+    # field `curated` is the index of the curated image in `source`.
     neighbours: np.ndarray
-    source: Mixture
+    source: Mixture  # The images of all curated sets together.
 
     @property
     def images(self) -> np.ndarray:
@@ -203,9 +181,7 @@ def curate(sets: tuple[str, ...], pool: Pool, embeddings: Embeddings, count: int
 
     Args:
       sets: the curated sets; each is a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`.
-      pool: the uncurated images.
       embeddings: the model that computes embeddings of the curated images.
-      count: number of neighbours of each curated image.
 
     Raises:
       UserError: a curated set does not exist, none of its images can be read, or the pool has fewer

@@ -38,10 +38,6 @@ def report_curation(
     """Writes `retrieved.csv`, `duplicates.csv` and `curated.html` into `folder`.
 
     Args:
-      curated: the selected images.
-      train: the uncurated images.
-      folder: folder to write into.
-      similarity: minimum cosine similarity of near-duplicates.
       excluded: number of images that were removed as near-duplicates of test images.
     """
     compared, neighbours = curated.compared, curated.neighbours
@@ -60,6 +56,7 @@ def report_curation(
         ((train.describe(i), train.describe(j), round(c, 4)) for i, j, c, _ in left_out.tolist()),
     )
     images = curated.images
+    quantiles = np.quantile(neighbours["similarity"], (0.05, 0.25, 0.5, 0.75, 0.95))
     facts = {
         "images of the uncurated set": f"{len(train):,}",
         "of these removed as near-duplicates of test images": f"{excluded:,}",
@@ -69,7 +66,7 @@ def report_curation(
         ),
         "curated images": f"{len(np.unique(neighbours['curated'])):,} of {len(curated.source):,}",
         "retrieved": f"{len(neighbours):,} times an image, {len(images):,} different ones",
-        "their similarity, at 5, 25, 50, 75 and 95 %": _quantiles(neighbours["similarity"]),
+        "their similarity, at 5, 25, 50, 75 and 95 %": ", ".join(f"{x:.2f}" for x in quantiles),
     }
     if not excluded:
         del facts["of these removed as near-duplicates of test images"]
@@ -88,15 +85,11 @@ def report_curation(
     write_text(folder / "curated.html", page)
 
 
-def _quantiles(values: np.ndarray) -> str:
-    return ", ".join(f"{value:.2f}" for value in np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95)))
-
-
 def _retrieved(curated: Curated, train: Source) -> tuple[list[list[Figure]], list[list[Figure]]]:
-    """Returns two lists of rows. A row shows a curated image and its neighbours.
+    """Returns a sample of rows, and the rows with the least similar neighbours.
 
-    The first list is a sample of the curated images. The second list contains the curated images
-    with the least similar neighbours; this list is empty if the sample already contains all images.
+    A row shows a curated image and its neighbours. The second list is empty if the sample contains
+    all rows.
     """
     neighbours = curated.neighbours
     starts = np.flatnonzero(np.diff(neighbours["curated"], prepend=-1))
@@ -115,11 +108,7 @@ def _row(source: Source, train: Source, rows: np.ndarray) -> list[Figure]:
 
 
 def _pairs(curated: Curated, train: Source) -> list[list[tuple[Figure, Figure]]]:
-    """Returns two lists of image pairs.
-
-    In the first list the similarities are above the threshold, so one image of each pair is
-    removed. In the second list they are below the threshold, so both images of a pair are kept.
-    """
+    """Returns two lists of image pairs: near-duplicates above the threshold, and pairs below it."""
     compared = curated.compared[np.argsort(curated.compared["similarity"], kind="stable")]
     left_out = compared[~compared["kept"]]
     below = compared[compared["kept"] & (compared["similarity"] > -1)][-FEWER:][::-1]

@@ -15,15 +15,7 @@ from vit_jax.data.decode import Unreadable
 from vit_jax.data.sources.base import Example, Source, fingerprint
 from vit_jax.errors import UserError
 from vit_jax.preparation import duplicates
-from vit_jax.preparation.index import (
-    Indexed,
-    Run,
-    each_file,
-    in_chunks,
-    load_index,
-    mapped,
-    save,
-)
+from vit_jax.preparation.index import Indexed, Run, each_file, in_chunks, load_index, mapped, save
 from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 
 SHOWN = 200  # Maximum number of pairs in the report that are shown with images.
@@ -48,10 +40,7 @@ def near_duplicates(
     """Finds training examples that are near-duplicates of test images.
 
     Args:
-      train: the training examples.
       tests: `NAME:DIR/SPLIT` of prepared TFDS data sets.
-      work: folder for intermediate results.
-      run: function that runs tasks.
       embedded: embeddings to compare; None: fingerprints are compared.
 
     Returns:
@@ -74,9 +63,7 @@ def report(
 
     Args:
       pairs: result of `near_duplicates`.
-      train: the training examples.
       tests: `NAME:DIR/SPLIT` of the prepared TFDS data sets with the test images.
-      folder: folder to write into.
       measure: meaning of the pairs' values, `distance` or `similarity`.
     """
     sign = {"distance": 1, "similarity": -1}[measure]
@@ -87,21 +74,14 @@ def report(
     for i, (_, test, image, value) in enumerate(pairs.tolist()):
         value = int(value) if measure == "distance" else value
         images = (found[i].image, opened[test][image].image) if i in nearest else None
-        rows.append(
-            duplicates.Removed(found.describe(i), opened[test].describe(image), value, images)
-        )
-    references = sum(map(len, opened))
-    duplicates.write_report(
-        folder, rows, measure=measure, examples=len(train), references=references
-    )
+        names = found.describe(i), opened[test].describe(image)
+        rows.append(duplicates.Removed(*names, value, images))
+    sizes = {"examples": len(train), "references": sum(map(len, opened))}
+    duplicates.write_report(folder, rows, measure=measure, **sizes)
 
 
 def _alike(train: Indexed, tests: list["TestImages"], work: Path, run: Run, _) -> np.ndarray:
-    """Finds training examples whose fingerprint is similar to that of a test image.
-
-    Returns:
-      Array of dtype `PAIR`, with an element for each near-duplicate.
-    """
+    """Finds training examples with a fingerprint similar to a test image's; returns `PAIR`s."""
     folder = work / "chunks"
     (candidates,) = _loaded(
         [in_chunks(_print_train, (work,), len(train), "fingerprinting train", folder, run)]
@@ -117,9 +97,8 @@ def _alike(train: Indexed, tests: list["TestImages"], work: Path, run: Run, _) -
     matches = duplicates.find(candidates["fingerprint"], both_ways)
     near, matches = candidates[matches >= 0], matches[matches >= 0]
     bits = np.bitwise_count(near["fingerprint"] ^ both_ways[matches])
-    return _pairs(
-        train.positions[near["image"]], sets, references["image"], matches % len(prints), bits
-    )
+    positions = train.positions[near["image"]]
+    return _pairs(positions, sets, references["image"], matches % len(prints), bits)
 
 
 def _pairs(positions, sets, images, matches, values) -> np.ndarray:
@@ -154,11 +133,7 @@ def _save_prints(images: Source, start: int, stop: int, result: Path) -> None:
 def _similar(
     train: Indexed, tests: list["TestImages"], work: Path, run: Run, embedded: Embedded
 ) -> np.ndarray:
-    """Finds training examples whose embedding is similar to that of a test image.
-
-    Returns:
-      Array of dtype `PAIR`, with an element for each near-duplicate.
-    """
+    """Finds training examples with an embedding similar to a test image's; returns `PAIR`s."""
     files, embeddings, similarity = embedded
     parts = []
     for i, test in enumerate(tests):
@@ -174,9 +149,8 @@ def _similar(
         cosines = (vectors[near] * references[matches[near]]).sum(axis=1)
         save(result, _pairs(train.positions[places[near]], sets, images, matches[near], cosines))
 
-    compared = each_file(
-        compare, files, "comparing with test images", work / "chunks", embeddings.run
-    )
+    name, folder = "comparing with test images", work / "chunks"
+    compared = each_file(compare, files, name, folder, embeddings.run)
     return np.concatenate([np.load(file) for file in compared])
 
 

@@ -39,19 +39,13 @@ _MOST_PAIRS = 2_000_000  # Maximum number of pairs with similar fingerprints: th
 
 
 class Looks(NamedTuple):
-    """Fingerprints and thumbnails of readable images, for finding near-duplicates.
+    """Fingerprints and thumbnails of readable images, for finding near-duplicates."""
 
-    Attributes:
-      indices: indices of the images in the source, int64 `[images]`.
-      fingerprints: perceptual hashes, uint64 `[images]`.
-      contents: hash of each image's encoded bytes, `[images]`.
-      pictures: thumbnails, uint8 `[images, borders, side, side, 3]`. An image has a thumbnail for
-        each width in `_BORDERS`: this border is cut off before the image is reduced.
-    """
-
-    indices: np.ndarray
-    fingerprints: np.ndarray
-    contents: np.ndarray
+    indices: np.ndarray  # Indices of the images in the source, int64 `[images]`.
+    fingerprints: np.ndarray  # Perceptual hashes, uint64 `[images]`.
+    contents: np.ndarray  # Hash of each image's encoded bytes, `[images]`.
+    # Thumbnails, uint8 `[images, borders, side, side, 3]`. An image has a thumbnail for each width
+    # in `_BORDERS`: this border is cut off before the image is reduced.
     pictures: np.ndarray
 
 
@@ -64,7 +58,6 @@ def look(
     """Decodes images and returns their fingerprints and thumbnails.
 
     Args:
-      source: the images.
       indices: indices of the images to decode; None: all images.
       seconds: time limit in seconds. Images that are not decoded in time are skipped.
       on_progress: callback that receives the number of decoded images.
@@ -74,9 +67,7 @@ def look(
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         for start in range(0, len(indices), _PART):
             part = [int(index) for index in indices[start : start + _PART]]
-            found += [
-                seen for seen in pool.map(lambda index: _look_at(source, index), part) if seen
-            ]
+            found += filter(None, pool.map(lambda index: _look_at(source, index), part))
             on_progress(start + len(part))
             if time.monotonic() > end:
                 break
@@ -130,10 +121,6 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
     Identical files have the similarity 1. If more than two files are identical, each of them is
     only paired with the first file.
 
-    Args:
-      looks: result of `look`.
-      similarity: minimum similarity of a pair.
-
     Returns:
       Array of dtype `PAIR` with shape `[pairs]`, in descending order of similarity. `first` and
       `second` index the first axis of the arrays in `looks`: `looks.indices[first]` is the index of
@@ -170,14 +157,9 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
 
 
 def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns at most `_MOST_PAIRS` pairs of similar fingerprints, the most similar pairs.
+    """Returns the smaller and the larger index of the `_MOST_PAIRS` nearest pairs, int64 `[pairs]`.
 
-    Args:
-      prints: fingerprints of images.
-      references: the same fingerprints, or the fingerprints of the mirror images.
-
-    Returns:
-      Two arrays, each int64 `[pairs]`: the smaller index and the larger index of each pair.
+    `references` are the same fingerprints, or those of the mirror images.
     """
     size, distance = max(len(prints), 1), DISTANCE
     # Each pair is stored as two numbers: the distance in bits, and `first * size + second`, where
@@ -200,11 +182,7 @@ def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
-    """Converts images `[..., side, side, 3]` to unit vectors.
-
-    The mean value of each image and the mean image of the data set (`typical`) are subtracted
-    first.
-    """
+    """Converts images, less their mean and the mean image `typical`, to unit vectors."""
     vectors = pictures.reshape(*pictures.shape[:-3], -1).astype(np.float32)
     vectors = vectors - vectors.mean(axis=-1, keepdims=True)
     for common in (0, typical):
@@ -215,13 +193,7 @@ def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
 
 
 def _similarity(first: np.ndarray, second: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
-    """Returns the similarity of each pair of images, `[pairs]`.
-
-    Args:
-      first, second: thumbnails of the first and the second images, `[pairs, borders, side, side,
-        3]`.
-      typical: the mean image.
-    """
+    """Returns the similarity of pairs of thumbnails, both `[pairs, borders, side, side, 3]`."""
 
     def most(common: np.ndarray | int) -> np.ndarray:
         a, b = _directions(first, common), _directions(second, common)
@@ -237,11 +209,9 @@ def groups(pairs: np.ndarray, images: int) -> list[np.ndarray]:
 
     Args:
       pairs: array of dtype `PAIR`.
-      images: number of images.
     """
-    graph = coo_array(
-        (np.ones(len(pairs)), (pairs["first"], pairs["second"])), shape=(images, images)
-    )
+    edges = np.ones(len(pairs)), (pairs["first"], pairs["second"])
+    graph = coo_array(edges, shape=(images, images))
     number = connected_components(graph, directed=False)[1]
     order = np.argsort(number, kind="stable")
     found = np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if images else []
@@ -267,8 +237,6 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
     """Finds images of another split with a near-duplicate in the training split.
 
     Args:
-      train: the training images.
-      other: the images of the other split.
       seconds: time limit for decoding in seconds. At most half of the time is used for the other
         split. Images are decoded in the order `Source.fair_order`, and those that are not decoded
         in time are not compared.
@@ -284,11 +252,8 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
     # similarity and its index in the arrays of `both`.
     best: dict[int, tuple[float, int]] = {}
     near = [(content[a], content[b], similarity) for a, b, similarity in find_pairs(both).tolist()]
-    for a, b, similarity in [
-        *((x, x, 1.0) for x in content),
-        *near,
-        *((b, a, s) for a, b, s in near),
-    ]:
+    same, mirror = [(x, x, 1.0) for x in content], [(b, a, s) for a, b, s in near]
+    for a, b, similarity in same + near + mirror:
         if b in in_training and similarity > best.get(a, (0.0, 0))[0]:
             best[a] = similarity, in_training[b]
     found = [(*best[content[place]], place) for place in range(count) if content[place] in best]
@@ -300,15 +265,9 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
 
 
 def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> str:
-    """Returns a one-line warning about images with near-duplicates in the training split.
+    """Returns a one-line warning about images with near-duplicates in the training split, else "".
 
-    The result is "" if there are no near-duplicates.
-
-    Args:
-      train: the training images.
-      other: the images of the other split.
-      name: name of the other split.
-      seconds: time limit for decoding in seconds.
+    The time limit for decoding is in seconds.
     """
     found = leaks(train, other, seconds)
     if not found.pairs:

@@ -61,10 +61,7 @@ def fingerprint(pixels: np.ndarray) -> np.uint64:
 
 
 def fingerprint_of(image: bytes | np.ndarray) -> np.uint64:
-    """Returns the `fingerprint` of an image.
-
-    Args:
-      image: pixels (uint8), or an encoded image, which is decoded at a reduced resolution.
+    """Returns the `fingerprint` of pixels (uint8) or of an encoded image.
 
     Raises:
       Unreadable: the bytes are not an image.
@@ -108,7 +105,6 @@ def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANC
     Args:
       candidates: fingerprints, uint64 `[n]`.
       references: fingerprints, uint64 `[m]`. In a tie, the first reference is returned.
-      distance: maximum number of different bits.
     """
     first = np.sort(np.unique(references, return_index=True)[1])
     # For each candidate: the nearest reference so far, encoded as (distance << 32) | its index in
@@ -166,12 +162,9 @@ def near_pairs(
 
 
 def _buckets(fingerprints: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorts fingerprints by one of their four 16-bit parts.
+    """Returns the indices of fingerprints, sorted by one of their four 16-bit parts, and `starts`.
 
-    Returns:
-      Two arrays, `order` and `starts`. `order` contains the indices of the fingerprints, sorted by
-      the part. `order[starts[value] : starts[value + 1]]` are the fingerprints whose part has this
-      value.
+    The fingerprints whose part has a value are `order[starts[value] : starts[value + 1]]`.
     """
     values = (fingerprints >> np.uint64(16 * part)).astype(np.uint16)
     starts = np.concatenate([[0], np.bincount(values, minlength=1 << 16).cumsum()])
@@ -243,10 +236,7 @@ def write_report(
     with the most similar pairs. The page contains its images, and needs no other files.
 
     Args:
-      folder: an existing folder.
-      rows: the removed examples.
       measure: meaning of the rows' values, `distance` or `similarity`.
-      examples: number of training examples.
       references: number of reference images.
 
     Returns:
@@ -267,7 +257,12 @@ def write_report(
         measure=measure,
         counts=[(value, f"{count:,}") for value, count in counts.items()],
         pairs=[
-            {"value": format(row.value, form.replace("2", "4")), "images": _pair(row)}
+            {
+                "value": format(row.value, form.replace("2", "4")),
+                "images": zip(
+                    ("training", "reference"), row[:2], map(thumbnail, row.images), strict=True
+                ),
+            }
             for row in rows
             if row.images is not None
         ],
@@ -285,23 +280,8 @@ class Thumbnail(NamedTuple):
     small: bool
 
 
-def _pair(row: Removed) -> list[tuple[str, str, Thumbnail | None]]:
-    """Returns the two images of a pair for the report, each with its kind and its name.
-
-    Returns:
-      `("training", name, thumbnail)` and `("reference", name, thumbnail)`.
-    """
-    example, reference = map(thumbnail, row.images)
-    return [("training", row.example, example), ("reference", row.reference, reference)]
-
-
 def thumbnail(image: bytes | np.ndarray, side: int = 240) -> Thumbnail | None:
-    """Returns the thumbnail of an image; None if the image is unreadable.
-
-    Args:
-      image: an encoded image, or pixels.
-      side: maximum side of the thumbnail, in pixels.
-    """
+    """Returns a thumbnail with sides of at most `side` pixels; None: the image is unreadable."""
     try:
         pixels = np.ascontiguousarray(decode(image)[..., ::-1])  # BGR for OpenCV.
     except Unreadable:

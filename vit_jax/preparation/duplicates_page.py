@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.image_files import ImageFiles, find_images
-from vit_jax.data.sources.base import Source
 from vit_jax.data.sources.csv_list import open_csv, split_files
 from vit_jax.data.sources.folder_rules import split_name
 from vit_jax.data.sources.kind import SourceOptions
@@ -42,19 +41,12 @@ class Place(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group of near-duplicates.
+    """A group of near-duplicates."""
 
-    Attributes:
-      kind: a key of `KINDS`, such as near-duplicates in two splits.
-      images: indices of the images in the source.
-      similar_to: for each image, the index of the most similar other image.
-      similarity: for each image, the similarity to the image in `similar_to`.
-    """
-
-    kind: str
-    images: list[int]
-    similar_to: list[int]
-    similarity: list[float]
+    kind: str  # A key of `KINDS`, such as near-duplicates in two splits.
+    images: list[int]  # Indices of the images in the source.
+    similar_to: list[int]  # For each image, the index of the most similar other image.
+    similarity: list[float]  # For each image, the similarity to the image in `similar_to`.
 
 
 class Duplicates(NamedTuple):
@@ -84,7 +76,6 @@ def find_duplicates(
         CSVs that list images are supported, too. Their splits are defined by the column `split`, or
         by file names such as train.csv.
       similarity: minimum similarity of near-duplicates, as in `find_pairs`.
-      log: callback for messages about progress and skipped files.
 
     Raises:
       UserError: a folder or CSV does not exist, is a prepared data set, or has no images.
@@ -110,48 +101,22 @@ def find_duplicates(
 
 
 def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
-    """Lists the images in folders or CSVs, with their splits and classes.
-
-    Args:
-      folders: paths of folders of images, or of CSVs that list images.
-    """
+    """Returns the images in folders or CSVs, with their splits and classes."""
     images, places, left_out = [], [], Counter()
     for folder in folders:
         is_list = os.path.isfile(folder) or split_files(folder)
         part, part_places = _listed(folder) if is_list else _in_folder(folder)
         images += [(part.path(index), None) for index in range(len(part))]
         left_out += part.left_out
-        prefix = as_text(folder) if len(folders) > 1 else ""
-        places += [_below(prefix, place) for place in part_places]
+        # Splits of the same name in different folders are distinguished.
+        above = [as_text(folder)] if len(folders) > 1 else []
+        for split, label in part_places:
+            places.append(Place("/".join(above + [split] * bool(split)), label))
     return ImageFiles(images, left_out), places
 
 
-def _below(folder: str, place: Place) -> Place:
-    """Prefixes the split of an image with the name of its folder: `FOLDER/SPLIT`.
-
-    With several folders, splits with the same name in different folders are thus distinguished.
-
-    Args:
-      folder: name of the folder; empty: the split keeps its name.
-      place: the split and the class of the image.
-
-    Returns:
-      The new split and the class.
-    """
-    split, label = place
-    return Place("/".join(part for part in (folder, split) if part), label)
-
-
 def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Finds the most similar other image of each image.
-
-    Args:
-      pairs: pairs from `find_pairs`, in descending order of similarity.
-
-    Returns:
-      A dictionary from the index of an image to the index of its most similar image, and the
-      similarity of both. The indices are those of the arrays in `Looks`.
-    """
+    """Returns the index and the similarity of the most similar image of each image."""
     nearest = {}
     for first, second, value in pairs.tolist():
         nearest.setdefault(first, (second, value))
@@ -171,10 +136,9 @@ def _check(path: str) -> None:
 
 
 def _prepared(path: str) -> str:
-    """Returns "" if a path is not a prepared TFDS data set; otherwise, a hint for an error message.
+    """Returns a hint for an error message if a path is a prepared TFDS data set, else "".
 
-    Near-duplicates cannot be searched in a prepared data set. The hint describes the images from
-    which it was prepared.
+    The hint describes the images from which it was prepared, in which near-duplicates can be found.
     """
     images = "a folder or a CSV of image files, such as it was prepared from"
     if path.startswith("tfds:") and not os.path.exists(path):
@@ -182,11 +146,8 @@ def _prepared(path: str) -> str:
     # The path may be the folder of a data set's version, the folder of a data set, or the folder
     # `--out` of `prepare`.
     levels = "", "*", os.path.join("*", "*")
-    infos = (
-        info
-        for level in levels
-        for info in glob.glob(os.path.join(glob.escape(path), level, "dataset_info.json"))
-    )
+    patterns = (os.path.join(glob.escape(path), level, "dataset_info.json") for level in levels)
+    infos = (info for pattern in patterns for info in glob.glob(pattern))
     if not (info := next(infos, None)):
         return ""
     found = os.path.dirname(info)
@@ -223,7 +184,6 @@ def place_of(path: str, folder: str) -> Place:
 
     Args:
       path: path of the image in `folder` or in its inner folders.
-      folder: the searched folder.
     """
     inside = os.path.relpath(path, folder).split(os.sep)[:-1]
     split = split_name(inside[0]) if inside else None
@@ -232,10 +192,7 @@ def place_of(path: str, folder: str) -> Place:
 
 
 def _kind(places: Sequence[Place]) -> str:
-    """Returns the kind of a group of near-duplicates, given the splits and classes of its images.
-
-    If several kinds apply, the result is the most serious kind.
-    """
+    """Returns the most serious kind of near-duplicates that fits the places of a group's images."""
     splits, classes, within = KINDS
     if len({place.split for place in places}) > 1:
         return splits
@@ -243,18 +200,14 @@ def _kind(places: Sequence[Place]) -> str:
 
 
 def write_duplicates(duplicates: Duplicates, out: Path, similarity: float) -> None:
-    """Writes `duplicates.csv` and `duplicates.html` into a folder.
-
-    The CSV has a row for each image of each group.
-
-    Args:
-      duplicates: result of `find_duplicates`.
-      out: the folder.
-      similarity: minimum similarity of near-duplicates.
-    """
+    """Writes `duplicates.csv`, with a row for each image of each group, and `duplicates.html`."""
     source, places = duplicates.source, duplicates.places
+
+    def cell(image: int) -> str:
+        return file_cell(source.describe(image))
+
     rows = (
-        (number, kind, *places[image], _cell(source, image), _cell(source, other), round(value, 4))
+        (number, kind, *places[image], cell(image), cell(other), round(value, 4))
         for number, (kind, *members) in enumerate(duplicates.groups, 1)
         for image, other, value in zip(*members, strict=True)
     )
@@ -274,19 +227,11 @@ def write_duplicates(duplicates: Duplicates, out: Path, similarity: float) -> No
     write_text(out / PAGE, page)
 
 
-def _cell(source: Source, image: int) -> str:
-    return file_cell(source.describe(image))
-
-
 def _group(group: Group, duplicates: Duplicates) -> tuple[list[Figure], str]:
     """Returns figures of a group's first images, and a note with the number of images not shown."""
-    figures = [
-        figure(
-            duplicates.source,
-            image,
-            ", ".join(filter(None, (*duplicates.places[image], f"{value:.3f}"))),
-        )
-        for image, value in zip(group.images, group.similarity, strict=True)
-    ][:SIDE_BY_SIDE]
+    figures = []
+    for image, value in list(zip(group.images, group.similarity, strict=True))[:SIDE_BY_SIDE]:
+        words = ", ".join(filter(None, (*duplicates.places[image], f"{value:.3f}")))
+        figures.append(figure(duplicates.source, image, words))
     more = len(group.images) - len(figures)
     return figures, f"and {more:,} more" if more else ""

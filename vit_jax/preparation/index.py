@@ -15,7 +15,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,16 +38,9 @@ class WorkItem(NamedTuple):
     weight: int  # Relative amount of work.
 
 
-class Run(Protocol):
-    """Function that runs tasks, in any order and in any process.
-
-    Args:
-      tasks: the tasks to run.
-      what: name of the tasks, for messages.
-      unit: what is counted by `WorkItem.weight`, such as "images", for messages.
-    """
-
-    def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None: ...
+# Function `run(tasks, what, unit)` that runs tasks, in any order and in any process. `what` is the
+# name of the tasks, and `unit` the unit of `WorkItem.weight`, such as "images", for messages.
+Run = Callable[[list[WorkItem], str, str], None]
 
 
 def in_chunks(
@@ -59,10 +52,7 @@ def in_chunks(
       function: function that is called with `(*what, start, stop, file)`. It writes its result for
         `range(start, stop)` to `file`.
       what: first arguments of the function.
-      size: number of images.
       name: name of the tasks, also part of the file names.
-      folder: folder of the result files.
-      run: function that runs tasks.
 
     Returns:
       The result files, in the order of the parts.
@@ -84,15 +74,10 @@ def each_file(
     Args:
       function: called as `function(number, new_file)` for each file number 0, 1, ... It computes
         `new_file` from `files[number]`.
-      files: files from `in_chunks`.
       name: name of the tasks, also part of the file names.
-      folder: folder of the new files.
-      run: function that runs tasks.
     """
     results = [part_file(number, name, folder) for number in range(len(files))]
-    tasks = [
-        WorkItem(function, (number, result), result, 1) for number, result in enumerate(results)
-    ]
+    tasks = [WorkItem(function, (i, result), result, 1) for i, result in enumerate(results)]
     run(tasks, name, f"parts of {CHUNK:,} images")
     return results
 
@@ -177,13 +162,11 @@ class Index(NamedTuple):
 
     def describe(self, entry: np.void) -> str:
         """Returns an example's location for messages: `a.jpg`, or `a.tar: 1.jpg` inside a file."""
-        path = self.paths[entry["unit"]]
-        name = self.name(entry)
+        path, name = self.paths[entry["unit"]], self.name(entry)
         if self.kind == "parquet":  # The path is that of a temporary copy.
             return as_text(name)
-        return as_text(
-            str(Path(path).parent / name) if self.kind in readers.OF_FILES else f"{path}: {name}"
-        )
+        is_file = self.kind in readers.OF_FILES
+        return as_text(str(Path(path).parent / name) if is_file else f"{path}: {name}")
 
 
 def build_index(
@@ -196,10 +179,7 @@ def build_index(
     """Indexes a data set in the folder `work`, or loads an existing index.
 
     Args:
-      source: the data set.
       seed: random seed of the order of examples in the prepared data set.
-      work: folder of the index.
-      run: function that runs tasks.
       skip_uncaptioned: True: skip images without a caption. False: raise an error for them.
 
     Raises:
@@ -220,12 +200,7 @@ def build_index(
         left_out += Counter(source.left_out)
         if skip_uncaptioned:
             left_out += _remove_uncaptioned(source, work)
-        described = {
-            "kind": source.kind,
-            "paths": paths,
-            "multiple": multiple,
-            "left_out": left_out,
-        }
+        described = dict(kind=source.kind, paths=paths, multiple=multiple, left_out=left_out)
         write_json(work / "index.json", described)
     shutil.rmtree(work / "index", ignore_errors=True)
     index = load_index(work)
@@ -234,11 +209,9 @@ def build_index(
         raise UserError(f"{source.root} contains no image{there}")
     _check_captioned(source, index)
     if source.class_names is not None:
-        wrong = np.flatnonzero(index.labels >= len(source.class_names))[:1]
-        for position in wrong:
-            entry = index.entries[
-                np.searchsorted(index.entries["first_label"], position, side="right") - 1
-            ]
+        for position in np.flatnonzero(index.labels >= len(source.class_names))[:1]:
+            row = np.searchsorted(index.entries["first_label"], position, side="right") - 1
+            entry = index.entries[row]
             raise UserError(
                 f"{index.describe(entry)} has the label {index.labels[position]}, "
                 f"but there are {len(source.class_names)} classes, from 0"
@@ -247,11 +220,7 @@ def build_index(
 
 
 def _remove_uncaptioned(source: readers.RawDataSet, work: Path) -> Counter[str]:
-    """Removes examples without a caption from the index, if the data set has captions.
-
-    Returns:
-      Number of removed examples, by reason.
-    """
+    """Removes examples without a caption, if there are captions; returns their number by reason."""
     if source.caption_key is None:
         return Counter()
     entries = mapped(work / "entries.npy")
@@ -278,17 +247,7 @@ def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Co
     """Concatenates the results of all `_scan` tasks, and writes the index of the data set.
 
     One-hot labels are converted to class indices, and multi-hot labels to lists of class indices.
-
-    Args:
-      parts: the result files of the tasks. Each contains the examples of a part of the data set.
-      work: folder of the index.
-      classes: number of classes; None: unknown.
-
-    Returns:
-      `multiple` (True if labels are lists) and `left_out` (number of skipped files by reason).
-
-    Raises:
-      UserError: labels are neither class indices nor rows of zeros and ones.
+    Returns True if labels are lists, and the number of skipped files by reason.
     """
     joined = {"entries": [], "labels": [], "names": []}
     labels = names = 0
@@ -306,10 +265,9 @@ def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Co
             multiple |= bool(part["multiple"])
             left_out.update(json.loads(str(part["left_out"])))
     if multiple:
-        entries, flat, lists = _index_lists(
-            *map(np.concatenate, (joined["entries"], joined["labels"])), classes
-        )
-        joined["entries"], joined["labels"], multiple = [entries], [flat], lists
+        lists = np.concatenate(joined["entries"]), np.concatenate(joined["labels"])
+        entries, flat, multiple = _index_lists(*lists, classes)
+        joined["entries"], joined["labels"] = [entries], [flat]
     for name in joined:
         save(work / f"{name}.npy", np.concatenate(joined[name]))
         joined[name].clear()
@@ -319,16 +277,7 @@ def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Co
 def _index_lists(
     entries: np.ndarray, labels: np.ndarray, classes: int | None
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Converts labels that are rows of zeros and ones (one-hot, multi-hot) to class indices.
-
-    Args:
-      entries: the examples, an array of dtype `readers.ENTRY`.
-      labels: the labels of all examples, concatenated.
-      classes: number of classes; None: unknown.
-
-    Returns:
-      The changed `entries` and `labels`, and True if labels are lists of class indices.
-    """
+    """Converts one-hot and multi-hot labels to class indices; returns True if they are lists."""
     counts = entries["labels"].astype(np.int64)
     unlabelled = np.zeros(len(entries), bool)
     unlabelled[counts == 1] = labels[entries["first_label"][counts == 1].astype(np.int64)] == -1
@@ -430,19 +379,15 @@ def order_splits(
     An order is an array of positions in `index.entries`. Removed examples are excluded.
 
     Args:
-      source: the data set.
-      index: the index.
       removed: positions of the examples to remove, in `index.entries`.
       limit: maximum number of examples of a split; None: no limit.
-      work: folder of the index.
 
     Returns:
       The names of the splits.
     """
     splits = list(dict.fromkeys(unit.split for unit in source.units))
-    number = np.array([splits.index(unit.split) for unit in source.units], np.uint8)[
-        index.entries["unit"]
-    ]
+    of_units = np.array([splits.index(unit.split) for unit in source.units], np.uint8)
+    number = of_units[index.entries["unit"]]
     number[removed] = len(splits)
     written = []
     for i, split in enumerate(splits):
@@ -475,10 +420,8 @@ def choose_shots(
         too few training images.
     """
     if index.multiple or not len(index.labels):
-        raise UserError(
-            "--shots needs one label for each image"
-            + (" (--label_key)" if source.kind == "tfds" else "")
-        )
+        option = " (--label_key)" if source.kind == "tfds" else ""
+        raise UserError(f"--shots needs one label for each image{option}")
     if not (work / "order-train.npy").exists():
         raise UserError("--shots needs a split named train")
     positions = np.delete(mapped(work / "order-train.npy"), [place for place, *_ in skipped])

@@ -23,26 +23,17 @@ class Embedder(NamedTuple):
 
 
 class Embeddings(NamedTuple):
-    """Disk cache of one model's embeddings of images, for any data sources.
+    """Disk cache of one model's embeddings of images, for any data sources."""
 
-    Attributes:
-      embedder: the model.
-      folder: folder of the cache. Each source has its own subfolder.
-    """
-
-    embedder: Embedder
-    folder: Path
+    embedder: Embedder  # The model.
+    folder: Path  # Folder of the cache. Each source has its own subfolder.
     run: Run  # Function that runs tasks in this process.
 
     def of(self, source: Source, key: str, what: str) -> list[Path]:
-        """Returns the files with a source's embeddings, for `read_embeddings`.
-
-        Missing files are computed first.
+        """Returns the files with a source's embeddings, for `read_embeddings`; makes missing files.
 
         Args:
-          source: the images.
           key: identifier of the source's content. It must be different if the content is different.
-          what: name of the source, for messages.
         """
         digest = hashlib.blake2b(f"{self.embedder.key} {key}".encode(), digest_size=8).hexdigest()
 

@@ -122,9 +122,8 @@ class RawDataSet:
             raise UserError(f"{error.filename} is gone; fetch it again") from error
         for unit in self.units:
             digest.update(repr((*unit, times[unit.path])).encode())
-        digest.update(
-            repr((self.kind, self.class_names, self.label_key, self.index_labels)).encode()
-        )
+        about = self.kind, self.class_names, self.label_key, self.index_labels
+        digest.update(repr(about).encode())
         if self.caption_key is not None:
             digest.update(repr(self.caption_key).encode())
         if self.numbers:
@@ -133,16 +132,12 @@ class RawDataSet:
 
 
 class Keys(NamedTuple):
-    """The columns or keys with the label and the captions of an example.
+    """The columns or keys with the label and the captions of an example."""
 
-    Attributes:
-      label: the Parquet column, JSON key or TFDS feature with the label. None: the usual names are
-        tried.
-      caption: the column, JSON key or TFDS feature with the captions. `txt`: the captions are text
-        files in a tar. `NO_CAPTIONS`: captions are ignored. None: the usual names are tried.
-    """
-
+    # The Parquet column, JSON key or TFDS feature with the label. None: the usual names are tried.
     label: str | None = None
+    # The column, JSON key or TFDS feature with the captions. `txt`: the captions are text files in
+    # a tar. `NO_CAPTIONS`: captions are ignored. None: the usual names are tried.
     caption: str | None = None
 
 
@@ -157,7 +152,7 @@ class Scan(NamedTuple):
 
 
 class _Rows:
-    """Collects the examples in a unit (a file, a folder, or a tar inside a tar) during a scan."""
+    """Collects the examples in a unit during a scan."""
 
     def __init__(self, unit: int, seed: int):
         self._unit, self._secret = unit, seed.to_bytes(8, "little", signed=True)
@@ -201,13 +196,8 @@ class _Rows:
 
     def collected(self) -> Scan:
         names = np.frombuffer(b"".join(self._names), np.uint8)
-        return Scan(
-            np.array(self._rows, ENTRY),
-            np.array(self._labels, np.int32),
-            names,
-            self.multiple,
-            dict(self.left_out),
-        )
+        entries, labels = np.array(self._rows, ENTRY), np.array(self._labels, np.int32)
+        return Scan(entries, labels, names, self.multiple, dict(self.left_out))
 
 
 def find(
@@ -263,12 +253,7 @@ def _check_keys(kind: str, label_key: str | None, caption_key: str | None) -> No
 
 
 def _locate(source: str, kind: str | None) -> tuple[Path, str]:
-    """Returns the path and the kind of a data set.
-
-    Args:
-      source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` for a TFDS data set.
-      kind: the kind, or None: the kind is recognized by the files.
-    """
+    """Returns the path and the kind of a data set. Without `kind`, its files determine the kind."""
     root = Path(source)
     if root.exists():
         return root, kind or _recognise(root)
@@ -317,11 +302,7 @@ def _recognise_file(file: Path) -> str:
 
 
 def _recognise_images(root: Path) -> str:
-    """Returns the kind of a folder of images.
-
-    The kind is `folder` if the images are in subfolders (splits or classes), and `images` if they
-    are directly in `root`.
-    """
+    """Returns `folder` if the images are in subfolders (splits or classes), else `images`."""
     inside = sorted(root.iterdir())
     _refuse_compressed(inside)
     folders = [child.name for child in inside if child.is_dir() and not is_ignored(child.name)]
@@ -351,10 +332,7 @@ def _refuse_compressed(files: list[Path]) -> None:
 
 
 def _files(root: Path, suffix: str) -> list[Path]:
-    """Returns the files with a suffix in a folder and in two levels of inner folders.
-
-    If `root` is a file, the result contains only this file.
-    """
+    """Returns the files with a suffix in a folder and in two levels of folders below it."""
     if root.is_file():
         return [root]
     below = (file for depth in ("", "*/", "*/*/") for file in root.glob(f"{depth}*{suffix}"))
@@ -389,8 +367,8 @@ def _relative(path: str, root: Path) -> str:
 def _find_folder(root: Path, _: Keys) -> RawDataSet:
     """Finds images in class folders, `root/<split>/<class>/...` or `root/<class>/...`.
 
-    Without folders of splits, all images are in the split `train`. If a split has no class folders,
-    the images of this split have no labels.
+    Without folders of splits, all images are in the split `train`. Images of a split without class
+    folders have no labels.
     """
     found = layout(str(root), [_entry(folder) for folder in _folders(root)])
     splits = {"train": root}
@@ -415,17 +393,7 @@ def _find_folder(root: Path, _: Keys) -> RawDataSet:
 def _class_units(
     split: str, where: Path, folders: Mapping[str, Path], names: list[str]
 ) -> list[Unit]:
-    """Returns the units of a split: its class folders.
-
-    Args:
-      split: name of the split.
-      where: folder of the split.
-      folders: the folders in the split, by class.
-      names: names of all classes.
-
-    Raises:
-      UserError: the split has no folder for a class.
-    """
+    """Returns the class folders of a split; raises UserError if it has no folder for a class."""
     if missing := [name for name in names if name not in folders]:
         raise UserError(
             f"{where} lacks {len(missing)} of {len(names)} classes: {', '.join(missing[:10])}; "
@@ -471,30 +439,22 @@ def _scan_folder(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
         rows.add(0, size, (unit.label,), name, name)
 
 
-def _find_images(root: Path, _: Keys) -> RawDataSet:
-    """Finds images without labels in a folder and all its inner folders."""
-    return RawDataSet("folder", root, [Unit("train", str(root))])
-
-
 def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
     """Returns the options for opening the CSV or CSVs at a path.
 
-    The header of the first CSV determines whether images have captions. Images with captions need
-    no labels.
+    The header of the first CSV determines whether there are captions; labels are then optional.
     """
-    names, label = value_columns(next(iter(split_files(str(root)).values()))), keys.label
-    captions = keys.caption
+    names, captions = value_columns(next(iter(split_files(str(root)).values()))), keys.caption
     if captions is None:
         captions = next((name for name in CAPTION_KEYS if name in names), NO_CAPTIONS)
-    if captions != NO_CAPTIONS and not label:
-        others = [name for name in names if name != captions]
-        label = "label" if any(name.startswith("label") for name in others) else None
-    elif not label:
-        label = "label"
-    options = SourceOptions(str(root), label_key=label, labels=label is not None)
+    label = keys.label or "label"
     if captions == NO_CAPTIONS:
-        return options
-    return options._replace(fields=(TEXT,), caption_key=captions)
+        return SourceOptions(str(root), label_key=label)
+    others = [name for name in names if name != captions]
+    if not keys.label and not any(name.startswith("label") for name in others):
+        label = None
+    fields = {"fields": (TEXT,), "caption_key": captions}
+    return SourceOptions(str(root), label_key=label, labels=label is not None, **fields)
 
 
 def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
@@ -511,23 +471,14 @@ def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
 
 
 def _find_lists(root: Path, keys: Keys) -> RawDataSet:
-    """Finds CSVs that list image paths with labels, captions or both.
-
-    The files have the format of the source `csv`. Paths of images are relative to the CSV's folder.
-    """
+    """Finds lists of images (format: the source `csv`) with labels, captions or both."""
     files, opened = split_files(str(root)), _open_lists(root, keys)
     left_out = sum((Counter(split.left_out) for split in opened.values()), Counter())
     units = [Unit("train" if split == "all" else split, files[split]) for split in opened]
     first = next(iter(opened.values()))
-    return RawDataSet(
-        "csv",
-        root,
-        units,
-        [*first.class_names] or None,
-        keys.label,
-        _options_of_lists(root, keys).caption_key if first.captions else None,
-        left_out=dict(left_out),
-    )
+    names = [*first.class_names] or None
+    captions = _options_of_lists(root, keys).caption_key if first.captions else None
+    return RawDataSet("csv", root, units, names, keys.label, captions, left_out=dict(left_out))
 
 
 def _scan_list(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
@@ -561,8 +512,7 @@ class _Header(tarfile.TarInfo):
 def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
     """Yields the files of a tar that starts at the current position of `file`.
 
-    Offsets of the files are positions in `file`. A truncated tar raises an error, because the
-    download must be repeated.
+    Offsets of the files are positions in `file`. A truncated tar raises an error.
     """
     try:
         tar = tarfile.TarFile(fileobj=file, tarinfo=_Header)
@@ -590,10 +540,7 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
 
 
 def _find_imagenet21k(root: Path, _: Keys) -> RawDataSet:
-    """Finds ImageNet-21k: one tar per class, in a folder or inside a tar.
-
-    The classes depend on the edition of the data set.
-    """
+    """Finds ImageNet-21k: one tar per class, in a folder or inside a tar."""
     tars = []  # Tuples (split, path, start, end, synset).
     for path in _files(root, ".tar"):
         size = path.stat().st_size
@@ -609,14 +556,12 @@ def _find_imagenet21k(root: Path, _: Keys) -> RawDataSet:
                     raise UserError(
                         f"{path} contains {inner.name!r}, which is not a class's n########.tar"
                     )
-                tars.append(
-                    ("train", str(path), inner.offset_data, inner.offset_data + inner.size, synset)
-                )
+                start = inner.offset_data
+                tars.append(("train", str(path), start, start + inner.size, synset))
     names = sorted({synset for *_, synset in tars})
     number = {name: label for label, name in enumerate(names)}
-    return RawDataSet(
-        "imagenet21k", root, [Unit(*where, number[synset]) for *where, synset in tars], names
-    )
+    units = [Unit(*where, number[synset]) for *where, synset in tars]
+    return RawDataSet("imagenet21k", root, units, names)
 
 
 def _scan_imagenet21k(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
@@ -710,8 +655,7 @@ def _key(member: tarfile.TarInfo) -> str:
 def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
     """Groups members with the same key into samples, which have at most one member of each suffix.
 
-    For example, `1.jpg` and `1.cls` are a sample. If the archive then contains another `1.jpg`, a
-    new sample starts.
+    If the archive contains another `1.jpg` after the sample `1.jpg`, `1.cls`, a new sample starts.
     """
     samples, latest = [], {}
     for member in group:
@@ -729,18 +673,13 @@ def _described(
 ) -> Iterator[tuple[str, tarfile.TarInfo, dict[str, tarfile.TarInfo]]]:
     """Yields (name, image, members by suffix) for each example in samples with the same key.
 
-    The key is the name up to the first dot. Several examples have the same key if their names
-    contain dots (`im.v2.000.jpg`), or if adjacent samples have equal names.
-
-    An image and a label (or caption) belong together in two cases. Their names are equal up to the
+    Several examples have the same key, the name up to the first dot, if their names contain dots
+    (`im.v2.000.jpg`), or if adjacent samples have equal names. An image and a label (or caption,
+    both with suffixes in `notes`) belong together in two cases. Their names are equal up to the
     last dot, or they are the only image and the only label of the key (`000.photo.jpg`, `000.cls`).
     An image without a label is an example, too. But if its name extends the name of a sample with a
-    label, it is skipped: `000.side.jpg` is a further image of the sample `000.jpg`, `000.cls`.
-
-    Args:
-      samples: the samples with this key.
-      notes: suffixes of files with labels and captions.
-      left_out: number of skipped members by reason; updated in place.
+    label, it is skipped, and counted in `left_out`: `000.side.jpg` is a further image of `000.jpg`,
+    `000.cls`.
     """
     if pair := _only_pair(samples, notes):
         image, note = pair
@@ -758,15 +697,9 @@ def _described(
 
 
 def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _Sample] | None:
-    """Finds an image and a label (or caption) in different samples that belong together.
+    """Returns the only sample with an image and the only sample with a label or a caption.
 
-    Args:
-      samples: the samples with the same key.
-      notes: suffixes of files with labels and captions.
-
-    Returns:
-      The only sample with an image, and the only sample with a label or a caption. None if both
-      are the same sample, or if there is not exactly one sample of each kind.
+    None if both are the same sample, or if there is not exactly one sample of each kind.
     """
     images = [sample for sample in samples if sample.images]
     noted = [sample for sample in samples if sample.has_note(notes)]
@@ -779,7 +712,6 @@ def _reasons(sample: _Sample, notes: Sequence[str]) -> list[str]:
     """Returns the reasons for skipping the members of a sample without an image.
 
     A sample with a label or a caption counts as one skipped file, so the result has one reason.
-    Otherwise, the result has a reason for each member of the sample.
     """
     reasons = [why_left_out(member.name) for member in sample.parts.values()]
     if not sample.has_note(notes):
@@ -795,27 +727,21 @@ def _prefixes(stem: str) -> Iterator[str]:
 
 
 def _captions_of_tar(path: str, end: int) -> str | None:
-    """Determines where a tar contains captions, from the first sample that has captions.
+    """Returns `txt`, or the JSON key of the captions, from the first sample of a tar with captions.
 
-    Returns:
-      `txt`: captions are in text files. Any other text: captions are in JSON files, with this key.
-      None: none of the first `LOOKED_AT` samples with images has captions.
+    None: none of the first `LOOKED_AT` samples with images has captions.
     """
     with open(path, "rb") as file:
         members = _without_system_files(_members(path, file, end), Counter())
         groups = (_samples(group) for _, group in itertools.groupby(members, _key))
-        described = (_parts(group) for group in groups if any(sample.images for sample in group))
-        for parts in itertools.islice(described, LOOKED_AT):
+        with_images = (group for group in groups if any(sample.images for sample in group))
+        for group in itertools.islice(with_images, LOOKED_AT):
+            parts = dict(itertools.chain(*(sample.parts.items() for sample in group)))
             if ".txt" in parts:
                 return "txt"
             if ".json" in parts and (key := _caption_key(file, parts[".json"])):
                 return key
     return None
-
-
-def _parts(samples: list[_Sample]) -> dict[str, tarfile.TarInfo]:
-    """Returns the members of several samples in one dict, by suffix."""
-    return dict(itertools.chain(*(sample.parts.items() for sample in samples)))
 
 
 def _caption_key(file, note: tarfile.TarInfo) -> str | None:
@@ -825,40 +751,31 @@ def _caption_key(file, note: tarfile.TarInfo) -> str | None:
     except (ValueError, RecursionError):
         return None
     values = values if isinstance(values, dict) else {}
-    return next((key for key in CAPTION_KEYS if _is_caption(values.get(key))), None)
-
-
-def _is_caption(value) -> bool:
-    """Returns True if a JSON value is a text or a list of texts."""
-    values = value if isinstance(value, list) else [value]
-    return all(isinstance(one, str) for one in values) and bool(values)
+    for key in CAPTION_KEYS:
+        texts = values.get(key) if isinstance(values.get(key), list) else [values.get(key)]
+        if texts and all(isinstance(text, str) for text in texts):
+            return key
+    return None
 
 
 def _read_label(
     file, parts: Mapping[str, tarfile.TarInfo], label_key: str | None, where: str, required: bool
 ):
-    """Returns the stored label in a `.cls` or `.json` file.
+    """Returns the label in the `.cls` or `.json` file of a sample, whose members are `parts`.
 
-    Args:
-      file: the tar.
-      parts: the members of the sample by suffix.
-      label_key: key of the label in JSON.
-      where: description of the sample, for error messages.
-      required: True: a missing label raises an error. False: the result for a missing label is -1.
+    Without a label, the result is -1, or an error if it is `required`.
     """
     is_json = ".cls" not in parts
     try:
         if is_json and not required:
             values = _read_json(file, parts[".json"]) if ".json" in parts else {}
-            return _json_label(values, None) if _has_label(values) else -1
+            labelled = isinstance(values, dict) and not values.keys().isdisjoint(LABEL_KEYS)
+            return _json_label(values, None) if labelled else -1
         value = _read_json(file, parts[".json" if is_json else ".cls"])
         return _json_label(value, label_key) if is_json else value
     except (KeyError, ValueError, TypeError, RecursionError) as error:
-        kind = (
-            ".json has no label that can be read (--label_key)"
-            if is_json
-            else ".cls has no class index"
-        )
+        of_json = ".json has no label that can be read (--label_key)"
+        kind = of_json if is_json else ".cls has no class index"
         raise UserError(f"{where}: its {kind}") from error
 
 
@@ -877,16 +794,9 @@ def _read_note(file, note: tarfile.TarInfo) -> bytes:
 def _read_captions(
     file, parts: Mapping[str, tarfile.TarInfo], caption_key: str | None, where: str
 ) -> tuple[str, ...]:
-    """Returns the captions of a sample; empty: the sample has no captions.
+    """Returns the captions of a sample, whose members are `parts`; empty: it has no captions.
 
-    Args:
-      file: the tar.
-      parts: the members of the sample by suffix.
-      caption_key: `txt`, or the JSON key of the captions; None: captions are not read.
-      where: description of the sample, for error messages.
-
-    Raises:
-      UserError: the `.txt` or `.json` file is damaged or too large, or does not contain captions.
+    `caption_key` is `txt`, or the JSON key of the captions; None: captions are not read.
     """
     note = parts.get(".txt" if caption_key == "txt" else ".json")
     if caption_key is None or note is None:
@@ -902,10 +812,6 @@ def _read_captions(
             f"{error}"
         ) from error
     return captions_in(value, where)
-
-
-def _has_label(values) -> bool:
-    return isinstance(values, dict) and not values.keys().isdisjoint(LABEL_KEYS)
 
 
 def _json_label(values: dict, label_key: str | None):
@@ -982,9 +888,7 @@ def _leading_names(units: list[Unit], names_of: Mapping[str, list[str]]) -> list
 def _check_class_names(names_of: Mapping[str, list[str]], names: list[str]) -> None:
     """Raises UserError if only some files have class names, or a file has duplicate names.
 
-    Args:
-      names_of: class names in the schema of each file.
-      names: class names of the training files.
+    `names_of` are the class names of each file, and `names` those of the training files.
     """
     for path, file_names in names_of.items():
         if names and not file_names:
@@ -1031,12 +935,7 @@ def _present(columns: list[str], *names: str) -> list[str]:
 def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], dict[str, dict]]:
     """Returns the names of the columns with images, and the descriptions of columns with classes.
 
-    Args:
-      path: the file, for error messages.
-      described: the `huggingface` metadata of a Parquet file, as JSON.
-
-    Raises:
-      UserError: the metadata is damaged.
+    `described` is the `huggingface` metadata of the Parquet file, as JSON.
     """
     try:
         features = json.loads(described).get("info", {}).get("features", {})
@@ -1068,12 +967,7 @@ def _kind_of(feature) -> str | None:
 
 
 def _class_label(feature) -> dict | None:
-    """Returns a column's `ClassLabel` feature; None: the column does not contain classes.
-
-    Args:
-      feature: the column's feature in the `huggingface` metadata. If it is a list of classes, the
-        feature of the list's items is returned.
-    """
+    """Returns the `ClassLabel` of a column or of its lists' items; None: it has no classes."""
     if isinstance(feature, list) and feature:
         feature = feature[0]
     if isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
@@ -1108,13 +1002,10 @@ def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> N
     columns = _columns(unit.path, Keys(source.label_key, source.caption_key or NO_CAPTIONS))
     name, numbers = _relative(unit.path, source.root), source.numbers.get(unit.path)
     limit = max(MIN_BYTES, MOST_EXPANSION * os.path.getsize(unit.path))
-    with (
-        spool.open("wb") as out,
-        contextlib.closing(_rows_of(unit.path, columns, limit)) as values,
-    ):
+    cells = _rows_of(unit.path, columns, limit)
+    with spool.open("wb") as out, contextlib.closing(cells) as values:
         for value, classes, texts in values:
-            key = f"{name}:{len(rows)}"
-            where = f"{unit.path}: row {len(rows)}"
+            key, where = f"{name}:{len(rows)}", f"{unit.path}: row {len(rows)}"
             if not isinstance(value, dict):
                 value = {"bytes": value}
             content, file = value.get("bytes"), value.get("path")
@@ -1124,30 +1015,22 @@ def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> N
             labels = _labels(-1 if classes is None else classes, rows, where)
             if numbers is not None:
                 labels = _by_name(labels, numbers, where)
-            rows.add(
-                out.tell(),
-                len(content),
-                labels,
-                file if isinstance(file, str) and file else key,
-                key,
-                captions_in(texts, where),
-            )
+            file_name = file if isinstance(file, str) and file else key
+            captions = captions_in(texts, where)
+            rows.add(out.tell(), len(content), labels, file_name, key, captions)
             out.write(content)
             if out.tell() + rows.text_bytes + ROW_BYTES * len(rows) > limit:
-                raise UserError(_too_large(unit.path, limit))
+                raise _too_large(unit.path, limit)
 
 
 def _rows_of(path: str, columns: _Columns, limit: int) -> Iterator[tuple[Any, Any, Any]]:
-    """Yields (image, label, captions) of each row. The value of a missing column is None.
-
-    Only a few rows are in memory at the same time.
-    """
+    """Yields (image, label, captions) of each row, few rows at a time; None: no such column."""
     with _reading(path):
         parquet = _parquet(path)
         # Column metadata are not accessed, because damaged metadata would crash the process.
         groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
         if max((group.total_byte_size for group in groups), default=0) > limit:
-            raise UserError(_too_large(path, limit))
+            raise _too_large(path, limit)
         names = (columns.image, columns.label, columns.caption)
         read = list(dict.fromkeys(name for name in names if name is not None))
         for batch in parquet.iter_batches(PARQUET_ROWS, columns=read):
@@ -1156,21 +1039,17 @@ def _rows_of(path: str, columns: _Columns, limit: int) -> Iterator[tuple[Any, An
             yield from zip(*cells, strict=True)
 
 
-def _too_large(path: str, limit: int) -> str:
-    return (
-        f"{path} contains more than {limit / 2**20:,.0f} MiB in {os.path.getsize(path):,} "
-        "bytes: it "
-        "is damaged, or made to fill memory"
+def _too_large(path: str, limit: int) -> UserError:
+    return UserError(
+        f"{path} contains more than {limit / 2**20:,.0f} MiB in {os.path.getsize(path):,} bytes: "
+        "it is damaged, or made to fill memory"
     )
 
 
 def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> tuple[int, ...]:
     """Converts class indices of a file to class indices of the data set.
 
-    Args:
-      labels: class indices of an example in the file.
-      numbers: index in the data set of each class of the file; -1: not a class of the data set.
-      where: description of the example, for error messages.
+    `numbers` has the data set's index of each class of the file, or -1.
     """
     for label in labels:
         if label >= len(numbers):
@@ -1217,26 +1096,15 @@ def _find_tfds(root: Path, keys: Keys) -> RawDataSet:
         raise UserError(f"{root} is stored as {info.file_format.value}, not as tfrecord{remedy}")
     label_key = keys.label or "label"
     feature = dict(info.features).get(label_key)
-    names = (
-        list(feature.names)
-        if isinstance(feature, tfds.features.ClassLabel) and feature.names
-        else None
-    )
+    names = list(feature.names or ()) if isinstance(feature, tfds.features.ClassLabel) else ()
     caption_key = _captions_of_tfds(root, info.features, keys.caption)
-    return RawDataSet("tfds", root, units, names, label_key, caption_key)
+    return RawDataSet("tfds", root, units, names or None, label_key, caption_key)
 
 
 def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | None:
     """Returns the name of the tf.Example feature with captions; None: captions are not read.
 
-    Args:
-      root: folder of the data set, for error messages.
-      features: features of the data set.
-      caption_key: name of the feature; None: the usual names are tried. `NO_CAPTIONS`: captions are
-        ignored.
-
-    Raises:
-      UserError: `caption_key` is not the name of a text feature.
+    `caption_key` is the name of a text feature, None for the usual names, or `NO_CAPTIONS`.
     """
     if caption_key == NO_CAPTIONS:
         return None
@@ -1283,9 +1151,8 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
             labels, captions = (), ()
             if source.index_labels or source.caption_key is not None:
                 record = os.pread(file.fileno(), length, offset + 12)
-                labels, captions = _values_of_record(
-                    source, record, f"{unit.path}: the record at byte {offset}"
-                )
+                where = f"{unit.path}: the record at byte {offset}"
+                labels, captions = _values_of_record(source, record, where)
             rows.add(offset + 12, length, labels, f"{name}:{len(rows)}", "", captions)
             offset += length + 16
     if len(rows) != unit.end:
@@ -1298,15 +1165,7 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
 def _values_of_record(
     source: RawDataSet, record: bytes, where: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Returns the labels and the captions of a serialized tf.Example.
-
-    The labels are empty unless `source.index_labels` is True. The captions are empty if the data
-    set has none.
-
-    Raises:
-      UserError: the example is damaged; or `source.index_labels` is True, and the example does not
-        have exactly one label.
-    """
+    """Returns the labels (empty unless `source.index_labels`) and the captions of a tf.Example."""
     features = parse_example(record, where).features.feature
     labels, captions = (), ()
     if source.index_labels:
@@ -1323,8 +1182,6 @@ def _values_of_record(
 
 def scan(source: RawDataSet, number: int, seed: int, spool: Path) -> Scan:
     """Lists the examples in a unit of a data set, in the stored order.
-
-    A unit is a file, a folder, or a tar inside a tar.
 
     Args:
       source: a data set that contains only this unit.
@@ -1344,10 +1201,8 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
     """Returns an example's encoded image, or the serialized example of a TFDS data set.
 
     Args:
-      kind: kind of the data set.
       path: the file or folder that contains the example. For Parquet files: the file with copies of
         their images, which `scan` has written.
-      entry: the example's element of `Index.entries`.
       name: name of the example in the index.
 
     Raises:
@@ -1393,7 +1248,10 @@ class _Kind(NamedTuple):
 
 KINDS = {
     "folder": _Kind(_find_folder, _scan_folder),
-    "images": _Kind(_find_images, _scan_folder),
+    # Images without labels, in a folder and all its inner folders.
+    "images": _Kind(
+        lambda root, _: RawDataSet("folder", root, [Unit("train", str(root))]), _scan_folder
+    ),
     "csv": _Kind(_find_lists, _scan_list),
     "webdataset": _Kind(_find_webdataset, _scan_webdataset),
     "imagenet21k": _Kind(_find_imagenet21k, _scan_imagenet21k),

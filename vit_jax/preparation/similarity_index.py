@@ -44,7 +44,6 @@ class SimilarityIndex:
     """Index of unit vectors for nearest neighbour search by cosine similarity.
 
     Args:
-      dim: dimension of the vectors.
       lists: number of inverted lists (faiss's IVF); 0: exact search. Each list has a centre. A
         vector is stored in the list of its nearest centre, and a query searches the lists of its
         `PROBED` nearest centres.

@@ -61,36 +61,28 @@ OTHER = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of a prepared data set.
+    """Options of a prepared data set."""
 
-    Args:
-      name: name of the TFDS data set; None: the source's name.
-      seed: random seed of the order of examples.
-      limit: maximum number of examples in each split.
-      shards: number of files of each split; None: TFDS chooses the number by size.
-      shots: values of k. For each k, an additional split `train_<k>shot` has k images per class.
-      deduplicate_against: test sets, as `NAME:DIR/SPLIT`. Near-duplicates of their images are
-        removed from the training split.
-      embeddings: checkpoint of the model that computes embeddings for finding near-duplicates;
-        None: perceptual hashes are compared.
-      similarity: minimum cosine similarity of near-duplicates' embeddings.
-      retrieve_for: curated sets; each is a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`. Only the
-        nearest neighbours of their images are kept in the training split.
-      neighbours: number of neighbours of each curated image that are kept.
-      skip_uncaptioned: for data with captions. True: images without a caption are skipped. False:
-        they raise an error.
-    """
-
-    name: str | None = None
+    name: str | None = None  # Name of the TFDS data set; None: the source's name.
     seed: int = 0
-    limit: int | None = None
+    limit: int | None = None  # Maximum number of examples in each split.
+    # Number of files of each split; None: TFDS chooses the number by size.
     shards: int | None = None
+    # Values of k. For each k, an additional split `train_<k>shot` has k images per class.
     shots: tuple[int, ...] = ()
+    # Test sets, as `NAME:DIR/SPLIT`. Near-duplicates of their images are removed from the training
+    # split.
     deduplicate_against: tuple[str, ...] = ()
+    # Checkpoint of the model that computes embeddings for finding near-duplicates; None: perceptual
+    # hashes are compared.
     embeddings: str | None = None
-    similarity: float = 0.95
+    similarity: float = 0.95  # Minimum cosine similarity of near-duplicates' embeddings.
+    # Curated sets; each is a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`. Only the nearest
+    # neighbours of their images are kept in the training split.
     retrieve_for: tuple[str, ...] = ()
-    neighbours: int = 4
+    neighbours: int = 4  # Number of neighbours of each curated image that are kept.
+    # For data with captions. True: images without a caption are skipped. False: they raise an
+    # error.
     skip_uncaptioned: bool = False
 
 
@@ -130,14 +122,11 @@ def prepare(
     """Writes the data set `out/NAME/VERSION`, or resumes an interrupted preparation.
 
     Args:
-      source: the data set to convert.
       out: folder of TFDS data sets.
-      options: options of the data set.
       run: function that runs the tasks of indexing and searching.
       write: function that runs the tasks of writing shards, which take longest.
       embedding: a model that computes embeddings, and a function that runs the model's tasks in
         this process.
-      log: callback for messages about progress.
 
     Raises:
       UserError: a file of the source is damaged, the data set's folder contains other files, or an
@@ -169,9 +158,10 @@ def prepare(
         names = order_splits(source, index, chosen.left_out, options.limit, work)
         splits = _write_splits(folder, identity[0], names, source, index, options, write)
         info = _info(source, identity, folder, features)
+        label_key = "labels" if index.multiple else "label"
         summary = {
             "settings": settings,
-            "label_key": _label_key(source, index),
+            "label_key": source.label_key if source.kind == "tfds" else label_key,
             "left_out": index.left_out,
             **_about_captions(source, splits),
         }
@@ -233,17 +223,7 @@ def _write_splits(
     options: Options,
     write: Run,
 ) -> list[Split]:
-    """Writes the shards of all splits, and of the few-shot splits (`options.shots`).
-
-    Args:
-      folder: folder of the data set.
-      name: name of the data set.
-      splits: names of the ordered splits.
-      source: the data set to convert.
-      index: the examples of `source`.
-      options: options of the data set.
-      write: function that runs the tasks of writing shards.
-    """
+    """Writes the shards of all splits, and of the few-shot splits (`options.shots`)."""
     if options.shots:  # This first call raises errors before the splits are written.
         choose_shots(source, index, options.shots, (), folder / WORK)
     written = [_write(folder, name, split, options.shards, write) for split in splits]
@@ -254,33 +234,22 @@ def _write_splits(
     return written
 
 
-def _label_key(source: readers.RawDataSet, index: Index) -> str:
-    if source.kind == "tfds":
-        return source.label_key
-    return "labels" if index.multiple else "label"
-
-
 def _about_captions(source: readers.RawDataSet, splits: list[Split]) -> dict:
     """Returns metadata about captions: the feature's name, and a hash of each split's captions."""
     if source.caption_key is None:
         return {}
-    digests = {split.name: _digest("".join(split.captions).encode()) for split in splits}
+    digests = {
+        split.name: hashlib.blake2b("".join(split.captions).encode(), digest_size=16).hexdigest()
+        for split in splits
+    }
     caption_key = source.caption_key if source.kind == "tfds" else CAPTIONS
     return {"caption_key": caption_key, "captions": digests}
 
 
-def _digest(*parts: bytes) -> str:
-    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
-
-
 class Choice(NamedTuple):
-    """Training examples to remove.
+    """Training examples to remove."""
 
-    Attributes:
-      left_out: positions of these examples in `Index.entries`.
-    """
-
-    left_out: np.ndarray
+    left_out: np.ndarray  # Positions of these examples in `Index.entries`.
     removed: int = 0  # Number of near-duplicates of test images.
     duplicates: int = 0  # Number of near-duplicates of other training images.
 
@@ -295,8 +264,8 @@ def _choose(
 ) -> Choice:
     """Selects the training examples to remove, and writes reports.
 
-    Near-duplicates of test images are removed. If there are curated sets, near-duplicates within
-    the training split, and images that are not neighbours of curated images, are removed as well.
+    Near-duplicates of test images are removed. With curated sets, near-duplicates within the
+    training split, and images that are not neighbours of curated images, are removed as well.
     """
     if not (options.deduplicate_against or options.retrieve_for):
         return Choice(np.empty(0, np.uint32))
@@ -350,21 +319,13 @@ def _is_finished(folder: Path, settings: dict) -> bool:
 
 
 def _make_room(folder: Path, source: Path) -> None:
-    """Creates the data set's folder.
-
-    Raises:
-      UserError: the folder contains other files, the folder is inside the source, or its path is
-        that of a file.
-    """
+    """Creates the data set's folder; raises UserError if it is in use or inside the source."""
     if source.resolve() in folder.resolve().parents:
         raise UserError(f"--out lies inside the source {source}: give another one")
     work = folder / WORK
     try:
-        if (
-            not work.exists()
-            and folder.exists()
-            and (strange := sorted(p.name for p in folder.iterdir()))
-        ):
+        strange = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        if strange and not work.exists():
             there = ", ".join(strange[:3])
             raise UserError(
                 f"{folder} contains something else ({there}); give --name or another --out"
@@ -378,8 +339,8 @@ def _make_room(folder: Path, source: Path) -> None:
 def _claim(work: Path, settings: dict) -> None:
     """Starts a preparation, or resumes a preparation with the same settings.
 
-    If the settings have changed, the preparation starts again, unless a shard has already been
-    written. In that case, UserError is raised.
+    If the settings have changed, the preparation starts again, or raises UserError if a shard has
+    already been written.
     """
     settings_file = work / "settings.json"
     # The setting `shots` may change, because few-shot splits are written last. For TFDS data sets
@@ -387,9 +348,8 @@ def _claim(work: Path, settings: dict) -> None:
     settings = {key: value for key, value in settings.items() if key != "shots"}
     if settings_file.exists() and any(work.glob("shards/*.json")):
         return _same(json.loads(settings_file.read_text()), settings, work.parent)
-    if not settings_file.exists() or json.loads(settings_file.read_text()) != json.loads(
-        json.dumps(settings)
-    ):
+    now = json.loads(json.dumps(settings))
+    if not settings_file.exists() or json.loads(settings_file.read_text()) != now:
         for path in work.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -419,9 +379,8 @@ def _write(folder: Path, name: str, split: str, shards: int | None, run: Run) ->
     work = folder / WORK
     order, index = mapped(work / f"order-{split}.npy"), load_index(work)
     size = int(index.entries["size"][order].sum(dtype=np.int64))
-    shards = min(
-        shards or shard_utils.ShardConfig().get_number_shards(size, len(order)), len(order)
-    )
+    usual = shard_utils.ShardConfig().get_number_shards(size, len(order))
+    shards = min(shards or usual, len(order))
     bounds = [0, *shard_utils.get_shard_boundaries(len(order), shards)]
     template = naming.ShardedFileTemplate(
         data_dir=folder, dataset_name=name, split=split, filetype_suffix="array_record"
@@ -491,7 +450,7 @@ def _writer(path: Path) -> Iterator[Callable[[bytes], None]]:
 def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
     """Returns a function that converts an element of `Index.entries` to a serialized TFDS example.
 
-    The function raises `Unreadable` if the image cannot be decoded.
+    It raises `Unreadable` if the image cannot be decoded.
     """
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import example_serializer
@@ -521,10 +480,9 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
         example = {"image": image, "file_name": as_text(index.name(entry)), **label}
         if entry["captions"]:
             example[CAPTIONS] = index.captions(entry)
+        message = serializer.get_tf_example(features.encode_example(example))
         # With `deterministic`, the order of features is the same in all processes.
-        return serializer.get_tf_example(features.encode_example(example)).SerializeToString(
-            deterministic=True
-        )
+        return message.SerializeToString(deterministic=True)
 
     return copy if index.kind == "tfds" else make
 
@@ -553,18 +511,15 @@ def _features(source: readers.RawDataSet, index: Index):
 
     if source.kind == "tfds":
         return _tfds_info(source).features
-    label, captioned = (
-        tfds.features.ClassLabel(names=class_names(source, index)),
-        source.caption_key is not None,
-    )
-    return tfds.features.FeaturesDict(
-        {
-            "image": tfds.features.Image(shape=(None, None, 3)),
-            **({"labels": tfds.features.Sequence(label)} if index.multiple else {"label": label}),
-            "file_name": tfds.features.Text(),
-            **({CAPTIONS: tfds.features.Sequence(tfds.features.Text())} if captioned else {}),
-        }
-    )
+    label = tfds.features.ClassLabel(names=class_names(source, index))
+    features = {
+        "image": tfds.features.Image(shape=(None, None, 3)),
+        **({"labels": tfds.features.Sequence(label)} if index.multiple else {"label": label}),
+        "file_name": tfds.features.Text(),
+    }
+    if source.caption_key is not None:
+        features[CAPTIONS] = tfds.features.Sequence(tfds.features.Text())
+    return tfds.features.FeaturesDict(features)
 
 
 def _info(source: readers.RawDataSet, identity: tuple[str, ...], folder: Path, features):
@@ -575,13 +530,8 @@ def _info(source: readers.RawDataSet, identity: tuple[str, ...], folder: Path, f
     about = {"description": f"Prepared by vit_jax from {source.root.absolute()} ({source.kind})."}
     if source.kind == "tfds":
         info = _tfds_info(source)
-        about = {
-            "description": info.description,
-            "citation": info.citation,
-            "homepage": info.homepage,
-            "supervised_keys": info.supervised_keys,
-            "metadata": info.metadata,
-        }
+        names = ("description", "citation", "homepage", "supervised_keys", "metadata")
+        about = {name: getattr(info, name) for name in names}
     builder = dataset_info.DatasetIdentity(
         name=name,
         config_name=config[0] if config else None,
@@ -599,14 +549,10 @@ def _finish(folder: Path, info, splits: list[Split], chosen: Choice, summary: di
     import tensorflow_datasets as tfds
 
     described = folder / WORK / "metadata"
-    info.set_splits(
-        tfds.core.splits.SplitDict(
-            [
-                tfds.core.SplitInfo(name=s.name, shard_lengths=s.lengths, num_bytes=s.bytes)
-                for s in splits
-            ]
-        )
-    )
+    parts = [
+        tfds.core.SplitInfo(name=s.name, shard_lengths=s.lengths, num_bytes=s.bytes) for s in splits
+    ]
+    info.set_splits(tfds.core.splits.SplitDict(parts))
     info.write_to_directory(described)
     skipped = [
         f"{split.name}\t{what}\t{why}\n" for split in splits for _, what, why in split.skipped
@@ -631,14 +577,8 @@ def _prepared(out: Path, identity: tuple[str, ...]) -> Prepared:
     # The path contains the version. Without the version, TFDS would search for the newest version
     # of a registered data set.
     path = f"{'/'.join(identity[:-1])}:{identity[-1]}:{out.absolute()}"
-    return Prepared(
-        path,
-        summary["label_key"],
-        summary.get("caption_key"),
-        summary["splits"],
-        summary["skipped"],
-        summary["removed"],
-        summary.get("duplicates", 0),
-        summary.get("left_out", {}),
-        folder,
-    )
+    known = {key: summary[key] for key in ("label_key", "splits", "skipped", "removed")}
+    # Data without captions, and data that older versions have prepared, lack some of these values.
+    known |= {"caption_key": summary.get("caption_key"), "left_out": summary.get("left_out", {})}
+    known["duplicates"] = summary.get("duplicates", 0)
+    return Prepared(path=path, folder=folder, **known)

@@ -40,9 +40,8 @@ class Table(NamedTuple):
         """
         if row not in self.rows:
             raise UserError(f"{self.source} has no row {row!r}; {nearest(row, self.rows)}")
-        places = [
-            place for place, head in enumerate(self.columns) if column.items() <= head.items()
-        ]
+        heads = enumerate(self.columns)
+        places = [place for place, head in heads if column.items() <= head.items()]
         if len(places) != 1:
             raise UserError(f"{self.source} has {len(places)} columns with {column}")
         return self.rows[row][places[0]]
@@ -59,15 +58,11 @@ class Table(NamedTuple):
         figures = {}
         for place, head in enumerate(self.columns):
             if baselines or not head.get("baseline"):
-                name = ", ".join(
-                    f"{value} epochs" if key == "epochs" else value
-                    for key, value in head.items()
-                    if key != "baseline"
-                )
+                named = {key: value for key, value in head.items() if key != "baseline"}
+                words = (f"{x} epochs" if key == "epochs" else x for key, x in named.items())
                 printed = {row: cells[place] for row, cells in self.rows.items()}
-                figures[name] = {
-                    row: figure for row, figure in printed.items() if figure is not None
-                }
+                known = {row: figure for row, figure in printed.items() if figure is not None}
+                figures[", ".join(words)] = known
         return figures
 
 

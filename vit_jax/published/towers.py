@@ -14,19 +14,12 @@ FILE = Path(__file__).parent / "towers.tsv"
 
 
 class Towers(NamedTuple):
-    """Published weights of an image-text model.
+    """Published weights of an image-text model."""
 
-    Attributes:
-      model: our name of the model, such as `SigLIP-B/16`.
-      tag: name of the weights: the training data (`webli`) or the author (`openai`).
-      repository: repository on the Hugging Face Hub.
-      pixels: side of the images in pixels.
-    """
-
-    model: str
-    tag: str
-    repository: str
-    pixels: int
+    model: str  # Our name of the model, such as `SigLIP-B/16`.
+    tag: str  # Name of the weights: the training data (`webli`) or the author (`openai`).
+    repository: str  # Repository on the Hugging Face Hub.
+    pixels: int  # Side of the images in pixels.
 
 
 @functools.cache
@@ -42,7 +35,6 @@ def find_towers(model: str, pretrained: str, pixels: int | None = None) -> Tower
     """Returns published weights of an image-text model.
 
     Args:
-      model: name of the model, such as `SigLIP-B/16`.
       pretrained: the weights' tag, or their repository with or without its owner.
       pixels: side of the images in pixels, if there are weights for several image sizes. If no
         weights have this size, the weights with the smallest images are returned.
@@ -68,13 +60,10 @@ def find_towers(model: str, pretrained: str, pixels: int | None = None) -> Tower
 
 
 def towers_of(source: str) -> str:
-    """Converts the name of an image-text model to the repository of its published weights.
+    """Converts the name of an image-text model to the `hf://owner/name` of its published weights.
 
     If there are several image sizes, the repository with the smallest one is returned. Any other
     source, such as a path, is returned unchanged.
-
-    Returns:
-      `hf://owner/name`, or `source`.
 
     Raises:
       UserError: the model has weights with several tags.

@@ -22,23 +22,17 @@ ACCURACIES = Path(__file__).parent / "accuracies.json"
 
 
 class Accuracy(NamedTuple):
-    """One published accuracy of published weights.
+    """One published accuracy of published weights."""
 
-    Attributes:
-      what: the evaluation: `ImageNet top-1` for a classifier, `ImageNet k-NN` or `linear` for a
-        frozen model.
-      percent: accuracy in percent.
-      pixels: side of the images in pixels; None: unknown.
-      crop: side of the central crop, divided by the short side of the resized image, such as
-        0.875. None: unknown.
-      source: publisher of the accuracy, and the page or file that contains it.
-    """
-
+    # The evaluation: `ImageNet top-1` for a classifier, `ImageNet k-NN` or `linear` for a frozen
+    # model.
     what: str
-    percent: float
-    pixels: int | None
+    percent: float  # Accuracy in percent.
+    pixels: int | None  # Side of the images in pixels; None: unknown.
+    # Side of the central crop, divided by the short side of the resized image, such as 0.875. None:
+    # unknown.
     crop: float | None
-    source: str
+    source: str  # Publisher of the accuracy, and the page or file that contains it.
 
     def __str__(self):
         size = f" at {self.pixels} pixels" if self.pixels else ""
@@ -84,11 +78,8 @@ class Weights(NamedTuple):
 
     def __str__(self):
         head = f"{self.classes:,} classes" if self.classes else "no head"
-        words = (
-            f"{self.model:15} {self.repository}  {self.pixels} pixels, {head}, licence "
-            f"{self.licence}"
-        )
-        words += "" if self.gelu == "-" else f", {self.gelu} GELU"
+        words = f"{self.model:15} {self.repository}  {self.pixels} pixels, {head}, "
+        words += f"licence {self.licence}" + ("" if self.gelu == "-" else f", {self.gelu} GELU")
         trained = f"trained on {' then '.join(self.data)}"
         pixels = f"mean {_numbers(self.mean)}, std {_numbers(self.std)}"
         return ", ".join([words, trained, self.crop_words, pixels, *map(str, self.accuracies)])
@@ -102,11 +93,9 @@ class Weights(NamedTuple):
         if self.kind == "square":
             part = "all of" if self.crop == 1 else f"the centre, {self.crop:g} of each side of"
             return f"sees {part} the image squeezed, {self.interpolation}"
-        part = (
-            "the centre square"
-            if self.crop == 1
-            else f"the centre, {self.crop:g} of the short side"
-        )
+        part = "the centre square"
+        if self.crop != 1:
+            part = f"the centre, {self.crop:g} of the short side"
         return f"sees {part}, {self.interpolation}"
 
     @property
@@ -158,11 +147,10 @@ def _accuracies() -> dict[str, tuple[Accuracy, ...]]:
 def find_weights(model: str, pretrained: str) -> Weights:
     """Returns published weights of a model.
 
-    timm has DINOv3's weights twice, with and without biases of queries and values. This function
-    returns the weights with biases.
+    timm has DINOv3's weights twice, without and with (`_qkvb`) biases of queries and values. This
+    function returns the weights with biases.
 
     Args:
-      model: name of the model, such as `DINOv2-S/14`.
       pretrained: the weights' tag, or their repository with or without its owner.
 
     Raises:
@@ -171,7 +159,7 @@ def find_weights(model: str, pretrained: str) -> Weights:
     of_model = [weights for weights in all_weights() if weights.model == model]
     if not of_model:
         refuse_unheld(model)
-        known = dict.fromkeys(weights.model for weights in all_weights())
+        known = {weights.model for weights in all_weights()}
         raise UserError(f"no published weights of {model!r} are known; {nearest(model, known)}")
     matching = [weights for weights in of_model if pretrained in _names(weights)]
     if _are_forms_of_dinov3(matching):
@@ -186,14 +174,9 @@ def find_weights(model: str, pretrained: str) -> Weights:
 
 
 def _are_forms_of_dinov3(weights: list[Weights]) -> bool:
-    """Returns True for timm's two versions of the same DINOv3 weights, in their order.
-
-    The first version has no biases of queries and values. The second version (`_qkvb`) has these
-    biases.
-    """
-    if len(weights) != 2:
-        return False
-    return weights[1].repository == weights[0].repository.replace(".", "_qkvb.")
+    """Returns True for the same weights of DINOv3 without and with biases, in this order."""
+    names = [each.repository for each in weights]
+    return len(names) == 2 and names[1] == names[0].replace(".", "_qkvb.")
 
 
 def _names(weights: Weights) -> tuple[str, str, str]:
@@ -215,8 +198,7 @@ def checkpoint_of(source: str) -> str:
         names = ", ".join(f"hf://{weights.repository}" for weights in found)
         raise UserError(f"{source} has several weights; give one of {names}")
     if found and found[0].arguments:
-        arguments = " ".join(
-            f"--config.model.{name}={value}" for name, value in found[0].arguments.items()
-        )
-        raise UserError(f"{source} is hf://{found[0].repository} with {arguments}: give both")
+        arguments = [f"--config.model.{name}={x}" for name, x in found[0].arguments.items()]
+        words = f"{source} is hf://{found[0].repository} with {' '.join(arguments)}: give both"
+        raise UserError(words)
     return f"hf://{found[0].repository}" if found else source

@@ -15,31 +15,20 @@ _TITLES = {"timm": "timm", "transformers": "Transformers"}
 
 
 class Published(NamedTuple):
-    """The content of a model's card.
+    """The content of a model's card."""
 
-    Attributes:
-      name: `owner/name` on the Hub.
-      form: format of the folder, `timm` or `transformers`.
-      task: the Hub's identifier of the task.
-      properties: properties of the model, by name.
-      licence: the Hub's identifier of the licence.
-      base: name `owner/name` of the base model, for the Hub's field `base_model`. It is the model
-        from which the run was initialized, or the published model that is uploaded again. None:
-        unknown.
-      facts: facts about the training run; None: the model is not from one of our runs.
-      differs: lines about preprocessing that the folder cannot store.
-      tried: usage examples that were run successfully.
-    """
-
-    name: str
-    form: str
-    task: str
-    properties: Mapping[str, str]
-    licence: str
+    name: str  # `owner/name` on the Hub.
+    form: str  # Format of the folder, `timm` or `transformers`.
+    task: str  # The Hub's identifier of the task.
+    properties: Mapping[str, str]  # Properties of the model, by name.
+    licence: str  # The Hub's identifier of the licence.
+    # Name `owner/name` of the base model, for the Hub's field `base_model`. It is the model from
+    # which the run was initialized, or the published model that is uploaded again. None: unknown.
     base: str | None
+    # Facts about the training run; None: the model is not from one of our runs.
     facts: RunFacts | None
-    differs: Sequence[str]
-    tried: Sequence[Tried]
+    differs: Sequence[str]  # Lines about preprocessing that the folder cannot store.
+    tried: Sequence[Tried]  # Usage examples that were run successfully.
 
 
 def card_text(about: Published) -> str:
@@ -47,9 +36,8 @@ def card_text(about: Published) -> str:
     rows = dict(about.properties) | {"files": f"for {_TITLES[about.form]}"}
     table = _table(("property", "value"), rows | {"licence": about.licence})
     parts = [_data(about), f"# {about.name.split('/')[1]}", table]
-    differs = [
-        f"These files preprocess images slightly differently: {line}." for line in about.differs
-    ]
+    note = "These files preprocess images slightly differently"
+    differs = [f"{note}: {line}." for line in about.differs]
     if about.tried:
         parts += ["## Use", *_usage(about)]
     if facts := about.facts:
@@ -60,17 +48,14 @@ def card_text(about: Published) -> str:
         else:
             parts += ["No accuracy was measured for this checkpoint.", *differs]
         parts += ["## Data", facts.data, "## Recipe"]
-        parts.append(
-            "Values of its config that differ from vit_jax's defaults. "
-            f"Made with {facts.made_with}."
-        )
+        differing = "Values of its config that differ from vit_jax's defaults."
+        parts.append(f"{differing} Made with {facts.made_with}.")
         parts.append(_table(("config", "value"), facts.recipe))
     else:
-        origin = (
-            f"are on the page of the original, [{about.base}](https://huggingface.co/{about.base})"
-            if about.base
-            else "are published by its authors"
-        )
+        origin = "are published by its authors"
+        if about.base:
+            page = f"[{about.base}](https://huggingface.co/{about.base})"
+            origin = f"are on the page of the original, {page}"
         parts += [
             "## Training",
             "vit_jax has written these files from a checkpoint, and did not train it. Its data, "
@@ -112,12 +97,7 @@ def properties_of(checkpoint: Checkpoint) -> tuple[str, dict[str, str]]:
 
 
 def properties_of_towers(checkpoint: Checkpoint, text_part: TextPart) -> tuple[str, dict[str, str]]:
-    """Returns the Hub's identifier of an image-text model's task, and properties for the card.
-
-    Args:
-      checkpoint: the image tower.
-      text_part: the text tower, and the scale and bias of the similarity.
-    """
+    """Returns the Hub's task of an image-text model, and the properties for its card."""
     shapes = [x.shape for x in params_of(text_part.tower).values()]
     return "zero-shot-image-classification", {
         "image tower": model_name(checkpoint.options),
@@ -138,16 +118,12 @@ def _size(checkpoint: Checkpoint) -> str:
 
 
 def _usage(about: Published) -> list[str]:
-    """Returns the card's section on usage.
-
-    The section contains a code example for each library, and the relative difference between the
-    output of this example and the output of the trained model.
-    """
+    """Returns the card's section on usage: examples, and how far their outputs are off."""
     parts = []
     for usage, _ in about.tried:
-        kind, code = (
-            ("sh", usage.code[2:]) if usage.code.startswith("$ ") else ("python", usage.code)
-        )
+        kind, code = "python", usage.code
+        if code.startswith("$ "):
+            kind, code = "sh", code[2:]
         parts += [f"### {usage.title}", f"```{kind}\n{code.strip()}\n```"]
     if about.form == "timm" and any(usage.title == "Transformers" for usage, _ in about.tried):
         parts.append(
@@ -168,10 +144,7 @@ def _usage(about: Published) -> list[str]:
 
 def _table(head: Sequence[str], rows: dict[str, str]) -> str:
     def row(cells: Sequence[str]) -> str:
-        return (
-            "| "
-            f"{' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
-        )
+        return f"| {' | '.join(' '.join(x.split()).replace('|', chr(92) + '|') for x in cells)} |"
 
     return "\n".join([row(head), row(["---"] * len(head)), *(row(cells) for cells in rows.items())])
 

@@ -21,23 +21,15 @@ _SECTIONS = ("sweep.", "checkpoint.")
 
 
 class RunFacts(NamedTuple):
-    """Facts about the training run of a checkpoint, for its card.
+    """Facts about the training run of a checkpoint, for its card."""
 
-    Attributes:
-      figures: formatted results at the checkpoint's step, by name.
-      protocol: sentences about how the results were measured.
-      data: a sentence about the training data.
-      recipe: formatted config values that differ from the defaults, by name.
-      made_with: a sentence about versions and devices.
-      base: model on the Hub from which the run was initialized, `owner/name`; None: the run did
-        not start from such a model.
-    """
-
-    figures: dict[str, str]
-    protocol: list[str]
-    data: str
-    recipe: dict[str, str]
-    made_with: str
+    figures: dict[str, str]  # Formatted results at the checkpoint's step, by name.
+    protocol: list[str]  # Sentences about how the results were measured.
+    data: str  # A sentence about the training data.
+    recipe: dict[str, str]  # Formatted config values that differ from the defaults, by name.
+    made_with: str  # A sentence about versions and devices.
+    # Model on the Hub from which the run was initialized, `owner/name`; None: the run did not start
+    # from such a model.
     base: str | None
 
 
@@ -45,15 +37,13 @@ def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | 
     """Returns the facts about a checkpoint of a training run; None if it is not from a run.
 
     Args:
-      workdir: folder of the run.
       which: `best`, a step, or empty for the newest checkpoint.
-      checkpoint: the opened checkpoint.
     """
     if checkpoint.step is None or (run := saved_run(workdir)) is None:
         return None
     config, manifest = dict(leaves(run.config)), run.manifest
     rows = read_rows(workdir / METRICS)
-    source = _source(config)
+    source, base = _source(config), config["finetune.checkpoint"]
     handed_in = " It was passed by a program." if config["data.source"] == "handed_in" else ""
     made_with = "vit_jax" + (f" (commit {manifest['commit']})" if manifest.get("commit") else "")
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
@@ -64,7 +54,7 @@ def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | 
         f"{handed_in}",
         _recipe(run.config),
         f"{made_with}, on {manifest['devices']}; {versions}",
-        _base(config["finetune.checkpoint"]),
+        repository(checkpoint_of(base)) if base else None,
     )
 
 
@@ -82,8 +72,7 @@ def _protocol(
     """Returns sentences about the selection and the evaluation of a checkpoint.
 
     Args:
-      kept: the earlier step, with better results, whose parameters the checkpoint contains. None:
-        the checkpoint contains the parameters of its own step.
+      kept: result of `_kept_step`.
     """
     chosen_by = "dev" if config["data.dev_split"] is not None else "test"
     best = f", the best of its checkpoints by the {chosen_by} images" if which == "best" else ""
@@ -98,38 +87,28 @@ def _protocol(
     images = manifest["images"]
     for name in ("dev", "test"):
         if name in images:
-            split = config[f"data.{name}_split"]
-            sentences.append(
-                f"{name.capitalize()}: split `{split}` of {_source(config)}, {images[name]:,} "
-                "images."
-            )
+            where = f"split `{config[f'data.{name}_split']}` of {_source(config)}"
+            sentences.append(f"{name.capitalize()}: {where}, {images[name]:,} images.")
     return sentences
 
 
 def _figures(rows: Sequence[dict[str, float]], step: int) -> dict[str, str]:
-    """Returns the results of a step from the rows of a run's log, formatted for the card.
-
-    If the log has several rows for the step, later values replace earlier values. If the checkpoint
-    contains the parameters of an earlier step, the results on the dev split are from the earlier
-    step.
-    """
+    """Returns the results of a step (see `_values`), formatted for the card."""
     words = {}
     for key, value in _values(rows, step).items():
         section, _, name = key.partition("/")
         if value is None or name == "images":
             continue
         if section in ("dev", "test"):
-            share = name.endswith("accuracy") or name in CLASS_FIGURES
-            words[f"{section} {metric_in_words(name)}"] = (
-                f"{value:.2%}" if share else f"{value:,.4g}"
-            )
+            form = ".2%" if name.endswith("accuracy") or name in CLASS_FIGURES else ",.4g"
+            words[f"{section} {metric_in_words(name)}"] = format(value, form)
         elif section in SUITES:
             words[f"{SUITES[section].title}: {name}"] = f"{value:.2%}"
     return words
 
 
 def _values(rows: Sequence[dict[str, float]], step: int) -> dict[str, float]:
-    """Returns the logged values of a step, by name.
+    """Returns the logged values of a step by name; of several rows, the last one counts.
 
     If the step's checkpoint contains the parameters of an earlier step (see `_kept_step`), the
     values of the dev split are from the earlier step.
@@ -146,11 +125,10 @@ def _values(rows: Sequence[dict[str, float]], step: int) -> dict[str, float]:
 
 
 def _kept_step(rows: Sequence[dict[str, float]], step: int) -> int | None:
-    """Returns the earlier step whose parameters the checkpoint of `step` contains.
+    """Returns the earlier step whose parameters the checkpoint of `step` contains, or None.
 
-    This occurs if `config.checkpoint.final` is `best`: the run's last checkpoint then contains the
-    parameters with the best results on the dev split. The result is None if the checkpoint contains
-    the parameters of `step` itself.
+    If `config.checkpoint.final` is `best`, the run's last checkpoint contains the parameters with
+    the best results on the dev split.
     """
     kept = [row["kept/step"] for row in rows if row["step"] == step and "kept/step" in row]
     return int(kept[-1]) if kept else None
@@ -164,11 +142,6 @@ def _recipe(config: Any) -> dict[str, str]:
         for key, value in leaves(config)
         if value != default[key] and key not in _ELSEWHERE and not key.startswith(_SECTIONS)
     }
-
-
-def _base(checkpoint: str | None) -> str | None:
-    """Returns the Hub repository in `config.finetune.checkpoint`; None if there is none."""
-    return repository(checkpoint_of(checkpoint)) if checkpoint else None
 
 
 def repository(source: str) -> str | None:
@@ -185,6 +158,5 @@ def licence_of(name: str) -> str | None:
 def without_folders(text: str) -> str:
     """Removes folders from the paths in a text, because they are private."""
     start = r"(?:(?<=^)|(?<=[\s:=,'\"]))(?<!hf:)"
-    return re.sub(
-        start + r"(?:gs://|s3://|~/|\.{0,2}/)(?:[^\s:=,'\"/]*/)*(?=[^\s:=,'\"/])", "", text
-    )
+    folders = r"(?:gs://|s3://|~/|\.{0,2}/)(?:[^\s:=,'\"/]*/)*(?=[^\s:=,'\"/])"
+    return re.sub(start + folders, "", text)

@@ -37,21 +37,15 @@ _RESULT = "result.npy"
 
 
 class Usage(NamedTuple):
-    """Code that loads a model and computes its output for an image.
+    """Code that loads a model and computes its output for an image."""
 
-    Attributes:
-      title: name of the library.
-      packages: required packages.
-      code: Python code, or `$ ` followed by a command.
-      numbers: a Python expression for the output, which is evaluated after the code. The output is
-        the probabilities or the features of the image.
-      ranked: True if the output contains only the highest probabilities, in descending order.
-    """
-
-    title: str
-    packages: tuple[str, ...]
-    code: str
+    title: str  # Name of the library.
+    packages: tuple[str, ...]  # Required packages.
+    code: str  # Python code, or `$ ` followed by a command.
+    # A Python expression for the output, which is evaluated after the code. The output is the
+    # probabilities or the features of the image.
     numbers: str
+    # True if the output contains only the highest probabilities, in descending order.
     ranked: bool = False
 
 
@@ -68,10 +62,7 @@ class Tried(NamedTuple):
 
 
 def _version(package: str) -> str:
-    """Returns the version of an installed package.
-
-    vit_jax need not be installed, because its source code contains the version.
-    """
+    """Returns the version of an installed package, or of vit_jax, which need not be installed."""
     return vit_jax.__version__ if package == "vit_jax" else importlib.metadata.version(package)
 
 
@@ -162,43 +153,34 @@ def usages(
       probabilities: name of the function from logits to probabilities: `softmax` or `sigmoid`.
     """
     torch = ("torch", "torchvision")
-    through_timm = ("timm",) if form == "timm" else ()
+    packages = ("transformers", *(("timm",) if form == "timm" else ()), *torch)
     fixed = dict(name=name, picture=PICTURE)
     if not classes:
         features = 'features = model(**processor(image, return_tensors="pt"))'
+        last = ".last_hidden_state[0"
         read = [
             _TRANSFORMERS.format(**fixed, model="AutoModel", result=features + part)
-            for part in (
-                ".pooler_output[0]",
-                ".last_hidden_state[0, 0]",
-                ".last_hidden_state[0].mean(0)",
-            )
+            for part in (".pooler_output[0]", f"{last}, 0]", f"{last}].mean(0)")
         ]
         timm_code = _TIMM.format(**fixed, result="features = model(transform(image)[None])[0]")
         embedded = 'next(iter(safetensors.numpy.load_file("features.safetensors").values()))'
         found = [
             [Usage("timm", ("timm", *torch), timm_code, "features")],
-            [
-                Usage("Transformers", ("transformers", *through_timm, *torch), x, "features")
-                for x in read
-            ],
+            [Usage("Transformers", packages, x, "features") for x in read],
             [Usage("vit_jax", ("vit_jax",), _EMBED.format(**fixed), embedded)],
         ]
     else:
         function = _FUNCTIONS[probabilities]
-        lines = {
-            library: code.replace("{function}", function) for library, code in _CLASSES.items()
-        }
+        lines = {name: code.replace("{function}", function) for name, code in _CLASSES.items()}
         if not named:
-            lines["timm"] = (
-                lines["timm"].splitlines()[0] + "\nprint(probabilities.argmax().item())\n"
-            )
+            first = lines["timm"].splitlines()[0]
+            lines["timm"] = f"{first}\nprint(probabilities.argmax().item())\n"
         timm_code = _TIMM.format(**fixed, result=lines["timm"])
         head = "AutoModelForImageClassification"
         read = _TRANSFORMERS.format(**fixed, model=head, result=lines["transformers"])
         found = [
             [Usage("timm", ("timm", *torch), timm_code, "probabilities")],
-            [Usage("Transformers", ("transformers", *through_timm, *torch), read, "probabilities")],
+            [Usage("Transformers", packages, read, "probabilities")],
             [_ranked(_VIT_JAX.format(**fixed))],
         ]
     return found if form == "timm" else found[1:]
@@ -295,14 +277,8 @@ def expected_of_towers(
       text_part: the text tower, and the scale and bias of the similarity.
     """
     image = build_model(checkpoint, log=lambda line: None, dtype="float32")
-    model = ImageTextModel(
-        image,
-        text_part.tower_in("float32"),
-        text_part.logit_scale,
-        text_part.logit_bias,
-        text_part.probabilities,
-        text_part.tokenizer,
-    )
+    text = text_part.tower_in("float32"), text_part.logit_scale, text_part.logit_bias
+    model = ImageTextModel(image, *text, text_part.probabilities, text_part.tokenizer)
     picture, images = _picture(checkpoint, image.image_size)
     logits = model.logits(model.encode_image(images), model.encode_text(_TEXTS))[0]
     return picture, np.asarray(PROBABILITIES[text_part.probabilities](np.asarray(logits)))
@@ -329,11 +305,7 @@ def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
 
 
 def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
-    """Runs an example, and compares its output with the expected output.
-
-    Returns:
-      The tested example. If the example fails or its output differs, a text with the reason.
-    """
+    """Runs an example; returns it if its output is as expected, else a text with the reason."""
     if missing := [name for name in usage.packages if importlib.util.find_spec(name) is None]:
         return f"not tried, since {', '.join(missing)} cannot be imported here"
     (place / _RESULT).unlink(missing_ok=True)
@@ -344,13 +316,9 @@ def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
     script.write_text(f"{code}\nimport numpy\nimport safetensors.numpy\n\n{numbers}")
     alone = dict(HF_HUB_CACHE=str(place / "hub"), HF_HUB_OFFLINE="1", JAX_PLATFORMS="cpu")
     alone |= dict(CUDA_VISIBLE_DEVICES="", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    caught = dict(capture_output=True, text=True, errors="replace")
     done = subprocess.run(
-        [sys.executable, script.name],
-        cwd=place,
-        env=os.environ | alone,
-        capture_output=True,
-        text=True,
-        errors="replace",
+        [sys.executable, script.name], cwd=place, env=os.environ | alone, **caught
     )
     if done.returncode or not (place / _RESULT).exists():
         return f"they fail: {(done.stderr.strip().splitlines() or ['no result'])[-1][:300]}"

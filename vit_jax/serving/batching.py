@@ -35,12 +35,8 @@ class Batcher:
     """
 
     def __init__(self, engine: Engine, most: int, most_pixels: int, metrics: Metrics):
-        self._engine, self._most, self._most_pixels, self._metrics = (
-            engine,
-            most,
-            most_pixels,
-            metrics,
-        )
+        self._engine, self._metrics = engine, metrics
+        self._most, self._most_pixels = most, most_pixels
         self._first, self._freed = asyncio.Lock(), asyncio.Event()
         self._pixels = 0
         # The pool has a single thread, so that computations run one at a time, in their order.
@@ -65,9 +61,8 @@ class Batcher:
         """
         try:
             async with asyncio.timeout(PATIENCE), self._first:
-                while (
-                    self.waiting + images > self._most or self._pixels + pixels > self._most_pixels
-                ):
+                most, most_pixels = self._most - images, self._most_pixels - pixels
+                while self.waiting > most or self._pixels > most_pixels:
                     self._freed.clear()
                     await self._freed.wait()
                 self.waiting, self._pixels = self.waiting + images, self._pixels + pixels

@@ -13,18 +13,12 @@ REFUSAL = (
 
 
 class ConnectionLimits(NamedTuple):
-    """The limits of a server.
+    """The limits of a server."""
 
-    Attributes:
-      most: maximum number of open connections.
-      head: timeout in seconds for receiving the request line and headers.
-      whole: timeout in seconds from the end of the headers until the response is sent.
-      refused: function that is called for each connection that is closed because of a limit.
-    """
-
-    most: int
-    head: float
-    whole: float
+    most: int  # Maximum number of open connections.
+    head: float  # Timeout in seconds for receiving the request line and headers.
+    whole: float  # Timeout in seconds from the end of the headers until the response is sent.
+    # Function that is called for each connection that is closed because of a limit.
     refused: Callable[[], None]
 
 

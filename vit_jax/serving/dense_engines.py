@@ -34,7 +34,6 @@ class WindowsEngine(Engine):
 
     Args:
       model: the segmenter or depth model.
-      crop: the evaluation transform.
       batch_size: maximum number of windows in a batch.
     """
 
@@ -77,10 +76,7 @@ class WindowsEngine(Engine):
         raise NotImplementedError
 
     def _described(self, whole: np.ndarray) -> dict[str, Any]:
-        """Returns the JSON response for a map of classes or depths, as a Python dict.
-
-        The method `answer` adds the optional pictures `seen` and `overlay` to the response.
-        """
+        """Returns the JSON response for a map of classes or depths, without pictures."""
         raise NotImplementedError
 
     def _picture(self, resized: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -140,8 +136,6 @@ class DetectorEngine(Engine):
     """Compiled programs of a detector.
 
     Args:
-      detector: the detector.
-      crop: the evaluation transform.
       batch_size: maximum number of images in a batch.
       threshold: minimum score of the returned objects.
     """
@@ -195,17 +189,9 @@ class DetectorEngine(Engine):
 
 
 def _on_picture(masks: np.ndarray, placement: Placement, size: tuple[int, ...]) -> np.ndarray:
-    """Resizes masks of the original image to the size of the picture `overlay`.
+    """Resizes masks, bool `[objects, height, width]`, to the `size` of the picture `overlay`.
 
     The picture shows the model's input without its padding. Small inputs are enlarged.
-
-    Args:
-      masks: masks of objects in the original image, bool `[objects, height, width]`.
-      placement: position and size of the original image in the model's input.
-      size: height and width of the picture in pixels.
-
-    Returns:
-      bool `[objects, size[0], size[1]]`.
     """
     height, width = placement.shown
     out = np.zeros((len(masks), *size[:2]), bool)

@@ -31,23 +31,16 @@ DEFAULT_TOP = 5  # Number of returned classes per image, if no threshold is set.
 
 
 class Asked(NamedTuple):
-    """The content of a request.
+    """The content of a request."""
 
-    Attributes:
-      images: encoded images, such as the bytes of JPEG files.
-      heat: True if the response must contain attention rollout.
-      seen: True if the response must contain the crop of the image that the model receives.
-      overlay: True if the response must contain the image with its classes or objects drawn on it.
-      neighbours: number of similar images in the response.
-      names: class names to predict; empty: the server's classes.
-    """
-
-    images: list[bytes]
-    heat: bool = False
-    neighbours: int = 0
+    images: list[bytes]  # Encoded images, such as the bytes of JPEG files.
+    heat: bool = False  # True if the response must contain attention rollout.
+    neighbours: int = 0  # Number of similar images in the response.
+    # True if the response must contain the crop of the image that the model receives.
     seen: bool = False
+    # True if the response must contain the image with its classes or objects drawn on it.
     overlay: bool = False
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # Class names to predict; empty: the server's classes.
 
     @property
     def looks(self) -> bool:
@@ -69,7 +62,6 @@ class Engine:
     define how images are decoded and computed, and the JSON response.
 
     Args:
-      model: the model.
       batch_size: maximum number of images in a batch.
       compute: the function to compile; called with the model and a batch of images, returns the
         outputs.
@@ -135,13 +127,7 @@ class Engine:
         raise NotImplementedError
 
     def answer(self, image: Any, result: Any, asked: Asked) -> dict[str, Any]:
-        """Returns the JSON response for an image, as a Python mapping.
-
-        Args:
-          image: output of `decode`.
-          result: output of `compute` for the image.
-          asked: the request.
-        """
+        """Returns the JSON response for an image after `decode` and `compute`, as a mapping."""
         raise NotImplementedError
 
 
@@ -174,10 +160,12 @@ class ClassifierEngine(Engine):
         if names is None:
             compute = likeliest(min(top, classifier.model.num_classes), classifier.probabilities)
         super().__init__(classifier.model, batch_size, compute)
-        self.no_heat = _reason(check_attends, classifier.model)
-        self._look = self._compiled(
-            _features_and_attention if self.no_heat is None else _features, self.sizes[0]
-        )
+        self.no_heat, look = None, _features_and_attention
+        try:
+            check_attends(classifier.model)
+        except UserError as error:
+            self.no_heat, look = str(error), _features
+        self._look = self._compiled(look, self.sizes[0])
 
     def decode(self, image: bytes) -> np.ndarray:
         return self.classifier.crop(image)
@@ -196,31 +184,22 @@ class ClassifierEngine(Engine):
         else:
             each = [self._of_names(*one) for one in zip(values, classes, strict=True)]
         counts = (reaching(self._threshold, chances) for chances, _ in each)
-        return [
-            (x[:count], labels[:count]) for (x, labels), count in zip(each, counts, strict=True)
-        ]
+        return [(x[:n], labels[:n]) for (x, labels), n in zip(each, counts, strict=True)]
 
     def answer(
         self, image: np.ndarray, result: tuple[np.ndarray, np.ndarray], asked: Asked
     ) -> dict[str, Any]:
         chances, found = result
         names = asked.names or self.classifier.class_names
-        predictions = [
-            {"class": names[label], "probability": chance}
-            for label, chance in zip(found.tolist(), chances.tolist(), strict=True)
-        ]
+        pairs = zip(found.tolist(), chances.tolist(), strict=True)
+        predictions = [{"class": names[label], "probability": chance} for label, chance in pairs]
         seen = {"seen": image_address(image)} if asked.seen else {}
         return {"predictions": predictions, **seen}
 
     def _of_names(
         self, image: np.ndarray, classes: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the most likely classes of one image: their probabilities and their indices.
-
-        Args:
-          image: embedding of the image.
-          classes: embeddings of the class names; None: the server's classes.
-        """
+        """Returns probabilities and indices of the most likely classes of an image's embedding."""
         assert self.names is not None
         chances = self.names.probabilities(image, classes)
         labels = np.argsort(-chances, kind="stable")[: self._top]
@@ -260,24 +239,13 @@ class ClassifierEngine(Engine):
 def _features_and_attention(model, images):
     """Returns the features of a batch, and each layer's attention, averaged over heads."""
     _, found = model(images, capture=("attention",))
-    return representation(model, images), [
-        layer.mean(axis=1, keepdims=True) for layer in found["attention"]
-    ]
+    attention = [layer.mean(axis=1, keepdims=True) for layer in found["attention"]]
+    return representation(model, images), attention
 
 
 def _features(model, images):
-    """Returns the features of a batch, and an empty list in place of each layer's attention.
-
-    This is the variant for models whose attention rollout is undefined.
-    """
+    """Returns the features of a batch, and no attention: its rollout is undefined for the model."""
     return representation(model, images), []
-
-
-def _reason(check: Callable, model) -> str | None:
-    try:
-        check(model)
-    except UserError as error:
-        return str(error)
 
 
 def make_engine(
@@ -304,6 +272,5 @@ def make_engine(
         assert isinstance(model, ZeroShotClassifier)
         names = Names(classifier.image_text, templates, np.asarray(model.classes[...]))
         count = max(count, MOST_NAMES)  # A request may contain more names than the server has.
-    return ClassifierEngine(
-        classifier, batch_size, top_of(top, threshold, count, DEFAULT_TOP), threshold, names
-    )
+    top = top_of(top, threshold, count, DEFAULT_TOP)
+    return ClassifierEngine(classifier, batch_size, top, threshold, names)

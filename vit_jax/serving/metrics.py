@@ -22,37 +22,22 @@ class Metrics:
     """
 
     def __init__(self, sizes: Sequence[int]):
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "vit_jax_requests",
-            "Requests to /predict that were answered.",
-            ["status"],
-            registry=self.registry,
-        )
+        registry = self.registry = CollectorRegistry()
+        answered = "Requests to /predict that were answered."
+        self.requests = Counter("vit_jax_requests", answered, ["status"], registry=registry)
+        duration = "From a request's first line to its answer."
         self.seconds = Histogram(
-            "vit_jax_request_seconds",
-            "From a request's first line to its answer.",
-            registry=self.registry,
-            buckets=SECONDS,
+            "vit_jax_request_seconds", duration, registry=registry, buckets=SECONDS
         )
-        self.images = Counter(
-            "vit_jax_images", "Images that were classified.", registry=self.registry
-        )
-        self.batch = Histogram(
-            "vit_jax_batch_images",
-            "Images that were computed at once.",
-            registry=self.registry,
-            buckets=sizes,
-        )
+        self.images = Counter("vit_jax_images", "Images that were classified.", registry=registry)
+        together = "Images that were computed at once."
+        self.batch = Histogram("vit_jax_batch_images", together, buckets=sizes, registry=registry)
         self.waiting = Gauge(
-            "vit_jax_waiting_images", "Images that have a place.", registry=self.registry
+            "vit_jax_waiting_images", "Images that have a place.", registry=registry
         )
-        self.connections = Counter(
-            "vit_jax_connections_refused",
-            "Connections above the limit, or too slow.",
-            registry=self.registry,
-        )
-        ProcessCollector(registry=self.registry)
+        refused = "Connections above the limit, or too slow."
+        self.connections = Counter("vit_jax_connections_refused", refused, registry=registry)
+        ProcessCollector(registry=registry)
 
     def text(self) -> bytes:
         """Returns all metrics in Prometheus' text format."""

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.image_text import (
-    MOST_TEXTS,
-    ImageTextModel,
-    checked_names,
-    class_embeddings,
-)
+from vit_jax.models.image_text import MOST_TEXTS, ImageTextModel, checked_names, class_embeddings
 
 MOST_NAMES = 100  # Maximum number of names in a request.
 MOST_CHARACTERS = 100  # Maximum length of a name.
@@ -26,7 +21,6 @@ class Names:
     All programs of the text tower are compiled at construction.
 
     Args:
-      model: the image-text model.
       templates: prompt templates, with `{}` for the name.
       default: embeddings of the server's classes, float32 `[classes, dim]`.
     """
@@ -77,15 +71,12 @@ class Names:
         return np.stack([found[name] for name in names])
 
     def probabilities(self, image: np.ndarray, classes: np.ndarray | None) -> np.ndarray:
-        """Returns the probability of each class, float32 `[classes]`.
+        """Returns the probability of each class, float32 `[classes]`, of an image's unit embedding.
 
-        Args:
-          image: normalized embedding of the image, `[dim]`.
-          classes: embeddings of the classes; None: the server's classes.
+        `classes` are embeddings of classes; None: the server's classes.
         """
-        logits = (
-            self._scale * ((self._default if classes is None else classes) @ image) + self._bias
-        )
+        similarities = (self._default if classes is None else classes) @ image
+        logits = self._scale * similarities + self._bias
         if self._model.probabilities == "sigmoid":
             return 0.5 + 0.5 * np.tanh(0.5 * logits)  # The sigmoid, without overflow.
         chances = np.exp(logits - logits.max())

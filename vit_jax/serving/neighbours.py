@@ -18,9 +18,6 @@ from vit_jax.serving.engine import ClassifierEngine
 class Neighbours:
     """The readable images of a folder and their features, which are computed at construction.
 
-    Args:
-      log: callback for messages about progress.
-
     Raises:
       UserError: the folder contains no readable image.
     """
@@ -46,16 +43,13 @@ class Neighbours:
         """
         similarities = self._features @ unit(features[None])[0]
         nearest = np.argsort(-similarities, kind="stable")[:count].tolist()
-        return [
-            {
-                "path": as_text(
-                    os.path.relpath(self._files.path(self._indices[place]), self.folder)
-                ),
-                "similarity": float(similarities[place]),
-                "picture": self._picture(self._indices[place]),
-            }
-            for place in nearest
-        ]
+        found = []
+        for place in nearest:
+            index = self._indices[place]
+            path = as_text(os.path.relpath(self._files.path(index), self.folder))
+            similarity = float(similarities[place])
+            found.append(dict(path=path, similarity=similarity, picture=self._picture(index)))
+        return found
 
     def _picture(self, index: int) -> str | None:
         """Returns an image after the evaluation transform, as a data URL; None if unreadable."""

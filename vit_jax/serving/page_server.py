@@ -43,9 +43,8 @@ async def page_server(make: Callable[[], str], listening: socket.socket) -> asyn
             if connections <= MOST_CONNECTIONS:
                 async with asyncio.timeout(HEAD_SECONDS):
                     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                writer.write(
-                    await asyncio.get_running_loop().run_in_executor(maker, _answer, head, make)
-                )
+                loop = asyncio.get_running_loop()
+                writer.write(await loop.run_in_executor(maker, _answer, head, make))
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await writer.drain()
         except LEFT:
@@ -62,9 +61,8 @@ def _answer(head: str, make: Callable[[], str]) -> bytes:
     request, *lines = head.split("\r\n")
     hosts = [line[5:].strip() for line in lines if line.lower().startswith("host:")]
     if not all(map(is_ours, hosts)):
-        return _response(
-            HTTPStatus.MISDIRECTED_REQUEST, "this page is only for this machine: use localhost"
-        )
+        words = "this page is only for this machine: use localhost"
+        return _response(HTTPStatus.MISDIRECTED_REQUEST, words)
     if not re.fullmatch(r"GET / HTTP/1\.[01]", request):
         return _response(HTTPStatus.NOT_FOUND, "there is one page: /")
     try:

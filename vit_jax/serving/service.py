@@ -5,6 +5,7 @@ import base64
 import contextlib
 import io
 import json
+import string
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,9 +34,7 @@ MOST_NEIGHBOURS = 24
 MOST_HELD = 1 << 29  # Maximum total size of current uploads, in bytes.
 AGAIN = {"Retry-After": "1"}
 MOST_SYNTAX = 10_000  # Maximum number of JSON characters outside of strings and numbers.
-WORDS = (
-    bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + b"0123456789+/=\\"
-)
+WORDS = (string.ascii_letters + string.digits + "+/=\\").encode()
 # Headers of all responses. The other directives of the Content-Security-Policy are in the HTML of
 # the page (`html_page.policy`).
 HEADERS = (
@@ -45,17 +44,11 @@ HEADERS = (
 
 
 class Limits(NamedTuple):
-    """The limits of a request.
+    """The limits of a request."""
 
-    Attributes:
-      upload: size of the body, in bytes.
-      pixels: total number of pixels in all images.
-      seconds: maximum time from the first line of the request until the response.
-    """
-
-    upload: int
-    pixels: int
-    seconds: float
+    upload: int  # Size of the body, in bytes.
+    pixels: int  # Total number of pixels in all images.
+    seconds: float  # Maximum time from the first line of the request until the response.
 
 
 class Refused(Exception):
@@ -70,9 +63,7 @@ class Service:
 
     Args:
       about: description of the server for /health.
-      page: the HTML of /.
       most: maximum number of images that wait or are being computed.
-      threads: number of threads that decode images.
       hosts: host names of the server, in addition to those that `is_ours` always allows.
     """
 
@@ -126,11 +117,8 @@ class Service:
     async def health(self, request: Request) -> Response:
         """Returns the model and the server's status; HTTP 503 if no task computes batches."""
         works = self._running is not None and not self._running.done()
-        content = {
-            "status": "ok" if works else "failed",
-            **self._about,
-            "waiting": self._batcher.waiting,
-        }
+        status, waiting = "ok" if works else "failed", self._batcher.waiting
+        content = {"status": status, **self._about, "waiting": waiting}
         return JSONResponse(content, 200 if works else 503)
 
     async def metrics(self, request: Request) -> Response:
@@ -164,18 +152,12 @@ class Service:
             async with asyncio.timeout(self._limits.seconds):
                 await self._read(request, body)
                 whole = True
-                asked, single, pixels = await self._in_thread(
-                    self._parse_and_measure, request, bytes(body)
-                )
+                asked, single, pixels = await self._in_thread(self._parse, request, bytes(body))
                 async with self._batcher.places(len(pixels), sum(pixels)):
                     names = asked.names
                     classes = await self._embeddings(names) if names else None
-                    answers = [
-                        self._of_image(*each, asked, classes)
-                        for each in zip(
-                            asked.images, pixels, range(1, len(pixels) + 1), strict=True
-                        )
-                    ]
+                    sized = enumerate(zip(asked.images, pixels, strict=True), 1)
+                    answers = [self._of_image(*x, number, asked, classes) for number, x in sized]
                     results = await asyncio.gather(*answers)
                 return results[0] if single else {"results": results}
         except TimeoutError:
@@ -205,11 +187,10 @@ class Service:
             if self._held > MOST_HELD:
                 raise Busy
         if not body:
-            raise Refused(
-                400, "the request has no body; send an image: curl --data-binary @photo.jpg"
-            )
+            words = "the request has no body; send an image: curl --data-binary @photo.jpg"
+            raise Refused(400, words)
 
-    def _parse_and_measure(self, request: Request, body: bytes) -> tuple[Asked, bool, list[int]]:
+    def _parse(self, request: Request, body: bytes) -> tuple[Asked, bool, list[int]]:
         """Returns the result of `_parse_request`, and the number of pixels of each image."""
         asked, single = self._parse_request(request, body)
         return asked, single, self._pixels(asked.images)
@@ -234,17 +215,12 @@ class Service:
             raise Refused(400, 'the JSON must be {"images": [BASE64, ...]}') from None
         most = self._engine.sizes[-1]
         if not 1 <= len(images) <= most:
-            raise Refused(
-                400, f"a request may have 1 to {most} images, and this one has {len(images)}"
-            )
+            words = f"a request may have 1 to {most} images, and this one has {len(images)}"
+            raise Refused(400, words)
         return self._parse_parameters(parameters, images), False
 
     def _names(self, names: object) -> tuple[str, ...]:
-        """Returns the class names of a request.
-
-        Raises:
-          Refused: the names are invalid, or the model has no text tower.
-        """
+        """Returns the class names of a request; raises Refused if they are invalid."""
         if self._engine.names is None:
             raise Refused(400, "there are no names: the server was started without --names=cat,dog")
         try:
@@ -263,9 +239,8 @@ class Service:
         if asked.heat and (reason := self._classifier_engine.no_heat) is not None:
             raise Refused(400, f"there is no heat map: {reason}")
         if asked.neighbours and self._neighbours is None:
-            raise Refused(
-                400, "there are no neighbours: the server was started without --neighbours=FOLDER"
-            )
+            words = "there are no neighbours: the server was started without --neighbours=FOLDER"
+            raise Refused(400, words)
         return asked
 
     async def _of_image(
@@ -287,9 +262,8 @@ class Service:
             if asked.heat and look.heat is not None:
                 answer["heat"] = {"weights": look.heat.tolist(), "picture": heat_address(look.heat)}
             if asked.neighbours and self._neighbours:
-                answer["neighbours"] = await self._in_thread(
-                    self._neighbours.nearest, look.features, asked.neighbours
-                )
+                nearest = self._neighbours.nearest, look.features, asked.neighbours
+                answer["neighbours"] = await self._in_thread(*nearest)
         return answer
 
     @property
@@ -304,9 +278,8 @@ class Service:
         return await self._batcher.on_device(self._engine.names.embeddings, names)
 
     async def _in_thread(self, function, *arguments):
-        return await asyncio.get_running_loop().run_in_executor(
-            self._decoders, function, *arguments
-        )
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._decoders, function, *arguments)
 
     def _pixels(self, images: list[bytes]) -> list[int]:
         """Returns the number of pixels of each image, read from its header.
@@ -335,11 +308,7 @@ class Service:
         return pixels
 
     def _decode(self, image: bytes, where: str) -> Any:
-        """Decodes an image to the engine's input.
-
-        Raises:
-          Refused: the image is damaged.
-        """
+        """Decodes an image to the engine's input; raises Refused if the image is damaged."""
         try:
             return self._engine.decode(image)
         except Unreadable as error:
@@ -384,11 +353,7 @@ def _check_parameter(key: str, value: object, supported: Sequence[str]) -> None:
 
 
 def _query(request: Request) -> dict[str, Any]:
-    """Returns the parameters in a request's URL.
-
-    Raises:
-      Refused: a parameter occurs twice.
-    """
+    """Returns the parameters in a request's URL; raises Refused if one occurs twice."""
     query: dict[str, Any] = {}
     for key, value in request.query_params.multi_items():
         if key in query:
@@ -408,7 +373,5 @@ def _number(text: str) -> int | str:
 async def _as_json(request: Request, error: Exception) -> Response:
     """Converts an error, such as an unknown path or method, to a JSON response."""
     assert isinstance(error, HTTPException)
-    ways = "POST /predict, GET /, /health and /metrics"
-    return JSONResponse(
-        {"error": f"{error.detail}; supported: {ways}"}, error.status_code, error.headers
-    )
+    words = f"{error.detail}; supported: POST /predict, GET /, /health and /metrics"
+    return JSONResponse({"error": words}, error.status_code, error.headers)

@@ -100,10 +100,7 @@ def open_handed_in(
 
 
 def _handed_in(data: Any, name: str, options: SourceOptions) -> Source:
-    """Returns the source of a split that the caller passes in as a Python object.
-
-    The source contains the whole split, without slicing.
-    """
+    """Returns the source of a split that the caller passes in, without slicing."""
     if MASK in options.fields:
         return handed_in_masks(data, name, options.class_names, options.num_classes)
     return handed_in(
@@ -145,21 +142,8 @@ MIXTURE = mixture_of(_open)
 SOURCES: dict[str, SourceKind] = {
     kind.name: kind
     for kind in (
-        DIGITS,
-        SCATTERED,
-        CENTRED,
-        COLOURED,
-        FOLDER,
-        CSV,
-        MASKS,
-        DEPTHS,
-        COCO,
-        TFDS,
-        VTAB,
-        ARRAY_RECORD,
-        MIXTURE,
-        SYNTHETIC,
-        HANDED_IN,
+        *(DIGITS, SCATTERED, CENTRED, COLOURED, FOLDER, CSV, MASKS, DEPTHS, COCO, TFDS, VTAB),
+        *(ARRAY_RECORD, MIXTURE, SYNTHETIC, HANDED_IN),
     )
 }
 

@@ -1,16 +1,15 @@
 """ArrayRecord files of tf.Examples, read without TensorFlow."""
 
-import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 
 from vit_jax.data.fields import TEXT, caption_keys, check_captions
 from vit_jax.data.labels import check_lists, not_indices, one_hot_width
-from vit_jax.data.sources.base import Example, Source, spread
+from vit_jax.data.sources.base import Example, Source, naming, spread
 from vit_jax.data.sources.folder_rules import of_system
 from vit_jax.data.sources.kind import SourceKind
 from vit_jax.data.sources.slices import shuffled
@@ -23,28 +22,23 @@ class Records(Source):
 
     TFDS is imported when the source is opened or unpickled, and never in `__getitem__`. Imports in
     two threads at the same time may deadlock (etils' lazy modules before Python 3.12).
-
-    Attributes:
-      read: function that converts the features of a tf.Example to an `Example`.
-      max_labels: maximum number of labels of an example.
-      each_labelled: True: an example without a label raises an error.
-      one_hot: True: labels are one-hot or multi-hot rows. False: they are lists of class indices.
-      caption_key: name of the feature with the captions; None: captions are not read.
-      captions_digest: hash of all captions; empty if unknown.
     """
 
     name: str
     records: object
+    # Function that converts the features of a tf.Example to an `Example`.
     read: Callable[[Mapping], Example]
     class_names: tuple[str, ...]
-    max_labels: int
-    each_labelled: bool = False
+    max_labels: int  # Maximum number of labels of an example.
+    each_labelled: bool = False  # True: an example without a label raises an error.
+    # True: labels are one-hot or multi-hot rows. False: they are lists of class indices.
     one_hot: bool = False
     numbered: bool = False
     distinct: bool = True  # A label that occurs twice in an example counts once.
     shards: tuple[tuple[str, int], ...] = ()  # Name and number of records of each file.
+    # Name of the feature with the captions; None: captions are not read.
     caption_key: str | None = None
-    captions_digest: str = ""
+    captions_digest: str = ""  # Hash of all captions; empty if unknown.
     _last: threading.local = dataclasses.field(
         init=False, repr=False, compare=False, default_factory=threading.local
     )
@@ -93,7 +87,7 @@ class Records(Source):
         if not self.caption_key:
             return {}
         features = self._features(index)
-        with _named(self.describe(index)):
+        with naming(self.describe(index)):
             captions = caption_values(features, self.caption_key)
         return {TEXT: check_captions(captions, self.describe(index))}
 
@@ -103,8 +97,7 @@ class Records(Source):
     def _features(self, index: int) -> Mapping:
         """Returns the features of an example.
 
-        Each thread caches the example that it has read last, because the pipeline reads the
-        captions of an example after its image.
+        Each thread caches its last example, because the pipeline reads captions after the image.
         """
         if getattr(self._last, "index", None) == index:
             return self._last.features
@@ -118,7 +111,7 @@ class Records(Source):
 
     def _example(self, index: int) -> Example:
         features = self._features(index)
-        with _named(self.describe(index)):
+        with naming(self.describe(index)):
             return self.read(features)
 
     def _indices(self, index: int, row: tuple[int, ...]) -> tuple[int, ...]:
@@ -144,10 +137,8 @@ class Records(Source):
         counts, values = np.array([len(label) for label in labels]), np.array(sum(labels, ()))
         one_hot = one_hot_width(counts, values, len(self.class_names)) is not None
         if not one_hot:
-            try:
+            with naming(self.name):
                 check_lists(counts, values, len(self.class_names))
-            except UserError as error:
-                raise UserError(f"{self.name}: {error}") from error
         source = dataclasses.replace(self, one_hot=one_hot)
         for index in spread(len(self), samples):
             source[index]
@@ -164,20 +155,10 @@ class Records(Source):
         return shuffled(len(self))  # Files may be sorted by class.
 
 
-@contextlib.contextmanager
-def _named(example: str) -> Iterator[None]:
-    """Context that adds the name of an example to the message of a UserError raised in it."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{example}: {error}") from error
-
-
 def image_and_labels(features: Mapping, label_key: str | None) -> Example:
-    """Returns the encoded image and the labels of a tf.Example.
+    """Returns the encoded image (the feature `image`) and the labels of a tf.Example.
 
     Args:
-      features: the features of the tf.Example; the image is the feature `image`.
       label_key: name of the feature with the labels; None: labels are not read.
 
     Raises:
@@ -192,9 +173,7 @@ def image_and_labels(features: Mapping, label_key: str | None) -> Example:
 
 
 def caption_values(features: Mapping, key: str) -> tuple[str, ...]:
-    """Returns the captions of a tf.Example from its text feature `key`.
-
-    Bytes that are not valid UTF-8 become surrogates, which `check_captions` rejects.
+    """Returns the captions of a tf.Example. Invalid UTF-8 becomes surrogates (`check_captions`).
 
     Raises:
       UserError: the feature does not exist, or is not text.
@@ -209,21 +188,14 @@ KINDS = {"bytes_list": "text or bytes", "float_list": "floats", "int64_list": "i
 def feature_values(features: Mapping, key: str, kind: str, option: str = "data.label_key") -> tuple:
     """Returns the values of a feature of a tf.Example; an empty tuple if the feature is empty.
 
-    Args:
-      features: the features of the tf.Example.
-      key: name of the feature.
-      kind: required type of the feature: `bytes_list`, `float_list` or `int64_list`.
-      option: the option that names the feature, for errors.
-
     Raises:
-      UserError: the feature does not exist or has another type.
+      UserError: the feature does not exist or is not a `kind`: `bytes_list`, `float_list` or
+        `int64_list`. The message names the `option` that defines the feature.
     """
     option = f" ({option})" if key != "image" else ""
     if key not in features:
-        there = ", ".join(
-            f"{name} ({KINDS[features[name].WhichOneof('kind') or kind]})"
-            for name in sorted(features)
-        )
+        kinds = {name: features[name].WhichOneof("kind") or kind for name in sorted(features)}
+        there = ", ".join(f"{name} ({KINDS[its_kind]})" for name, its_kind in kinds.items())
         raise UserError(f"there is no feature {key!r}{option}; there are: {there}")
     stored = features[key].WhichOneof("kind")
     if stored not in (None, kind):
@@ -245,7 +217,6 @@ def array_records(
     Args:
       path: a glob pattern, local or `gs://`, such as `/data/train-*.array_record`.
       label_key: name of the feature with the labels; None: labels are not read.
-      num_classes: number of classes; None: unknown.
       each_labelled: True: an example without a label raises an error.
       caption_key: name of the feature with the captions; None: captions are not read.
     """
@@ -258,9 +229,8 @@ def array_records(
     elif num_classes is None:
         raise UserError("ArrayRecord files contain no number of classes: give data.num_classes")
     pattern = epath.Path(path)
-    files = sorted(
-        str(file) for file in pattern.parent.glob(pattern.name) if not of_system(file.name)
-    )
+    matching = pattern.parent.glob(pattern.name)
+    files = sorted(str(file) for file in matching if not of_system(file.name))
     if not files:
         raise UserError(f"no files {path} (data.path)")
     try:
@@ -272,15 +242,15 @@ def array_records(
     shards = tuple((file.name, file.stat().length) for file in map(epath.Path, files))
     source = Records(path, records, read, names, 16, labelled, numbered=True, shards=shards)
     if caption_key is not None:
-        source = dataclasses.replace(source, caption_key=_caption_feature(source, caption_key))
+        features = source._features(0)
+        found = (name for name in text_keys(caption_key) if name in features)
+        source = dataclasses.replace(source, caption_key=next(found, caption_key))
     return source.checked()
 
 
-def _caption_feature(source: Records, caption_key: str) -> str:
-    """Returns the name of the feature with the captions, found in the first example."""
-    features = source._features(0)
-    names = [name for key in caption_keys(caption_key) for name in (key, f"{key}/text")]
-    return next((name for name in names if name in features), caption_key)
+def text_keys(caption_key: str) -> list[str]:
+    """Returns the names that the feature with the captions may have in a tf.Example."""
+    return [name for key in caption_keys(caption_key) for name in (key, f"{key}/text")]
 
 
 def refuse_s3(path: str) -> None:

@@ -1,9 +1,11 @@
 """Interface of a data source; and subsets of a source with fewer images or other class indices."""
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,13 +98,11 @@ class Source:
         return None
 
     def stored_files(self, indices: Sequence[int] | None = None) -> Iterable[tuple[str, int]]:
-        """Returns the names and sizes of the stored files, without reading the files.
+        """Returns the names and sizes of the stored files of examples, without reading the files.
 
         The result is the same on every host. The size of an image file is in bytes. For a file that
-        contains many examples, the number of examples is returned instead.
-
-        Args:
-          indices: indices of the examples whose files are returned; None: all.
+        contains many examples, the number of examples is returned instead. `indices` None: all
+        examples.
         """
         return ()
 
@@ -114,9 +114,6 @@ class Source:
         """Returns the serialized values of examples' fields, to compute a hash of the data.
 
         The result is empty if the values are unknown without reading images.
-
-        Args:
-          indices: indices of the examples; None: all.
         """
         return ()
 
@@ -127,11 +124,8 @@ class Source:
     def label_table(self, on_progress: Callable[[int], None] = lambda read: None) -> np.ndarray:
         """Returns the labels of all images, int32 `[images, max_labels]`, padded with -1.
 
-        Images are not decoded.
-
-        Args:
-          on_progress: progress callback; its argument is the number of examples whose labels have
-            been read.
+        Images are not decoded. `on_progress` is called with the number of examples that have been
+        read.
         """
         if (known := self.known_labels()) is not None:
             on_progress(len(self))
@@ -150,17 +144,44 @@ class Source:
         return table
 
 
-def lacking(images: str, source: Source, most: int = 20) -> list[str]:
+class Captioned(Source):
+    """Images that may have captions, which are known without reading the images.
+
+    Attributes:
+      captions: captions of each image; empty: captions are not read.
+    """
+
+    captions: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def fields(self):
+        return (TEXT,) if self.captions else ()
+
+    def fields_of(self, index):
+        return {TEXT: self.captions[index]} if self.captions else {}
+
+    def known_fields(self, indices=None):
+        chosen = range(len(self)) if indices is None else indices
+        return ("\n".join(self.captions[index]).encode() for index in chosen if self.captions)
+
+
+@contextlib.contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Context that adds a place, such as an example's name, to UserErrors that are raised in it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
+
+
+def lacking(images: str, source: Source) -> list[str]:
     """Returns a list with a note on classes without images; empty if all classes have images.
 
-    Args:
-      images: adjective for the source's images in the note, such as "training".
-      source: the source.
-      most: maximum number of names in the note.
+    `images` is an adjective for the note, such as "training".
     """
     empty = source.empty_classes
-    more = f" and {len(empty) - most:,} more" if len(empty) > most else ""
-    return [f"note: no {images} images of {', '.join(empty[:most])}{more}"] if empty else []
+    more = f" and {len(empty) - 20:,} more" if len(empty) > 20 else ""
+    return [f"note: no {images} images of {', '.join(empty[:20])}{more}"] if empty else []
 
 
 def spread(images: int, most: int) -> list[int]:
@@ -199,18 +220,21 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
         return (value.shape, digest(value.tobytes())) if isinstance(value, np.ndarray) else value
 
     known, chosen = source.known_labels(), spread(len(source), samples)
-    files = source.stored_files()
+    stored = (f"{name}\0{size}" for name, size in source.stored_files())
     values: dict[str, int | str] = {
         "images": len(source),
         "classes": len(source.class_names),
         "class names": digest(*(name.encode() for name in source.class_names)),
         "examples": digest(*map(content, chosen)),
         "labels": digest(b"" if known is None else known.tobytes()),
-        "files": digest(
-            *(f"{name}\0{size}".encode(errors="surrogateescape") for name, size in files)
-        ),
+        "files": digest(*(file.encode(errors="surrogateescape") for file in stored)),
     }
     return values | ({"fields": digest(*source.known_fields())} if source.fields else {})
+
+
+def _of_source(name: str) -> Any:
+    """Returns a property, or a method, whose value is that of the attribute `source`."""
+    return property(attrgetter(f"source.{name}"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,29 +244,12 @@ class Subset(Source):
     source: Source
     indices: Sequence[int] | np.ndarray
 
-    @property
-    def class_names(self):
-        return self.source.class_names
-
-    @property
-    def max_labels(self):
-        return self.source.max_labels
-
-    @property
-    def numbered(self):
-        return self.source.numbered
-
-    @property
-    def left_out(self):
-        return self.source.left_out
-
-    @property
-    def fields(self):
-        return self.source.fields
-
-    @property
-    def recognized(self):
-        return self.source.recognized
+    class_names = _of_source("class_names")
+    max_labels = _of_source("max_labels")
+    numbered = _of_source("numbered")
+    left_out = _of_source("left_out")
+    fields = _of_source("fields")
+    recognized = _of_source("recognized")
 
     def __len__(self):
         return len(self.indices)
@@ -264,12 +271,14 @@ class Subset(Source):
         return self.source.fields_of(int(self.indices[index]))
 
     def known_fields(self, indices=None):
-        chosen = np.asarray(self.indices)
-        return self.source.known_fields((chosen if indices is None else chosen[indices]).tolist())
+        return self.source.known_fields(self._chosen(indices))
 
     def stored_files(self, indices=None):
+        return self.source.stored_files(self._chosen(indices))
+
+    def _chosen(self, indices: Sequence[int] | None) -> list[int]:
         chosen = np.asarray(self.indices)
-        return self.source.stored_files((chosen if indices is None else chosen[indices]).tolist())
+        return (chosen if indices is None else chosen[indices]).tolist()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,17 +290,14 @@ class Renumbered(Source):
     number: dict[int, int]  # Maps old to new class indices; labels of other classes are removed.
     empty_classes: tuple[str, ...] = ()
 
-    @property
-    def max_labels(self):
-        return self.source.max_labels
-
-    @property
-    def left_out(self):
-        return self.source.left_out
-
-    @property
-    def fields(self):
-        return self.source.fields
+    max_labels = _of_source("max_labels")
+    left_out = _of_source("left_out")
+    fields = _of_source("fields")
+    fair_order = _of_source("fair_order")
+    describe = _of_source("describe")
+    fields_of = _of_source("fields_of")
+    known_fields = _of_source("known_fields")
+    stored_files = _of_source("stored_files")
 
     def __len__(self):
         return len(self.source)
@@ -300,14 +306,8 @@ class Renumbered(Source):
         example = self.source[index]
         return example._replace(labels=self._renumbered(example.labels))
 
-    def describe(self, index):
-        return self.source.describe(index)
-
     def labels_of(self, index):
         return self._renumbered(self.source.labels_of(index))
-
-    def fair_order(self):
-        return self.source.fair_order()
 
     def known_labels(self):
         known = self.source.known_labels()
@@ -320,15 +320,6 @@ class Renumbered(Source):
         table = numbers[known]
         return np.take_along_axis(table, np.argsort(table < 0, axis=1, kind="stable"), axis=1)
 
-    def fields_of(self, index):
-        return self.source.fields_of(index)
-
-    def known_fields(self, indices=None):
-        return self.source.known_fields(indices)
-
-    def stored_files(self, indices=None):
-        return self.source.stored_files(indices)
-
     def _renumbered(self, labels: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self.number[label] for label in labels if label in self.number)
 
@@ -337,7 +328,6 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
     """Returns the source with the class indices of the training data, matched by class names.
 
     Args:
-      source: the source.
       class_names: class names of the training data.
       name: name of the data in errors, such as "test".
 
@@ -346,18 +336,16 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
         and the source has more classes than the training data.
     """
     table = source.known_labels()
-    used = (
-        range(len(source.class_names)) if table is None else np.unique(table[table >= 0]).tolist()
-    )
+    classes = range(len(source.class_names))
+    used = classes if table is None else np.unique(table[table >= 0]).tolist()
     try:
         number = numbers_by_name(source.class_names, class_names, used)
     except UserError as error:
         raise UserError(f"the {name} data have {error}") from error
     if number is not None:
         empty = set(source.empty_classes)
-        lacking = tuple(
-            name for name in class_names if name in empty or name not in source.class_names
-        )
+        without = empty | ({*class_names} - {*source.class_names})
+        lacking = tuple(name for name in class_names if name in without)
         return Renumbered(source, tuple(class_names), number, lacking)
     if len(source.class_names) > len(class_names):
         raise UserError(

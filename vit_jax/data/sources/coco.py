@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data.decode import Unreadable, open_image
 from vit_jax.data.dense_fields import TOLERANCE, check_size, check_upright
 from vit_jax.data.fields import BACKGROUND, BOXES, IGNORED, INSTANCES, MASK, Boxes
-from vit_jax.data.sources.base import Example, Source, spread
+from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.folder import file_sizes, read_file
 from vit_jax.data.sources.folder_rules import check_no_text_labels, split_name
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
-from vit_jax.data.sources.pairs import DEV, SAMPLES, folder_of, shortened
+from vit_jax.data.sources.pairs import folder_of, readable_samples, shortened, split_of
 from vit_jax.data.sources.slices import groups_by_path, shuffled
 from vit_jax.errors import UserError, as_text
 
@@ -28,32 +27,22 @@ FORM = 'COCO\'s form is {"images": [...], "annotations": [...], "categories": [.
 
 @dataclasses.dataclass(frozen=True)
 class Coco(Source):
-    """Images with objects, in the order of a COCO file.
+    """Images with objects, in the order of a COCO file."""
 
-    Attributes:
-      file: the COCO file.
-      root: folder of the images; it ends with a slash.
-      files: paths of the images, relative to the root.
-      shapes: height and width of each image, int64 `[images, 2]`.
-      starts: index of each image's first object in `objects`, followed by the total number of
-        objects, int64 `[images + 1]`.
-      objects: corners, labels, crowds and areas of the objects of all images.
-      fields: the requested fields: some of `boxes`, `instances` and `mask`.
-      segmentations: COCO's `segmentation` of each object; empty if only boxes are requested.
-      annotated: the objects are used. False: only the images are.
-    """
-
-    file: str
-    root: str
-    files: tuple[str, ...]
-    shapes: np.ndarray
+    file: str  # The COCO file.
+    root: str  # Folder of the images; it ends with a slash.
+    files: tuple[str, ...]  # Paths of the images, relative to the root.
+    shapes: np.ndarray  # Height and width of each image, int64 `[images, 2]`.
+    # Index of each image's first object in `objects`, followed by the total number of objects,
+    # int64 `[images + 1]`.
     starts: np.ndarray
-    objects: Boxes
+    objects: Boxes  # Corners, labels, crowds and areas of the objects of all images.
     class_names: tuple[str, ...]
-    fields: tuple[str, ...]
+    fields: tuple[str, ...]  # The requested fields: some of `boxes`, `instances` and `mask`.
+    # COCO's `segmentation` of each object; empty if only boxes are requested.
     segmentations: tuple[Any, ...] = ()
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    annotated: bool = True
+    annotated: bool = True  # The objects are used. False: only the images are.
 
     def __len__(self):
         return len(self.files)
@@ -104,21 +93,15 @@ class Coco(Source):
 
     def check_sizes(self) -> None:
         """Compares a sample of image sizes with the COCO file; raises UserError if they differ."""
-        for index in spread(len(self), SAMPLES):
-            try:
-                image = open_image(self[index].image)
-            except (Unreadable, OSError):  # Ignored: the pipeline counts and replaces these images.
-                continue
+        for index, image in readable_samples(self):
             height, width = self.shapes[index].tolist()
             check_size((height, width), (image.height, image.width), self.describe(index))
 
     def _masks(self, index: int) -> np.ndarray:
         """Returns the pixels of each object, bool `[objects, height, width]`."""
         height, width = self.shapes[index].tolist()
-        part = slice(self.starts[index], self.starts[index + 1])
-        masks = [
-            _pixels(one, height, width, self.describe(index)) for one in self.segmentations[part]
-        ]
+        objects = self.segmentations[self.starts[index] : self.starts[index + 1]]
+        masks = [_pixels(one, height, width, self.describe(index)) for one in objects]
         return np.array(masks, bool).reshape(-1, height, width)
 
     def _mask(self, index: int, boxes: Boxes) -> np.ndarray:
@@ -151,7 +134,8 @@ def open_coco(split: str, options: SourceOptions) -> Coco:
     """
     if options.only:
         raise UserError("data.classes is unsupported with COCO files")
-    listed = _listed(options.path, split)
+    bare = re.sub(r"\d+$", "", split)  # train2017 becomes train.
+    listed = split_of(options.path, splits_at(options.path), split, bare)
     content = _read(listed.file)
     try:
         source = _source(listed, content, options)
@@ -198,10 +182,9 @@ def splits_at(path: str) -> dict[str, Listed]:
 
 
 def _stem(file: str) -> str:
-    """Returns the possible name of a COCO file's split, derived from its path.
+    """Returns the possible name of a COCO file's split, such as `train2017`, from the file's path.
 
-    For example, it is `train2017` for `annotations/instances_train2017.json`, and `train` for
-    `train/_annotations.coco.json`.
+    Examples are `annotations/instances_train2017.json` or `train2017/_annotations.coco.json`.
     """
     folder, name = os.path.split(file)
     stem = os.path.basename(folder) if name == IN_SPLIT else os.path.splitext(name)[0]
@@ -209,22 +192,13 @@ def _stem(file: str) -> str:
 
 
 def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
-    """Returns a COCO file with the folders that may contain its images.
+    """Returns a COCO file with the folders that may contain its images, the most likely first.
 
-    The first folder is that of the COCO file. The following folders are within `root`: `stem`,
-    `images/stem`, each of `folders`, and `images`. The last folder is `root` itself.
-
-    Args:
-      root: folder of the data set.
-      file: path of the COCO file.
-      stem: possible name of the file's split, such as `train2017`.
-      *folders: names of further folders in `root`.
+    The folders are named after `stem`, such as `train2017`, or are `folders` of `root`.
     """
     inner = (stem, f"images/{stem}", *folders, "images", "")
-    return Listed(
-        file,
-        (os.path.join(os.path.dirname(file), ""), *(os.path.join(root, one, "") for one in inner)),
-    )
+    own = os.path.join(os.path.dirname(file), "")
+    return Listed(file, (own, *(os.path.join(root, one, "") for one in inner)))
 
 
 def _json_files(root: str) -> list[str]:
@@ -239,18 +213,6 @@ def _json_files(root: str) -> list[str]:
     ]
     inner = [os.path.join(root, name, IN_SPLIT) for name in sorted(os.listdir(root))]
     return files + [file for file in inner if os.path.isfile(file)]
-
-
-def _listed(path: str, split: str) -> Listed:
-    splits = splits_at(path)
-    names = (split, re.sub(r"\d+$", "", split), *(DEV if split in DEV else ()))
-    found = next((splits[name] for name in names if name in splits), None)
-    if found is None:
-        raise UserError(
-            f"{path} has no split {split!r}, but {', '.join(splits)}: choose by data.train_split "
-            "and data.test_split" + (", as 'all[:80%]' and 'all[80%:]'" if "all" in splits else "")
-        )
-    return found
 
 
 def _read(file: str) -> Mapping[str, Any]:
@@ -270,15 +232,7 @@ def _read(file: str) -> Mapping[str, Any]:
 
 
 def _check_ids(file: str, key: str, entries: Sequence[Mapping]) -> None:
-    """Raises UserError if two entries of a COCO file have the same id.
-
-    Objects with this id would belong to the last of these entries only.
-
-    Args:
-      file: the COCO file.
-      key: `images` or `categories`.
-      entries: the entries.
-    """
+    """Raises UserError if entries have the same id: the last one would get the objects of all."""
     counts = Counter(one["id"] for one in entries if isinstance(one, Mapping) and "id" in one)
     if repeated := [number for number, count in counts.items() if count > 1]:
         raise UserError(
@@ -289,13 +243,7 @@ def _check_ids(file: str, key: str, entries: Sequence[Mapping]) -> None:
 
 
 def _check_files(file: str, images: Sequence[Mapping], files: Sequence[str]) -> None:
-    """Raises UserError if two images have the same file, each with a part of its objects.
-
-    Args:
-      file: the COCO file.
-      images: the images.
-      files: their files.
-    """
+    """Raises UserError if two images have the same file, each with a part of its objects."""
     first: dict[str, int] = {}
     for index, name in enumerate(files):
         if (other := first.setdefault(os.path.normpath(name), index)) != index:
@@ -327,13 +275,11 @@ def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) 
         files,
         shapes,
         np.searchsorted(place[valid], np.arange(len(files) + 1)),
-        Boxes(
-            corners[valid].astype(np.float32),
-            boxes.labels[valid],
-            None,
-            boxes.crowd[valid],
-            None,
-            boxes.areas[valid],
+        boxes._replace(
+            corners=corners[valid].astype(np.float32),
+            labels=boxes.labels[valid],
+            crowd=boxes.crowd[valid],
+            areas=boxes.areas[valid],
         ),
         names,
         fields,
@@ -347,8 +293,6 @@ def _boxes(file: str, annotations: Sequence[Mapping], number: Mapping[int, int])
     """Converts COCO's annotations to `Boxes`.
 
     Args:
-      file: the COCO file, for errors.
-      annotations: the annotations.
       number: class index by category id.
 
     Raises:
@@ -396,19 +340,11 @@ def _classes(
 ) -> tuple[tuple[str, ...], dict[int, int]]:
     """Returns the class names, and the class index by category id.
 
-    Args:
-      file: the COCO file, for errors.
-      content: the content of the COCO file.
-      masks: add `background` as the first class.
-      class_names: class names of the training data; None: the file is the training data.
-
-    Raises:
-      UserError: the training data lack a class of this file.
+    For `masks`, the first class is the background. The classes must be among those of the training
+    data (`class_names`), if the file is not the training data.
     """
     categories = sorted(content["categories"], key=lambda category: category["id"])
-    category_names = ((BACKGROUND,) if masks else ()) + tuple(
-        str(one["name"]) for one in categories
-    )
+    category_names = [BACKGROUND] * masks + [str(one["name"]) for one in categories]
     names = tuple(class_names or dict.fromkeys(category_names))
     if unknown := [name for name in category_names if name not in names]:
         raise UserError(f"{file} has classes that training lacks: {', '.join(unknown[:20])}")
@@ -421,13 +357,7 @@ def _check_within(file: str, corners: np.ndarray, most: np.ndarray, images: list
     """Raises UserError if boxes are no pixels, or if a box exceeds its image by over one pixel.
 
     A smaller excess can be due to rounding. If all edges are in the first pixel, they are fractions
-    of the image's sides.
-
-    Args:
-      file: the COCO file, for errors.
-      corners: left, top, right and bottom of each box, `[boxes, 4]`.
-      most: width, height, width and height of each box's image in pixels, `[boxes, 4]`.
-      images: the image of each box, for errors.
+    of the image's sides. `corners` and `most` (width, height, width, height) are `[boxes, 4]`.
     """
     if len(corners) and np.nanmax(corners) <= 1 < most.min():
         raise UserError(
@@ -448,11 +378,7 @@ def _check_within(file: str, corners: np.ndarray, most: np.ndarray, images: list
 
 
 def _folder_of_images(listed: Listed, files: Sequence[str]) -> str:
-    """Returns the folder that contains the images.
-
-    Raises:
-      UserError: no folder contains all images.
-    """
+    """Returns the folder that contains all images; raises UserError if there is none."""
     root = next((one for one in listed.folders if os.path.exists(one + files[0])), None)
     if root is None:
         where = ", ".join(dict.fromkeys(listed.folders))
@@ -469,16 +395,7 @@ def _folder_of_images(listed: Listed, files: Sequence[str]) -> str:
 def _segmentations(
     file: str, annotations: Sequence[Mapping], valid: np.ndarray
 ) -> tuple[list | dict, ...]:
-    """Returns the COCO segmentation of each object: polygons, or a run-length encoding.
-
-    Args:
-      file: the COCO file, for errors.
-      annotations: the annotations of all objects.
-      valid: indices of the annotations to use.
-
-    Raises:
-      UserError: an annotation has no segmentation, or pycocotools is not installed.
-    """
+    """Returns the COCO segmentation of each object: polygons, or a run-length encoding."""
     try:
         import pycocotools.mask  # noqa: F401
     except ImportError as error:
@@ -493,13 +410,7 @@ def _segmentations(
 
 
 def _pixels(segmentation: list | dict, height: int, width: int, image: str) -> np.ndarray:
-    """Decodes the mask of an object, bool `[height, width]`.
-
-    Args:
-      segmentation: polygons, or a run-length encoding as a list or as compressed text.
-      height, width: size of the image in pixels.
-      image: name of the image, for errors.
-    """
+    """Decodes polygons, or a run-length encoding, to the mask of an object, `[height, width]`."""
     from pycocotools import mask
 
     try:

@@ -34,34 +34,23 @@ HELD_OUT = 5  # One of this number of pairs of a class and a colour is held out.
 
 
 class Composition(NamedTuple):
-    """A class of images: a digit or character with a colour and a rotation.
+    """A class of images: a digit or character with a colour and a rotation."""
 
-    Attributes:
-      label: index of the digit or character in its collection (the digits, or an alphabet).
-      name: name of the class, such as "red 7 turned left".
-      look: the colour and rotation.
-      held_out: True: only the split `test` has this class. False: all other splits have it.
-    """
-
-    label: int
-    name: str
-    look: Look
-    held_out: bool
+    label: int  # Index of the digit or character in its collection (the digits, or an alphabet).
+    name: str  # Name of the class, such as "red 7 turned left".
+    look: Look  # The colour and rotation.
+    held_out: bool  # True: only the split `test` has this class. False: all other splits have it.
 
 
 @functools.cache
 def compositions(collection: str) -> tuple[Composition, ...]:
     """Returns all combinations of a digit or character of a collection, a colour and a rotation."""
     return tuple(
-        Composition(
-            label,
-            f"{colour} {name} {turn}",
-            Look(COLOURS[colour], TURNS[turn]),
-            (label + number) % HELD_OUT == 0,
-        )
+        Composition(label, f"{colour} {name} {turn}", Look(rgb, angles), held_out)
         for label, name in enumerate(composed.class_names(collection))
-        for number, colour in enumerate(COLOURS)
-        for turn in TURNS
+        for number, (colour, rgb) in enumerate(COLOURS.items())
+        for held_out in [(label + number) % HELD_OUT == 0]
+        for turn, angles in TURNS.items()
     )
 
 

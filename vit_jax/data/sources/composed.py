@@ -31,21 +31,7 @@ from PIL import Image
 from vit_jax.data import scenes
 from vit_jax.data.fields import BACKGROUND, BOXES, INSTANCES, MASK, TEXT, Boxes
 from vit_jax.data.kept_images import kept_images
-from vit_jax.data.scenes import (
-    BARS,
-    CELL,
-    FRAGMENTS,
-    SMALLER,
-    Layout,
-    Look,
-    Objects,
-    Parts,
-    Scene,
-    compose,
-    draw,
-    drawings_of,
-    objects,
-)
+from vit_jax.data.scenes import CELL, Layout, Look, Objects, Parts, Scene, compose, draw
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.digits import digits
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
@@ -60,7 +46,9 @@ COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian", 
 # The keys of the random generators contain the index of the layout. Therefore the order of the
 # layouts must not change.
 LAYOUTS = {
-    "scattered": Layout((40000, 60000), (1, FRAGMENTS), (0, BARS), (1, SMALLER)),
+    "scattered": Layout(
+        (40000, 60000), (1, scenes.FRAGMENTS), (0, scenes.BARS), (1, scenes.SMALLER)
+    ),
     "centred": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
     "coloured": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
 }
@@ -70,21 +58,15 @@ GLYPHS = Path(__file__).parent.parent / "glyphs"
 
 @dataclasses.dataclass(frozen=True)
 class Composed(Source):
-    """Composed images of digits or characters; an image depends only on its index.
+    """Composed images of digits or characters; an image depends only on its index."""
 
-    Attributes:
-      layout: a name in `LAYOUTS`.
-      collection: a name in `COLLECTIONS`: the digits, or an alphabet such as `greek`.
-      images: indices of the images in the split.
-      fields: names of the examples' fields. With the field `mask`, the first class is the
-        background, and images have no labels.
-    """
-
-    layout: str
-    collection: str
+    layout: str  # A name in `LAYOUTS`.
+    collection: str  # A name in `COLLECTIONS`: the digits, or an alphabet such as `greek`.
     split: str
-    images: range
+    images: range  # Indices of the images in the split.
     image_size: int
+    # Names of the examples' fields. With the field `mask`, the first class is the background, and
+    # images have no labels.
     fields: tuple[str, ...] = ()
 
     @property
@@ -95,8 +77,7 @@ class Composed(Source):
         return len(self.images)
 
     def __getitem__(self, index):
-        name = self._kept_name()
-        kept = kept_images(name, self.image_size)
+        kept = kept_images(self._kept_name(), self.image_size)
         image = kept.read(self._number(index))
         if image is None:
             scene, parts, stream = self._compose(index)
@@ -132,15 +113,14 @@ class Composed(Source):
     def objects(self, index: int) -> Objects:
         """Returns the objects in an image, from back to front, and their visible pixels."""
         scene, parts, _ = self._compose(index)
-        return objects(scene, parts, self.image_size)
+        return scenes.objects(scene, parts, self.image_size)
 
     def _pixels(self, index: int) -> np.ndarray:
         """Returns the object and the class at each pixel, uint8 `[size, size, 2]`.
 
         Objects and classes are counted from 1; 0 is the background.
         """
-        name = self._kept_name()
-        kept = kept_images(f"{name}-objects", self.image_size, 2)
+        kept = kept_images(f"{self._kept_name()}-objects", self.image_size, 2)
         pixels = kept.read(self._number(index))
         if pixels is None:
             shown = self.objects(index)
@@ -213,8 +193,7 @@ def boxes_of(numbers: np.ndarray, classes: np.ndarray) -> Boxes:
     """Returns the boxes and masks of visible objects.
 
     Args:
-      numbers: the object at each pixel, counted from 1, `[size, size]`; 0: no object.
-      classes: the class of each pixel, `[size, size]`.
+      numbers, classes: object (from 1; 0: none) and class at each pixel, `[size, size]`.
     """
     present = np.unique(numbers[numbers > 0])
     masks = numbers == present[:, None, None]
@@ -272,7 +251,7 @@ def parts_of(collection: str, split: str) -> Parts:
     cells, labels = (scans if collection == "digits" else glyphs)(collection, split)
     order = np.argsort(labels, kind="stable")
     count = np.bincount(labels, minlength=len(class_names(collection)))
-    return Parts(drawings_of(cells[order]), np.cumsum(count) - count, count)
+    return Parts(scenes.drawings_of(cells[order]), np.cumsum(count) - count, count)
 
 
 @functools.cache
@@ -313,9 +292,8 @@ def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns characters drawn in several fonts, uint8 `[drawings, 32, 32]`, and their classes.
 
-    The drawings of a character are divided between the splits: a quarter is in `test`, one drawing
-    is in `dev`, and all others are in `train`. The fonts in `test` and `dev` vary from character to
-    character.
+    A quarter of a character's drawings is in `test`, one drawing in `dev`, and all others in
+    `train`. The fonts in `test` and `dev` vary from character to character.
     """
     sheet = np.asarray(Image.open(GLYPHS / "glyphs.png")).astype(np.uint8)
     sheet = sheet.reshape(sheet.shape[0] // CELL, CELL, -1, CELL).swapaxes(1, 2) * 85

@@ -13,24 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.data.fields import CAPTION_KEYS, TEXT, caption_keys, check_captions
-from vit_jax.data.sources.base import Example
-from vit_jax.data.sources.captioned import Captioned
+from vit_jax.data.sources.base import Captioned, Example
 from vit_jax.data.sources.folder import file_sizes, read_file
 from vit_jax.data.sources.folder_rules import APPLE_DOUBLE, is_unsupported, split_name, why_left_out
 from vit_jax.data.sources.kind import SourceKind, SourceOptions, last_folder
+from vit_jax.data.sources.pairs import shortened
 from vit_jax.data.sources.slices import groups_by_path, stratified
 from vit_jax.errors import UserError, as_text
 
 FILE_COLUMNS = {
-    "file",
-    "filename",
-    "file_name",
-    "filepath",
-    "file_path",
-    "path",
-    "image",
-    "image_path",
-    "img",
+    *("file", "filename", "file_name", "filepath", "file_path"),
+    *("path", "image", "image_path", "img"),
 }
 LABEL_COLUMNS = {  # Columns with these names are captions only if `data.caption_key` names them.
     *("label", "labels", "class", "classes"),
@@ -78,11 +71,9 @@ class CsvList(Captioned):
         return self.table
 
     def stored_files(self, indices=None):
-        chosen = range(len(self)) if indices is None else indices
-        paths = [self._path(index) for index in chosen]
-        return zip(
-            (self.files[index] for index in chosen), file_sizes(self.root, paths), strict=True
-        )
+        files = self.files if indices is None else [self.files[index] for index in indices]
+        paths = [os.path.join(self.root, file) for file in files]
+        return zip(files, file_sizes(self.root, paths), strict=True)
 
     def groups(self, key):
         if (cells := self.columns.get(key.strip().lower())) is None:
@@ -110,20 +101,13 @@ class _Columns(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """Labels and captions of an image file, in the order of the CSV and without duplicates.
-
-    The texts are the keys of two dictionaries, whose values are None.
-    """
+    """Labels and captions of an image file: keys, with the value None, in the CSV's order."""
 
     labels: dict[str, None]
     captions: dict[str, None]
 
     def add(self, other: "_Listed") -> bool:
-        """Adds labels and captions of another row with the same image file.
-
-        Returns:
-          True if a label or caption is new.
-        """
+        """Adds another row of the same image file; returns True if a label or caption is new."""
         before = len(self.labels) + len(self.captions)
         self.labels.update(other.labels)
         self.captions.update(other.captions)
@@ -149,10 +133,10 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
             "train.csv and test.csv (data.path)"
         )
     listed, left_out = _listed(path, rows, columns, None if whole else split)
-    captions = _captions(path, listed, columns)
     if not listed:
         of_split = "" if whole else f" of the split {split!r}"
         raise UserError(f"{path} lists no image{of_split}: write a row FILE,LABEL for each image")
+    captions = _captions(path, listed, columns)
     labels = [[*rows.labels] for rows in listed.values()]
     if options.labels:
         _check_names(path, labels)
@@ -169,21 +153,7 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
 def _listed(
     path: str, rows: list[list[str]], columns: _Columns, split: str | None
 ) -> tuple[dict[str, _Listed], Counter[str]]:
-    """Collects the files of a split with their labels and captions.
-
-    Args:
-      path: path of the CSV, for errors.
-      rows: rows of the CSV.
-      columns: indices of the columns.
-      split: name of the split; None: all rows.
-
-    Returns:
-      A dictionary from each file to its labels and captions, and the number of skipped rows by
-      reason.
-
-    Raises:
-      UserError: a row has an empty file name.
-    """
+    """Returns the labels and captions of each file of a split (None: all), and the skipped rows."""
     listed, left_out = {}, Counter()
     for number, row in enumerate(rows[columns.rows :], columns.rows + 1):
         if not row or not _is_of_split(row, columns.split, split):
@@ -211,11 +181,6 @@ def _values(row: list[str], columns: _Columns) -> _Listed:
 def _captions(
     path: str, listed: Mapping[str, _Listed], columns: _Columns
 ) -> tuple[tuple[str, ...], ...]:
-    """Returns the captions of each file; () if captions are not required.
-
-    Raises:
-      UserError: a caption is empty.
-    """
     if columns.caption is None:
         return ()
     return tuple(
@@ -225,13 +190,7 @@ def _captions(
 
 
 def _is_of_split(row: list[str], place: int | None, split: str | None) -> bool:
-    """Returns True if a row belongs to a split.
-
-    Args:
-      row: cells of the row.
-      place: index of the column with the split's name; None: there is no such column.
-      split: name of the split; None: all rows belong to it.
-    """
+    """Returns True if a row belongs to a split. All rows do if the split or its column is None."""
     if split is None or place is None:
         return True
     cell = _cell(row, place)
@@ -258,7 +217,6 @@ def _file_of(path: str, split: str) -> tuple[str, bool]:
 
 
 def _refuse_archives(folder: str) -> None:
-    """Raises UserError for a folder of tar or Parquet files, which must be converted first."""
     if any(name.endswith((".tar", ".parquet")) for name in os.listdir(folder)):
         raise UserError(
             f"{folder} contains tars or Parquet files (data.path): convert them first with "
@@ -267,13 +225,9 @@ def _refuse_archives(folder: str) -> None:
 
 
 def _read(path: str, texts: Sequence[str] = ()) -> list[list[str]]:
-    """Returns the rows of a CSV or JSON lines file.
+    """Returns the rows of a CSV, with commas, semicolons or tabs, or of a JSON lines file.
 
-    The cells of a CSV are separated by commas, semicolons or tabs.
-
-    Args:
-      path: path of the file.
-      texts: only for JSON lines: keys whose values must be strings or lists of strings.
+    In JSON lines, the values of the keys `texts` must be strings or lists of strings.
     """
     try:
         content = read_file(path)
@@ -300,12 +254,7 @@ def _read(path: str, texts: Sequence[str] = ()) -> list[list[str]]:
 
 
 def _read_json_lines(path: str, content: bytes, texts: Sequence[str]) -> list[list[str]]:
-    """Converts JSON lines to a header and rows of texts; a line with lists becomes several rows.
-
-    Raises:
-      UserError: a line is not a JSON object, or the value of a key in `texts` is neither a text nor
-        a list of texts.
-    """
+    """Converts JSON lines to a header and rows of texts; a line with lists becomes several rows."""
     lines = content.decode("utf-8-sig", "surrogateescape").split("\n")
     examples = [
         _json_object(line, f"{path}, line {number}", texts)
@@ -315,27 +264,21 @@ def _read_json_lines(path: str, content: bytes, texts: Sequence[str]) -> list[li
     header = [*dict.fromkeys(key for example in examples for key in example)]
     rows = [header]
     for example in examples:
-        values = [_as_cells(example.get(key)) for key in header]
+        values = [_items(example.get(key)) or [""] for key in header]
         # A value may be a list, such as several captions. A line then becomes a row for each item
         # of the longest list. Values that are not lists are repeated.
         for place in range(max(map(len, values))):
-            rows.append([cells[min(place, len(cells) - 1)] for cells in values])
+            cells = (items[min(place, len(items) - 1)] for items in values)
+            rows.append(["" if cell is None else str(cell) for cell in cells])
     return rows
 
 
-def _as_cells(value: Any) -> list[str]:
-    """Converts a JSON value to a list of texts: the items of a list, or the single value."""
-    values = value if isinstance(value, list) else [value]
-    return ["" if one is None else str(one) for one in values] or [""]
+def _items(value: Any) -> list:
+    return value if isinstance(value, list) else [value]
 
 
 def _json_object(line: str, place: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Parses a line as a JSON object.
-
-    Raises:
-      UserError: the line is not a JSON object, or the value of a key in `texts` is neither a text
-        nor a list of texts.
-    """
+    """Parses a line as a JSON object, in which keys in `texts` have texts or lists of texts."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -343,8 +286,8 @@ def _json_object(line: str, place: str, texts: Sequence[str]) -> dict[str, Any]:
     if not isinstance(content, dict) or not content:
         raise UserError(f"{place} is not a JSON object such as {{...}}")
     for key, value in content.items():
-        values = value if isinstance(value, list) else [value]
-        if key.strip().lower() in texts and any(isinstance(x, dict | list | bool) for x in values):
+        wrong = any(isinstance(one, dict | list | bool) for one in _items(value))
+        if key.strip().lower() in texts and wrong:
             raise UserError(f"{place}: {key!r} is {value!r:.60}, not a text or a list of texts")
     return content
 
@@ -354,13 +297,9 @@ def _caption_column(
 ) -> int | None:
     """Returns the index of the caption column; None if captions are not required.
 
-    The caption column has the name `options.caption_key`. If this option has its default value
-    `caption`, there are two more rules. The column may also be named `captions` or `text`. If there
-    is no such column, and the CSV has only one column in addition to image paths and split names,
-    this column is used, unless its name is in `LABEL_COLUMNS`.
-
-    Raises:
-      UserError: there is no caption column.
+    The column has the name `options.caption_key`. If this option has its default value, all names
+    in `CAPTION_KEYS` are tried. Then, if only one column contains neither image paths nor split
+    names nor (by its name) labels, it is the caption column.
     """
     if TEXT not in options.fields:
         return None
@@ -388,7 +327,7 @@ def _other_columns(rows: list[list[str]], columns: _Columns) -> list[int]:
 def _check_cells(path: str, rows: list[list[str]], columns: _Columns) -> None:
     """Raises UserError if a row of a CSV with captions has more cells than the header.
 
-    Such a row contains an unquoted caption with a comma. The caption would be cut off at the comma.
+    Such a row contains an unquoted caption, which would be cut off at its comma.
     """
     if columns.caption is None or not columns.rows:
         return
@@ -404,8 +343,7 @@ def _check_cells(path: str, rows: list[list[str]], columns: _Columns) -> None:
 def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Columns:
     """Finds the columns by the names in the header.
 
-    If the CSV has no header, the first column contains the image paths, and all other columns
-    contain labels.
+    Without a header, the first column contains the image paths, and all others contain labels.
     """
     if not rows:
         raise UserError(f"{path} is empty: write a row FILE,LABEL for each image")
@@ -429,19 +367,9 @@ def _label_columns(
 ) -> list[int]:
     """Returns the indices of the label columns.
 
-    Label columns have the name `label_key`, optionally with a number or "s" at the end. If no
-    column has such a name, and the CSV has only one column in addition to image paths and split
-    names, this column is the label column, unless its name is in `CAPTION_KEYS`.
-
-    Args:
-      path: path of the CSV, for errors.
-      rows: rows of the CSV, with a header.
-      file: index of the column with image paths.
-      split: index of the column with split names; None: there is no such column.
-      label_key: name of the label column.
-
-    Raises:
-      UserError: no column contains the labels.
+    Label columns have the name `label_key`, optionally with a number or "s" at the end. Without
+    such a column, the only column besides image paths and split names (with the indices `file` and
+    `split`) is the label column, unless its name is in `CAPTION_KEYS`.
     """
     header = _header(rows)
     others = [place for place in range(len(header)) if place not in (file, split)]
@@ -471,14 +399,7 @@ def _check_first_row(path: str, row: list[str]) -> None:
 def _group_columns(
     path: str, rows: list[list[str]], columns: _Columns, listed: Collection[str], groups: Any
 ) -> dict[str, dict[str, str]]:
-    """Returns the column whose name is the option `data.groups`, by image file.
-
-    Returns:
-      `{column name: {file: cell}}`; empty if `data.groups` is not the name of a column.
-
-    Raises:
-      UserError: an image file has several rows, and the groups in these rows differ.
-    """
+    """Returns `{column name: {file: cell}}` for the column that `data.groups` names; else {}."""
     key = groups.strip().lower() if isinstance(groups, str) and columns.rows else None
     header = _header(rows)
     if key not in header:
@@ -507,10 +428,8 @@ def _check_names(path: str, labels: list[list[str]]) -> None:
         raise UserError(
             f"{path} has no labels, and the objective needs them: write them behind the file"
         )
-    if any(len(row) > 1 for row in labels) and {name for row in labels for name in row} <= {
-        "0",
-        "1",
-    }:
+    names = {name for row in labels for name in row}
+    if any(len(row) > 1 for row in labels) and names <= {"0", "1"}:
         raise UserError(
             f"{path} has columns of zeros and ones: write the names of an image's classes instead"
         )
@@ -543,7 +462,7 @@ def _table(
 def _check_there(path: str, source: CsvList) -> None:
     """Raises UserError if none of the first `LOOKED_AT` listed image files exists.
 
-    If the CSV contains captions, all files must exist.
+    With captions, all files must exist.
     """
     if "://" in path:
         return
@@ -553,22 +472,13 @@ def _check_there(path: str, source: CsvList) -> None:
             f"{path}: none of its first {len(first)} files exists, such as {as_text(first[0])}: "
             "paths are from the folder of the CSV, with the suffix of the file"
         )
-    if source.captions:
-        _check_all_there(path, source)
-
-
-def _check_all_there(path: str, source: CsvList) -> None:
-    """Raises UserError if an image does not exist."""
-    missing = [
-        as_text(file)
-        for index, file in enumerate(source.files)
-        if not os.path.exists(source._path(index))
-    ]
-    if missing:
+    if not source.captions:
+        return
+    files = source.files
+    if missing := [file for file in files if not os.path.exists(os.path.join(source.root, file))]:
         raise UserError(
             f"{path}: {len(missing):,} of {len(source):,} images do not exist: "
-            f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}; copy them, or remove "
-            "their rows"
+            f"{shortened(missing)}; copy them, or remove their rows"
         )
 
 
@@ -585,9 +495,9 @@ def lists_files(path: str) -> bool:
 
 
 def value_columns(path: str) -> list[str]:
-    """Returns the names of a CSV's columns except those with image paths and with split names.
+    """Returns the names, in lower case, of a CSV's columns without image paths and split names.
 
-    The names are in lower case. The list is empty if the CSV has no header.
+    The list is empty if the CSV has no header.
 
     Raises:
       UserError: the CSV cannot be read, or has no column with image paths.
@@ -611,13 +521,14 @@ def split_files(path: str) -> dict[str, str]:
       UserError: the CSV cannot be read, or has no column with image paths.
     """
     if os.path.isdir(path):
-        return _split_files_in(path)
-    rows = _read(path)
-    columns = _columns(path, rows, None)
-    if columns.split is None:
-        return {"all": path}
-    cells = (_cell(row, columns.split) for row in rows[columns.rows :] if row)
-    return {split_name(cell) or cell: path for cell in cells if cell}
+        stems = [(*os.path.splitext(name), name) for name in sorted(os.listdir(path))]
+        return {
+            split: os.path.join(path, name)
+            for stem, suffix, name in stems
+            if suffix.lower() in LISTS and (split := split_name(stem))
+        }
+    rows = rows_of_splits(path)
+    return {"all": path} if rows is None else {split: path for split in rows if split}
 
 
 def rows_of_splits(path: str) -> dict[str, int] | None:
@@ -631,16 +542,6 @@ def rows_of_splits(path: str) -> dict[str, int] | None:
         return None
     cells = (_cell(row, columns.split) for row in rows[columns.rows :] if row)
     return dict(Counter(split_name(cell) or cell for cell in cells))
-
-
-def _split_files_in(folder: str) -> dict[str, str]:
-    """Returns a dictionary from splits to CSVs in a folder, such as `train` to train.csv."""
-    files = {}
-    for name in sorted(os.listdir(folder)):
-        stem, suffix = os.path.splitext(name)
-        if suffix.lower() in LISTS and (split := split_name(stem)):
-            files[split] = os.path.join(folder, name)
-    return files
 
 
 def _is_whole(path: str) -> bool:

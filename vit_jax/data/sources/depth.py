@@ -4,6 +4,7 @@ import dataclasses
 
 from vit_jax.data.fields import DEPTH
 from vit_jax.data.map_files import DEPTH_SUFFIXES, decode_depth
+from vit_jax.data.sources.base import naming
 from vit_jax.data.sources.folder_rules import DEPTH_FOLDERS
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.pairs import Pairs, Split, find_pairs, find_splits, folder_of, split_of
@@ -12,20 +13,14 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Depths(Pairs):
-    """Images with depth maps.
-
-    Attributes:
-      scale: factor from the values of PNG files to metres.
-    """
+    """Images with depth maps."""
 
     fields = (DEPTH,)
-    scale: float = 0.001
+    scale: float = 0.001  # Factor from the values of PNG files to metres.
 
     def fields_of(self, index):
-        try:
+        with naming(self.describe_map(index)):
             return {DEPTH: decode_depth(self.read_map(index), self.scale)}
-        except UserError as error:
-            raise UserError(f"{self.describe_map(index)}: {error}") from error
 
     def known_fields(self, indices=None):
         return (repr(self.scale).encode(),)

@@ -63,7 +63,6 @@ class Folder(Source):
           root: a local path, or a URL that fsspec reads (`gs://`, `s3://`).
           split: name of a folder in `root`, ignoring case (`train` also finds `Train`), or `all`.
           class_names: class names of the training split; None: the names of the folders.
-          labels: labels are required.
           only: names of folders that the user has chosen as classes.
 
         Raises:
@@ -113,9 +112,8 @@ class Folder(Source):
 
     def fair_order(self):
         names = [file[len(self.root) :] for file in self.files]
-        if self.class_names:
-            return stratified(self.labels, names)
-        return stratified([name.split("/")[0] if "/" in name else "" for name in names], names)
+        folders = (name.rpartition("/")[0].split("/")[0] for name in names)
+        return stratified(self.labels if self.class_names else [*folders], names)
 
 
 def file_sizes(root: str, files: Sequence[str]) -> list[int]:
@@ -127,7 +125,7 @@ def file_sizes(root: str, files: Sequence[str]) -> list[int]:
         return [entries.get(f"{start}/{file[len(root) :]}", {}).get("size", -1) for file in files]
 
     def sizes(part: Sequence[str]) -> list[int]:
-        return [_local_size(file) for file in part]
+        return [*map(_local_size, part)]
 
     parts = [files[start : start + PART] for start in range(0, len(files), PART)]
     with ThreadPoolExecutor(16) as pool:  # Many threads, because storage may have a high latency.
@@ -148,7 +146,8 @@ def read_file(file: str) -> bytes:
       OSError: the file does not exist, is not a regular file, or cannot be read.
     """
     if "://" in file:
-        return _read_remote(file)
+        system, path = _remote(file)
+        return system.cat_file(path)
     # os.open is three times as fast as pathlib. With O_NONBLOCK, opening a named pipe does not
     # block.
     opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
@@ -164,12 +163,8 @@ def read_file(file: str) -> bytes:
 def walk(where: str, above: str | None = None) -> Iterator[str]:
     """Yields paths of all files below a folder; links to folders are followed.
 
-    Each folder is visited once, even if there are links to it. The folder's own path is preferred
-    to the path of a link.
-
-    Args:
-      where: the folder.
-      above: a folder that contains `where`. Links to this folder are not followed.
+    Each folder is visited once, even if there are links to it. Its own path is preferred to the
+    path of a link. Links to `above`, a folder that contains `where`, are not followed.
 
     Raises:
       UserError: a folder cannot be read.
@@ -234,23 +229,17 @@ def _list_local(where: str) -> tuple[list[str], set[str]]:
         return [], set()
     start = len(os.path.join(where, ""))
     folders = folders_in(where)
-    others = [entry for entry in _entries(where) if not _is_folder(entry)]
-    for entry in others:
-        _check_link(entry)
-    files = [entry.path[start:] for entry in others]
+    files = []
+    for entry in _entries(where):
+        if _is_folder(entry):
+            continue
+        is_class_name = not entry.name.startswith(".") and why_left_out(entry.name)
+        if is_class_name and not os.path.exists(entry.path):
+            raise UserError(f"{entry.path} is a broken link: fix it or remove it")
+        files.append(entry.path[start:])
     for folder in folders:  # One walk for each: two classes may link to the same folder.
         files += [file[start:] for file in walk(folder, where)]
     return files, {folder[start:] for folder in folders}
-
-
-def _check_link(entry: os.DirEntry) -> None:
-    """Raises UserError for a broken link that seems to be the folder of a class.
-
-    Broken links to images, and links whose names start with a dot, raise no error.
-    """
-    is_class_name = not entry.name.startswith(".") and why_left_out(entry.name)
-    if is_class_name and not os.path.exists(entry.path):
-        raise UserError(f"{entry.path} is a broken link: fix it or remove it")
 
 
 def _list_remote(where: str) -> tuple[list[str], set[str]]:
@@ -260,11 +249,6 @@ def _list_remote(where: str) -> tuple[list[str], set[str]]:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot list {where}: {' '.join(str(error).split())}") from error
     return files, {file.split("/")[0] for file in files if "/" in file}
-
-
-def _read_remote(file: str) -> bytes:
-    system, path = _remote(file)
-    return system.cat_file(path)
 
 
 def _remote(url: str):
@@ -282,8 +266,7 @@ def _remote(url: str):
 def _listed_split(root: str, split: str) -> tuple[str, list[str], set[str]]:
     """Finds the folder of a split; returns its path, its files and the names of its subfolders.
 
-    A folder with the split's exact name is preferred to a folder with a synonym, such as `training`
-    for `train` (`split_name`).
+    The split's exact name is preferred to a synonym, such as `training` for `train` (`split_name`).
     """
     root = root.rstrip("/")
     where = _path_of_split(root, split)
@@ -299,11 +282,7 @@ def _path_of_split(root: str, split: str) -> str:
 
 
 def _folder_of_split(root: str, split: str) -> str:
-    """Returns the name of the folder in `root` that is a synonym of `split`, such as `Train`.
-
-    Raises:
-      UserError: `root` has no folder with a synonym of the split's name, or several.
-    """
+    """Returns the name of the only folder in `root` that is a synonym of `split`: `Train`."""
     siblings = sorted(_list(root or "/")[1])
     named = [name for name in siblings if split_name(name) == split]
     if len(named) == 1:
@@ -326,12 +305,8 @@ def _labelled(
 ) -> tuple[list[tuple[int, str]], tuple[str, ...]]:
     """Returns the label and the path of each image in a class folder, and all class names.
 
-    Args:
-      where: folder of the split.
-      images: paths of images, relative to `where`.
-      folders: names of the folders in `where`.
-      class_names: class names of the training split; None: the names of the folders.
-      only: names of folders that the user has chosen as classes.
+    The classes are those of the training split, if known, or the `folders` in `where`. The user has
+    chosen the folders in `only` as classes, so their names may be those of splits.
     """
     names = {folder: as_text(folder) for folder in folders if not is_ignored(folder)}
     check_classes(where, {*names.values()} - {*(class_names or ()), *only})

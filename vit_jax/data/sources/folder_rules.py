@@ -63,10 +63,8 @@ def is_ignored(folder: str) -> bool:
 def why_left_out(path: str) -> str | None:
     """Returns the reason why a file below an image folder is skipped; None: it is not skipped.
 
-    The reason is a text that can follow a number, such as ".txt files" in "20 .txt files".
-
-    Args:
-      path: path relative to the image folder, with `/` as the separator.
+    The reason is a text that can follow a number, such as ".txt files" in "20 .txt files". `path`
+    is relative to the folder, with `/` as the separator.
     """
     if reason := of_system(path):
         return reason
@@ -87,11 +85,7 @@ def of_system(path: str) -> str | None:
 
 
 def is_unsupported(reason: str) -> bool:
-    """Returns True if the reason for skipping a file is that its image format is unsupported.
-
-    Args:
-      reason: result of `why_left_out`.
-    """
+    """Returns True if a result of `why_left_out` means that the image format is unsupported."""
     return reason.endswith(UNSUPPORTED)
 
 
@@ -123,9 +117,8 @@ def check_no_maps(where: str, folders: Collection[str]) -> None:
     if images and masks:
         check_no_text_labels(os.path.join(where, masks[0]))
     if images and (maps := masks or depths):
-        kind, config, source = (
-            ("masks", "segment", "masks") if masks else ("depth maps", "depth", "depth")
-        )
+        of_masks, of_depths = ("masks", "segment", "masks"), ("depth maps", "depth", "depth")
+        kind, config, source = of_masks if masks else of_depths
         raise UserError(
             f"{where} has images with {kind} by the names of its folders {images[0]} and "
             f"{maps[0]}, and no classes: vit-jax train --config={config} "
@@ -134,12 +127,9 @@ def check_no_maps(where: str, folders: Collection[str]) -> None:
 
 
 def check_no_text_labels(folder: str) -> None:
-    """Raises UserError if a folder contains text files instead of masks, as YOLO's labels do.
+    """Raises UserError if a local folder contains text files instead of masks, as YOLO's labels do.
 
-    Only the first folder with files is read. A `classes.txt` may be next to masks.
-
-    Args:
-      folder: local folder that may contain masks, also in subfolders.
+    Only the first inner folder with files is read. A `classes.txt` may be next to masks.
     """
     for inner, _, names in os.walk(folder):
         files = {name.lower() for name in names if not of_system(name)} - {"classes.txt"}
@@ -160,10 +150,6 @@ def check_classes(where: str, folders: Collection[str]) -> None:
 
     For example, a subfolder `train` may be the split `train` or the class `train`. Subfolders
     `images` and `masks` contain images and their masks, and are no classes either.
-
-    Args:
-      where: the folder.
-      folders: names of its subfolders.
     """
     check_no_maps(where, folders)
     splits = sorted(filter(split_name, folders))
@@ -192,15 +178,11 @@ class Entry(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Meaning of the folders in a data set's root: they are splits or classes.
+    """Meaning of the folders in a data set's root: they are splits or classes."""
 
-    Attributes:
-      splits: the folder of each split, by the split's name; None: the folders are classes.
-      others: names of folders that are neither splits nor classes.
-    """
-
+    # The folder of each split, by the split's name; None: the folders are classes.
     splits: dict[str, str] | None
-    others: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()  # Names of folders that are neither splits nor classes.
 
 
 def layout(root: str, entries: Collection[Entry]) -> Layout:
@@ -229,8 +211,7 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
 def _check_split(root: str, split: Entry, entries: Collection[Entry]) -> None:
     """Raises UserError if the only folder with the name of a split may also be a class.
 
-    The folder may be a class if other folders directly contain images. For example, `test` may be a
-    class next to the classes `cat` and `dog`.
+    It may be one if other folders directly contain images: `test` next to `cat` and `dog`.
     """
     others = [entry for entry in entries if entry != split]
     if any(entry.has_images for entry in others):
@@ -249,8 +230,8 @@ def _names(entries: Collection[Entry]) -> list[str]:
 def _check_classes(root: str, entries: Collection[Entry]) -> None:
     """Raises UserError if folders may be splits, although none has the name of a split.
 
-    The folders may be splits if they have subfolders and do not directly contain images. Folders
-    with images and with their masks or depth maps are an error, too.
+    They may be splits if they have subfolders and do not directly contain images. Folders with
+    images and with their masks or depth maps are an error, too.
     """
     check_no_maps(root, _names(entries))
     if split_name(os.path.basename(os.path.abspath(root))):

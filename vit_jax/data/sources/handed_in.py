@@ -1,8 +1,9 @@
 """Data sets that the caller passes in: arrays, Hugging Face or torch data sets, any sequence."""
 
+import contextlib
 import dataclasses
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,20 +14,29 @@ from vit_jax.data.class_names import numbers_by_name
 from vit_jax.data.decode import eight_bits, has_idle_alpha
 from vit_jax.data.fields import check_captions
 from vit_jax.data.labels import check_lists, from_one_hot, one_hot_width
-from vit_jax.data.sources.base import Example, Source, renumbered, spread
-from vit_jax.data.sources.captioned import Captioned
+from vit_jax.data.sources.base import Captioned, Example, Source, naming, renumbered, spread
 from vit_jax.data.sources.folder import read_file
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.slices import shuffled, stratified
 from vit_jax.errors import UserError, nearest
 
-IMAGE_KEYS, LABEL_KEYS = (
-    ("image", "img", "jpg", "png", "pixel_values"),
-    ("label", "labels", "target"),
-)
+IMAGE_KEYS = ("image", "img", "jpg", "png", "pixel_values")
+LABEL_KEYS = ("label", "labels", "target")
 MOST_CLASSES = 2**24
 GREY, GREY_ALPHA, RGB, RGBA = 1, 2, 3, 4  # Number of channels of each kind of image.
 PNG_MODES = ("I;16", "P", "L", "LA", "RGB", "RGBA")  # Pillow modes that PNG stores losslessly.
+
+
+@contextlib.contextmanager
+def reading(example: str) -> Iterator[None]:
+    """Context that converts errors of the caller's data to UserErrors with the example's name."""
+    try:
+        with naming(example):
+            yield
+    except (OSError, UserError):
+        raise
+    except Exception as error:  # The user's code may raise anything.
+        raise UserError(f"cannot read {example}: {type(error).__name__}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,17 +58,9 @@ class HandedIn(Captioned):
         return len(self.data)
 
     def __getitem__(self, index):
-        try:
+        with reading(self.describe(index)):
             image, label = self.split(self.data[index])
             return Example(as_image(image), self._class_indices(index, label))
-        except OSError:
-            raise
-        except UserError as error:
-            raise UserError(f"{self.describe(index)}: {error}") from error
-        except Exception as error:  # The user's code may raise anything.
-            raise UserError(
-                f"cannot read {self.describe(index)}: {type(error).__name__}: {error}"
-            ) from error
 
     def describe(self, index):
         return f"{self.name} example {index}"
@@ -92,16 +94,7 @@ class HandedIn(Captioned):
         return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
     def _class_indices(self, index: int, label: Any) -> tuple[int, ...]:
-        """Returns the class indices of an example.
-
-        Args:
-          index: index of the example.
-          label: the example's label, as just read from the data set.
-
-        Raises:
-          UserError: `label` differs from the label that was read when the data set was opened. The
-            data set is not deterministic.
-        """
+        """Returns the class indices of an example; raises UserError if its label has changed."""
         if self.labels is None:
             return ()
         known = self.labels_of(index)
@@ -115,18 +108,14 @@ class HandedIn(Captioned):
 
 
 class LabelReader(NamedTuple):
-    """Converts labels to class indices.
+    """Converts labels to class indices."""
 
-    Attributes:
-      names: class index by class name, for labels that are text.
-      width: length of one-hot or multi-hot labels. None: a label is a class index or a list of
-        class indices.
-      numbers: dictionary from the integers in the data set's labels to class indices; None: the
-        integers are class indices.
-    """
-
-    names: dict[str, int]
+    names: dict[str, int]  # Class index by class name, for labels that are text.
+    # Length of one-hot or multi-hot labels. None: a label is a class index or a list of class
+    # indices.
     width: int | None = None
+    # Dictionary from the integers in the data set's labels to class indices; None: the integers are
+    # class indices.
     numbers: dict[int, int] | None = None
 
     def __call__(self, label: Any) -> tuple[int, ...]:
@@ -202,9 +191,8 @@ def handed_in(
         _check_array(data, name)
     source = HandedIn(f"{name} data's", data, split, ())
     if caption_key:
-        source = dataclasses.replace(
-            source, captions=_captions(source, target_values, caption_key, name)
-        )
+        captions = _captions(source, target_values, caption_key, name)
+        source = dataclasses.replace(source, captions=captions)
     if labels:
         source = _labelled(source, target_values, tuple(class_names or ()), num_classes, name)
     check_steady(source, name)
@@ -214,15 +202,8 @@ def handed_in(
 def _captions(source: HandedIn, column: Any, key: str, name: str) -> tuple[tuple[str, ...], ...]:
     """Returns the captions of each example.
 
-    Args:
-      source: the source without captions.
-      column: the captions of all examples, if they are passed separately. None: each item contains
-        its captions.
-      key: the key of the captions, if items are mappings.
-      name: name of the data in error messages.
-
-    Raises:
-      UserError: an example has no caption, or a caption is not text.
+    They are those in `column`, or in the items: the value of `key` in a mapping, or the second
+    element of a pair.
     """
     if column is None and hasattr(source.data, "column_names"):
         if key not in source.data.column_names:
@@ -234,13 +215,8 @@ def _captions(source: HandedIn, column: Any, key: str, name: str) -> tuple[tuple
     if column is None:
         items = (source.data[index] for index in range(len(source)))
         column = [_caption_of(item, key, name) for item in items]
-    return tuple(
-        check_captions(
-            [*texts] if isinstance(texts, list | tuple | np.ndarray) else [texts],
-            source.describe(index),
-        )
-        for index, texts in enumerate(column)
-    )
+    lists = (x if isinstance(x, list | tuple | np.ndarray) else [x] for x in column)
+    return tuple(check_captions([*x], source.describe(i)) for i, x in enumerate(lists))
 
 
 def _caption_of(item: Any, key: str, name: str) -> Any:
@@ -322,12 +298,7 @@ def is_pair_of_columns(data: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Keys:
-    """Function that returns the image and the label in an item, which is a mapping.
-
-    Attributes:
-      image: key of the image.
-      label: key of the label; None: the item has no label, and the returned label is None.
-    """
+    """Function that returns the image and the label (None without a key) of a mapping."""
 
     image: str
     label: str | None
@@ -350,13 +321,7 @@ def _is_column(value: Any) -> bool:
 
 
 def checked_columns(data: tuple, name: str, second: str) -> tuple[Any, Any]:
-    """Returns a column of images and a column of labels or captions, after comparing their lengths.
-
-    Args:
-      data: the two columns.
-      name: name of the data in error messages.
-      second: name of the second column, for errors.
-    """
+    """Returns the columns of images and of labels or captions, after comparing their lengths."""
     images, values = data
     if len(images) != len(values):
         raise UserError(f"the {name} data have {len(images):,} images and {len(values):,} {second}")
@@ -393,23 +358,18 @@ def _check_array(images: np.ndarray, name: str) -> None:
             f"the {name} images are an array {shape}, and must be [images, height, width, "
             "channels] with 1, 3 or 4 channels, or [images, height, width]"
         )
-    if (
-        images.ndim == 3
-        and images.shape[0] in (RGB, RGBA)
-        and images.shape[-1] not in (GREY, RGB, RGBA)
-    ):
+    first, *_, last = images.shape
+    if images.ndim == 3 and first in (RGB, RGBA) and last not in (GREY, RGB, RGBA):
         raise UserError(
-            f"the {name} images are an array {shape}: {images.shape[0]} grey images, or one with "
+            f"the {name} images are an array {shape}: {first} grey images, or one with "
             "its channels first; give [images, height, width, 1], or [height, width, channels]"
         )
 
 
 def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | None, str | None]:
-    """Finds the images and labels in the items of a data set.
+    """Returns the data set, and the keys of images and labels; None: items are not mappings.
 
-    Returns:
-      The data set, the key of images and the key of labels. The keys are None if items are not
-      mappings. A Hugging Face data set is changed to return encoded instead of decoded images.
+    A Hugging Face data set is changed to return encoded instead of decoded images.
     """
     features, kinds = getattr(data, "features", None), {}
     if isinstance(features, Mapping):  # A Hugging Face data set.
@@ -436,11 +396,7 @@ def _of_kind(kinds: dict[str, str], kind: str) -> list[str]:
 
 
 def _undecoded(data: Any, image_key: str) -> Any:
-    """Makes a Hugging Face data set return encoded images instead of decoded images.
-
-    The pipeline then decodes only the rectangles that it needs. A data set with a format, such as
-    "torch", is returned unchanged.
-    """
+    """Makes a Hugging Face data set return encoded images, unless it has a format, as "torch"."""
     has_format = (getattr(data, "format", None) or {}).get("type") is not None
     if has_format or not hasattr(data, "cast_column"):
         return data
@@ -450,18 +406,8 @@ def _undecoded(data: Any, image_key: str) -> Any:
 def _label_column(keys: list[str], classes: list[str], name: str, label_key: str) -> str:
     """Returns the name of the label column.
 
-    The column `label_key` is preferred. If it does not exist and `label_key` is the default, the
-    column with the feature `ClassLabel` is used. If no column has this feature, a column with a
-    name in `LABEL_KEYS` is used.
-
-    Args:
-      keys: names of all columns.
-      classes: names of the columns with the feature `ClassLabel`.
-      name: name of the data in error messages.
-      label_key: name of the label column, as requested by the user.
-
-    Raises:
-      UserError: no column or several columns may contain the labels.
+    The column `label_key` is preferred. If it does not exist and is the default, the only column of
+    `classes` (those with the feature `ClassLabel`) is used, or else the only one of `LABEL_KEYS`.
     """
     if label_key in keys:
         return label_key
@@ -493,8 +439,9 @@ def _class_names(data: Any, split: Callable) -> tuple[str, ...] | None:
     if isinstance(split, _Keys) and (names := _feature_names(data, split.label)):
         return names
     while data is not None:
-        if names := _attribute_names(data):
-            return names
+        for names in (getattr(data, "class_names", None), getattr(data, "classes", None)):
+            if names is not None and not callable(names) and len(names):
+                return tuple(map(str, names))
         if parts := getattr(data, "datasets", None):  # A torch `ConcatDataset`.
             return _common_names(parts, split)
         data = getattr(data, "dataset", None)  # A torch `Subset`.
@@ -511,20 +458,8 @@ def _feature_names(data: Any, key: str | None) -> tuple[str, ...] | None:
     return None
 
 
-def _attribute_names(data: Any) -> tuple[str, ...] | None:
-    """Returns the class names from the attributes of a torch data set, or None."""
-    for names in (getattr(data, "class_names", None), getattr(data, "classes", None)):
-        if names is not None and not callable(names) and len(names):
-            return tuple(map(str, names))
-    return None
-
-
 def _common_names(parts: Sequence, split: Callable) -> tuple[str, ...] | None:
-    """Returns the class names that all parts of a `ConcatDataset` share.
-
-    Raises:
-      UserError: the parts have different class names.
-    """
+    """Returns the class names of all parts of a `ConcatDataset`, which must be equal, or None."""
     names = [_class_names(part, split) for part in parts]
     if any(other != names[0] for other in names):
         raise UserError(
@@ -541,17 +476,13 @@ def _labelled(
     num_classes: int | None,
     name: str,
 ) -> HandedIn:
-    """Returns the source with its labels and class names.
+    """Returns the source with its labels (None: those of the items) and class names.
 
-    Args:
-      source: the source without labels.
-      labels: the labels of all examples; None: the labels are read from the items.
-      class_names: class names of the training data, which define the class indices; empty: unknown.
-      num_classes: number of classes; None: unknown.
-      name: name of the data in error messages.
+    `class_names` are those of the training data, which define the class indices; empty: unknown.
     """
     labels, items_have_labels = _given_labels(source, labels)
-    rows = _label_rows(labels, name)
+    labels = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    rows = _each(label_values, labels, name)
     data_names = _class_names(source.data, source.split) or ()
     if _are_texts(rows, name):
         names = class_names or data_names or tuple(sorted(set().union(*rows)))
@@ -572,10 +503,6 @@ def _given_labels(source: HandedIn, labels: Any) -> tuple[Any, bool]:
     """Returns the label of each example, and True if the items of the data set contain labels.
 
     If `labels` and the items contain different labels, the labels in the items are returned.
-
-    Args:
-      source: the source without labels.
-      labels: the label of each example; None: only the items contain labels.
     """
     items_have_labels = labels is None or (
         source.split is not _alone and _item_label(source, 0) is not None
@@ -586,15 +513,15 @@ def _given_labels(source: HandedIn, labels: Any) -> tuple[Any, bool]:
     return labels, items_have_labels
 
 
-def _label_rows(labels: Any, name: str) -> list:
-    """Converts the label of each example to a list of integers or class names."""
-    rows = []
-    for index, label in enumerate(labels.tolist() if isinstance(labels, np.ndarray) else labels):
+def _each(function: Callable, values: Sequence, name: str) -> list:
+    """Applies a function to each example's value; adds the example to a UserError's message."""
+    results = []
+    for index, value in enumerate(values):
         try:
-            rows.append(label_values(label))
+            results.append(function(value))
         except UserError as error:
             raise UserError(f"the {name} data: example {index}: {error}") from error
-    return rows
+    return results
 
 
 def _are_texts(rows: list, name: str) -> bool:
@@ -616,12 +543,7 @@ def _numbered(
 ) -> tuple[tuple[str, ...], LabelReader]:
     """Returns the class names for integer labels, and the `LabelReader` for these labels.
 
-    Args:
-      rows: the values in each example's label.
-      data_names: the data set's own class names; empty: it has none.
-      class_names: class names of the training data; empty: unknown.
-      num_classes: number of classes; None: unknown.
-      name: name of the data in error messages.
+    The class names of the data set and of the training data may be empty.
     """
     names = data_names or class_names
     counts, values = _flattened(rows, name)
@@ -642,7 +564,7 @@ def _numbered(
 def _flattened(rows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the number of values in each label, and the values of all labels, concatenated.
 
-    Values of -1 are removed. Labels that are then empty are excluded.
+    Values of -1, and labels without other values, are removed.
     """
     labels = [[value for value in row if value != -1] for row in rows]
     labels = [row for row in labels if row]
@@ -652,18 +574,9 @@ def _flattened(rows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray
 
 
 def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name: str) -> None:
-    """Raises UserError for values in labels that are not class indices.
-
-    Args:
-      counts: number of values in each label.
-      values: the values of all labels, concatenated.
-      num_names: number of class names; 0: there are no class names.
-      name: name of the data in error messages.
-    """
-    try:
+    """Raises UserError for labels that are not class indices; `num_names` 0: no class names."""
+    with naming(f"the {name} data"):
         check_lists(counts, values, num_names or None)
-    except UserError as error:
-        raise UserError(f"the {name} data: {error}") from error
     limit = num_names or MOST_CLASSES
     if values.max() >= limit or values.min() < 0:
         wrong = values[(values >= limit) | (values < 0)][0]
@@ -674,12 +587,7 @@ def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name:
 
 def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: str) -> np.ndarray:
     """Returns the class indices of all examples, int32 `[images, max_labels]`, padded with -1."""
-    indices = []
-    for number, row in enumerate(rows):
-        try:
-            indices.append(reader(row))
-        except UserError as error:
-            raise UserError(f"the {name} data: example {number}: {error}") from error
+    indices = _each(reader, rows, name)
     counts = np.array([len(row) for row in indices])
     if not (most := counts.max()):
         raise UserError(f"the {name} data have no labels, which the objective needs")
@@ -697,19 +605,17 @@ def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: 
 def _agree(source: HandedIn, labels: Any) -> bool:
     """Returns False if the labels in a sample of the items differ from `labels`.
 
-    For example, `labels` may be the attribute `targets` of a torch data set whose `__getitem__`
+    They may differ if `labels` is the attribute `targets` of a torch data set whose `__getitem__`
     changes the labels.
     """
-    keys = [repr(np.asarray(_plain(label)).tolist()) for label in labels]
-    seen: dict[str, int] = {}
+    keys = [_comparable(label) for label in labels]
     # An example of each distinct label is compared, because a `__getitem__` that changes labels
     # often depends on the label.
+    seen: dict[str, int] = {}
     for index, key in enumerate(keys):
         seen.setdefault(key, index)
-    for index in sorted({*list(seen.values())[:32], *spread(len(source), 16)}):
-        if repr(np.asarray(_plain(_item_label(source, index))).tolist()) != keys[index]:
-            return False
-    return True
+    chosen = sorted({*list(seen.values())[:32], *spread(len(source), 16)})
+    return all(_comparable(_item_label(source, index)) == keys[index] for index in chosen)
 
 
 def _item_label(source: HandedIn, index: int) -> Any:
@@ -721,9 +627,9 @@ def _item_label(source: HandedIn, index: int) -> Any:
         raise UserError(f"cannot read the label of {place}") from error
 
 
-def _plain(label: Any) -> Any:
-    """Converts tensors and arrays to numbers or lists; returns other labels unchanged."""
-    return label.tolist() if hasattr(label, "tolist") else label
+def _comparable(label: Any) -> str:
+    """Converts a label, which may be a tensor, to a text that is equal for equal labels."""
+    return repr(np.asarray(label.tolist() if hasattr(label, "tolist") else label).tolist())
 
 
 def check_steady(source: HandedIn, name: str) -> None:
@@ -779,11 +685,10 @@ def _of_pil(image: Image.Image) -> bytes | np.ndarray:
     if not image.mode.startswith("I"):
         return np.asarray(image.convert("RGB"))
     levels = np.asarray(image)
-    if image.mode == "I" and not (
-        levels.max() == 0 or (levels.min() >= 0 and 255 < levels.max() < 2**16)
-    ):
+    least, most = levels.min(), levels.max()
+    if image.mode == "I" and most != 0 and not (least >= 0 and 255 < most < 2**16):
         raise UserError(
-            f"an image of 32 bits (mode I) has levels from {levels.min()} to {levels.max()}, and "
+            f"an image of 32 bits (mode I) has levels from {least} to {most}, and "
             'is read as 16 bits: pass image.convert("I;16"), or image.convert("L") if they '
             "are of 8 bits"
         )

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vit_jax.data.fields import MASK
 from vit_jax.data.map_files import decode_mask, values_of
-from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.base import Example, Source, naming
 from vit_jax.data.sources.folder import read_file
 from vit_jax.data.sources.handed_in import (
     IMAGE_KEYS,
@@ -19,13 +19,9 @@ from vit_jax.data.sources.handed_in import (
     check_steady,
     checked_columns,
     is_pair_of_columns,
+    reading,
 )
-from vit_jax.data.sources.masks import (
-    as_they_are,
-    check_two_classes,
-    class_count,
-    classes_of,
-)
+from vit_jax.data.sources.masks import as_they_are, check_two_classes, class_count, classes_of
 from vit_jax.data.sources.slices import shuffled
 from vit_jax.errors import UserError
 
@@ -66,28 +62,19 @@ class HandedInMasks(Source):
 
     def fields_of(self, index):
         values, number = self.values(index), len(self.class_names)
-        try:
+        with naming(self.describe(index)):
             return {MASK: classes_of(values, as_they_are(number), number, REMEDY)}
-        except UserError as error:
-            raise UserError(f"{self.describe(index)}: {error}") from error
 
     def values(self, index: int) -> np.ndarray:
         """Returns the values of a mask, integers `[height, width]`."""
         return self._read(index, as_mask, 1, MASK_KEYS)
 
     def _read(self, index: int, convert, place: int, keys: Sequence[str]) -> Any:
-        """Returns the image or mask of an item, converted by `convert`.
+        """Returns the image (`place` 0) or mask (1) of an item, converted by `convert`.
 
-        Args:
-          index: index of the item.
-          convert: function that converts the image or mask.
-          place: index of the image or mask in a pair: 0 or 1.
-          keys: possible keys of the image or mask in a mapping.
-
-        Raises:
-          UserError: the image or mask does not exist or cannot be read.
+        It is at `place` in a pair, and at one of `keys` in a mapping.
         """
-        try:
+        with reading(self.describe(index)):
             item = self.data[index]
             if isinstance(item, tuple | list):
                 return convert(item[place])
@@ -97,14 +84,6 @@ class HandedInMasks(Source):
             if key is None:
                 raise UserError(f"there is none of {', '.join(keys)}, but {', '.join(item)}")
             return convert(item[key])
-        except OSError:
-            raise
-        except UserError as error:
-            raise UserError(f"{self.describe(index)}: {error}") from error
-        except Exception as error:  # The user's code may raise anything.
-            raise UserError(
-                f"cannot read {self.describe(index)}: {type(error).__name__}: {error}"
-            ) from error
 
 
 @dataclasses.dataclass(frozen=True)

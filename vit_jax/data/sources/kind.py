@@ -9,46 +9,36 @@ from vit_jax.data.sources.base import Source
 
 
 class SourceOptions(NamedTuple):
-    """Options of a data set in addition to its kind and its split.
+    """Options of a data set in addition to its kind and its split."""
 
-    Attributes:
-      path: path of the data set; see `SourceKind.path`.
-      label_key: name of the feature with the label or labels; None: labels are not needed.
-      class_names: class names of the training split; other splits use the same class indices.
-      num_classes: number of classes, if the data set does not define it.
-      parts: `kind:path` of each part of a mixture, which concatenates several data sets.
-      weights: relative sampling weight of each part in training; None: all examples are sampled
-        equally often.
-      image_size: height and width of synthetic images, in pixels.
-      labels: labels are required. False: images without labels are included, too.
-      slices: how slices such as `train[:90%]` are cut. `stratified`: a slice is a representative
-        sample. `in_order`: slices follow the stored order.
-      groups: defines groups of images, such as all images of a patient. Images of a group are
-        always in the same slice. Groups are defined by a regular expression for paths, by the name
-        of a column, or by a list with the group of each training image. None: no groups.
-      only: names of the classes that the user has chosen.
-      fields: names of the required fields of examples, such as `text`.
-      caption_key: name of the column or key with the captions, for the field `text`.
-      each_labelled: True: an example without a label raises an error. False: an example without a
-        label belongs to no class, as in multi-label classification.
-      depth_scale: factor from the integers of 16-bit depth maps to metres.
-    """
-
-    path: str = ""
+    path: str = ""  # Path of the data set; see `SourceKind.path`.
+    # Name of the feature with the label or labels; None: labels are not needed.
     label_key: str | None = "label"
+    # Class names of the training split; other splits use the same class indices.
     class_names: tuple[str, ...] | None = None
-    num_classes: int | None = None
+    num_classes: int | None = None  # Number of classes, if the data set does not define it.
+    # `kind:path` of each part of a mixture, which concatenates several data sets.
     parts: tuple[str, ...] = ()
+    # Relative sampling weight of each part in training; None: all examples are sampled equally
+    # often.
     weights: tuple[float, ...] | None = None
-    image_size: int = 224
-    labels: bool = True
+    image_size: int = 224  # Height and width of synthetic images, in pixels.
+    labels: bool = True  # Labels are required. False: images without labels are included, too.
+    # How slices such as `train[:90%]` are cut. `stratified`: a slice is a representative sample.
+    # `in_order`: slices follow the stored order.
     slices: str = "stratified"
+    # Defines groups of images, such as all images of a patient. Images of a group are always in the
+    # same slice. Groups are defined by a regular expression for paths, by the name of a column, or
+    # by a list with the group of each training image. None: no groups.
     groups: str | Sequence | None = None
-    only: tuple[str, ...] = ()
-    fields: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()  # Names of the classes that the user has chosen.
+    fields: tuple[str, ...] = ()  # Names of the required fields of examples, such as `text`.
+    # Name of the column or key with the captions, for the field `text`.
     caption_key: str = "caption"
+    # True: an example without a label raises an error. False: an example without a label belongs to
+    # no class, as in multi-label classification.
     each_labelled: bool = False
-    depth_scale: float = 0.001
+    depth_scale: float = 0.001  # Factor from the integers of 16-bit depth maps to metres.
 
 
 def last_folder(path: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax.data.fields import IGNORED, MASK
 from vit_jax.data.map_files import MASK_SUFFIXES, decode_mask, palette_of
-from vit_jax.data.sources.base import spread
+from vit_jax.data.sources.base import naming, spread
 from vit_jax.data.sources.folder import read_file
 from vit_jax.data.sources.folder_rules import MASK_FOLDERS
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
@@ -45,19 +45,13 @@ INVALID = -1  # Class of mask values that must not occur.
 
 
 class Layout(NamedTuple):
-    """The files, classes and values of the masks in a folder.
+    """The files, classes and values of the masks in a folder."""
 
-    Attributes:
-      words: description of the layout for the user.
-      splits: the files of each split.
-      class_names: names of the classes; empty: the folder does not contain names.
-      classes: class index, `IGNORED` or `INVALID` for each mask value. None: mask values are class
-        indices.
-    """
-
-    words: str
-    splits: dict[str, Split]
+    words: str  # Description of the layout for the user.
+    splits: dict[str, Split]  # The files of each split.
+    # Names of the classes; empty: the folder does not contain names.
     class_names: tuple[str, ...] = ()
+    # Class index, `IGNORED` or `INVALID` for each mask value. None: mask values are class indices.
     classes: np.ndarray | None = None
 
 
@@ -75,12 +69,9 @@ class Masks(Pairs):
     recognized: str = ""
 
     def fields_of(self, index):
-        try:
+        with naming(self.describe_map(index)):
             values = decode_mask(self.read_map(index))
-            number = len(self.class_names)
-            return {MASK: classes_of(values, self.classes, number, REMEDY)}
-        except UserError as error:
-            raise UserError(f"{self.describe_map(index)}: {error}") from error
+            return {MASK: classes_of(values, self.classes, len(self.class_names), REMEDY)}
 
     def known_fields(self, indices=None):
         return (self.classes.tobytes(),)
@@ -145,10 +136,9 @@ def _voc(root: str) -> Layout | None:
     lists = os.path.join(root, "ImageSets", "Segmentation")
     if not os.path.isdir(lists):
         return None
+    folders = "JPEGImages", "SegmentationClass"
     splits = {
-        os.path.splitext(name)[0]: Split(
-            "JPEGImages", "SegmentationClass", listed=f"ImageSets/Segmentation/{name}"
-        )
+        os.path.splitext(name)[0]: Split(*folders, listed=f"ImageSets/Segmentation/{name}")
         for name in sorted(os.listdir(lists))
         if name.endswith(".txt")
     }
@@ -167,22 +157,15 @@ def _cityscapes(root: str) -> Layout | None:
     }
     names = tuple(CITYSCAPES_IDS)
     words = f"Cityscapes: the {len(names)} classes of its benchmark, others ignored"
-    if _has_file(folder, "_gtFine_labelIds.png"):
+    below = os.walk(folder, followlinks=True)
+    if any(name.endswith("_gtFine_labelIds.png") for _, _, names in below for name in names):
         classes = np.full(IGNORED + 1, IGNORED, np.int16)
         classes[list(CITYSCAPES_IDS.values())] = range(len(names))
     else:  # Read the files that Cityscapes' scripts write.
-        splits = {
-            split: one._replace(map_end="_gtFine_labelTrainIds") for split, one in splits.items()
-        }
+        end = "_gtFine_labelTrainIds"
+        splits = {split: one._replace(map_end=end) for split, one in splits.items()}
         classes = as_they_are(len(names))
     return Layout(words, splits, names, classes)
-
-
-def _has_file(folder: str, end: str) -> bool:
-    """Returns True if the name of a file below a folder ends with `end`."""
-    return any(
-        name.endswith(end) for _, _, names in os.walk(folder, followlinks=True) for name in names
-    )
 
 
 def _ade(root: str) -> Layout | None:
@@ -217,12 +200,7 @@ def _own(root: str) -> Layout | None:
 
 
 def _class_names(file: str) -> tuple[str, ...]:
-    """Reads class names from a file, one per line, in the order of their indices.
-
-    Raises:
-      UserError: the file has no names, a line before the last name is empty, or a name occurs
-        twice.
-    """
+    """Reads distinct class names from a file, one per line, in the order of their indices."""
     names = tuple("\n".join(line.strip() for line in _lines(file)).rstrip("\n").split("\n"))
     if "" in names or len({*names}) < len(names):
         raise UserError(f"{file} must have a line for each class, from 0, each with another name")
@@ -267,18 +245,13 @@ def classes_of(values: np.ndarray, classes: np.ndarray, number: int, remedy: str
         shown = ", ".join(
             f"{value} ({count:,} pixels)" for value, count in zip(wrong[:5], counts, strict=False)
         )
-        more = " ..." if len(wrong) > 5 else ""
+        more, valid = " ..." if len(wrong) > 5 else "", (classes >= 0) & (classes != IGNORED)
+        first, last = np.flatnonzero(valid)[[0, -1]]
         raise UserError(
-            f"{shown}{more} beyond the {number} classes, which are {_range(classes)}, and "
+            f"{shown}{more} beyond the {number} classes, which are {first} to {last}, and "
             f"{IGNORED} for unknown pixels: correct the mask, or {remedy}"
         )
     return result.astype(np.uint8)
-
-
-def _range(classes: np.ndarray) -> str:
-    """Returns the range of valid mask values as text, such as "0 to 18", for an error."""
-    values = np.flatnonzero((classes >= 0) & (classes != IGNORED))
-    return f"{values[0]} to {values[-1]}"
 
 
 def _values_in(root: str, maps: Sequence[str]) -> Iterator[np.ndarray]:
@@ -297,12 +270,8 @@ def _values_in(root: str, maps: Sequence[str]) -> Iterator[np.ndarray]:
 def check_two_classes(present: Iterable[Iterable[int]], where: str) -> None:
     """Raises UserError if all masks contain only 0 and 255 (`IGNORED`), but class 1 is expected.
 
-    Such masks probably use 255 for the foreground. Training would then ignore the foreground.
-
-    Args:
-      present: the distinct values of each mask. The iteration stops at the first mask with a value
-        other than 0 and 255.
-      where: name of the data, for errors.
+    Such masks probably use 255 for the foreground, which training would ignore. `present` yields
+    the values in each mask; masks after the first one with other values are not read.
     """
     found: set[int] = set()
     for values in present:
@@ -320,9 +289,6 @@ def check_palettes(source: Masks) -> None:
     """Raises UserError if a sampled mask has the colours of another mask in a different order.
 
     Programs that create a palette for each image number the same classes differently in each file.
-
-    Args:
-      source: the masks.
     """
     # For each colour: an index that has the colour in a mask, and the number of this mask.
     known: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -345,12 +311,7 @@ def check_palettes(source: Masks) -> None:
 
 
 def class_count(present: Iterable[np.ndarray], where: str, remedy: str) -> int:
-    """Returns the number of classes, determined from the values that occur in masks.
-
-    Args:
-      present: the distinct values of each mask.
-      where: name of the data, for errors.
-      remedy: how the user can define the classes, for errors.
+    """Returns the number of classes, determined from the values in each mask (`present`).
 
     Raises:
       UserError: the values besides `IGNORED` are not 0, 1, 2, ..., or only one value occurs.

@@ -14,9 +14,8 @@ from vit_jax.errors import UserError
 
 def _check_named_alike(parts: list[Source]) -> None:
     """Raises UserError if some parts have class names and other parts have only class indices."""
-    with_classes = [part for part in parts if part.class_names]
-    numbered = [part for part in with_classes if part.numbered]
-    named = [part for part in with_classes if not part.numbered]
+    numbered = [part for part in parts if part.class_names and part.numbered]
+    named = [part for part in parts if part.class_names and not part.numbered]
     if named and numbered:
         raise UserError(
             f"{numbered[0].describe(0)} is of a part without class names, and "
@@ -54,7 +53,6 @@ class Mixture(Source):
         """Concatenates sources.
 
         Args:
-          parts: the sources.
           weights: relative sampling weight of each part in training; None: proportional to the
             part's number of examples.
           class_names: names of all classes. None: the classes of the first part, followed by new
@@ -73,9 +71,8 @@ class Mixture(Source):
                 "data.parts"
             )
         _check_named_alike(parts)
-        names = class_names or tuple(
-            dict.fromkeys(name for part in parts for name in part.class_names)
-        )
+        all_names = (name for part in parts for name in part.class_names)
+        names = class_names or tuple(dict.fromkeys(all_names))
         for part in parts:
             if unknown := sorted(set(part.class_names) - set(names)):
                 raise UserError(
@@ -96,9 +93,8 @@ class Mixture(Source):
 
     @property
     def fields(self):
-        return tuple(
-            name for name in self.parts[0].fields if all(name in part.fields for part in self.parts)
-        )
+        shared = set.intersection(*({*part.fields} for part in self.parts))
+        return tuple(name for name in self.parts[0].fields if name in shared)
 
     @property
     def left_out(self):
@@ -173,12 +169,10 @@ def mixture_of(open_part: Callable[[str, str, SourceOptions], Source]) -> Source
     """Returns the `SourceKind` of mixtures; `open_part(kind, split, options)` opens a part."""
 
     def open_mixture(split: str, options: SourceOptions) -> Mixture:
-        opened = []
+        opened, alone = [], options._replace(parts=(), weights=None)
         for part in options.parts:
             kind, _, path = part.partition(":")
-            opened.append(
-                open_part(kind, split, options._replace(path=path, parts=(), weights=None))
-            )
+            opened.append(open_part(kind, split, alone._replace(path=path)))
         return Mixture.join(opened, options.weights, options.class_names)
 
     return SourceKind(

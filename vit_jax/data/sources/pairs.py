@@ -7,10 +7,10 @@ suffix and the ends in `Split`.
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from vit_jax.data.decode import Unreadable, open_image
+from vit_jax.data.decode import Jpeg, Pixels, Unreadable, open_image
 from vit_jax.data.dense_fields import check_upright
 from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.folder import file_sizes, folders_in, read_file, walk
@@ -114,11 +114,7 @@ class Pairs(Source):
         Args:
           field: key of the map in `fields_of`.
         """
-        for index in spread(len(self), SAMPLES):
-            try:
-                image = open_image(self[index].image)
-            except (Unreadable, OSError):  # Ignored: the pipeline counts and replaces these images.
-                continue
+        for index, image in readable_samples(self):
             rows, columns = self.fields_of(index)[field].shape
             if (rows, columns) != (image.height, image.width):
                 raise UserError(
@@ -128,6 +124,16 @@ class Pairs(Source):
                 )
 
 
+def readable_samples(source: Source) -> Iterator[tuple[int, Jpeg | Pixels]]:
+    """Yields some indices and opened images; the pipeline reports the unreadable images."""
+    for index in spread(len(source), SAMPLES):
+        try:
+            image = open_image(source[index].image)
+        except (Unreadable, OSError):
+            continue
+        yield index, image
+
+
 def find_splits(root: str, map_folders: Sequence[str]) -> dict[str, Split]:
     """Returns the splits of a data set's folder with images and maps (masks or depth maps).
 
@@ -135,10 +141,8 @@ def find_splits(root: str, map_folders: Sequence[str]) -> dict[str, Split]:
     folders `images` and `masks` have no subfolders of splits, they are the split `all`.
 
     Args:
-      root: folder of the data set.
       map_folders: possible names of the folder of maps, the most likely first.
     """
-    folders = _folders(root)
     if pair := _two_folders(root, map_folders):
         images, maps = pair
         both = _splits_in(os.path.join(root, images)), _splits_in(os.path.join(root, maps))
@@ -149,19 +153,19 @@ def find_splits(root: str, map_folders: Sequence[str]) -> dict[str, Split]:
         }
         return splits or {"all": Split(images, maps)}
     splits = {}
-    for folder in filter(split_name, folders):
+    for folder in filter(split_name, _folders(root)):
         if pair := _two_folders(os.path.join(root, folder), map_folders):
             splits[split_name(folder)] = Split(*(f"{folder}/{name}" for name in pair))
     return splits
 
 
-def split_of(path: str, splits: Mapping[str, Split], name: str) -> Split:
-    """Returns a split by its name; the names in `DEV` are synonyms.
+def split_of(path: str, splits: Mapping[str, Any], name: str, *others: str) -> Any:
+    """Returns the split with one of the given names; the names in `DEV` are synonyms.
 
     Raises:
       UserError: the split does not exist.
     """
-    names = (name, *(DEV if name in DEV else ()))
+    names = (name, *others, *(DEV if name in DEV else ()))
     found = next((splits[one] for one in names if one in splits), None)
     if found is None:
         raise UserError(
@@ -178,7 +182,6 @@ def find_pairs(
 
     Args:
       root: the folder of the data set, with a trailing slash.
-      split: the folders and file names of the split.
       suffixes: suffixes of maps, in lower case.
       what: the kind of map, for errors.
 
@@ -218,14 +221,9 @@ def find_pairs(
 def _check_all(
     names: Sequence[str], files: Mapping[str, str], lack: str, folder: str, remedy: str = ""
 ) -> None:
-    """Raises UserError if the file of an image is missing in a folder.
+    """Raises UserError if images have no file in a folder; `files` are its files by image name.
 
-    Args:
-      names: names of the images.
-      files: the files in the folder, by image name.
-      lack: text of the error about images without a file.
-      folder: the folder, for the error.
-      remedy: end of the error message.
+    The message contains `lack`, such as "have no mask", and ends with `remedy`.
     """
     if missing := [name for name in names if name not in files]:
         raise UserError(
@@ -258,11 +256,9 @@ def _folders(where: str) -> list[str]:
 def _two_folders(where: str, map_folders: Sequence[str]) -> tuple[str, str] | None:
     """Returns the names of the image and map folders in `where`; None if one is missing."""
     named = {name.lower(): name for name in _folders(where)}
-    found = [
-        next((named[name] for name in names if name in named), None)
-        for names in (IMAGE_FOLDERS, map_folders)
-    ]
-    return (found[0], found[1]) if found[0] and found[1] else None
+    images = next((named[name] for name in IMAGE_FOLDERS if name in named), None)
+    maps = next((named[name] for name in map_folders if name in named), None)
+    return (images, maps) if images and maps else None
 
 
 def _splits_in(where: str) -> dict[str, str]:
@@ -270,21 +266,15 @@ def _splits_in(where: str) -> dict[str, str]:
 
 
 def _files(folder: str) -> list[str]:
-    """Returns the paths of all files below a folder, relative to this folder."""
     start = len(os.path.join(folder, ""))
     return [path[start:] for path in walk(folder)]
 
 
 def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
-    """Returns a dictionary from names to files.
+    """Returns the files by name. Files whose stems do not end with `end` are skipped.
 
     A file's name is its path without suffix and without `end`: `x/a` for `x/a_leftImg8bit.png`, if
     `end` is `_leftImg8bit`.
-
-    Files whose names do not end with `end` are skipped.
-
-    Raises:
-      UserError: two files have the same name.
     """
     named: dict[str, str] = {}
     for file in sorted(files):
@@ -300,7 +290,6 @@ def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
 
 
 def _listed(file: str) -> list[str]:
-    """Returns the names in a text file with one name per line."""
     try:
         with open(file, encoding="utf-8-sig") as lines:
             return [line.split()[0] for line in lines if line.strip()]

@@ -37,9 +37,8 @@ def split_range(split: str, images: int) -> range:
     if not re.fullmatch(rf"[^\[\]]*({BRACKET})*", split):
         raise UserError(f"cannot read the split {split!r}; write {name}[:90%] or {name}[100:]")
     for start, stop in re.findall(BRACKET, split):
-        chosen = chosen[
-            _boundary(start, 0, len(chosen)) : _boundary(stop, len(chosen), len(chosen))
-        ]
+        size = len(chosen)
+        chosen = chosen[_boundary(start, 0, size) : _boundary(stop, size, size)]
     if not chosen:
         raise UserError(f"the split {split!r} of {images} images is empty")
     return chosen
@@ -53,12 +52,7 @@ def _boundary(text: str, default: int, images: int) -> int:
 
 
 def overlap(one: str, other: str, images: int) -> bool:
-    """Returns True if two splits are known to share images.
-
-    Args:
-      one, other: names of splits with their slices.
-      images: number of images in a whole split.
-    """
+    """Returns True if two splits, with slices, are known to share images."""
     try:
         mine, theirs = (
             [(part.split("[")[0], split_range(part, images)) for part in split.split("+")]
@@ -87,9 +81,7 @@ def chosen(
     """Returns the image indices of a split `name[from:to]`.
 
     Args:
-      source: the whole split.
-      split: name of the split with its slices.
-      in_order: cut slices out of the stored order instead of the source's `fair_order`.
+      in_order: True: a slice follows the stored order. False: it is a representative sample.
       groups: the group of each image; all images of a group are in the same slice. None: no groups.
     """
     part = split_range(split, len(source))
@@ -105,18 +97,9 @@ def _whole_groups(
 ) -> np.ndarray:
     """Returns the indices of the images in a slice that contains only complete groups.
 
-    All groups are concatenated in a fixed order, so each image has a position. A group belongs to
-    the slice if the position of the group's middle is in the range `part`.
-
-    Args:
-      source: the whole split.
-      split: name of the split with its slices, for the error.
-      part: the slice, as a range of positions.
-      in_order: concatenate the groups in the stored order. False: in a stratified order.
-      groups: the group of each image.
-
-    Raises:
-      UserError: the slice contains no group.
+    All groups are concatenated in a fixed order, stratified or stored (`in_order`), so each image
+    has a position. A group belongs to the slice if the position of its middle is in the range
+    `part`.
     """
     names = list(map(str, groups))
     _, first, group, counts = np.unique(
@@ -126,9 +109,7 @@ def _whole_groups(
         order = np.argsort(first)
     else:
         table = source.known_labels()
-        classes = (
-            np.zeros(len(names), np.int64) if table is None else table[:, 0].astype(np.int64) + 1
-        )
+        classes = 0 * group if table is None else table[:, 0].astype(np.int64) + 1
         # The stratum of a group is the most frequent class of its images.
         votes = np.unique(np.stack([group, classes]), axis=1, return_counts=True)
         best = np.lexsort((-votes[1], votes[0][0]))
@@ -149,14 +130,7 @@ def _whole_groups(
 def sliced(
     source: Source, split: str, in_order: bool = False, groups: Sequence | None = None
 ) -> Source:
-    """Returns a source with the images of a split `name[from:to]`.
-
-    Args:
-      source: the whole split.
-      split: name of the split with its slices.
-      in_order: True: a slice follows the stored order. False: it is a representative sample.
-      groups: the group of each image; all images of a group are in the same slice. None: no groups.
-    """
+    """Returns a source with the images that `chosen` returns for the same arguments."""
     part = chosen(source, split, in_order, groups)
     return source if len(part) == len(source) else Subset(source, part)
 
@@ -166,10 +140,6 @@ def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
 
     If the expression has parentheses, the group is the text that the parentheses match. For
     example, `(patient[0-9]+)_` assigns `a/patient12_3.png` to the group `patient12`.
-
-    Args:
-      paths: the paths.
-      pattern: the regular expression.
 
     Raises:
       UserError: `pattern` is not a regular expression, or does not match a path.
@@ -228,7 +198,6 @@ def stratified(strata: Sequence[int] | Sequence[str], names: Sequence[str]) -> n
 
     Args:
       strata: the stratum of each image: its class, or its folder.
-      names: names of the images.
 
     Returns:
       Indices of the images, int64 `[images]`.

@@ -7,8 +7,14 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from vit_jax.data.fields import BOXES, MASK, TEXT, caption_keys
-from vit_jax.data.sources.array_record import Records, first_line, image_and_labels, refuse_s3
+from vit_jax.data.fields import BOXES, MASK, TEXT
+from vit_jax.data.sources.array_record import (
+    Records,
+    first_line,
+    image_and_labels,
+    refuse_s3,
+    text_keys,
+)
 from vit_jax.data.sources.kind import SourceKind, SourceOptions, last_folder
 from vit_jax.data.sources.slices import absolute
 from vit_jax.data.sources.tfds_dense import DenseRecords, dense_reader
@@ -17,67 +23,50 @@ from vit_jax.errors import UserError, nearest
 PREPARED = "prepared.json"  # File with settings, sizes and hashes that `vit_jax.prepare` writes.
 
 
-def tfds_records(
-    path: str,
-    split: str,
-    label_key: str | None,
-    each_labelled: bool = False,
-    caption_key: str | None = None,
-) -> Records:
-    """Opens a TFDS data set prepared as ArrayRecord, without TensorFlow.
+def open_tfds(split: str, options: SourceOptions) -> Records:
+    """Opens a split of a TFDS data set, without TensorFlow.
 
-    Args:
-      path: `name`, `name:data_dir`, or the folder with the data set's files.
-      split: split with slices and `+` as in TFDS; slices may be nested.
-      label_key: name of the feature with the labels; None: labels are not read.
-      each_labelled: True: an example without a label raises an error.
-      caption_key: name of the feature with the captions. None: captions are not read.
+    The examples have labels and captions, or boxes or masks, as the options require. Slices of the
+    split may be nested, and several splits may be joined by `+`.
     """
-    import tensorflow_datasets as tfds
+    builder, label_key = tfds_builder(options.path), options.label_key
+    name = f"{builder.info.full_name} {split}"
+    if {BOXES, MASK} & {*options.fields}:
+        tfds_feature(builder, "image")
+        field, names, read_field = dense_reader(builder, options)
+        read = partial(image_and_labels, label_key=None)
+        records, shards = tfds_split(builder, split), tfds_shards(builder, split)
+        return DenseRecords(
+            name, records, read, names, 1, shards=shards, field=field, read_field=read_field
+        )
+    names, multiple = _classes(builder, label_key)
+    return Records(
+        name,
+        tfds_split(builder, split),
+        partial(image_and_labels, label_key=label_key),
+        names,
+        # The metadata do not contain the maximum number of labels. 16 is enough even for JFT.
+        max_labels=16 if multiple else 1,
+        each_labelled=options.each_labelled and label_key is not None,
+        shards=tfds_shards(builder, split),
+        **(_captions_of(builder, split, options.caption_key) if TEXT in options.fields else {}),
+    )
 
-    builder = tfds_builder(path)
+
+def _classes(builder, label_key: str | None) -> tuple[tuple[str, ...], bool]:
+    """Returns the class names, and True if an image may have several labels."""
     feature = tfds_feature(builder, label_key or "image")
-    multiple = label_key is not None and not isinstance(feature, tfds.features.ClassLabel)
-    labels = getattr(feature, "feature", feature)
-    if label_key is not None and not _is_class(feature):
+    if label_key is None:
+        return (), False
+    if not _is_class(feature):
         classes = [name for name, kind in builder.info.features.items() if _is_class(kind)]
         raise UserError(
             f"the feature {label_key!r} (data.label_key) of {builder.info.full_name!r} is a "
             f"{type(feature).__name__}, and must be a ClassLabel or a Sequence of such"
             + (f"; there are: {', '.join(classes)}" if classes else "")
         )
-    # The metadata do not contain the maximum number of labels of an image. 16 is enough even for
-    # JFT.
-    return Records(
-        f"{builder.info.full_name} {split}",
-        tfds_split(builder, split),
-        partial(image_and_labels, label_key=label_key),
-        tuple(labels.names) if label_key else (),
-        max_labels=16 if multiple else 1,
-        each_labelled=each_labelled and label_key is not None,
-        shards=tfds_shards(builder, split),
-        **({} if caption_key is None else _captions_of(builder, split, caption_key)),
-    )
-
-
-def open_tfds(split: str, options: SourceOptions) -> Records:
-    """Opens a split of a TFDS data set, with boxes or masks if the options require them."""
-    if not {BOXES, MASK} & {*options.fields}:
-        captions = options.caption_key if TEXT in options.fields else None
-        return tfds_records(options.path, split, options.label_key, options.each_labelled, captions)
-    builder = tfds_builder(options.path)
-    tfds_feature(builder, "image")
-    field, names, read_field = dense_reader(builder, options)
-    return DenseRecords(
-        f"{builder.info.full_name} {split}",
-        tfds_split(builder, split),
-        partial(image_and_labels, label_key=None),
-        names,
-        max_labels=1,
-        shards=tfds_shards(builder, split),
-        field=field,
-        read_field=read_field,
-    )
+    inner = getattr(feature, "feature", None)
+    return tuple((inner or feature).names), inner is not None
 
 
 def _is_class(feature) -> bool:
@@ -87,11 +76,7 @@ def _is_class(feature) -> bool:
 
 
 def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
-    """Returns the arguments of `Records` about captions, as a dictionary.
-
-    Raises:
-      UserError: the feature `caption_key` does not exist or is not text.
-    """
+    """Returns the arguments of `Records` about captions; raises UserError without `caption_key`."""
     found = caption_feature(builder.info.features, caption_key)
     if found is None:
         there = ", ".join(text_features(builder.info.features)) or "none"
@@ -105,10 +90,8 @@ def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
 def _captions_digest(builder, split: str) -> str:
     """Returns a text that changes if the captions of a split such as `train+test` change.
 
-    Returns:
-      The splits' hashes of captions, joined to one text. `vit_jax.prepare` stores these hashes. If
-      the data set has no such hashes, the splits' sizes in bytes are used. These sizes change only
-      if the length of a caption changes. Computing hashes would require reading all images.
+    It contains the hashes that `vit_jax.prepare` stores, or else sizes in bytes, as hashes would
+    require reading all images.
     """
     from etils import epath
 
@@ -127,7 +110,6 @@ def caption_feature(features: Mapping, caption_key: str) -> str | None:
     """Returns the name of the caption feature in a tf.Example, such as `captions/text`.
 
     Args:
-      features: the features of a TFDS data set.
       caption_key: name of a feature, which is a text, a sequence of texts, or a sequence of
         mappings with the key `text`. If it is the default name, all names in `CAPTION_KEYS` are
         tried.
@@ -136,17 +118,14 @@ def caption_feature(features: Mapping, caption_key: str) -> str | None:
       The name; None if the data set has no such feature.
     """
     there = set(text_features(features))
-    names = [name for key in caption_keys(caption_key) for name in (key, f"{key}/text")]
-    return next((name for name in names if name in there), None)
+    return next((name for name in text_keys(caption_key) if name in there), None)
 
 
 def text_features(features: Mapping, above: str = "", nested: int = 0) -> Iterator[str]:
     """Yields the names, in a tf.Example, of all features that are texts or sequences of texts.
 
-    Args:
-      features: TFDS features by name.
-      above: prefix of the names, for features within other features.
-      nested: number of sequences that enclose these features.
+    Features within other features have the prefix `above`; `nested` is the number of sequences
+    around them.
     """
     from tensorflow_datasets.core import features as kinds
     from tensorflow_datasets.core.utils import dtype_utils
@@ -202,14 +181,12 @@ def tfds_builder(path: str):
             "describes how to use your own data"
         ) from error
     if not builder.info.splits:
-        by_hand = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
         command = f"tfds build {re.sub(r':.*[*].*', '', name)} --file_format=array_record"
         command += f" --data_dir={data_dir}" if data_dir else ""
-        if by_hand:
+        if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
             page = f"https://www.tensorflow.org/datasets/catalog/{builder.name}"
-            command += (
-                f" --manual_dir=DIR, with the files listed at {page} downloaded by hand into DIR"
-            )
+            command += " --manual_dir=DIR, with the files listed at "
+            command += f"{page} downloaded by hand into DIR"
         missing = f"data set {name!r} is not prepared in {builder.data_path}"
         raise UserError(f"{missing}; with tensorflow installed, run: {command}")
     return builder
@@ -265,9 +242,8 @@ def _one_slice(builder, split: str) -> str:
 
 
 def _is_folder(path: str) -> bool:
-    return path.startswith(("/", ".", "~", "gs://")) or os.path.isfile(
-        os.path.join(path, "dataset_info.json")
-    )
+    info = os.path.join(path, "dataset_info.json")
+    return path.startswith(("/", ".", "~", "gs://")) or os.path.isfile(info)
 
 
 def _name_of(path: str) -> str:

@@ -11,6 +11,7 @@ from vit_jax.data.decode import open_image
 from vit_jax.data.fields import BOXES, IGNORED, MASK, Boxes
 from vit_jax.data.map_files import decode_mask
 from vit_jax.data.sources.array_record import Records, feature_values, image_and_labels
+from vit_jax.data.sources.base import naming
 from vit_jax.data.sources.kind import SourceOptions
 from vit_jax.data.sources.masks import as_they_are, classes_of
 from vit_jax.errors import UserError
@@ -20,14 +21,10 @@ Read = Callable[[Mapping], Any]
 
 @dataclasses.dataclass(frozen=True)
 class DenseRecords(Records):
-    """ArrayRecord files of images with objects or masks.
+    """ArrayRecord files of images with objects or masks."""
 
-    Attributes:
-      field: `boxes` or `mask`.
-      read_field: called with the features of a tf.Example; returns the boxes or the mask.
-    """
-
-    field: str = BOXES
+    field: str = BOXES  # `boxes` or `mask`.
+    # Called with the features of a tf.Example; returns the boxes or the mask.
     read_field: Read = dict
 
     @property
@@ -35,10 +32,8 @@ class DenseRecords(Records):
         return (self.field,)
 
     def fields_of(self, index):
-        try:
+        with naming(self.describe(index)):
             return {self.field: self.read_field(self._features(index))}
-        except UserError as error:
-            raise UserError(f"{self.describe(index)}: {error}") from error
 
     def known_fields(self, indices=None):
         return ()
@@ -72,11 +67,7 @@ def dense_reader(builder, options: SourceOptions) -> tuple[str, tuple[str, ...],
 
 
 def _only(builder, kind: str, is_one: Callable[[Any], bool]) -> tuple[str, Any]:
-    """Returns the only TFDS feature of a kind, such as a mask, as a pair (name, feature).
-
-    Raises:
-      UserError: the data set does not have exactly one feature for which `is_one` returns True.
-    """
+    """Returns the name of the only feature for which `is_one` returns True, and the feature."""
     features = builder.info.features
     found = [name for name, feature in features.items() if name != "image" and is_one(feature)]
     if len(found) != 1:

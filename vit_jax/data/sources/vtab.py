@@ -116,14 +116,8 @@ NINE_TENTHS = dict(train="train[:90%]", val="train[90%:]")
 FOUR_FIFTHS = dict(train="train[:80%]", val="train[80%:]")
 THREE_FIFTHS = dict(train="train[:60%]", val="train[60%:80%]", test="train[80%:]")
 CLEVR = dict(dataset="clevr:3.*.*", **NINE_TENTHS, test="validation", crop=False)
-DSPRITES = dict(
-    dataset="dsprites:2.*.*",
-    train="train[:80%]",
-    val="train[80%:90%]",
-    test="train[90%:]",
-    flip=False,
-    image=black_and_white,
-)
+DSPRITES = dict(dataset="dsprites:2.*.*", train="train[:80%]", val="train[80%:90%]")
+DSPRITES |= dict(test="train[90%:]", flip=False, image=black_and_white)
 SMALLNORB = dict(dataset="smallnorb:2.*.*", val="test[:50%]", test="test[50%:]")
 
 _ALL = (
@@ -183,16 +177,14 @@ def open_task(path: str, split: str) -> Records:
     sizes = {name: part.num_examples for name, part in builder.info.splits.items()}
     slices = tfds_slices(task, split, sizes)
     records, shards = tfds_split(builder, slices), tfds_shards(builder, slices)
-    return Records(
-        f"{task.name} {split}", records, partial(read, task.name.lower()), names, 1, shards=shards
-    )
+    title, reader = f"{task.name} {split}", partial(read, task.name.lower())
+    return Records(title, records, reader, names, 1, shards=shards)
 
 
 def tfds_slices(task: VtabTask, split: str, sizes: Mapping[str, int]) -> str:
     """Returns a task's split in TFDS's notation, such as `train[0:800]+train[2753:2953]`.
 
     Args:
-      task: the task.
       split: split of the task, such as `train800val200`.
       sizes: number of images in each TFDS split.
     """

@@ -1,6 +1,6 @@
-"""Draws glyphs.png and glyphs.json from matplotlib's fonts.
+"""Draws `vit_jax/data/glyphs/glyphs.png` and glyphs.json from matplotlib's fonts.
 
-Usage: python -m vit_jax.data.glyphs.draw_glyphs
+Usage: python -m tests.data.draw_glyphs
 
 The repository contains both files, drawn with matplotlib 3.11.2 and Pillow 13.0.0. Do not draw them
 again: a different version of FreeType may draw different pixels, and the composed images that use
@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFont
 
-FOLDER = Path(__file__).parent
+from vit_jax.data.sources.composed import GLYPHS
+
 # Oblique fonts are excluded. They are slanted copies of other fonts, and the composed images shear
 # each character at random anyway.
 FONTS = (
@@ -117,26 +118,6 @@ def candidates(maps: list[set[int]]) -> list[str]:
     )
 
 
-def drawings(character: str, fonts: list, maps: list[set[int]]) -> list[np.ndarray | None]:
-    """Draws a character in each font; None for a font that does not contain it."""
-    return [
-        draw(character, font) if ord(character) in known else None
-        for font, known in zip(fonts, maps, strict=True)
-    ]
-
-
-def compared_ink(drawn: list[np.ndarray | None]) -> np.ndarray | None:
-    """Joins a character's drawings in the fonts `COMPARED`, so that characters can be compared.
-
-    Returns:
-      A vector of values from 0 to 1; None if the character is missing in one of these fonts.
-    """
-    compared = [drawn[number] for number in COMPARED]
-    if any(one is None for one in compared):
-        return None
-    return np.concatenate([one.ravel() / 255 for one in compared])
-
-
 def choose(fonts: list, maps: list[set[int]]) -> dict[str, list[np.ndarray | None]]:
     """Chooses the characters of glyphs.png, and draws each of them in all fonts.
 
@@ -155,10 +136,14 @@ def choose(fonts: list, maps: list[set[int]]) -> dict[str, list[np.ndarray | Non
         collection = script(character)
         if sizes[collection] == COLLECTIONS[collection][0]:
             continue
-        drawn = drawings(character, fonts, maps)
-        ink = compared_ink(drawn)
-        if ink is None:
+        drawn = [
+            draw(character, font) if ord(character) in known else None
+            for font, known in zip(fonts, maps, strict=True)
+        ]
+        compared = [drawn[number] for number in COMPARED]
+        if any(one is None for one in compared):
             continue
+        ink = np.concatenate([one.ravel() / 255 for one in compared])
         drawn = distinct(drawn)
         styles = sum(one is not None for one in drawn)
         if styles < FEWEST_STYLES or not differ(ink, earlier, ALIKE):
@@ -179,7 +164,7 @@ def save_sheet(chosen: dict[str, list[np.ndarray | None]]) -> None:
     sheet = np.concatenate(rows).astype(np.uint16)
     picture = Image.fromarray(((sheet * (GREYS - 1) + 127) // 255).astype(np.uint8), "P")
     picture.putpalette([grey for step in range(GREYS) for grey in [255 * step // (GREYS - 1)] * 3])
-    picture.save(FOLDER / "glyphs.png", optimize=True, bits=2)
+    picture.save(GLYPHS / "glyphs.png", optimize=True, bits=2)
 
 
 def main() -> None:
@@ -196,7 +181,7 @@ def main() -> None:
     for character in chosen:
         collections[script(character)] += character
     table = {"fonts": FONTS, "collections": collections}
-    (FOLDER / "glyphs.json").write_text(json.dumps(table, indent=1, ensure_ascii=True) + "\n")
+    (GLYPHS / "glyphs.json").write_text(json.dumps(table, indent=1, ensure_ascii=True) + "\n")
     total = sum(one is not None for drawn in chosen.values() for one in drawn)
     print({name: len(chars) for name, chars in collections.items()}, f"{total} drawings")
 
