@@ -119,7 +119,6 @@ def _help(section: str, common: Sequence[str]) -> str:
       section: result of `_help_asked`. For '' and `full`, the text contains the command's purpose,
         its flags and config values. For the name of a section, the text only contains the config
         values of this section.
-      common: keys of the most frequently changed config values.
     """
     takes_config = "config" in flags.FLAGS
     if section not in ("", "full"):

@@ -195,7 +195,6 @@ def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str],
     """Splits the argument of a config, such as `model=ViT-S/16,smoke`.
 
     Args:
-      argument: the argument.
       defaults: all allowed names with their default values.
 
     Returns:
@@ -338,7 +337,6 @@ def check(
     """Checks a config, and returns it as typed options.
 
     Args:
-      config: the config.
       handed_in: True: a program has passed its own objective class, which may use the options of
         all objectives.
       file: the config as its file has returned it, before changes by the user. If such a change

@@ -177,7 +177,6 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
     """Converts a checkpoint, and prints the mapping of parameter names.
 
     Args:
-      source: the checkpoint.
       destination: file or folder to write.
       changes: model arguments to change.
     """

@@ -161,7 +161,6 @@ class Predictor:
         """Returns the prediction of each image: classes or depths of its pixels, or its objects.
 
         Args:
-          model: the model.
           images: paths, PIL images or uint8 arrays of any size, as in `ImageModel.predict`.
           **options: arguments of `predict` of the model, such as a segmenter's `whole`.
         """

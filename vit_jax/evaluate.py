@@ -123,7 +123,6 @@ def parsed(name: str, option: SuiteOption, value):
     """Returns the parsed value of a suite's flag.
 
     Args:
-      name: name of the flag.
       option: the suite's option.
       value: value of the flag as text; for a repeated flag, a list of texts.
 

@@ -182,7 +182,6 @@ def price(recorded: dict, name: str) -> str:
 
     Args:
       recorded: all records, by name. The record `prices` contains the device-days.
-      name: name of the experiment.
     """
     days = recorded.get("prices", {}).get("figures", {}).get("days", {}).get(name)
     return (

@@ -56,7 +56,6 @@ class Predictor:
         """Predicts the most likely classes of images.
 
         Args:
-          model: the model.
           images: paths, PIL images or arrays, as for `ImageModel.predict`.
           class_names: names of all classes; empty: their indices are used as names.
           top: maximum number of classes for each image. None: 3 classes without `threshold`, all

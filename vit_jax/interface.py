@@ -301,7 +301,6 @@ def _changed(
     """Returns the config with changed values.
 
     Args:
-      config: the config.
       short: values of the calling function's arguments, such as `minutes`, by dotted key. Values
         that are None are ignored.
       values: the user's other values, by dotted key; None: no other values.

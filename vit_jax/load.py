@@ -120,7 +120,6 @@ def build_model(
     """Builds the model of an open checkpoint.
 
     Args:
-      checkpoint: the checkpoint.
       log: callback for each line of the log.
       weights: entry in the registry of published weights; None: the weights are not published.
       **changes: arguments of the model to change, as in `load_model`.

@@ -69,8 +69,6 @@ def write_masks(
 
     Args:
       folder: folder into which `masks/`, `overlays/` and `index.html` are written.
-      segmenter: the segmenter.
-      images: the images.
       log: callback for messages about unreadable images.
       on_mask: callback that receives the path of each image and its classes: (class, share of the
         pixels), the largest share first.
@@ -124,7 +122,6 @@ def remove_earlier(folder: Path, written: Collection[str], suffixes: Mapping[str
     kept.
 
     Args:
-      folder: folder of the predictions.
       written: names of the images whose files were written, as returned by `mask_names`.
       suffixes: suffix of the files by folder in `folder`. An image has a file in each of them.
     """

@@ -14,8 +14,6 @@ def check_path(value: object, name: str, instead: str = "") -> None:
     """Raises UserError if an argument is not a path.
 
     Args:
-      value: the argument.
-      name: name of the argument.
       instead: description of the expected path. The error message contains "must be the path of"
         and this description. Empty: "a folder".
     """

@@ -80,7 +80,6 @@ def print_sweep(config, job, where, prices, planner, counts_traffic: bool) -> li
     """Prints a ranking of meshes and rematerialization policies; returns the estimates.
 
     Args:
-      config: config of the run.
       job: amount of work of the run.
       where: the slice or machine.
       prices: prices of devices.
@@ -105,7 +104,6 @@ def print_plan(config, job, where, prices, planner) -> list:
     fit.
 
     Args:
-      config: config of the run.
       job: amount of work of the run.
       where: the slice or machine.
       prices: prices of devices.

@@ -263,7 +263,6 @@ def computed(
 
     Args:
       classifier: the model and its evaluation transform.
-      images: the images.
       compute: function `(model, images) -> values`.
 
     Yields:
@@ -318,7 +317,6 @@ def write_predictions(
       file: the file; None: standard output.
       form: the format, as returned by `output_format`.
       classifier: the model, its evaluation transform and class names.
-      images: the images.
 
     Raises:
       UserError: the model has no head, or none of the images can be read.

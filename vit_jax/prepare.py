@@ -158,7 +158,6 @@ def print_result(done: writer.Prepared, retrieved: bool) -> None:
     """Prints the numbers of written and skipped examples, and the flags to train on the data set.
 
     Args:
-      done: the data set.
       retrieved: whether images similar to curated data sets were selected (`--retrieve_for`).
     """
     made = ", ".join(f"{name} {count:,}" for name, count in done.splits.items())

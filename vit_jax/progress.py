@@ -75,7 +75,6 @@ class Progress:
       what: name of the task.
       total: total amount of work, for example the number of images.
       unit: unit of the amount of work, such as `images`.
-      log: callback for each line.
     """
 
     def __init__(self, what: str, total: int, unit: str, log: Callable[[str], None] = print):
@@ -136,7 +135,6 @@ def phase(name: str, every: float = 1) -> Iterator[None]:
     printed to standard error every ten seconds.
 
     Args:
-      name: name of the phase.
       every: seconds between two updates.
     """
     start = shown = time.monotonic()

@@ -104,7 +104,6 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
     The training images are ImageNet-21k; its labels are not used.
 
     Args:
-      model: name of the model.
       row: the values that differ between models.
       teacher: the frozen model whose features are predicted.
     """
@@ -233,7 +232,6 @@ def tuned_codes(
     """Returns the values of BEiT's fine-tuning on ImageNet-1k or 21k.
 
     Args:
-      model: name of the model.
       row: the recipe.
       i21k: True: ImageNet-21k. False: ImageNet-1k.
       mixed: True: use mixup and CutMix.
@@ -386,7 +384,6 @@ def deit_like(
     """Returns the values common to DeiT, Swin and ConvNeXt: augmentation, cosine schedule.
 
     Args:
-      model: name of the model.
       task: a key of the table `skipped`, such as `finetune`. The task `i21k` is training on
         ImageNet-21k, all other tasks are on ImageNet-1k.
       skipped: rates of stochastic depth, by task and model.

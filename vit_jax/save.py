@@ -199,8 +199,6 @@ def objective_to_save(
     saved in a single file, as in Google's format.
 
     Args:
-      checkpoint: the checkpoint.
-      options: the options of the model.
       library: the library that can load the saved model, such as `timm`.
 
     Raises:

@@ -98,7 +98,6 @@ def most_similar(
 
     Args:
       model: an image-text model.
-      text: the text.
       embeddings: embeddings of the images with unit norm, float32 `[images, dim]`.
       most: maximum number of images.
     """
@@ -117,8 +116,6 @@ def embed_images(
 
     Args:
       model: an image-text model.
-      images: the images.
-      crop: the evaluation transform.
       cache: folder of the cache; None: a folder in the user's cache.
 
     Raises:
@@ -148,7 +145,6 @@ def compute_embeddings(
     Args:
       model: image encoder of an image-text model.
       paths: paths of images by key.
-      crop: the evaluation transform.
     """
     from vit_jax.evaluation.features import extractor_of, image_embedding
     from vit_jax.parallel.mesh import make_mesh

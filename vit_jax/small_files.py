@@ -41,7 +41,6 @@ def read_lines(path: str | Path, flag: str) -> list[str]:
     """Returns the lines of a text file without its byte order mark.
 
     Args:
-      path: path of the file.
       flag: name of the command-line flag that contains the path, for error messages.
 
     Raises:

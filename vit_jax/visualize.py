@@ -88,7 +88,6 @@ def _title(library: str, name: str) -> str:
 
     Args:
       library: the library of the checkpoint, such as `timm`; `a run` for a vit_jax run.
-      name: the model's name.
     """
     from vit_jax.runs.run_page import title_of
     from vit_jax.runs.workdir import place_of, saved_run

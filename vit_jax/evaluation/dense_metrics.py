@@ -25,7 +25,6 @@ def confusion(predicted: np.ndarray, mask: np.ndarray, classes: int) -> np.ndarr
       predicted: predicted class of each pixel, int `[height, width]`.
       mask: true class of each pixel, `[height, width]`; pixels with the value `IGNORED` are not
         counted.
-      classes: number of classes.
 
     Returns:
       Pixel counts, int64 `[classes, classes]`: a row for each true class, a column for each
@@ -150,7 +149,6 @@ def coco_metrics(
     Args:
       detections: predicted objects of each image.
       objects: true objects of each image. They must have masks if `masks` is True.
-      classes: number of classes.
       masks: True: compare masks. False: compare boxes.
       overlaps: function from the index of an image to the IoU of each detection with each true
         object of this image, `[detections, objects]`. IoUs below 0.5 have no effect. None: the IoU
@@ -254,7 +252,6 @@ def image_matches(
     Args:
       detections: predicted objects of each image. All of them are counted, whatever their score.
       objects: true objects of each image. They must have masks if `masks` is True.
-      classes: number of classes.
       masks: True: compare masks. False: compare boxes.
 
     Raises:

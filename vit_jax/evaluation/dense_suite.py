@@ -42,9 +42,7 @@ def tested_set(
     its first split is the test split.
 
     Args:
-      described: the data set.
       kind: kind of source (`data.source`) for a data set that is a folder.
-      options: the suite's options.
       log: callback for a message about a data set without the split `test`.
     """
     if described.kind == "tfds":
@@ -66,8 +64,6 @@ def check_classes(described: DataSet, source: Source, names: Sequence[str], mode
     """Raises UserError if a data set and the model have different classes.
 
     Args:
-      described: the data set.
-      source: images of the data set.
       names: class names of the model.
       model: kind of the model for the error message, such as `segmenter`.
     """
@@ -92,9 +88,6 @@ class Predicted:
     lowest scores again.
 
     Args:
-      described: the data set.
-      subject: the evaluated model.
-      source: the images.
       stream: function that yields the index and the prediction of each readable image of a source,
         such as `DenseModel.stream`.
       shown: function that the method `worst` uses in place of `stream`. It may return other
@@ -166,9 +159,6 @@ def dense_measurements(
     Without `--set`, the list contains a single `Measurement`. Its method `open` raises UserError.
 
     Args:
-      subject: the evaluated model.
-      options: the suite's options.
-      metrics: names of the metrics.
       open_set: function that opens the test images of a data set.
       measured: function that evaluates the model on a data set and returns the result rows.
       example: example of `--set` with a description, for the error message.

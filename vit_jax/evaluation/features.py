@@ -62,8 +62,6 @@ class Extractor:
     Args:
       graphdef: graph definition of the model, with or without a head.
       shardings: shardings of the model's parameters.
-      mesh: mesh of devices.
-      crop: the evaluation transform.
       batch_size: global batch size; rounded up to a multiple of the mesh's size.
       workers, threads: numbers of processes and threads that decode images; None: chosen
         automatically.
@@ -102,8 +100,6 @@ class Extractor:
         """Returns the features of all readable images, in the source's order.
 
         Args:
-          params: the model's parameters.
-          source: source of the images.
           go_on: function that is called after each batch. If it returns False, the result is None.
 
         Raises:
@@ -133,8 +129,6 @@ class Extractor:
         False for unreadable images and padding.
 
         Args:
-          params: the model's parameters.
-          source: source of the images.
           skipped: counter of the source's unreadable images. None: the counter that all such calls
             for this source share. The source then stays in memory as long as this object.
         """
@@ -302,7 +296,6 @@ def extractor_of(
 
     Args:
       model: a loaded model.
-      mesh: mesh of devices.
       crop: the evaluation transform; default: `transfer_crop`.
       **options: `batch_size` and other arguments of `Extractor`.
 

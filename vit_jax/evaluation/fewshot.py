@@ -91,7 +91,6 @@ class FewShotTask:
     Args:
       name: name of the data set, for messages and metrics.
       train: all training images.
-      test: test images.
       shots: numbers of training images per class.
       seeds: random seeds. Each seed defines a random order of the images of each class. The first k
         images of a class are used for k shots.
@@ -140,7 +139,6 @@ class FewShotTask:
 
         Args:
           extractor: extractor of the model's features.
-          params: the model's parameters.
           penalties: L2 penalties of least squares.
           go_on: function that is called before each batch and each fit. If it returns False, the
             result is None.
@@ -228,7 +226,6 @@ def cut_in_two(described: DataSet, log: Callable[[str], None] = print) -> DataSe
     set for which the user has named slices.
 
     Args:
-      described: the data set.
       log: callback for a message about the slices.
     """
     path, splits = described.path, (described.train_split, described.test_split)
@@ -249,7 +246,6 @@ def with_test_split(described: DataSet, log: Callable[[str], None] = print) -> D
     if the user has selected another split than `test`.
 
     Args:
-      described: the data set.
       log: callback for a message about the split.
     """
     splits: Collection[str] = ()
@@ -267,7 +263,6 @@ def no_test_split(described: DataSet, split: str) -> str:
     """Returns the log line for a data set without the split `test`.
 
     Args:
-      described: the data set.
       split: the split that is evaluated in place of `test`.
     """
     return (
@@ -285,7 +280,6 @@ def open_data_set(
     """Opens a data set's training and test images. Both splits have the same class indices.
 
     Args:
-      described: the data set.
       image_size: size of synthetic images, in pixels.
       label_key: CSV column or TFDS feature of the labels.
       log: callback for messages about classes without images.
@@ -319,7 +313,6 @@ def choose(
       labels: class of each image, `[images]`.
       class_names: class names by index.
       shots: number of images per class.
-      seeds: random seeds.
       name: name of the data set, for messages.
 
     Returns:
@@ -350,8 +343,6 @@ def fingerprints(train: Source, test: Source, samples: int = 16) -> dict[str, in
     Fingerprints are compared between hosts. Hosts with equal images have equal fingerprints.
 
     Args:
-      train: the training images.
-      test: the test images.
       samples: number of examples of each split whose content is included in the fingerprint.
     """
     of_both = {"training": fingerprint(train, samples), "test": fingerprint(test, samples)}

@@ -49,7 +49,6 @@ class TrainingSuites:
     Args:
       config: config of the run. Preprocessing options that were None must have been replaced by the
         checkpoint's values.
-      mesh: mesh of devices.
       test_crop: the evaluation transform.
       peers: the run's processes. The data of all processes are compared and must be equal.
       class_names: names of the classes of the run's head, by index; empty: the run has no classes.
@@ -125,14 +124,11 @@ class TrainingSuites:
         """Opens the data of a suite.
 
         Args:
-          name: name of the suite.
-          options: options of the suite that replace default values.
           image_size: image size of the model, in pixels.
           every: interval of evaluations in steps; 0: only at the end of the run.
           where: for error messages, a tuple for each data set of the suite. It contains the config
             key and the value that select the data set, such as `("fewshot.sets", "tfds:cifar100")`.
             None: the key is `evaluate.suites`.
-          peers: the run's processes. The data of all processes are compared and must be equal.
         """
         suite = SUITES[name]
         values = {"image_size": image_size} | suite.defaults() | options
@@ -214,7 +210,6 @@ class TrainingSuites:
         Args:
           params: the parameters to evaluate.
           objective_params: the parameters of the objective.
-          step: number of the step.
           last: True after the run's last step. All suites are then due.
           go_on: function that is called before each batch and each fit. If it returns False, the
             result is None.

@@ -58,9 +58,7 @@ def fit(
     Args:
       features: features of the training images, `[images, features]`.
       labels: class of each image, `[images]`.
-      num_classes: number of classes.
       penalties: L2 penalties, 0 or above.
-      mesh: mesh of devices.
       log: callback for the note.
 
     Raises:
@@ -111,7 +109,6 @@ def gram(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
 
     Args:
       rows: float64 `[rows, columns]`.
-      mesh: mesh of devices.
     """
     count, width = rows.shape
     padded = -(-width // 128) * 128  # Padding with zeros does not change the result.
@@ -132,7 +129,6 @@ def accuracy(classifier: Classifier, features: jax.Array, labels: jax.Array, mes
       features: float32 `[images, features]`, sharded over the devices.
       labels: labels of each image, int32 `[images, max_labels]`, sharded over the devices. They are
         padded with -1. All labels of a padding image are -1.
-      mesh: mesh of devices.
     """
     host = [*classifier[:2], classifier.coefficients[:-1], CONSTANT * classifier.coefficients[-1]]
     values = [everywhere(x.astype(np.float32), mesh) for x in host]
@@ -152,7 +148,6 @@ def _solve(
     Args:
       matrix: symmetric Gram matrix, float64 `[size, size]`.
       right: right-hand side, float64 `[size, classes]`.
-      penalties: L2 penalties.
 
     Returns:
       A list of solutions, each `[size, classes]`, and the rank of the matrix. With a single penalty

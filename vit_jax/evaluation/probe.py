@@ -51,8 +51,6 @@ def linear_probe(
 
     Args:
       train, test: features of the images.
-      num_classes: number of classes.
-      mesh: mesh of devices.
       penalties: L2 penalties. They are tried in descending order, and each fit starts from the
         previous solution.
       seed: random seed of the validation set.
@@ -112,9 +110,6 @@ def linear_head(
     10,000 images or more, a single validation set, a tenth of the images, replaces the five folds.
 
     Args:
-      train: features of the training images.
-      num_classes: number of classes.
-      mesh: mesh of devices.
       groups: group number of each image of the source, `[images]`. All images of a group are in the
         same fold. None: each image is its own group.
       penalties: L2 penalties to try.
@@ -167,7 +162,6 @@ def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
 
     Args:
       groups: the group of each image. All images of a group are in the same fold.
-      seed: random seed.
     """
     names, group = np.unique(groups, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(names))
@@ -209,7 +203,6 @@ def fit(
       labels: class of each image, `[images]`.
       start: initial weights and biases, of the same shape as the result.
       penalty: L2 penalty; the loss contains `penalty / 2` times the sum of the squared weights.
-      mesh: mesh of devices.
       iterations: maximum number of L-BFGS iterations.
       each: True: divide each feature by its own std. False: divide all features by a common std.
 
@@ -249,7 +242,6 @@ def accuracy(
       fitted: features of the training images. Their mean and std standardize the features of
         `test`.
       test: features of the images to evaluate.
-      mesh: mesh of devices.
       each: True: divide each feature by its own std. False: divide all features by a common std.
     """
     mean, deviation = _statistics(fitted, each)
@@ -267,7 +259,6 @@ def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, e
       fitted: features of the training images. Their mean and std standardize the features of
         `test`.
       test: features and labels of the images.
-      mesh: mesh of devices.
       each: True: divide each feature by its own std. False: divide all features by a common std.
     """
     mean, deviation = _statistics(fitted, each)

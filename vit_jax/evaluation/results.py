@@ -19,7 +19,6 @@ class Results:
     """Evaluation results of one checkpoint, saved in a folder by the method `put`.
 
     Args:
-      folder: folder of the results.
       checkpoint: name of the checkpoint.
       description: description of the model.
       version: step of the checkpoint, and hash of its content. If the folder contains results of
@@ -172,7 +171,6 @@ def _cells(row: Row, published: Iterable[Mapping[str, float]], sign: bool) -> li
     """Returns a table row's cells: name, our metric, number of images, published values and note.
 
     Args:
-      row: the row to format.
       published: for each published model, a dict from the name of a row to the model's value.
       sign: True: append the per cent sign to percentages.
     """
@@ -185,7 +183,6 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
     """Returns a message that lists the metrics of another version of the checkpoint.
 
     Args:
-      folder: folder of the results.
       rows: result rows of the other version. If no row has a metric, the message is empty.
       step: training step of the other version; None: unknown.
       step_now: training step of the evaluated version; None: unknown.

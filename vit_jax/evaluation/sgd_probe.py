@@ -42,10 +42,8 @@ class SgdProbe:
 
     Args:
       choices: a dict from the name of each feature set to the slice of its columns in the features.
-      mesh: mesh of devices.
       rates: learning rates for a batch of 256 images. They are scaled linearly with the batch size.
       batch_size: number of images in a batch, at most the number of training images.
-      steps: number of steps.
       seed: random seed of the validation set, the initial weights and the batches.
       go_on: function that is called every few steps. If it returns False, the fit returns None.
       log: callback for messages about the progress of long fits.
@@ -125,7 +123,6 @@ class SgdProbe:
         Args:
           values: features of the images, float32 `[images, features]`.
           labels: class of each image, int `[images]`.
-          num_classes: number of classes.
           rates: learning rates for a batch of 256 images, by feature set.
           rows: indices of the images to train on; None: all images.
         """

@@ -209,13 +209,11 @@ class Subject:
 
     Args:
       name: the checkpoint's name in messages.
-      mesh: mesh of devices.
       load: function that returns the model's graph definition, parameters and shardings. It is
         called once, when a suite first needs the model.
       transfer_crop: function that returns the evaluation transform for frozen features.
       test_crop: function that returns the evaluation transform for predictions. Both functions are
         called only for suites that need them, and may raise UserError.
-      log: callback for messages.
       texts: function that opens the text encoder of an image-text model, without compiling it. It
         is called only for suites with texts, and may raise UserError.
       finetune: function `(config, workdir) -> metrics` that trains this checkpoint and returns the
@@ -393,11 +391,9 @@ class Suite:
     """An evaluation suite, such as k-NN on several data sets.
 
     Args:
-      name: name of the suite.
       title: heading of the suite's table.
       needs: description of the required data and where to get them.
       measurements: function that returns the `Measurement` of each data set. It opens no data.
-      options: options of the suite.
       settings: function that returns the settings on which the metrics depend, without the data.
         Metrics with different settings are not stored in the same folder.
       published: names of tables in `vit_jax.published` with values for comparison.

@@ -80,7 +80,6 @@ def _with_check(
     The returned function raises UserError if the model's classes do not match ImageNet's.
 
     Args:
-      subject: the evaluated model.
       open_set: function that opens a test set.
     """
 

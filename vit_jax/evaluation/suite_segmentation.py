@@ -108,9 +108,6 @@ def trained_probe(
     """Trains a linear probe for segmentation on the checkpoint, or loads a trained one.
 
     Args:
-      described: the data set.
-      options: the suite's options.
-      subject: the evaluated model.
       source: the test images.
     """
     data = digest_of(identity(described, options, subject, source, COMPARED_EXAMPLES))

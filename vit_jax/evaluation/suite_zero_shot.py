@@ -99,7 +99,6 @@ def class_names_of(source: Source, names: Sequence[str] | str, name: str) -> tup
     """Returns a name for each class of a data set, and a note about the source of the names.
 
     Args:
-      source: images of the data set.
       names: value of the option `names`; empty: the class names of the data set.
       name: name of the data set, for messages.
 

@@ -29,7 +29,6 @@ class TextEncoder:
     Args:
       tokenizer: function from texts to tokens, int32 `[texts, length]`.
       probabilities: `softmax` or `sigmoid`, the function from logits to probabilities.
-      mesh: mesh of devices.
       load: function that returns the graph definition, parameters and shardings of the module that
         contains the text tower. It is called once, when the first text is encoded.
       tower: function that returns the module's text tower.

@@ -111,7 +111,6 @@ class WindowInference:
 
         Args:
           segmenter: the model with its current parameters.
-          source: the images.
           on_unreadable: callback for the index of an image that cannot be read, and the error.
         """
         params = nnx.to_pure_dict(nnx.state(segmenter))

@@ -21,7 +21,6 @@ def lines(
         `y` are from 0 to 1.
       x: quantity on the x-axis: the name of a factor, such as `model`, or of a metric, such as
         `exaflops`. For a metric, the mean over seeds is drawn.
-      y: name of the metric.
       by: factors; there is a line for each combination of their values.
       log: True: the x-axis is logarithmic, unless the values of `x` are text.
       **labels: `xlabel`, `ylabel`, `title`.
@@ -55,8 +54,6 @@ def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label:
     """Draws a line through the mean of a metric at each point, with the std as error bars.
 
     Args:
-      axes: the matplotlib axes.
-      points: the points of the line.
       x: name of the factor, or of a metric, on the x-axis.
       y: name of the metric on the y-axis, with values from 0 to 1.
       label: text in the legend; None: the line is not in the legend.
@@ -116,7 +113,6 @@ def at(point: Mapping[str, Any], name: str) -> Any:
 
     Args:
       point: a point from `Study.points`: factors, and metrics as a list with a value per seed.
-      name: name of the factor or the metric.
     """
     value = point[name]
     return statistics.mean(value) if isinstance(value, (list, tuple)) else value

@@ -31,7 +31,6 @@ def compose_all(
       stamps: folder of cut-outs, with a folder for each class.
       classes: names of the class folders.
       backgrounds: folder of photographs.
-      out: folder to write.
       images: number of images of each split, `train` and `test`.
 
     Raises:

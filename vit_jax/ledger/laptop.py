@@ -43,10 +43,8 @@ def config_name(
     The config is `configs/composed.py` with arguments; the batch size is 128.
 
     Args:
-      model: name of the model.
       collection: the kind of objects in the images: `letters`, `digits`, or another alphabet.
       images: number of training images: the first images of the training split.
-      steps: number of steps of the run.
       size: size of the images, in pixels.
       source: kind of images. `centred`: one object fills the image. `scattered`: objects are at
         random positions. `coloured`: one object with a colour and a rotation.
@@ -62,7 +60,6 @@ def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
     evaluation (metric `fewshot/digits/10`) uses all ten digits.
 
     Args:
-      steps: number of steps of the run.
       **values: overrides of the config.
     """
     last = {

@@ -184,7 +184,6 @@ def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
       workdir: workdir of a run on generated images, for which masks are known.
-      crop: the evaluation transform.
 
     Returns:
       The images, uint8 `[images, height, width, 3]`, and the masks, bool `[images, height, width]`.

@@ -95,7 +95,6 @@ def open_all(config: RunOptions, replaced: Sequence[str] = ()) -> None:
     """Opens all data sets that a run with this config reads, to check that they exist.
 
     Args:
-      config: config of the run.
       replaced: names of data sets that the user has replaced with `--data`.
 
     Raises:
@@ -127,7 +126,6 @@ def replaced(config: RunOptions, data: Mapping[str, OtherData]) -> dict[str, Any
     Splits keep their slices: if `all` replaces `train`, `train[:99%]` becomes `all[:99%]`.
 
     Args:
-      config: config of a run.
       data: the user's data sets, by the name of the data set that they replace.
     """
     values: dict[str, Any] = {}

@@ -35,7 +35,6 @@ def flags_text(job: Job, *left_out: str) -> str:
     Flags for folders, seed and few-shot or k-NN evaluation are not included.
 
     Args:
-      job: the run.
       left_out: prefixes of other config keys that are not included.
     """
     config, *values = (flag.removeprefix("--config") for flag in job.flags)
@@ -60,7 +59,6 @@ def device_days(job: Job, chip: str, folder: Path) -> float | None:
     and widths.
 
     Args:
-      job: the run.
       chip: a key of `SLICES`.
       folder: folder for storing the MFUs, so that each is computed once.
 

@@ -17,8 +17,6 @@ def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[st
     """Writes the page. An open browser tab reloads the page every `REFRESH_SECONDS` seconds.
 
     Args:
-      path: path of the page.
-      title: title of the page.
       study: the running study.
       pictures: names of the picture files, which are in the same folder as the page.
     """

@@ -37,8 +37,6 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
     """Makes the record of an experiment from its finished runs.
 
     Args:
-      name: name of the experiment.
-      experiment: the experiment.
       folders: the experiment's folder (`--out`), and additional folders: workdirs of runs, or
         folders that contain them.
 
@@ -86,7 +84,6 @@ def compare_with_published(
     """Returns the part of a record that compares our results with published results.
 
     Args:
-      experiment: the experiment.
       scaled: the experiment at the scale of our results.
       figures: our results.
 

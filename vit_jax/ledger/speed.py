@@ -18,10 +18,8 @@ def kept(
     Measurements are stored in the study's folder, so that a later call need not repeat them.
 
     Args:
-      study: the study.
       how: the measuring function, `timed` or `on_tpu`. Its arguments are the model, the image size
         and the number of turns.
-      models: names of models.
       sizes: image sizes, in pixels.
     """
     file = study.out / "measured.jsonl"

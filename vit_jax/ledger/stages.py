@@ -145,7 +145,6 @@ def trial_of(
     The result is None if `make` returns None: there is no such run, or its checkpoint is missing.
 
     Args:
-      study: the study.
       stage: name of the stage.
       cell: the combination, as values by factor.
       make: function that returns the run's config and overrides.

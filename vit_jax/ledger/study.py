@@ -57,9 +57,7 @@ class Study:
     """The execution of an experiment in a folder: flags, training runs and their results so far.
 
     Args:
-      out: the folder.
       options: values of the experiment's own flags, and of the flag `--data` (see `read_data`).
-      log: logs messages.
       scale: `laptop` or `paper`.
       places: additional folders in which runs are searched: workdirs, or folders with workdirs.
       steps: number of steps of all training runs, to try out an experiment; None: the numbers that
@@ -180,7 +178,6 @@ class Study:
         """Returns a metric of a finished run.
 
         Args:
-          trial: the run.
           name: name of the metric, such as `accuracy` or `exaflops`. With the prefix `best `, the
             result is the highest value of all evaluations.
         """
@@ -376,7 +373,6 @@ def rehearsed(
     Args:
       experiment: the experiment at this scale.
       out: folder of the study.
-      options: values of the experiment's own flags, and of the flag `--data`.
       scale: `laptop` or `paper`.
     """
     study = Rehearsal(out, options, scale=scale)

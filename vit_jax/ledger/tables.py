@@ -66,7 +66,6 @@ def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, 
       points: results from `Study.points`; a point contains the results of runs that differ only in
         their seeds.
       *factors: names of the factors that distinguish the points, such as `model`.
-      figure: name of the metric.
 
     Returns:
       The mean for each point, by the values of the factors, such as `BiT-R14x1/8, adam`.
@@ -92,7 +91,6 @@ def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> 
     Args:
       points: results of runs, with both factors and the metric.
       rows, columns: names of the factors in rows and in columns.
-      figure: name of the metric.
     """
     heads = list(dict.fromkeys(point[columns] for point in points))
     cells = {(point[rows], point[columns]): spread(point[figure]) for point in points}
@@ -141,10 +139,8 @@ def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accu
     Example: `images 1,000: BiT-R14x1/8 leads ViT-32x4/4 by 21.3 points.`
 
     Args:
-      points: results of runs.
       x: name of the factor.
       models: models to compare.
-      figure: name of the metric.
     """
     sentences = []
     for value in sorted({point[x] for point in points}):
@@ -164,7 +160,6 @@ def comparison_table(table: published.Table, figures: Mapping[str, Mapping[str, 
     """Returns a table of the paper's values and ours, with a line for each of our models.
 
     Args:
-      table: the published table.
       figures: our values, by row and column of the published table. A column has the same key as in
         `Table.by_model`. Columns that are not in the published table are allowed.
     """
@@ -187,7 +182,6 @@ def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) 
     """Returns pairs (published value, our value) for the cells that are in both tables.
 
     Args:
-      table: the published table.
       figures: our values, by row and column of the published table.
     """
     printed = table.by_model()
@@ -223,7 +217,6 @@ def pairs_in_words(published: Mapping, difference: Mapping) -> str:
 
     Args:
       published: published values by row and column.
-      difference: our values minus the published values.
     """
     rows = []
     for row, cells in difference.items():
@@ -313,8 +306,6 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
     Example: `accuracy: relative has 91.2 %, the others 88.0 to 90.5 %.`
 
     Args:
-      points: results of runs.
-      factor: name of the factor.
       one: the value to compare with the others.
       figures: names of metrics, whose means are compared.
     """
@@ -335,7 +326,6 @@ def slopes(points: Points, x: str, y: str, by: str) -> str:
     The gain is the slope of a line over log2(x), fitted by least squares.
 
     Args:
-      points: results of runs.
       x: key of a number in each point, such as the compute.
       y: name of a metric, with a list of values from 0 to 1 in each point.
       by: the factor that groups the points.

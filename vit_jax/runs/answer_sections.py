@@ -65,7 +65,6 @@ def answer_figures(predictions: Predictions, names: Sequence[str]) -> dict[str, 
 
     Args:
       predictions: predictions of the last evaluation.
-      names: names of all classes.
     """
     images, mistakes = len(predictions.numbers), predictions.mistakes.tolist()
     among = f"{len(mistakes):,} in {images:,} {predictions.split} images"
@@ -95,8 +94,6 @@ def _cards(predictions: Predictions, names: Sequence[str], rows: Sequence[int]) 
     """Returns a `Card` for each image in `rows`. Images whose pixels are not stored are skipped.
 
     Args:
-      predictions: the predictions.
-      names: names of all classes.
       rows: indices of the images in the arrays of `predictions`.
     """
     kept = dict(zip(predictions.shown.tolist(), predictions.images, strict=True))

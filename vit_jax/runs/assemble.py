@@ -95,7 +95,6 @@ def assemble(
     """Builds a run's data, model, objective and training step from a checked config.
 
     Args:
-      config: config of the run.
       peers: the run's processes. The data of all processes are compared and must be equal. None:
         only this process.
       on_phase: callback that receives the name of each phase that may take long.
@@ -260,7 +259,6 @@ def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
     If the config sets one of the two values itself, this value is not changed.
 
     Args:
-      config: config of the run.
       origin: source of the initial parameters, with the interpolation and the mean.
     """
     mean = origin.options.mean
@@ -349,12 +347,10 @@ def open_feed(
     """Returns an iterator of training batches on the devices of `mesh`.
 
     Args:
-      config: config of the run.
       source: the training images.
       first_step: number of training steps done so far. The iterator starts with the batch of the
         next step.
       log: callback for messages about unreadable images.
-      mesh: mesh of devices.
     """
     batches = training_batches(
         source,

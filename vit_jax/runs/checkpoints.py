@@ -421,7 +421,6 @@ def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
     """Loads some items of a checkpoint, such as `params`, without reading the other items.
 
     Args:
-      folder: the folder of the checkpoints.
       like: the items to load. Their leaves are arrays or `jax.ShapeDtypeStruct`s with the shapes
         and shardings of the result.
       which: a step; empty for the newest checkpoint; or `best` for the checkpoint with the highest

@@ -76,7 +76,6 @@ def _overview(runs: Sequence[RunFiles], several: bool) -> list[list[str]]:
     A row is a label, followed by the value of each run.
 
     Args:
-      runs: the runs to compare, each as the files of its workdir.
       several: True: the runs have different titles, and the table has a row with the titles.
     """
     keys = dict.fromkeys(

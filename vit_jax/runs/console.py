@@ -95,7 +95,6 @@ class MetricWriter:
         writes the rows again.
 
         Args:
-          workdir: the run's workdir.
           first_step: the step from which the run continues.
           on_log: function that is called with a step and its metrics after they are written.
         """

@@ -77,7 +77,6 @@ class Evaluator:
         If each image has one label, balanced accuracy and macro F1 score are added.
 
         Args:
-          split: name of the split.
           evaluated: parameters to evaluate.
           go_on: function that is called before each batch. If it returns False, the evaluation
             stops and returns None.
@@ -159,8 +158,6 @@ class Evaluator:
 
         Args:
           split: name of the split that was evaluated last.
-          step: step of the evaluation.
-          evaluated: the evaluated parameters.
         """
         scores_of, outputs = self._objective.image_scores, self._outputs
         if scores_of is None or not outputs:
@@ -192,9 +189,7 @@ class Evaluator:
         pictures of `Objective.pictures`.
 
         Args:
-          split: name of the split.
           outputs: `Loss.outputs` of the images to draw, from the last evaluation.
-          evaluated: the evaluated parameters.
 
         Returns:
           uint8 `[images, pictures, height, width, 3]`.
@@ -253,7 +248,6 @@ class Evaluator:
         """Reads some images of a split as one batch, in which `numbers` contains their indices.
 
         Args:
-          split: name of the split.
           chosen: indices of the images in the split.
           of: the batch is padded to a multiple of this number.
           **views: arguments `views` and `seed` of `evaluation_batches`; none: the test crop.

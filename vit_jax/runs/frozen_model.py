@@ -63,7 +63,6 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
     """Returns the frozen model of the config's objective; None if the objective has no teacher.
 
     Args:
-      config: config of the run.
       class_names: names of the classes of the run's head, by index; empty if the run learns no
         classes.
 

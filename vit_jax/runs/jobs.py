@@ -63,7 +63,6 @@ def job_of(workdir: Path, config: str, values: Mapping[str, Any]) -> Job:
     """Returns a job that trains a config with some values changed.
 
     Args:
-      workdir: workdir of the run.
       config: a config file, or the name of a file in configs/ with its argument, such as
         `finetune:cifar10`.
       values: values to change, by dotted key.

@@ -109,11 +109,6 @@ def _take_workdir(
     Process 0 holds the lock for all processes. In the other processes the lock is None.
 
     Args:
-      config: the config to write into the workdir.
-      parts: data, model, objective and step of the run.
-      workdir: the run's workdir.
-      peers: the run's processes.
-      watchdog: watchdog of this process.
       held: exit stack that releases the lock at the end of the run.
       flops: training FLOPs per image.
     """
@@ -413,7 +408,6 @@ class Run:
         """Checks that the run still owns its workdir, and that the loss is finite.
 
         Args:
-          step: the current step.
           logging: True if metrics are logged at this step.
           waiting: True if the run waits for the result of this step, for example to save it. Only
             then the loss is checked.

@@ -56,8 +56,6 @@ def needs_of(program: Program, config: RunOptions, max_labels: int) -> Needs:
     """Estimates the memory of a step by tracing it, without compilation.
 
     Args:
-      program: the training step.
-      config: config of the run.
       max_labels: the largest number of labels of an image.
     """
     batch = abstract_batch(config, program.mesh, max_labels)
@@ -81,8 +79,6 @@ class MemoryCheck:
     """Check that a run's step fits into memory. If it does not fit, suggests config changes.
 
     Args:
-      program: the training step.
-      config: config of the run.
       max_labels: the largest number of labels of an image.
       make: function from a config to its program.
     """
@@ -185,8 +181,6 @@ def likely_changes(
     """Yields config changes with which a step should fit. Changes with fast steps come first.
 
     Args:
-      config: config of the run.
-      devices: number of devices.
       limit: memory of a device in bytes.
       parameters: bytes of the parameters on a device, with the unchanged config.
       optimizer: bytes of the optimizer's state on a device, with the unchanged config.
@@ -224,9 +218,7 @@ def _changes(config: RunOptions, micro: int, remat: str, fsdp: int) -> Changes:
     """Returns the config changes that set micro-batches, rematerialization policy and FSDP.
 
     Args:
-      config: config of the run.
       micro: factor by which the number of micro-batches is multiplied.
-      remat: rematerialization policy.
       fsdp: number of devices over which parameters are sharded, `mesh.fsdp`.
     """
     changes: Changes = {}

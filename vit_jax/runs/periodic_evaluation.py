@@ -135,9 +135,6 @@ class PeriodicEvaluation:
         """Writes metrics to `metrics.jsonl`, and the predictions for the last evaluated split.
 
         Args:
-          step: number of training steps of the run so far.
-          figures: metrics of the evaluation by split.
-          row: metrics of evaluation suites.
           kept: the step of the evaluated parameters, if it differs from `step`.
         """
         if not self._writer:
@@ -158,13 +155,7 @@ class PeriodicEvaluation:
             write_suite_page(self.workdir, outputs)
 
     def _add_knn(self, figures: Figures, row: dict[str, float]) -> None:
-        """Adds the metric for model selection to `figures`: the mean accuracy of all k-NN suites.
-
-        Args:
-          figures: metrics of the evaluation by split. The mean accuracy is added to the metrics of
-            the split for model selection.
-          row: metrics of evaluation suites.
-        """
+        """Adds the metric for model selection to `figures`: the mean accuracy of all k-NN suites."""
         accuracies = [value for key, value in row.items() if key.startswith(f"{KNN}/")]
         if self._parts.config.auto == "pretrain" and accuracies and self._chosen_by in figures:
             figures[self._chosen_by][KNN] = sum(accuracies) / len(accuracies)
@@ -174,11 +165,7 @@ class PeriodicEvaluation:
         return in_words(figures, self._evaluate.metrics, self._unequal)
 
     def _never_predicted(self, split: str) -> str | None:
-        """Returns a note on classes that the last evaluation never predicted; None: no such class.
-
-        Args:
-          split: name of the split of the last evaluation.
-        """
+        """Returns a note on classes that the last evaluation never predicted; None: no such class."""
         counts, names = self._evaluate.counts(), self._parts.splits.train.class_names
         if counts is None or not len(never := counts.never_predicted):
             return None
@@ -245,7 +232,6 @@ def by_name(figures: Figures, between: str) -> dict[str, float]:
     """Returns the metrics of all splits in one dict, such as `test/accuracy`.
 
     Args:
-      figures: metrics by split.
       between: separator of the split's and the metric's name, such as `/`.
     """
     return {
@@ -280,7 +266,6 @@ def in_words(figures: Figures, metrics: dict[str, str], unequal: Collection[str]
     """Returns an evaluation in words: a phrase for each split, for a log line.
 
     Args:
-      figures: metrics by split.
       metrics: formats of the objective's metrics, by name.
       unequal: names of imbalanced splits. Their phrases include metrics that weight all classes
         equally.

@@ -21,7 +21,6 @@ def with_probe_head(parts: Parts, params: dict, log: Callable[[str], None]) -> d
     probe is fitted to these features.
 
     Args:
-      parts: data, model, objective and step of the run.
       params: parameters of the model, nested, on the host.
       log: callback for lines on progress, unreadable images and the fitted probe.
 

@@ -49,8 +49,6 @@ def rate_jobs(config: RunOptions, folder: Path, flags: tuple[str, ...]) -> dict[
     These runs read no test images.
 
     Args:
-      config: config of the sweep.
-      folder: folder of the sweep.
       flags: flags that all runs have.
 
     Raises:
@@ -127,7 +125,6 @@ def check_data(jobs: Collection[Job], config: RunOptions) -> None:
     """Raises UserError if a run was started with other data than the config has now.
 
     Args:
-      jobs: the runs.
       config: the config with the splits of these runs.
     """
     begun = {job.name: saved for job in jobs if (saved := workdir.saved_run(job.workdir))}
@@ -290,7 +287,6 @@ def draw(path: Path, rates: dict[float, Outcome], best: float, tests: list[float
     """Draws the accuracy over the learning rate, and saves the figure at `path`.
 
     Args:
-      path: file to write.
       rates: results by learning rate.
       best: the best learning rate.
       tests: test accuracies of the runs at the best learning rate.

@@ -72,8 +72,6 @@ def retrievals_of(
       numbers: index of each image in the split, `[images]`.
       caption: function from an index in `paired.texts` to the caption's text.
       read: function from indices of images to their pixels, uint8 `[images, height, width, 3]`.
-      split: name of the split.
-      step: step of the evaluation.
     """
     ranks = paired.ranks_of_texts()
     wrong = np.flatnonzero(ranks)

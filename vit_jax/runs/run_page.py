@@ -197,7 +197,6 @@ def run_page(run: RunFiles, live: bool = False) -> str:
     """Returns the report as HTML.
 
     Args:
-      run: the files of the run.
       live: True: the page reloads itself until the run is finished.
     """
     manifest = run.saved.manifest
@@ -269,7 +268,6 @@ def figure(
 
     Args:
       key: name of the metric.
-      value: value of the metric.
       formats: formats of the metrics (`share` or `number`), by name.
       figures: all metrics, among them the number of images.
     """
@@ -300,7 +298,6 @@ def points_of(rows: Sequence[dict], key: str, scale: float = 1) -> list[tuple[fl
 
     Args:
       rows: rows of `metrics.jsonl`.
-      key: key of the metric.
       scale: factor by which values are multiplied.
     """
     return [(row["step"], scale * row[key]) for row in rows if row.get(key) is not None]

@@ -49,7 +49,6 @@ def open_splits(
     """Opens the splits of a config. All splits have the class indices of the training split.
 
     Args:
-      config: config of the run.
       data: API override: a data set by split, in place of the config's data set.
       groups: API override: the group of each example of `train`, in place of
         `config.data.groups`.
@@ -100,7 +99,6 @@ def share(config: RunOptions, train: Source, one: str, other: str) -> bool:
     """Returns True if two splits of the config's data share images; False for synthetic data.
 
     Args:
-      config: config of the run.
       train: the opened training split.
       one, other: names of the two options, such as `train_split` and `dev_split`.
     """
@@ -114,8 +112,6 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
     """Returns notes on unexpected properties of a run's splits.
 
     Args:
-      config: config of the run.
-      splits: the opened splits.
       groups: API override: the group of each example of `train`.
     """
     lines = [

@@ -133,7 +133,6 @@ class TrainLog:
         """Returns a step's row for `metrics.jsonl`, and the metrics' means since the last row.
 
         Args:
-          step: step of the row.
           sums: sums of the metrics since the last row.
           before: the last row's step, and the values that `_clock` returned for that row.
         """

@@ -109,7 +109,6 @@ def find_origin(
     - Position embeddings are resized to the image size (ViT paper, section 3.2).
 
     Args:
-      config: config of the run.
       num_classes: number of the data's classes.
       model: API override: the model that a program passed.
       class_names: names of the classes of the run's head, by index.
@@ -138,9 +137,7 @@ def _loose_arguments(
     Each model family lists the names of these arguments in `Family.loose`.
 
     Args:
-      config: config of the run.
       named: all arguments of the model `config.model.name`.
-      checkpoint: the checkpoint.
 
     Raises:
       UserError: other arguments differ, so the checkpoint contains another model.
@@ -157,14 +154,7 @@ def _checkpoint_origin(
     arguments: dict[str, Any],
     class_names: Sequence[str],
 ) -> Origin:
-    """Returns the warm start from a checkpoint. The checkpoint's model is adapted to the run.
-
-    Args:
-      config: config of the run.
-      checkpoint: the checkpoint.
-      arguments: model arguments that the run sets.
-      class_names: names of the classes of the run's head, by index.
-    """
+    """Returns the warm start from a checkpoint. The checkpoint's model is adapted to the run."""
     kept_head, num_classes = config.finetune.head == "kept", arguments["num_classes"]
     stored = checkpoint.arguments
     if kept_head and stored["num_classes"] != num_classes:
@@ -193,12 +183,7 @@ def _checkpoint_origin(
 
 
 def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[str]:
-    """Returns a note if regularization, such as dropout, differs from the checkpoint's training.
-
-    Args:
-      options: options of the run's model.
-      stored: model arguments that the checkpoint contains.
-    """
+    """Returns a note if regularization, such as dropout, differs from the checkpoint's training."""
     names = sorted(REGULARISATION & stored.keys())
     changed = [name for name in names if getattr(options, name) != stored[name]]
     if not changed:
@@ -231,7 +216,6 @@ def with_objective(
 
     Args:
       origin: the model of the run and its initialization source.
-      config: config of the run.
       params: shapes of the parameters of the run's objective, nested.
       state: shapes of the state of the run's objective, by name.
       class_names: names of the data's classes, by index.
@@ -289,13 +273,6 @@ def _with_kept_objective(
     """Returns a copy of `origin` that also reads the objective's parameters from the checkpoint.
 
     State items that the objective carries over (`Objective.carried`) are also read.
-
-    Args:
-      origin: the model of the run and its initialization source, a checkpoint.
-      config: config of the run.
-      stored: the objective's parameters and state in the checkpoint.
-      params: shapes of the parameters of the run's objective, nested.
-      state: shapes of the state of the run's objective, by name.
     """
     name, changed_options = stored.name, _changed_options(config, stored)
     new, dropped = _differing_parts(config, stored, params)
@@ -321,13 +298,7 @@ def _with_kept_objective(
 
 
 def _carried(config: RunOptions, stored: ObjectiveParams, shapes: Shapes) -> dict[str, Tensor]:
-    """Returns the state items in the checkpoint that the objective carries over.
-
-    Args:
-      config: config of the run.
-      stored: the objective's parameters and state in the checkpoint.
-      shapes: shapes of the state in the run, by path.
-    """
+    """Returns the state items in the checkpoint that the objective carries over."""
     carried = objective_of(config.objective.name).carried
     return {path: x for path, x in stored.state.items() if _top(path) in carried and path in shapes}
 
@@ -385,13 +356,7 @@ def _differing_parts(
 
 
 def _check_state(config: RunOptions, tensors: dict[str, Tensor], shapes: Shapes) -> None:
-    """Raises UserError if the objective's state has other shapes in the checkpoint than in the run.
-
-    Args:
-      config: config of the run.
-      tensors: the state in the checkpoint, by path.
-      shapes: shapes of the state in the run, by path.
-    """
+    """Raises UserError if the objective's state has other shapes in the checkpoint than in the run."""
     for path, tensor in tensors.items():
         if tensor.shape != shapes[path]:
             raise UserError(
@@ -439,10 +404,7 @@ def _check_name(
     the sizes and the patch size, so it may name a BEiT checkpoint.
 
     Args:
-      config: config of the run.
       named: all arguments of the model `config.model.name`.
-      checkpoint: the checkpoint.
-      options: arguments of the checkpoint's model.
     """
     implied = {key: getattr(named, key) for key in parse_name(config.model.name)[1]}
     name = model_name(options)
@@ -466,7 +428,6 @@ def matched_head(
 
     Args:
       sources: functions that read the checkpoint's parameters, by path.
-      checkpoint: the checkpoint.
       class_names: names of the classes of the run's head, by index.
       place: name of the checkpoint for messages.
       remedy: advice for the error message about other classes.

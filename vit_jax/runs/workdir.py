@@ -100,14 +100,7 @@ def claim(
 def _continue(
     workdir: Path, saved: SavedRun, config: RunOptions, manifest: dict, log: Callable[[str], None]
 ) -> None:
-    """Writes changed data and a changed length into a saved run's files, and logs the changes.
-
-    Args:
-      workdir: the run's workdir.
-      saved: the saved run.
-      config, manifest: the config and the manifest of the process that resumes the run.
-      log: callback for each change.
-    """
+    """Writes changed data and a changed length into a saved run's files, and logs the changes."""
     if line := _changed_kernels(saved.manifest, manifest):
         log(line)
     if changed := data_identity.differences(saved.manifest, _as_saved(manifest)):
@@ -127,10 +120,6 @@ def _changed_kernels(saved: dict, manifest: dict) -> str | None:
 
     The result is None if the values are equal, or if the saved manifest contains none, as in runs
     of earlier versions.
-
-    Args:
-      saved: the saved run's manifest.
-      manifest: the manifest of the process that resumes the run.
     """
     now = manifest.get("kernels")
     if saved.get("kernels", now) == now:
@@ -186,14 +175,7 @@ def _check_empty(workdir: Path) -> None:
 
 
 def _check_config(workdir: Path, saved: SavedRun, config: RunOptions, steps: int) -> None:
-    """Raises UserError if a saved run has another config and cannot be extended to this config.
-
-    Args:
-      workdir: the run's workdir.
-      saved: the saved run.
-      config: the new config.
-      steps: number of steps of the new config.
-    """
+    """Raises UserError if a saved run has another config and cannot be extended to this config."""
     differing = configs.differences(configs.to_json(saved.config), config)
     if not differing:
         return
@@ -209,14 +191,7 @@ def _check_config(workdir: Path, saved: SavedRun, config: RunOptions, steps: int
 
 
 def _check_data(workdir: Path, saved: SavedRun, config: RunOptions, manifest: dict) -> None:
-    """Raises UserError if the data have changed and the run cannot continue with the new data.
-
-    Args:
-      workdir: the run's workdir.
-      saved: the saved run.
-      config: config of the run, which may accept changed data.
-      manifest: the manifest with the new data.
-    """
+    """Raises UserError if the data have changed and the run cannot continue with the new data."""
     changed = data_identity.differences(saved.manifest, manifest)
     if not changed:
         return
@@ -421,10 +396,8 @@ def make_manifest(
     """Returns the manifest: the values that readers of a run need in addition to its config.
 
     Args:
-      steps: number of steps of the run.
       class_names: names of the classes, by index.
       images: number of images, by split.
-      options: options of the model.
       interpolation: interpolation with which images are resized. It may come from the checkpoint
         of a warm start.
       metrics: formats of the objective's metrics.

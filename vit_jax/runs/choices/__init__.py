@@ -37,7 +37,6 @@ def settle(
     Args:
       options: options that `vit_jax.config.check` has accepted.
       user_keys: keys of the values that the user has set.
-      workdir: the run's workdir.
       log: callback that receives a line for each choice.
 
     Raises:
@@ -78,14 +77,7 @@ def _log(
     workdir: Path,
     log: Callable[[str], None],
 ) -> None:
-    """Logs a line for each choice.
-
-    Args:
-      choices: the automatic settings.
-      user_values: values that the user has set, by key.
-      workdir: the run's workdir.
-      log: callback that receives the lines.
-    """
+    """Logs a line for each choice."""
     log(f"chosen for {shown(workdir)}; a flag changes each:")
     for line in in_words(choices, user_values):
         log(line)

@@ -58,7 +58,6 @@ def in_words(choices: Iterable[Choice], user_values: Mapping[str, Any]) -> list[
     """Returns a line for each choice: the flag and the reason.
 
     Args:
-      choices: the automatic settings.
       user_values: values that the user has set, by key. They replace the automatic settings.
     """
     rows = [

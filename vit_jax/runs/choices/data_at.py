@@ -110,7 +110,6 @@ def of_kind(kind: str, path: str) -> DataAt:
 
     Args:
       kind: value for `data.source`, such as `folder` or `tfds`.
-      path: path of the data set.
 
     Raises:
       UserError: the path contains no data set of this kind, or its layout is ambiguous.
@@ -146,7 +145,6 @@ def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
     """Returns the data set of the CSVs in a folder; None: the folder has no CSVs that list images.
 
     Args:
-      path: the folder.
       folders: names of the folders in `path`. If some of them are names of splits, such as `train`,
         CSVs whose file names are not names of splits are ignored.
     """
@@ -188,7 +186,6 @@ def _check_no_splits(path: str, folders: Sequence[str]) -> None:
     folders.
 
     Args:
-      path: the data set.
       folders: names of the folders in `path`. None of them is the name of a split.
     """
     check_no_maps(path, folders)
@@ -208,7 +205,6 @@ def _no_folders(path: str, images: int) -> str:
     """Returns the error message for a folder that contains no folders of classes.
 
     Args:
-      path: the folder.
       images: number of images in the folder itself.
     """
     if not images:
@@ -279,7 +275,6 @@ def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str
     """Recognizes groups of images, such as photos of the same object, by file names.
 
     Args:
-      source: the images.
       names: names of the images; None: the names of the source's files.
 
     Returns:
@@ -304,7 +299,6 @@ def _groups_in(names: Sequence[str], pattern: str, shown: str) -> list[str]:
     For example, `(patient[0-9]+)` finds the group `patient7` in `patient7_left.png`.
 
     Args:
-      names: the file names.
       pattern: regular expression whose first capturing group is the group.
       shown: regular expression that matches only names that contain a group.
     """

@@ -149,11 +149,6 @@ def _splits(
 def _first_split(config: RunOptions, keys: Collection[str], data_set: DataAt) -> str:
     """Returns the name of the split to train on.
 
-    Args:
-      config: config of the run.
-      keys: keys of the splits that the user has set.
-      data_set: the data set.
-
     Raises:
       UserError: the data set has no training split, and the user names none.
     """
@@ -178,9 +173,6 @@ def _groups(
     the user has not set `data.groups`. Otherwise the result is empty.
 
     Args:
-      config: config of the run.
-      user_keys: keys of the values that the user has set.
-      source: all images.
       named: all splits by config key, such as `data.train_split`.
     """
     sliced = any("[" in (split or "") for split in named.values())
@@ -203,10 +195,7 @@ def _check_apart(
     """Raises UserError if a split that the user has set shares images with an automatic split.
 
     Args:
-      config: config with all splits.
       named: all splits by config key, such as `data.train_split`.
-      user_splits: keys of the splits that the user has set.
-      train: the training split.
     """
     for one in sorted(user_splits):
         for other in sorted(named.keys() - user_splits):
@@ -256,7 +245,6 @@ def _parts(names: Collection[str], first: str) -> list[Choice]:
     """Chooses train, dev and test splits for a data set that may have no dev or no test split.
 
     Args:
-      names: names of the data set's splits.
       first: name of the split to train on.
     """
     dev = next((name for name in DEV if name in names and name != first), None)
@@ -288,8 +276,6 @@ def _check_enough(config: RunOptions, source: Source, whole: bool) -> None:
     """Raises UserError for too few images, a single class, or a class with a single image.
 
     Args:
-      config: config of the run.
-      source: the images.
       whole: True: train, dev and test splits are all slices of `source`. False: the data set has
         splits of its own.
     """
@@ -314,13 +300,7 @@ def _check_enough(config: RunOptions, source: Source, whole: bool) -> None:
 
 
 def _check_no_single(path: str, class_names: Sequence[str], counts: np.ndarray) -> None:
-    """Raises UserError if a class has a single image, which cannot be in two splits.
-
-    Args:
-      path: path of the data set.
-      class_names: names of the classes.
-      counts: number of images of each class.
-    """
+    """Raises UserError if a class has a single image, which cannot be in two splits."""
     single = [class_names[label] for label in np.flatnonzero(counts == 1)]
     if not single:
         return

@@ -79,12 +79,6 @@ def _candidates(
     """Yields changes of the config to try, in the order of decreasing memory.
 
     The first item is usually empty: no change.
-
-    Args:
-      config: config of the run.
-      user_keys: keys of the values that the user has set. They are not changed.
-      least: minimum number of images of a micro-batch.
-      remats: rematerialization policies to try.
     """
     for remat, micro in itertools.product(remats, (2**power for power in range(8))):
         if config.batch_size % micro or config.batch_size // micro < least:
@@ -104,8 +98,6 @@ def _bytes_needed(parts: Parts, config: RunOptions, available: float) -> float:
     If the estimate is close to `available`, the step is compiled and its memory is measured.
 
     Args:
-      parts: data, model, objective and step of the run.
-      config: the changed config.
       available: bytes that a step may use.
     """
     program, labels = parts.program_of(config), parts.splits.train.max_labels
@@ -120,7 +112,6 @@ def _remedy(config: RunOptions, smallest: Changes, patch: int, available: float)
     """Returns the end of an error message: a flag with which a step should fit into memory.
 
     Args:
-      config: config of the run.
       smallest: the config changes that need the least memory of all changes tried before.
       patch: patch size, by which image sizes must be divisible.
       available: bytes that a step may use.

@@ -304,10 +304,8 @@ def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
     The estimate includes teacher and student on large crops, and the student on local crops.
 
     Args:
-      start: the model.
       size: side of a large crop in pixels.
       local: side of a local crop in pixels.
-      crops: number of local crops.
     """
     large, small = start.multiply_adds(size), start.multiply_adds(local)
     return 2 * (2 * 4 * large + 3 * crops * small) / flops_per_second()
@@ -355,13 +353,6 @@ def _steps(
     """Returns the number of steps, and the reason for this number.
 
     If the user sets steps or epochs, these determine the number.
-
-    Args:
-      config: config of the run.
-      user_keys: keys of the values that the user has set.
-      start: the model.
-      count: number of images to train on.
-      batch: batch size.
     """
     if "steps" in user_keys:
         return config.steps, ""

@@ -80,12 +80,7 @@ def _choices(config: RunOptions, data_set: DataAt) -> list[Choice]:
 
 
 def _check_apart(config: RunOptions, chosen: Collection[str]) -> None:
-    """Raises UserError if a split that the user has set shares images with an automatic split.
-
-    Args:
-      config: the changed config.
-      chosen: keys of the automatic values.
-    """
+    """Raises UserError if a split that the user has set shares images with an automatic split."""
     data = config.data
     splits = [key for key in chosen if key in ("data.train_split", "data.test_split")]
     if len(splits) == 1 and overlap(data.train_split, data.test_split, MANY):

@@ -26,9 +26,7 @@ def deliveries(
 
     Args:
       names: names of the trackers.
-      workdir: the run's workdir.
       rows: all rows of `metrics.jsonl` that the run has written so far.
-      log: callback for messages.
 
     Raises:
       UserError: the library of a tracker is not installed, or the first connection of a new run
