@@ -155,7 +155,7 @@ class PeriodicEvaluation:
             write_suite_page(self.workdir, outputs)
 
     def _add_knn(self, figures: Figures, row: dict[str, float]) -> None:
-        """Adds the metric for model selection to `figures`: the mean accuracy of all k-NN suites."""
+        """Adds the metric for model selection to `figures`: the mean accuracy of k-NN suites."""
         accuracies = [value for key, value in row.items() if key.startswith(f"{KNN}/")]
         if self._parts.config.auto == "pretrain" and accuracies and self._chosen_by in figures:
             figures[self._chosen_by][KNN] = sum(accuracies) / len(accuracies)
@@ -165,7 +165,7 @@ class PeriodicEvaluation:
         return in_words(figures, self._evaluate.metrics, self._unequal)
 
     def _never_predicted(self, split: str) -> str | None:
-        """Returns a note on classes that the last evaluation never predicted; None: no such class."""
+        """Returns a note on classes that the last evaluation never predicted, if there are any."""
         counts, names = self._evaluate.counts(), self._parts.splits.train.class_names
         if counts is None or not len(never := counts.never_predicted):
             return None

@@ -356,7 +356,7 @@ def _differing_parts(
 
 
 def _check_state(config: RunOptions, tensors: dict[str, Tensor], shapes: Shapes) -> None:
-    """Raises UserError if the objective's state has other shapes in the checkpoint than in the run."""
+    """Raises UserError if the objective's state in the checkpoint has other shapes."""
     for path, tensor in tensors.items():
         if tensor.shape != shapes[path]:
             raise UserError(
