@@ -1,13 +1,13 @@
 """Sections of a report about predictions: mistakes, confusion matrix, classes and calibration."""
 
-import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.inspection import page_charts
-from vit_jax.inspection.html_page import card_width, inline
+from vit_jax.inspection.html_page import card_width
+from vit_jax.inspection.page_images import SMALL, image_address
 from vit_jax.runs.predictions import (
     BINS,
     MOST_MISTAKES,
@@ -109,8 +109,8 @@ def _cards(predictions: Predictions, names: Sequence[str], rows: Sequence[int]) 
                 prediction=names[int(predictions.answer[row])],
                 probability=f"{predictions.probability[row]:.0%}",
                 right=bool(predictions.right[row]),
-                small=_is_small(pixels),
-                source=_encoded(pixels),
+                small=max(pixels.shape) <= SMALL,
+                source=image_address(pixels, max(pixels.shape)),
             )
         )
     return cards
@@ -225,17 +225,3 @@ def _shortened(name: str) -> str:
     return (
         name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 9].rstrip()}…{name[-8:].lstrip()}"
     )
-
-
-def _is_small(pixels: np.ndarray) -> bool:
-    return max(pixels.shape) <= 64
-
-
-def _encoded(pixels: np.ndarray) -> str:
-    """Encodes an image as a data URL: a small image losslessly as PNG, a photograph as JPEG."""
-    from PIL import Image
-
-    kind, values = ("png", {}) if _is_small(pixels) else ("jpeg", {"quality": 88})
-    encoded = io.BytesIO()
-    Image.fromarray(pixels).save(encoded, kind, **values)
-    return inline(encoded.getvalue(), kind)

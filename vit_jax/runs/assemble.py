@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-from vit_jax.config import check_fits
+from vit_jax.config import check_fits, with_values
 from vit_jax.data.balance import class_weights, single_labels
 from vit_jax.data.photometric import PhotometricDistortion
 from vit_jax.data.pipeline import SkipLog, training_batches
@@ -154,15 +154,12 @@ def assemble(
 
 
 def _class_weights(config: RunOptions, train: Source) -> tuple[float, ...]:
-    """Returns the weight of each class in the loss; empty: all weights are 1.
-
-    Raises:
-      UserError: the config enables class weights, and an image does not have exactly one label.
-    """
+    """Returns the weight of each class in the loss; empty: all weights are 1."""
     if config.data.balance != "none":
         single_labels(train, "data.balance")
-    kind = config.loss.class_weights
-    return () if kind == "none" else class_weights(single_labels(train, "loss.class_weights"), kind)
+    if (kind := config.loss.class_weights) == "none":
+        return ()
+    return class_weights(single_labels(train, "loss.class_weights"), kind)
 
 
 def class_count(config: RunOptions, source: Source) -> int:
@@ -177,13 +174,16 @@ def class_count(config: RunOptions, source: Source) -> int:
     """
     if not objective_of(config.objective.name).labels:
         return objective_of(config.objective.name).outputs(config)
-    check_several_classes(config, source)
-    found = len(source.class_names)
-    if config.data.num_classes is not None and config.data.num_classes < found:
-        raise UserError(
-            f"data.num_classes is {config.data.num_classes}, but the data set has {found} classes"
-        )
-    return config.data.num_classes or found
+    _check_several_classes(config, source)
+    return _data_classes(config, source)
+
+
+def _data_classes(config: RunOptions, source: Source) -> int:
+    """Returns `config.data.num_classes`; if it is None, the data set's number of classes."""
+    found, num_classes = len(source.class_names), config.data.num_classes
+    if num_classes is not None and num_classes < found:
+        raise UserError(f"data.num_classes is {num_classes}, but the data set has {found} classes")
+    return num_classes or found
 
 
 def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
@@ -197,21 +197,13 @@ def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
     """
     if not objective_of(config.objective.name).own_classes:
         return config
-    found, num_classes = len(source.class_names), config.data.num_classes
-    if num_classes is not None and num_classes < found:
-        raise UserError(f"data.num_classes is {num_classes}, but the data set has {found} classes")
-    return dataclasses.replace(
-        config, data=dataclasses.replace(config.data, num_classes=num_classes or found)
-    )
+    return with_values(config, {"data.num_classes": _data_classes(config, source)})
 
 
-def check_several_classes(config: RunOptions, source: Source) -> None:
-    """Checks that the training images have at least two classes.
+def _check_several_classes(config: RunOptions, source: Source) -> None:
+    """Raises UserError if all training images have the same class: the accuracy would be 100 %.
 
     With binary losses, a single class is allowed if some images do not have it.
-
-    Raises:
-      UserError: all images are known to have the same class, so the accuracy would always be 100 %.
     """
     present = [name for name in source.class_names if name not in source.empty_classes]
     if len(present) != 1:
@@ -262,11 +254,8 @@ def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
       origin: source of the initial parameters, with the interpolation and the mean.
     """
     mean = origin.options.mean
-    return dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, interpolation=origin.interpolation),
-        model=dataclasses.replace(config.model, mean=mean if isinstance(mean, tuple) else (mean,)),
-    )
+    mean = mean if isinstance(mean, tuple) else (mean,)
+    return with_values(config, {"data.interpolation": origin.interpolation, "model.mean": mean})
 
 
 def train_crop(config: RunOptions) -> TrainCrop:
@@ -287,12 +276,11 @@ def train_crop(config: RunOptions) -> TrainCrop:
 
 def training_views(config: RunOptions) -> tuple[ViewSpec, ...]:
     """Returns the objective's views of a training image, with sizes and transforms."""
-    crop = train_crop(config)
+    views, crop = objective_of(config.objective.name).views(config), train_crop(config)
 
     def crop_of(size: int, **values) -> TrainCrop:
         return dataclasses.replace(crop, size=size, **values)
 
-    views = objective_of(config.objective.name).views(config)
     return view_specs(views, crop_of, config.data.image_size, image_augmentation(config))
 
 

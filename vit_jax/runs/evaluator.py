@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from vit_jax.data.fields import TEXT, draw_caption
 from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source, Subset
+from vit_jax.inspection.page_images import image_address
 from vit_jax.models.dense.detector import LEAST_SCORE
 from vit_jax.object_files import overlay
 from vit_jax.options.run import RunOptions
@@ -18,11 +20,11 @@ from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
 from vit_jax.progress import Progress
 from vit_jax.runs.predictions import ClassCounts, Predictions, class_counts, class_figures, to_show
 from vit_jax.runs.retrievals import Retrievals, retrievals_of
-from vit_jax.runs.worst_images import MOST_WORST, WorstImages
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.program import Program
 from vit_jax.training.step import Evaluated, make_eval_step, make_pictures
 
+MOST_WORST, WORST_SIDE = 12, 480  # Maximum number of worst images, and of pixels on a side.
 PICTURES = 6  # Number of images per call of the objective's `pictures`.
 
 
@@ -103,10 +105,11 @@ class Evaluator:
         total = {name: float(value) for name, value in jax.device_get(total).items()}
         images = total.pop("images")
         figures = {name: value / max(images, 1.0) for name, value in total.items()}
-        counts = self.counts()
         if outputs and not self._labelled:
             figures |= self._objective.over_split(outputs)
-        return figures | (class_figures(counts) if counts else {}) | {"images": images}
+        if counts := self.counts():
+            figures |= class_figures(counts)
+        return figures | {"images": images}
 
     def counts(self) -> ClassCounts | None:
         """Returns the numbers of images, predictions and correct predictions by class.
@@ -114,9 +117,9 @@ class Evaluator:
         The numbers are those of the last evaluation. The result is None if an image does not have
         exactly one label.
         """
-        return (
-            class_counts(self.answers["labels"], self.answers["answer"]) if self.answers else None
-        )
+        if not self.answers:
+            return None
+        return class_counts(self.answers["labels"], self.answers["answer"])
 
     def predictions(self, split: str, step: int) -> Predictions | None:
         """Returns the predictions of the last evaluation, with the images for a report.
@@ -150,7 +153,7 @@ class Evaluator:
 
         return retrievals_of(paired, numbers, caption, read, split, step)
 
-    def worst(self, split: str, step: int, evaluated: Evaluated) -> WorstImages | None:
+    def worst(self, split: str, step: int, evaluated: Evaluated) -> dict[str, Any] | None:
         """Returns the images of the last evaluation with the worst predictions, for a report.
 
         These images are read and predicted again, because the evaluation does not store the
@@ -158,6 +161,10 @@ class Evaluator:
 
         Args:
           split: name of the split that was evaluated last.
+
+        Returns:
+          The variables of the HTML template `segments.html`; None: the objective has no metric of
+          single images.
         """
         scores_of, outputs = self._objective.image_scores, self._outputs
         if scores_of is None or not outputs:
@@ -167,17 +174,24 @@ class Evaluator:
         if not len(rows):
             return None
         outputs, source = {name: x[rows] for name, x in outputs.items()}, self._splits[split]
-        return WorstImages(
-            split,
-            step,
-            scores.name,
-            scores.highest,
-            [source.describe(number) for number in outputs["numbers"].tolist()],
-            [scores.form.format(value) for value in scores.values[rows].tolist()],
-            self._overlays(split, outputs, evaluated),
-            self._objective.picture_rows,
-            self._objective.legend(outputs, source.class_names),
-        )
+        overlays = self._overlays(split, outputs, evaluated)
+        values = scores.values[rows].tolist()
+        each = zip(outputs["numbers"].tolist(), values, overlays, strict=True)
+        end = "highest" if scores.highest else "lowest"
+        return {
+            "title": f"{split.capitalize()} images, the {end} {scores.name} first",
+            "note": f"{self._objective.picture_rows}; step {step:,}",
+            "legend": self._objective.legend(outputs, source.class_names),
+            "figures": [
+                {
+                    "name": source.describe(number),
+                    "pictures": [image_address(picture, WORST_SIDE) for picture in pictures],
+                    "caption": f"{scores.name} {scores.form.format(value)}",
+                }
+                for number, value, pictures in each
+            ],
+            "card": "28rem",
+        }
 
     def _overlays(
         self, split: str, outputs: dict[str, np.ndarray], evaluated: Evaluated
@@ -252,13 +266,10 @@ class Evaluator:
           of: the batch is padded to a multiple of this number.
           **views: arguments `views` and `seed` of `evaluation_batches`; none: the test crop.
         """
-        batch_size = -(-len(chosen) // of) * of
-        arguments = self._arguments | dict(
-            batch_size=batch_size, rows=np.arange(batch_size), workers=0
-        )
-        arguments |= views
+        size = -(-len(chosen) // of) * of
+        arguments = self._arguments | views | dict(batch_size=size, rows=np.arange(size), workers=0)
         (batch,) = evaluation_batches(Subset(self._splits[split], chosen), **arguments)
-        return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
+        return batch | {"numbers": np.resize(chosen, size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Copies a batch's views and indices to the devices.

@@ -219,12 +219,8 @@ class Run:
         flops: float,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
-        self.parts, self.config, self.program, self.steps = (
-            parts,
-            parts.config,
-            parts.program,
-            parts.steps,
-        )
+        self.parts, self.config = parts, parts.config
+        self.program, self.steps = parts.program, parts.steps
         self.started, self.watchdog, self.console, self.lock = started, watchdog, console, lock
         leader = jax.process_index() == 0
         # Each process logs the unreadable images that it reads.
@@ -344,23 +340,16 @@ class Run:
             self.console.log(f"continuing from {self.checkpoints.folder / str(step)}")
             return step
         self.watchdog.set_phase("making the first parameters")
-        params, objective, objective_state = (
-            origin.read(),
-            origin.read_objective(),
-            origin.read_objective_state(),
-        )
+        start = {"params": origin.read(), "objective": origin.read_objective()}
+        start["objective_state"] = origin.read_objective_state()
         if self.config.finetune.head == "probe":
             self.watchdog.set_phase("fitting the linear probe")
-            params = with_probe_head(self.parts, params, self.console.log)
+            start["params"] = with_probe_head(self.parts, start["params"], self.console.log)
         if peers.count > 1:
-            leaves = jax.tree.leaves_with_path(
-                {"params": params, "objective": objective, "objective_state": objective_state}
-            )
+            leaves = jax.tree.leaves_with_path(start)
             sums = {path_name(path): zlib.crc32(x) for path, x in leaves}
             peers.agree("the checkpoint to start from", sums)
-        self.state = program.initial_state(
-            self.config.seed, params, frozen, objective, objective_state
-        )
+        self.state = program.initial_state(self.config.seed, frozen=frozen, **start)
         self.metrics = program.initial_metrics()
         return 0
 
@@ -442,11 +431,8 @@ class Run:
         state = self.state
         if best != step:
             self.checkpoints.wait()
-            items = {
-                key: item
-                for key, item in as_items(state, self.metrics).items()
-                if key != "optimizer"
-            }
+            items = as_items(state, self.metrics)
+            items.pop("optimizer", None)
             self.console.log(
                 f"kept: the parameters of step {best}, the best "
                 + ("by k-NN" if KNN in saved else f"on the {SPOKEN[chosen_by]} images")

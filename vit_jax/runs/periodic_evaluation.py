@@ -1,6 +1,6 @@
 """Evaluations of a run during training and at its end: metrics, log lines, pictures, report."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -40,6 +40,9 @@ class PeriodicEvaluation:
     Args:
       writer: writes the metrics to `metrics.jsonl`. None: another process writes.
       warn: callback for messages about unreadable images.
+
+    Attributes:
+      chosen_by: name of the split for model selection: `dev`, or `test` without a dev split.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class PeriodicEvaluation:
     ):
         config, program = parts.config, parts.program
         self._parts, self.workdir, self._console, self._writer = parts, workdir, console, writer
-        self._chosen_by = parts.splits.chosen_by
+        self.chosen_by = parts.splits.chosen_by
         self._evaluate = Evaluator(
             program, parts.splits.named, config, warn, evaluation_views(config)
         )
@@ -71,11 +74,6 @@ class PeriodicEvaluation:
             warn,
             self._write_page,
         )
-
-    @property
-    def chosen_by(self) -> str:
-        """Name of the split for model selection: `dev`, or `test` without a dev split."""
-        return self._chosen_by
 
     def __call__(
         self,
@@ -100,10 +98,12 @@ class PeriodicEvaluation:
         """
         last = step == self._parts.steps if last is None else last
         evaluated = self._parts.program.evaluated(state)
-        splits = splits or [*dict.fromkeys([self._chosen_by] + ["test"] * last)]
-        figures = self._figures(splits, evaluated, go_on)
-        if figures is None:
-            return None
+        splits = splits or [*dict.fromkeys([self.chosen_by] + ["test"] * last)]
+        figures: Figures = {}
+        for split in splits:
+            if (of_split := self._evaluate(split, evaluated, go_on)) is None:
+                return None
+            figures[split] = of_split
         row = self._suites(evaluated.params, evaluated.objective_params, step, last, go_on)
         if row is None:
             return None
@@ -120,17 +120,6 @@ class PeriodicEvaluation:
             self._draw(step, evaluated)
         return figures
 
-    def _figures(
-        self, splits: Sequence[str], evaluated: Evaluated, go_on: Callable[[], bool]
-    ) -> Figures | None:
-        """Evaluates the splits and returns their metrics; None if `go_on` returns False."""
-        figures = {}
-        for split in splits:
-            if (of_split := self._evaluate(split, evaluated, go_on)) is None:
-                return None
-            figures[split] = of_split
-        return figures
-
     def _write(self, step: int, figures: Figures, row: dict[str, float], kept: int | None) -> None:
         """Writes metrics to `metrics.jsonl`, and the predictions for the last evaluated split.
 
@@ -140,7 +129,7 @@ class PeriodicEvaluation:
         if not self._writer:
             return
         kept_step = {} if kept is None else {"kept/step": kept}
-        self._writer.write(step, by_name(figures, "/") | row | kept_step)
+        self._writer.write(step, _by_name(figures) | row | kept_step)
         if predictions := self._evaluate.predictions([*figures][-1], step):
             keep(self.workdir, predictions)
         if retrievals := self._evaluate.retrievals([*figures][-1], step):
@@ -157,12 +146,25 @@ class PeriodicEvaluation:
     def _add_knn(self, figures: Figures, row: dict[str, float]) -> None:
         """Adds the metric for model selection to `figures`: the mean accuracy of k-NN suites."""
         accuracies = [value for key, value in row.items() if key.startswith(f"{KNN}/")]
-        if self._parts.config.auto == "pretrain" and accuracies and self._chosen_by in figures:
-            figures[self._chosen_by][KNN] = sum(accuracies) / len(accuracies)
+        if self._parts.config.auto == "pretrain" and accuracies and self.chosen_by in figures:
+            figures[self.chosen_by][KNN] = sum(accuracies) / len(accuracies)
 
     def in_words(self, figures: Figures) -> list[str]:
         """Returns an evaluation in words: a phrase for each split, for a log line."""
-        return in_words(figures, self._evaluate.metrics, self._unequal)
+        lines = []
+        for split, found in figures.items():
+            # Metrics that are only computed in training are not in `found`. They are skipped.
+            formats = {name: form for name, form in sorted(self._evaluate.metrics.items())}
+            if split in self._unequal:
+                formats |= CLASS_FIGURES
+            parts = [
+                f"{split} {metric_in_words(name)} {in_format(found[name], form)}"
+                for name, form in formats.items()
+                if name in found
+            ]
+            parts.append(f"{split} loss {found['loss']:.4f} ({found['images']:.0f} images)")
+            lines.append(" | ".join(parts))
+        return lines
 
     def _never_predicted(self, split: str) -> str | None:
         """Returns a note on classes that the last evaluation never predicted, if there are any."""
@@ -202,20 +204,20 @@ class PeriodicEvaluation:
 
         Metrics of the split for model selection have no prefix, such as `accuracy`.
         """
-        others = {split: values for split, values in figures.items() if split != self._chosen_by}
-        return figures[self._chosen_by] | by_name(others, "/")
+        others = {split: values for split, values in figures.items() if split != self.chosen_by}
+        return figures[self.chosen_by] | _by_name(others)
 
     def restored(self, saved: dict[str, float] | None) -> Figures | None:
         """Converts metrics saved with a checkpoint to metrics by split; the inverse of `saved`."""
         figures = {}
         for name, value in (saved or {}).items():
             split, _, figure = name.rpartition("/")
-            figures.setdefault(split or self._chosen_by, {})[figure] = value
+            figures.setdefault(split or self.chosen_by, {})[figure] = value
         return figures or None
 
     def _draw(self, step: int, evaluated: Evaluated) -> None:
         """Writes the objective's picture of this step and, except at the last step, a report."""
-        images = self._evaluate.pictures(self._chosen_by, evaluated)
+        images = self._evaluate.pictures(self.chosen_by, evaluated)
         if jax.process_index() != 0:
             return
         file = self.workdir / RECONSTRUCTIONS / f"{step}.png"
@@ -228,17 +230,9 @@ class PeriodicEvaluation:
             write_report(self.workdir)
 
 
-def by_name(figures: Figures, between: str) -> dict[str, float]:
-    """Returns the metrics of all splits in one dict, such as `test/accuracy`.
-
-    Args:
-      between: separator of the split's and the metric's name, such as `/`.
-    """
-    return {
-        f"{split}{between}{name}": value
-        for split, found in figures.items()
-        for name, value in found.items()
-    }
+def _by_name(figures: Figures) -> dict[str, float]:
+    """Returns the metrics of all splits in one dict, such as `test/accuracy`."""
+    return {f"{split}/{name}": x for split, found in figures.items() for name, x in found.items()}
 
 
 def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
@@ -259,27 +253,4 @@ def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
             start = next(start for start in parts if key.startswith(start))
             name = parts[start] + key.removeprefix(start).replace("_", " ")
             lines.append(f"{name}: {first[key]:.2%} before, {last[key]:.2%} after")
-    return lines
-
-
-def in_words(figures: Figures, metrics: dict[str, str], unequal: Collection[str] = ()) -> list[str]:
-    """Returns an evaluation in words: a phrase for each split, for a log line.
-
-    Args:
-      metrics: formats of the objective's metrics, by name.
-      unequal: names of imbalanced splits. Their phrases include metrics that weight all classes
-        equally.
-    """
-    lines = []
-    for split, found in figures.items():
-        # Metrics that are only computed in training are not in `found`. They are skipped.
-        formats = {name: metrics[name] for name in sorted(metrics) if name in found}
-        if split in unequal:
-            formats |= {name: format for name, format in CLASS_FIGURES.items() if name in found}
-        parts = [
-            f"{split} {metric_in_words(name)} {in_format(found[name], format)}"
-            for name, format in formats.items()
-        ]
-        parts.append(f"{split} loss {found['loss']:.4f} ({found['images']:.0f} images)")
-        lines.append(" | ".join(parts))
     return lines

@@ -2,8 +2,9 @@
 
 import secrets
 import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,20 +106,31 @@ def to_show(predictions: Predictions) -> np.ndarray:
 
 def keep(workdir: Path, predictions: Predictions) -> None:
     """Writes predictions into the workdir atomically, in place of earlier predictions."""
-    temporary = workdir / f"{PREDICTIONS}.{secrets.token_hex(4)}.tmp"
-    with temporary.open("wb") as file:
-        np.savez_compressed(file, **predictions._asdict())
-    temporary.replace(workdir / PREDICTIONS)
+    write_arrays(workdir / PREDICTIONS, predictions._asdict())
 
 
 def kept(workdir: Path) -> Predictions | None:
     """Reads the predictions that `keep` wrote to a workdir; None if they are missing or damaged."""
+    found = read_arrays(workdir / PREDICTIONS, Predictions._fields)
+    return found and Predictions(**found)
+
+
+def write_arrays(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes arrays, numbers and texts to an `.npz` file atomically."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    with temporary.open("wb") as file:
+        np.savez_compressed(file, **values)
+    temporary.replace(path)
+
+
+def read_arrays(path: Path, names: Iterable[str]) -> dict[str, Any] | None:
+    """Reads values of a file of `write_arrays`; None if the file is missing or damaged."""
     try:
-        with np.load(workdir / PREDICTIONS) as file:
-            found = Predictions(**{name: file[name] for name in Predictions._fields})
+        with np.load(path) as file:
+            values = {name: file[name] for name in names}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
         return None
-    return found._replace(split=str(found.split), step=int(found.step))
+    return {name: x if x.ndim else x.item() for name, x in values.items()}
 
 
 def confused(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,5 @@
 """Image retrieval in a report: captions of an evaluation, each with its most similar images."""
 
-import secrets
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +8,7 @@ import numpy as np
 
 from vit_jax.inspection.page_images import SMALL, image_address
 from vit_jax.models.retrieval import Paired
+from vit_jax.runs.predictions import read_arrays, write_arrays
 
 RETRIEVALS = "retrievals.npz"
 MOST_MISTAKES, MOST_SAMPLES = 12, 6  # Maximum numbers of mistakes, and of captions in the sample.
@@ -106,20 +105,13 @@ def retrievals_of(
 
 def keep_retrievals(workdir: Path, retrievals: Retrievals) -> None:
     """Writes `retrievals` into the workdir atomically. Earlier retrievals are replaced."""
-    temporary = workdir / f"{RETRIEVALS}.{secrets.token_hex(4)}.tmp"
-    with temporary.open("wb") as file:
-        np.savez_compressed(file, **retrievals._asdict())
-    temporary.replace(workdir / RETRIEVALS)
+    write_arrays(workdir / RETRIEVALS, retrievals._asdict())
 
 
 def kept_retrievals(workdir: Path) -> Retrievals | None:
     """Reads the retrievals that an evaluation saved in a workdir; None if missing or damaged."""
-    try:
-        with np.load(workdir / RETRIEVALS, allow_pickle=False) as file:
-            values = {name: file[name] for name in Retrievals._fields}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
-        return None
-    return Retrievals(**{name: x if x.ndim else x.item() for name, x in values.items()})
+    found = read_arrays(workdir / RETRIEVALS, Retrievals._fields)
+    return found and Retrievals(**found)
 
 
 class Thumbnail(NamedTuple):

@@ -23,9 +23,7 @@ class Choice(NamedTuple):
     @property
     def flag(self) -> str:
         """The command-line flag that sets this value."""
-        return (
-            f"--config.{self.key}={self.value!r}" if self.value != "" else f"--config.{self.key}="
-        )
+        return f"--config.{self.key}=" + ("" if self.value == "" else f"{self.value!r}")
 
 
 class Settings:
@@ -34,7 +32,7 @@ class Settings:
     A later setting can depend on earlier settings, which are then in `options`.
 
     Args:
-      options: options as the user and the config's file have set them.
+      options: options as the user and the config's file have set them, with `data.path`.
       user_keys: keys of the values that the user has set. They keep the user's values, except
         `data.path`, which a more specific path may replace.
 

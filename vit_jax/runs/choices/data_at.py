@@ -21,6 +21,7 @@ from vit_jax.data.sources.folder_rules import (
 from vit_jax.data.sources.tfds import tfds_builder
 from vit_jax.errors import UserError, as_text
 from vit_jax.paths import is_workdir
+from vit_jax.runs.choices.choice import Choice
 
 DEV = ("dev", "val", "valid", "validation")  # Names of a dev split, the most likely first.
 # Patterns in file names that show which images belong to one group. Images of the same object
@@ -35,7 +36,7 @@ GROUPED = 0.9  # Groups are used if at least this share of the file names contai
 # Minimum number of groups of each class: one for training, model selection and test each.
 FEWEST_GROUPS = 3
 MOST_NAMES = 100_000
-SHOWN = 3  # Number of missing files that an error message names.
+SHOWN = 3  # Number of files that an error message names.
 
 
 class DataAt(NamedTuple):
@@ -87,11 +88,19 @@ def data_at(path: str) -> DataAt:
     check_no_run(path)
     if os.path.isfile(os.path.join(path, "dataset_info.json")):
         return of_kind("tfds", path)
-    folders = _folders_of_images(path)
+    folders = folders_of_images(path)
     return _with_lists(path, folders) or _of_folders(path, folders)
 
 
-def _folders_of_images(path: str) -> list[str]:
+def choices_of(data_set: DataAt, path: str) -> list[Choice]:
+    """Returns the settings of `data.source` and, if it is not `path`, of `data.path`."""
+    choices = [Choice("data.source", data_set.kind, data_set.words)]
+    if data_set.path != path:
+        choices.append(Choice("data.path", data_set.path, "the data set there"))
+    return choices
+
+
+def folders_of_images(path: str) -> list[str]:
     """Returns the names of the folders in a folder, without ignored ones (such as hidden ones)."""
     return [name for name in map(os.path.basename, folders_in(path)) if not is_ignored(name)]
 
@@ -118,7 +127,7 @@ def of_kind(kind: str, path: str) -> DataAt:
         splits = tuple(tfds_builder(path).info.splits)
         return DataAt(kind, path, splits, "a prepared TFDS data set")
     if kind == "folder" and os.path.isdir(path):
-        return _of_folders(path, _folders_of_images(path))
+        return _of_folders(path, folders_of_images(path))
     if kind == "csv":
         return _of_csv(path)
     splits = ("all",) if SOURCES[kind].is_whole(path) else ("train", "test")
@@ -157,7 +166,8 @@ def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
     if len(listing) == 1:
         return of_kind("csv", os.path.join(path, listing[0]))
     if listing:
-        raise UserError(f"{path} has {len(listing)} lists of images: give {_one_of(path, listing)}")
+        shown = " or ".join(os.path.join(path, name) for name in listing[:SHOWN])
+        raise UserError(f"{path} has {len(listing)} lists of images: give {shown}")
     return None
 
 
@@ -169,8 +179,8 @@ def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
     images = sum(not why_left_out(name) for name in os.listdir(path))
     if not folders:
         raise UserError(_no_folders(path, images))
-    if any(map(split_name, folders)):
-        return folder_of_splits(path, folders)
+    if split := folder_of_splits(path, folders):
+        return split
     if len(folders) == 1 and not images:  # Unpacked archives often contain a single folder.
         inner = os.path.join(path, folders[0])
         if folders_in(inner) and not _has_images(inner):
@@ -190,7 +200,7 @@ def _check_no_splits(path: str, folders: Sequence[str]) -> None:
     """
     check_no_maps(path, folders)
     places = [os.path.join(path, name) for name in folders]
-    inner = {tuple(sorted(_folders_of_images(place))) for place in places}
+    inner = {tuple(sorted(folders_of_images(place))) for place in places}
     classes = next(iter(inner))
     alike = len(folders) > 1 and len(inner) == 1 and len(classes) > 1
     if alike and not any(map(_has_images, places)):
@@ -219,10 +229,10 @@ def _no_folders(path: str, images: int) -> str:
     )
 
 
-def folder_of_splits(path: str, folders: Sequence[str]) -> DataAt:
+def folder_of_splits(path: str, folders: Sequence[str]) -> DataAt | None:
     """Returns the data set of a folder that contains folders of splits, such as `train`.
 
-    Other folders are ignored.
+    Other folders are ignored. The result is None if no folder is named like a split.
 
     Raises:
       UserError: a single folder has the name of a split, and other folders contain images, so the
@@ -230,6 +240,8 @@ def folder_of_splits(path: str, folders: Sequence[str]) -> DataAt:
     """
     named = [name for name in folders if split_name(name)]
     others = [name for name in folders if not split_name(name)]
+    if not named:
+        return None
     if len(named) == 1 and any(_has_images(os.path.join(path, name)) for name in others):
         raise UserError(
             f"{path} can be read in two ways, as the split {named[0]} or as classes "
@@ -243,10 +255,6 @@ def folder_of_splits(path: str, folders: Sequence[str]) -> DataAt:
 
 def _has_images(folder: str) -> bool:
     return any(not why_left_out(name) for name in os.listdir(folder))
-
-
-def _one_of(path: str, names: Sequence[str]) -> str:
-    return " or ".join(os.path.join(path, name) for name in names[:3])
 
 
 def check_files(splits: Mapping[str, Source]) -> None:

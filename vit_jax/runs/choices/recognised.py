@@ -5,15 +5,20 @@ from collections.abc import Callable, Collection
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import run_options
+from vit_jax.config import run_options, value_at
 from vit_jax.data.sources import SOURCES
-from vit_jax.data.sources.folder import folders_in
-from vit_jax.data.sources.folder_rules import is_ignored, split_name
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
 from vit_jax.options.run import RunOptions
 from vit_jax.runs.choices.choice import Choice, in_words
-from vit_jax.runs.choices.data_at import DEV, DataAt, data_at, folder_of_splits
+from vit_jax.runs.choices.data_at import (
+    DEV,
+    DataAt,
+    choices_of,
+    data_at,
+    folder_of_splits,
+    folders_of_images,
+)
 from vit_jax.runs.splits import MANY
 from vit_jax.training.objectives import objective_of
 
@@ -49,7 +54,9 @@ def recognise(
     if data_set is None:
         return
     fixed = {*user_keys} - {"data.path"}
-    choices = [one for one in _choices(options, data_set) if one.key not in fixed]
+    choices = choices_of(data_set, options.data.path)
+    choices = [one for one in choices if one.value != value_at(options, one.key)]
+    choices = [one for one in choices + _splits(options, data_set) if one.key not in fixed]
     for line in ("the data set at data.path:", *in_words(choices, ())) if choices else ():
         log(line)
     config.update_from_flattened_dict({one.key: one.value for one in choices})
@@ -67,16 +74,6 @@ def _data_set(config: RunOptions) -> DataAt | None:
         return data_at(path) if has_rows else _unlabelled(path)
     except UserError:
         return None
-
-
-def _choices(config: RunOptions, data_set: DataAt) -> list[Choice]:
-    """Returns the changes of the config's source, path and splits that the data set requires."""
-    choices = []
-    if data_set.kind != config.data.source:
-        choices.append(Choice("data.source", data_set.kind, data_set.words))
-    if data_set.path != config.data.path:
-        choices.append(Choice("data.path", data_set.path, "the data set there"))
-    return choices + _splits(config, data_set)
 
 
 def _check_apart(config: RunOptions, chosen: Collection[str]) -> None:
@@ -115,7 +112,5 @@ def _unlabelled(path: str) -> DataAt:
     """
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, "dataset_info.json")):
         return data_at(path)
-    folders = [name for name in map(os.path.basename, folders_in(path)) if not is_ignored(name)]
-    if any(map(split_name, folders)):
-        return folder_of_splits(path, folders)
-    return DataAt("folder", path, ("all",), "a folder of images")
+    whole = DataAt("folder", path, ("all",), "a folder of images")
+    return folder_of_splits(path, folders_of_images(path)) or whole
