@@ -59,7 +59,6 @@ def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> No
     and `--help=optimizer` lists one section.
 
     Args:
-      main: function that gets the arguments that are not flags.
       common: keys of the most frequently changed config values, for `--help`.
     """
     _print_any_name()
@@ -202,7 +201,6 @@ def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
     """Defines the flag `--config=FILE.py`. Errors in the file are reported as one line.
 
     Args:
-      about: help text of the flag.
       default: the config that is used without the flag.
     """
     holder = config_flags.DEFINE_config_file("config", None, about)

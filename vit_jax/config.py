@@ -467,7 +467,6 @@ def differences(saved: str, options: RunOptions) -> list[str]:
 
     Args:
       saved: the run's options as JSON.
-      options: the new options.
     """
     earlier = from_json(saved)
     # Saved values without effect are ignored, because earlier versions accepted them.

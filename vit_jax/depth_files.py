@@ -61,7 +61,6 @@ def write_depths(
 
     Args:
       folder: folder into which `depth/`, `colours/` and `index.html` are written.
-      log: callback for messages about unreadable images and about the unit.
       on_depth: callback that receives the path of each image and a description of its depths.
 
     Raises:

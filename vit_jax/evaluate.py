@@ -96,11 +96,7 @@ def main(arguments: list[str]) -> None:
 
 
 def check_applicable(given: Sequence[str]) -> None:
-    """Raises UserError if a suite is unknown, or if no chosen suite has a flag that is given.
-
-    Args:
-      given: names of the flags of suites that are given.
-    """
+    """Raises UserError if a suite is unknown, or if no chosen suite has a flag that is given."""
     chosen = chosen_suites(SUITE.value)
     for name in given:
         if not any(name in suite.options for suite in chosen):
@@ -123,7 +119,6 @@ def parsed(name: str, option: SuiteOption, value):
     """Returns the parsed value of a suite's flag.
 
     Args:
-      option: the suite's option.
       value: value of the flag as text; for a repeated flag, a list of texts.
 
     Raises:

@@ -79,7 +79,6 @@ def keep_record(names_and_folders: list[str], flags: list[str]) -> None:
     """Writes the record of an experiment's results, given the folders of its runs.
 
     Args:
-      names_and_folders: name of the experiment, and the folders.
       flags: `--verdict=TEXT`, or empty.
 
     Raises:
@@ -104,7 +103,6 @@ def run_experiment(name: str, arguments: list[str]) -> None:
 
     Args:
       name: name or file of the experiment.
-      arguments: the arguments of the command, including the name.
     """
     experiment = load(name)
     parsed = parse(name, experiment, [argument for argument in arguments if argument != name])

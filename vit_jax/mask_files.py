@@ -69,7 +69,6 @@ def write_masks(
 
     Args:
       folder: folder into which `masks/`, `overlays/` and `index.html` are written.
-      log: callback for messages about unreadable images.
       on_mask: callback that receives the path of each image and its classes: (class, share of the
         pixels), the largest share first.
 

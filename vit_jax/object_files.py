@@ -38,8 +38,6 @@ def write_objects(
 
     Args:
       folder: folder into which `objects.json`, `overlays/` and `index.html` are written.
-      threshold: minimum score of an object.
-      log: callback for messages about unreadable images.
       on_objects: callback that receives the path of each image and a description of its objects.
 
     Raises:
@@ -92,7 +90,6 @@ def annotations(objects: Detections, image: int, first: int) -> list[dict[str, A
     """Converts objects to annotations of a COCO file.
 
     Args:
-      image: id of the image.
       first: id of the first annotation. Later annotations have the following numbers as ids.
     """
     rows = []
@@ -115,7 +112,6 @@ def overlay(
 
     Args:
       image: uint8 `[height, width, 3]`.
-      objects: predicted or true objects.
     """
     if objects.masks is not None:
         for mask, label in zip(objects.masks[::-1], objects.labels[::-1], strict=True):

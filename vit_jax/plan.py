@@ -80,10 +80,6 @@ def print_sweep(config, job, where, prices, planner, counts_traffic: bool) -> li
     """Prints a ranking of meshes and rematerialization policies; returns the estimates.
 
     Args:
-      job: amount of work of the run.
-      where: the slice or machine.
-      prices: prices of devices.
-      planner: function that estimates a run.
       counts_traffic: True: the estimates include communication between devices.
     """
     from vit_jax.planning import choices
@@ -102,12 +98,6 @@ def print_plan(config, job, where, prices, planner) -> list:
 
     If the run does not fit into memory, also prints a small change of the config that makes the run
     fit.
-
-    Args:
-      job: amount of work of the run.
-      where: the slice or machine.
-      prices: prices of devices.
-      planner: function that estimates a run.
 
     Returns:
       The printed estimates.

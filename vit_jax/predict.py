@@ -262,7 +262,6 @@ def computed(
     """Computes values of all images in batches.
 
     Args:
-      classifier: the model and its evaluation transform.
       compute: function `(model, images) -> values`.
 
     Yields:
@@ -316,7 +315,6 @@ def write_predictions(
     Args:
       file: the file; None: standard output.
       form: the format, as returned by `output_format`.
-      classifier: the model, its evaluation transform and class names.
 
     Raises:
       UserError: the model has no head, or none of the images can be read.

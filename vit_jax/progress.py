@@ -87,9 +87,6 @@ class Progress:
 
         The progress bar, or the logged line, is updated only if the last update is old enough. At
         the end of the work the progress bar is removed.
-
-        Args:
-          done: amount of work that is finished.
         """
         now = time.monotonic()
         if self._moves and done >= self._total:

@@ -232,10 +232,8 @@ def tuned_codes(
     """Returns the values of BEiT's fine-tuning on ImageNet-1k or 21k.
 
     Args:
-      row: the recipe.
       i21k: True: ImageNet-21k. False: ImageNet-1k.
       mixed: True: use mixup and CutMix.
-      weight_decay: the weight decay.
       clip: maximum norm of the gradient; 0: no clipping.
     """
     config = tuned_features(model, row, i21k)

@@ -68,7 +68,6 @@ def write_page(make: Callable[[], str], places: list[str]) -> None:
     workdirs into the current folder.
 
     Args:
-      make: function that returns the page.
       places: paths and URLs of the workdirs.
 
     Raises:

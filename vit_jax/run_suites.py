@@ -74,7 +74,6 @@ def run_suites(
       batch_size: batch size of all devices together.
       workers: number of processes that decode images; None: it is chosen by the numbers of cores
         and images.
-      log: callback for each line of the log.
 
     Raises:
       UserError: the checkpoint or a suite does not exist, or `out` contains other results.
@@ -218,9 +217,6 @@ def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
     """Returns a digest (hash) of the data of each row in a suite's table.
 
     If the data of a row cannot be opened, the row has no digest.
-
-    Args:
-      measurement: the evaluation that computes the rows.
 
     Returns:
       The digests by row name, and a text that explains why digests are missing.

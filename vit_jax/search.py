@@ -97,9 +97,7 @@ def most_similar(
     """Returns the indices and the cosine similarities of the images most similar to a text.
 
     Args:
-      model: an image-text model.
       embeddings: embeddings of the images with unit norm, float32 `[images, dim]`.
-      most: maximum number of images.
     """
     similarities = embeddings @ np.asarray(model.encode_text(text))[0]
     order = np.argsort(-similarities, kind="stable")[:most]
@@ -115,7 +113,6 @@ def embed_images(
     in a folder and by its own name, it is returned once.
 
     Args:
-      model: an image-text model.
       cache: folder of the cache; None: a folder in the user's cache.
 
     Raises:
@@ -143,7 +140,6 @@ def compute_embeddings(
     """Returns the embedding of each readable image, float32 `[dim]`, by its key in `paths`.
 
     Args:
-      model: image encoder of an image-text model.
       paths: paths of images by key.
     """
     from vit_jax.evaluation.features import extractor_of, image_embedding

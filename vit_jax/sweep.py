@@ -86,13 +86,7 @@ def main(arguments: list[str]) -> None:
 
 
 def print_commands(names: list[str], config_flags: tuple[str, ...], folder: Path) -> None:
-    """Prints, for each run of the sweep, a command that starts only this run.
-
-    Args:
-      names: names of the runs.
-      config_flags: flags of the config.
-      folder: the sweep's workdir.
-    """
+    """Prints, for each run of the sweep, a command that starts only this run."""
     for name in names:
         arguments = (*config_flags, f"--workdir={folder}", f"--only={name}")
         print(shlex.join(("python", "-m", "vit_jax.sweep", *arguments)))

@@ -147,7 +147,6 @@ def coco_metrics(
     """Computes COCO's metrics of detected objects with pycocotools.
 
     Args:
-      detections: predicted objects of each image.
       objects: true objects of each image. They must have masks if `masks` is True.
       masks: True: compare masks. False: compare boxes.
       overlaps: function from the index of an image to the IoU of each detection with each true

@@ -43,7 +43,6 @@ def tested_set(
 
     Args:
       kind: kind of source (`data.source`) for a data set that is a folder.
-      log: callback for a message about a data set without the split `test`.
     """
     if described.kind == "tfds":
         path = in_data_dir(described.path, options["data_dir"])
@@ -64,7 +63,6 @@ def check_classes(described: DataSet, source: Source, names: Sequence[str], mode
     """Raises UserError if a data set and the model have different classes.
 
     Args:
-      names: class names of the model.
       model: kind of the model for the error message, such as `segmenter`.
     """
     there = tuple(source.class_names)
@@ -159,8 +157,6 @@ def dense_measurements(
     Without `--set`, the list contains a single `Measurement`. Its method `open` raises UserError.
 
     Args:
-      open_set: function that opens the test images of a data set.
-      measured: function that evaluates the model on a data set and returns the result rows.
       example: example of `--set` with a description, for the error message.
       identity: function that returns the fingerprint of a data set. The last argument of this
         function is the number of examples whose content is included in the fingerprint. None: the

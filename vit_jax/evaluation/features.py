@@ -60,8 +60,6 @@ class Extractor:
     The parameters are arguments of each call, so they may change.
 
     Args:
-      graphdef: graph definition of the model, with or without a head.
-      shardings: shardings of the model's parameters.
       batch_size: global batch size; rounded up to a multiple of the mesh's size.
       workers, threads: numbers of processes and threads that decode images; None: chosen
         automatically.
@@ -216,7 +214,6 @@ def likeliest(
     `[batch, count]`.
 
     Args:
-      count: number of classes to return for each image.
       probabilities: name of the function from logits to probabilities, a key of `PROBABILITIES`,
         such as `softmax`.
     """
@@ -239,8 +236,6 @@ def top_of(top: int | None, threshold: float | None, num_classes: int, default: 
     Args:
       top: maximum number that the user has set. None: `num_classes` if there is a threshold, else
         `default`.
-      threshold: minimum probability of a listed class; None: no threshold.
-      num_classes: number of the model's classes.
       default: maximum number if neither `top` nor `threshold` is set.
 
     Raises:
@@ -295,7 +290,6 @@ def extractor_of(
     """Returns an `Extractor` for a loaded model, and the model's parameters on the devices.
 
     Args:
-      model: a loaded model.
       crop: the evaluation transform; default: `transfer_crop`.
       **options: `batch_size` and other arguments of `Extractor`.
 
@@ -333,7 +327,6 @@ def transfer_crop(image_size: int | tuple[int, int], **how: str) -> TestCrop:
     central 224 x 224 pixels. For other image sizes, the ratio 256 / 224 is the same.
 
     Args:
-      image_size: image size of the model, in pixels.
       **how: `mode`, `interpolation` and `background` of the crop.
 
     Raises:

@@ -90,11 +90,8 @@ class FewShotTask:
 
     Args:
       name: name of the data set, for messages and metrics.
-      train: all training images.
-      shots: numbers of training images per class.
       seeds: random seeds. Each seed defines a random order of the images of each class. The first k
         images of a class are used for k shots.
-      log: callback for messages about the progress of reading labels, if that takes long.
 
     Raises:
       TooFewImages: a class has fewer images than shots.
@@ -138,11 +135,8 @@ class FewShotTask:
         """Returns an `Accuracy` for each combination of a number of shots and a penalty.
 
         Args:
-          extractor: extractor of the model's features.
-          penalties: L2 penalties of least squares.
           go_on: function that is called before each batch and each fit. If it returns False, the
             result is None.
-          log: callback for notes about the fits.
         """
         train = extractor(params, self.train, go_on)
         test = train and extractor(params, self.test, go_on)
@@ -224,9 +218,6 @@ def cut_in_two(described: DataSet, log: Callable[[str], None] = print) -> DataSe
     An example is a folder with class folders, but without the folders `train` and `test`. The
     slices are shares of each class. All other data sets are returned unchanged, and so is a data
     set for which the user has named slices.
-
-    Args:
-      log: callback for a message about the slices.
     """
     path, splits = described.path, (described.train_split, described.test_split)
     if splits != ("train", "test") or not SOURCES[described.kind].is_whole(path):
@@ -244,9 +235,6 @@ def with_test_split(described: DataSet, log: Callable[[str], None] = print) -> D
 
     The data set is returned unchanged if it has the split `test`, if it has no validation split, or
     if the user has selected another split than `test`.
-
-    Args:
-      log: callback for a message about the split.
     """
     splits: Collection[str] = ()
     if described.test_split == "test":
@@ -282,7 +270,6 @@ def open_data_set(
     Args:
       image_size: size of synthetic images, in pixels.
       label_key: CSV column or TFDS feature of the labels.
-      log: callback for messages about classes without images.
 
     Raises:
       UserError: the data set does not exist, is empty or cannot be read.
@@ -311,9 +298,6 @@ def choose(
 
     Args:
       labels: class of each image, `[images]`.
-      class_names: class names by index.
-      shots: number of images per class.
-      name: name of the data set, for messages.
 
     Returns:
       A dict from each seed to the indices of the drawn images, int64 `[classes, shots]`.

@@ -71,9 +71,7 @@ def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Mat
     If the checkpoint contains no class names, the classes are assumed to be in ImageNet's order.
 
     Args:
-      classes: number of classes of the model.
       class_names: names of these classes; empty: the checkpoint contains no names.
-      checkpoint: name of the checkpoint, for messages.
 
     Raises:
       UserError: the model predicts other classes than ImageNet's.
@@ -148,7 +146,6 @@ def open_imagenet(
       kind: `tfds` for a TFDS data set, or `folder` for a folder of class folders. The name of a
         class folder is the class's synset.
       path: name of the TFDS data set, or path of the folder.
-      split: name of the split with the validation images.
       real: labels from `read_real`, `real[0]` for image 1. The number of an image is in its file
         name. None: no ReaL labels.
 

@@ -49,7 +49,6 @@ class TrainingSuites:
     Args:
       config: config of the run. Preprocessing options that were None must have been replaced by the
         checkpoint's values.
-      test_crop: the evaluation transform.
       peers: the run's processes. The data of all processes are compared and must be equal.
       class_names: names of the classes of the run's head, by index; empty: the run has no classes.
 
@@ -124,7 +123,6 @@ class TrainingSuites:
         """Opens the data of a suite.
 
         Args:
-          image_size: image size of the model, in pixels.
           every: interval of evaluations in steps; 0: only at the end of the run.
           where: for error messages, a tuple for each data set of the suite. It contains the config
             key and the value that select the data set, such as `("fewshot.sets", "tfds:cifar100")`.
@@ -191,7 +189,6 @@ class TrainingSuites:
         Args:
           model: graph definition of the model, and shardings of its parameters.
           objective: graph definition of the objective, and shardings of its parameters.
-          log: callback for messages about unreadable images.
           on_outputs: callback that receives example outputs of a suite (`Outputs`), such as
             predicted masks, to write them on a page of images.
         """
@@ -208,8 +205,6 @@ class TrainingSuites:
         shots.
 
         Args:
-          params: the parameters to evaluate.
-          objective_params: the parameters of the objective.
           last: True after the run's last step. All suites are then due.
           go_on: function that is called before each batch and each fit. If it returns False, the
             result is None.
@@ -243,7 +238,6 @@ def parsed_options(texts: Sequence[str], suites: Sequence[str]) -> dict[str, Any
 
     Args:
       texts: options as text, `name=value`.
-      suites: names of the selected suites.
 
     Raises:
       UserError: none of the suites has the option, or the value is invalid.

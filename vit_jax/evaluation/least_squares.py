@@ -59,7 +59,6 @@ def fit(
       features: features of the training images, `[images, features]`.
       labels: class of each image, `[images]`.
       penalties: L2 penalties, 0 or above.
-      log: callback for the note.
 
     Raises:
       UserError: a penalty is below 0, or a feature is not finite.
@@ -125,7 +124,6 @@ def accuracy(classifier: Classifier, features: jax.Array, labels: jax.Array, mes
     """Returns the share of images whose predicted class is one of their labels.
 
     Args:
-      classifier: classifier to evaluate.
       features: float32 `[images, features]`, sharded over the devices.
       labels: labels of each image, int32 `[images, max_labels]`, sharded over the devices. They are
         padded with -1. All labels of a padding image are -1.

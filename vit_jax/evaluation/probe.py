@@ -50,11 +50,8 @@ def linear_probe(
     penalty and all training images. The test images are evaluated once.
 
     Args:
-      train, test: features of the images.
       penalties: L2 penalties. They are tried in descending order, and each fit starts from the
         previous solution.
-      seed: random seed of the validation set.
-      iterations: maximum number of L-BFGS iterations for each fit.
 
     Raises:
       UserError: there are fewer than ten training images, or an image does not have exactly one
@@ -112,9 +109,6 @@ def linear_head(
     Args:
       groups: group number of each image of the source, `[images]`. All images of a group are in the
         same fold. None: each image is its own group.
-      penalties: L2 penalties to try.
-      seed: random seed of the folds.
-      iterations: maximum number of L-BFGS iterations for each fit.
 
     Raises:
       UserError: an image does not have exactly one label.
@@ -203,7 +197,6 @@ def fit(
       labels: class of each image, `[images]`.
       start: initial weights and biases, of the same shape as the result.
       penalty: L2 penalty; the loss contains `penalty / 2` times the sum of the squared weights.
-      iterations: maximum number of L-BFGS iterations.
       each: True: divide each feature by its own std. False: divide all features by a common std.
 
     Returns:
@@ -241,7 +234,6 @@ def accuracy(
       weights: result of `fit`.
       fitted: features of the training images. Their mean and std standardize the features of
         `test`.
-      test: features of the images to evaluate.
       each: True: divide each feature by its own std. False: divide all features by a common std.
     """
     mean, deviation = _statistics(fitted, each)

@@ -19,8 +19,6 @@ class Results:
     """Evaluation results of one checkpoint, saved in a folder by the method `put`.
 
     Args:
-      checkpoint: name of the checkpoint.
-      description: description of the model.
       version: step of the checkpoint, and hash of its content. If the folder contains results of
         another version of the checkpoint, these results are removed.
 
@@ -219,7 +217,6 @@ def formatted(row: Row, sign: bool = False) -> str:
     """Formats the metric of a result row with its std and its unit.
 
     Args:
-      row: the row to format.
       sign: True: append the per cent sign to percentages.
     """
     if row.accuracy is None:

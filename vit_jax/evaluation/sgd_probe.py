@@ -46,7 +46,6 @@ class SgdProbe:
       batch_size: number of images in a batch, at most the number of training images.
       seed: random seed of the validation set, the initial weights and the batches.
       go_on: function that is called every few steps. If it returns False, the fit returns None.
-      log: callback for messages about the progress of long fits.
     """
 
     def __init__(
@@ -169,8 +168,6 @@ class SgdProbe:
         A prediction is correct if it is one of the image's labels.
 
         Args:
-          weights: weights from `fit`.
-          of: features of the images.
           rows: indices of the images to evaluate; None: all images.
         """
         rows = np.arange(len(of.values)) if rows is None else rows

@@ -208,7 +208,6 @@ class Subject:
     """A model to evaluate. Its parameters may change between evaluations.
 
     Args:
-      name: the checkpoint's name in messages.
       load: function that returns the model's graph definition, parameters and shardings. It is
         called once, when a suite first needs the model.
       transfer_crop: function that returns the evaluation transform for frozen features.
@@ -368,10 +367,8 @@ class Measurement:
     """Evaluation on one data set: names of the result rows, and functions that compute the rows.
 
     Args:
-      names: names of the rows in the suite's table.
       open: function that opens the data for some of the rows, given the rows' names. It is called
         before the model is loaded. It raises UserError if the data cannot be opened.
-      measure: function that computes the rows from the model and the opened data.
       fingerprint: function from opened data to a fingerprint, a dict of hashes and counts. The
         fingerprints of two hosts are equal if both have opened the same data.
       identify: function that returns the fingerprint of a row's data, given the row's name. The
@@ -391,8 +388,6 @@ class Suite:
     """An evaluation suite, such as k-NN on several data sets.
 
     Args:
-      title: heading of the suite's table.
-      needs: description of the required data and where to get them.
       measurements: function that returns the `Measurement` of each data set. It opens no data.
       settings: function that returns the settings on which the metrics depend, without the data.
         Metrics with different settings are not stored in the same folder.
@@ -404,7 +399,6 @@ class Suite:
       spoken: start of the suite's log lines during training.
       short: function from a row's name to a shorter name. During training, the metric of the row is
         named `SUITE/SHORT`.
-      in_training: True if the suite can be run during training.
     """
 
     name: str
@@ -434,8 +428,6 @@ def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> Su
     """Returns an option whose value is a list of whole numbers, such as `1,5,10`.
 
     Args:
-      default: default value.
-      meaning: help text.
       least: minimum of each number.
     """
 

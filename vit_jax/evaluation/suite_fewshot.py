@@ -173,9 +173,7 @@ def draw_lines(axes, rows: Sequence[Row], number: Callable[[str], int], label: s
     """Plots accuracy and its std over a number such as the shots, with a line for each data set.
 
     Args:
-      rows: rows of the result table that contain a metric.
       number: function from a row's name to the number on the x-axis, such as the number of shots.
-      label: label of the x-axis.
     """
     lines = {}
     for row in rows:

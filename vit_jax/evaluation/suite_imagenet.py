@@ -78,9 +78,6 @@ def _with_check(
     """Returns a function that checks the model's classes, and then calls `open_set`.
 
     The returned function raises UserError if the model's classes do not match ImageNet's.
-
-    Args:
-      open_set: function that opens a test set.
     """
 
     def opened(names: Sequence[str]) -> Source:

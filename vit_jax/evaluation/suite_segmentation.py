@@ -105,11 +105,7 @@ def identity(
 def trained_probe(
     described: DataSet, options: Options, subject: Subject, source: Source
 ) -> Segmenter:
-    """Trains a linear probe for segmentation on the checkpoint, or loads a trained one.
-
-    Args:
-      source: the test images.
-    """
+    """Trains a linear probe for segmentation on the checkpoint, or loads a trained one."""
     data = digest_of(identity(described, options, subject, source, COMPARED_EXAMPLES))
     described = tested_set(described, "masks", options)
     (size, _), steps = subject.test_crop.size, int(options["segmentation_steps"])

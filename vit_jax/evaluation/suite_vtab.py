@@ -88,9 +88,6 @@ def groups(there: Collection[str]) -> dict[str, list[str]]:
 
     The group `VTAB-19` contains all tasks.
 
-    Args:
-      there: names of the available tasks.
-
     Returns:
       A dict from the name of a group to the names of its available tasks. Groups without available
       tasks are omitted. If some tasks of a group are missing, the number of available tasks is

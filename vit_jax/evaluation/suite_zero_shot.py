@@ -100,7 +100,6 @@ def class_names_of(source: Source, names: Sequence[str] | str, name: str) -> tup
 
     Args:
       names: value of the option `names`; empty: the class names of the data set.
-      name: name of the data set, for messages.
 
     Raises:
       UserError: the names do not match the classes, or there are no names.
@@ -179,7 +178,6 @@ def likeliest_classes(
     Args:
       images: image embeddings of unit norm, float32 `[images, dim]`.
       classes: embeddings of the classes' names with unit norm, float32 `[classes, dim]`.
-      texts: the model's text encoder.
 
     Returns:
       Classes, int `[images, 5]`, and probabilities of the first class, float32 `[images]`.

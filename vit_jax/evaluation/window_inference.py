@@ -108,10 +108,6 @@ class WindowInference:
         """Yields the index and the map of each readable image, in the order of the source.
 
         A batch may contain windows of several images.
-
-        Args:
-          segmenter: the model with its current parameters.
-          on_unreadable: callback for the index of an image that cannot be read, and the error.
         """
         params = nnx.to_pure_dict(nnx.state(segmenter))
         params = jax.tree.map(place, params, self._shardings)

@@ -78,9 +78,7 @@ def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x
     Points with the same value of the factor `by`, such as the same model family, are a group.
 
     Args:
-      figure: the chart.
       laws: the fitted power law of each group, from `power_law.laws`.
-      points: points of the chart.
       x: the factor or metric on the x-axis.
       by: the factor that groups the points.
     """
@@ -124,8 +122,6 @@ def panels(rows: Points, x: str, xlabel: str, figures: Mapping[str, str], by: st
     Args:
       rows: the points to draw. Each is a mapping with the values of the factors `x` and `by`, and
         the value of each metric.
-      x: the factor on the x-axis.
-      xlabel: label of the x-axis.
       figures: labels of the panels, by the name of the metric.
       by: the factor that distinguishes the lines of a panel.
     """

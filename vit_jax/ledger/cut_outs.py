@@ -29,8 +29,6 @@ def compose_all(
 
     Args:
       stamps: folder of cut-outs, with a folder for each class.
-      classes: names of the class folders.
-      backgrounds: folder of photographs.
       images: number of images of each split, `train` and `test`.
 
     Raises:

@@ -58,9 +58,6 @@ def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
 
     The run trains the quickstart's model on scikit-learn's digits from 0 to 6. The few-shot
     evaluation (metric `fewshot/digits/10`) uses all ten digits.
-
-    Args:
-      **values: overrides of the config.
     """
     last = {
         key: steps for key in ("steps", "evaluate_every", "checkpoint__every", "fewshot__every")
@@ -84,7 +81,6 @@ def fewshot(
     Args:
       steps: interval of the evaluation in steps, a multiple of the run's `evaluate_every`.
       *collections: alphabets to classify, such as `greek`; `DOWNSTREAM` by default.
-      shots: training images per class.
       images: number of images from which the shots are drawn.
       source: `centred` or `scattered` objects.
     """
@@ -100,7 +96,6 @@ def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -
     Args:
       config: name of the original config, with its argument after a colon.
       values: overrides that change the config, with two underscores for a dot.
-      steps: number of steps with the original config.
     """
     from vit_jax.planning.estimate import make_workload
 
@@ -134,7 +129,6 @@ def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) ->
     Args:
       point: a point from `Study.points`, with the few-shot metrics of all four alphabets.
       prefix: `best ` for the highest value of each metric during a run; empty for the last value.
-      shots: training images per class.
     """
     names = [f"{prefix}fewshot/{name}/{shots}" for name in DOWNSTREAM]
     return [

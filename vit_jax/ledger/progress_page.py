@@ -17,7 +17,6 @@ def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[st
     """Writes the page. An open browser tab reloads the page every `REFRESH_SECONDS` seconds.
 
     Args:
-      study: the running study.
       pictures: names of the picture files, which are in the same folder as the page.
     """
     done, failed = len(study.finished()), len(study.failures)

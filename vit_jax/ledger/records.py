@@ -85,7 +85,6 @@ def compare_with_published(
 
     Args:
       scaled: the experiment at the scale of our results.
-      figures: our results.
 
     Returns:
       A dict with `published`, the published values by row and column, and `difference`, our values
@@ -191,7 +190,6 @@ def with_verdict(
         REASON is a sentence or two. Example:
         `contradicts: At 16 pixels, 1,200 steps: BiTs lead throughout.` Empty: the verdict of the
         experiment's earlier record in `folder` is used, if that record has the same results.
-      folder: folder with the records of experiments.
 
     Raises:
       UserError: the verdict is malformed, or it is empty and there is no record with these results.

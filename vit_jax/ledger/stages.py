@@ -40,7 +40,6 @@ def grid(
       factors: values of each factor, by name.
       make: function that returns the config and overrides of a run. It is called as
         `make(study, **factors, seed=seed)` with one value of each factor.
-      seeds: random seeds of the runs.
     """
 
     def stage(study: Study) -> list[Trial]:
@@ -145,10 +144,8 @@ def trial_of(
     The result is None if `make` returns None: there is no such run, or its checkpoint is missing.
 
     Args:
-      stage: name of the stage.
       cell: the combination, as values by factor.
       make: function that returns the run's config and overrides.
-      more: additional overrides of the config.
     """
     made = make(study, **cell)
     if made is None:
@@ -190,7 +187,6 @@ def transfer(
         `Table.by_model`).
       data_sets: for each row of the table, a name in `TRANSFER`, or `vtab/NAME` for a task of
         VTAB-1k.
-      table: name of a table in `vit_jax.published`.
       high_resolution: image size in pixels for runs on ImageNet, by model. None: 384 for all
         models.
     """
@@ -235,7 +231,6 @@ def fine_tuning(
     Args:
       models: for each model, by name, a config in configs/ and its overrides.
       data_sets: names in `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.
-      seeds: random seeds of the runs.
       high_resolution: image size in pixels for runs on ImageNet, by model; 384 for other models.
         These runs evaluate averaged parameters (table 2).
     """

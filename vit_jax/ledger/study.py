@@ -155,7 +155,6 @@ class Study:
         Runs that differ only by their seed are grouped.
 
         Args:
-          stage: name of the stage.
           *figures: metrics, such as `accuracy`, `fewshot/glyphs/5` or `seconds`. With the prefix
             `best `, the highest value of all evaluations is used, as with early stopping.
             `exaflops` is the compute of the run.
@@ -191,12 +190,7 @@ class Study:
         return max(found.history[name]) if best else found.figures[name]
 
     def run(self, trials: Sequence[Trial], shown: Callable[[], None]) -> None:
-        """Trains the runs that are not finished; if a run fails, the others continue.
-
-        Args:
-          trials: runs of a stage.
-          shown: called after each run.
-        """
+        """Trains the runs that are not finished; if a run fails, the others continue."""
         self.trials += [trial for trial in trials if trial not in self.trials]
         begun, to_come = time.monotonic(), self.pending(trials)
 
@@ -369,11 +363,6 @@ def rehearsed(
 
     The best choices, such as learning rates, are not known before training. The first choices are
     used instead.
-
-    Args:
-      experiment: the experiment at this scale.
-      out: folder of the study.
-      scale: `laptop` or `paper`.
     """
     study = Rehearsal(out, options, scale=scale)
     for stage in experiment.stages:

@@ -87,10 +87,6 @@ def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> 
     """Returns a table of mean and std of a metric, in per cent, by two factors.
 
     A cell is empty if it has no runs.
-
-    Args:
-      points: results of runs, with both factors and the metric.
-      rows, columns: names of the factors in rows and in columns.
     """
     heads = list(dict.fromkeys(point[columns] for point in points))
     cells = {(point[rows], point[columns]): spread(point[figure]) for point in points}
@@ -137,10 +133,6 @@ def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accu
     """Returns a text about the best model for each value of a factor, and its lead.
 
     Example: `images 1,000: BiT-R14x1/8 leads ViT-32x4/4 by 21.3 points.`
-
-    Args:
-      x: name of the factor.
-      models: models to compare.
     """
     sentences = []
     for value in sorted({point[x] for point in points}):
@@ -199,7 +191,6 @@ def gains(published: Mapping[str, float], ours: Mapping[str, float], base: str) 
     """Returns pairs (published gain, our gain) over a baseline, such as random parameters.
 
     Args:
-      published: published values by name.
       ours: our values by name. Names that are not in `published` are skipped.
       base: name of the baseline; without its value there are no pairs.
     """

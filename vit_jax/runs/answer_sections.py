@@ -61,11 +61,7 @@ class Cell(NamedTuple):
 
 
 def answer_figures(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the variables of the HTML template `answers.html`.
-
-    Args:
-      predictions: predictions of the last evaluation.
-    """
+    """Returns the variables of the HTML template `answers.html`."""
     images, mistakes = len(predictions.numbers), predictions.mistakes.tolist()
     among = f"{len(mistakes):,} in {images:,} {predictions.split} images"
     spread = np.linspace(0, images - 1, min(MOST_SAMPLES, images)).astype(int)

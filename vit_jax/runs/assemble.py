@@ -249,9 +249,6 @@ def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
     """Returns the config with the interpolation and the mean of the checkpoint to start from.
 
     If the config sets one of the two values itself, this value is not changed.
-
-    Args:
-      origin: source of the initial parameters, with the interpolation and the mean.
     """
     mean = origin.options.mean
     mean = mean if isinstance(mean, tuple) else (mean,)
@@ -335,10 +332,8 @@ def open_feed(
     """Returns an iterator of training batches on the devices of `mesh`.
 
     Args:
-      source: the training images.
       first_step: number of training steps done so far. The iterator starts with the batch of the
         next step.
-      log: callback for messages about unreadable images.
     """
     batches = training_batches(
         source,

@@ -42,7 +42,6 @@ class BucketLock:
     """Context manager that holds the lock on the workdir in a bucket.
 
     Args:
-      log: callback for messages about a takeover and about waiting for another process.
       beat_seconds: interval of heartbeats.
       stale_seconds: time without a heartbeat after which the lock is free. The values of
         `beat_seconds` and `stale_seconds` must be equal in all processes that use the workdir.

@@ -74,7 +74,6 @@ class Checkpoints:
       keep_best: number of best checkpoints that are also kept. The best ones have the highest k-NN
         accuracy. Without k-NN they have the highest accuracy, without accuracy the lowest loss.
         The metrics are those of the split for model selection.
-      log: callback for messages about damaged checkpoints.
     """
 
     def __init__(

@@ -33,8 +33,6 @@ def differences(
     Entries that only one of the manifests has are ignored.
 
     Args:
-      saved: the first manifest.
-      current: the second manifest.
       now: name of the second manifest in the lines.
     """
     before, after = (manifest.get("class_names") or () for manifest in (saved, current))

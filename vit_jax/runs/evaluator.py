@@ -32,8 +32,6 @@ class Evaluator:
     """Evaluates parameters on every image of a split. The first call compiles the evaluation step.
 
     Args:
-      splits: data sources by the name of the split.
-      log: callback for messages about unreadable images.
       views: result of `evaluation_views`; empty: a single view, the test crop.
 
     Attributes:

@@ -123,11 +123,6 @@ def run_jobs(
 ) -> None:
     """Runs the jobs that are not finished, and continues jobs that were stopped.
 
-    Args:
-      jobs: the jobs, in the order in which they run.
-      log: callback that receives a line for each job.
-      after_each: function that is called after each job.
-
     Raises:
       KeyboardInterrupt: the user stopped a job. The job saved a checkpoint before it ended.
     """

@@ -397,7 +397,6 @@ class Run:
         """Checks that the run still owns its workdir, and that the loss is finite.
 
         Args:
-          logging: True if metrics are logged at this step.
           waiting: True if the run waits for the result of this step, for example to save it. Only
             then the loss is checked.
         """

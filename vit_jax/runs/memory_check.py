@@ -76,12 +76,7 @@ def needs_of(program: Program, config: RunOptions, max_labels: int) -> Needs:
 
 
 class MemoryCheck:
-    """Check that a run's step fits into memory. If it does not fit, suggests config changes.
-
-    Args:
-      max_labels: the largest number of labels of an image.
-      make: function from a config to its program.
-    """
+    """Check that a run's step fits into memory. If it does not fit, suggests config changes."""
 
     def __init__(
         self,

@@ -39,7 +39,6 @@ class PeriodicEvaluation:
 
     Args:
       writer: writes the metrics to `metrics.jsonl`. None: another process writes.
-      warn: callback for messages about unreadable images.
 
     Attributes:
       chosen_by: name of the split for model selection: `dev`, or `test` without a dev split.
@@ -87,8 +86,6 @@ class PeriodicEvaluation:
         """Evaluates a training state, writes and logs its metrics, and returns them.
 
         Args:
-          step: number of training steps of the run so far.
-          state: train state to evaluate.
           go_on: function that is called before each batch. If it returns False, nothing is written,
             and the result is None.
           splits: splits to evaluate. Empty: the split for model selection, and in the run's last

@@ -22,7 +22,6 @@ def with_probe_head(parts: Parts, params: dict, log: Callable[[str], None]) -> d
 
     Args:
       params: parameters of the model, nested, on the host.
-      log: callback for lines on progress, unreadable images and the fitted probe.
 
     Raises:
       UserError: the model does not have exactly one head, or an image does not have exactly one

@@ -48,9 +48,6 @@ def rate_jobs(config: RunOptions, folder: Path, flags: tuple[str, ...]) -> dict[
 
     These runs read no test images.
 
-    Args:
-      flags: flags that all runs have.
-
     Raises:
       UserError: the splits share images.
     """
@@ -161,9 +158,6 @@ def check_begun(jobs: Collection[Job]) -> None:
 def best_rate(outcomes: dict[float, Outcome]) -> float:
     """Prints and returns the learning rate with the highest accuracy, the first of equal ones.
 
-    Args:
-      outcomes: outcomes of the runs, by learning rate.
-
     Raises:
       UserError: a run is not finished, or all runs have failed.
     """
@@ -205,8 +199,6 @@ def changed(path: Path, flags: tuple[str, ...], values: dict[str, Any]) -> Job:
     """Returns a training run, not started yet, whose config differs in the given values.
 
     Args:
-      path: workdir of the run.
-      flags: command-line flags of the run.
       values: the changed config values by dotted key, such as `optimizer.learning_rate`.
     """
     return Job(path, (*flags, *(f"--config.{key}={value}" for key, value in values.items())))
@@ -287,8 +279,6 @@ def draw(path: Path, rates: dict[float, Outcome], best: float, tests: list[float
     """Draws the accuracy over the learning rate, and saves the figure at `path`.
 
     Args:
-      rates: results by learning rate.
-      best: the best learning rate.
       tests: test accuracies of the runs at the best learning rate.
     """
     from matplotlib.figure import Figure

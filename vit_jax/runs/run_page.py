@@ -297,7 +297,6 @@ def points_of(rows: Sequence[dict], key: str, scale: float = 1) -> list[tuple[fl
     """Returns the points (step, value) of a metric. Rows without a finite value are skipped.
 
     Args:
-      rows: rows of `metrics.jsonl`.
       scale: factor by which values are multiplied.
     """
     return [(row["step"], scale * row[key]) for row in rows if row.get(key) is not None]

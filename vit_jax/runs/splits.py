@@ -99,7 +99,6 @@ def share(config: RunOptions, train: Source, one: str, other: str) -> bool:
     """Returns True if two splits of the config's data share images; False for synthetic data.
 
     Args:
-      train: the opened training split.
       one, other: names of the two options, such as `train_split` and `dev_split`.
     """
     if SOURCES[config.data.source].made_up:

@@ -201,7 +201,6 @@ class Suspicion:
         The result is None if there is no reason for a warning, or if there was a warning before.
 
         Args:
-          means: means of the metrics since the last row.
           images: number of images trained on since the first step.
         """
         if self._over:

@@ -109,8 +109,6 @@ def find_origin(
     - Position embeddings are resized to the image size (ViT paper, section 3.2).
 
     Args:
-      num_classes: number of the data's classes.
-      model: API override: the model that a program passed.
       class_names: names of the classes of the run's head, by index.
 
     Raises:
@@ -215,7 +213,6 @@ def with_objective(
     `Origin.notes` describes which of the two are used.
 
     Args:
-      origin: the model of the run and its initialization source.
       params: shapes of the parameters of the run's objective, nested.
       state: shapes of the state of the run's objective, by name.
       class_names: names of the data's classes, by index.
@@ -373,10 +370,6 @@ def _top(path: str) -> str:
 def objective_shapes(objective: ObjectiveParams, options: ImageOptions) -> Shapes:
     """Returns the shapes of an objective's parameters in a checkpoint, by path.
 
-    Args:
-      objective: the objective's parameters and options in the checkpoint.
-      options: options of the checkpoint's model.
-
     Raises:
       UserError: the objective's options are invalid or incompatible with the model.
     """
@@ -428,8 +421,6 @@ def matched_head(
 
     Args:
       sources: functions that read the checkpoint's parameters, by path.
-      class_names: names of the classes of the run's head, by index.
-      place: name of the checkpoint for messages.
       remedy: advice for the error message about other classes.
 
     Returns:

@@ -263,7 +263,6 @@ def ends_run(row: dict[str, float], steps: int) -> bool:
     """Returns True if a row is the final evaluation of a finished run.
 
     Args:
-      row: row of `metrics.jsonl`.
       steps: number of steps of the run. A run with early stopping may end earlier.
     """
     return "test/loss" in row and (row["step"] >= steps or "kept/step" in row)
@@ -396,8 +395,6 @@ def make_manifest(
     """Returns the manifest: the values that readers of a run need in addition to its config.
 
     Args:
-      class_names: names of the classes, by index.
-      images: number of images, by split.
       interpolation: interpolation with which images are resized. It may come from the checkpoint
         of a warm start.
       metrics: formats of the objective's metrics.

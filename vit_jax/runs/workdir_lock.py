@@ -51,7 +51,6 @@ class Lock:
     """Context manager that holds the lock on the workdir in the folder `workdir`.
 
     Args:
-      log: callback for messages about a takeover and about waiting for another process.
       beat_seconds: interval of heartbeats.
       stale_seconds: time without a heartbeat after which the lock is free. The values of
         `beat_seconds` and `stale_seconds` must be equal in all processes that use the workdir.
@@ -296,8 +295,6 @@ def still_held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
     """Returns whether the process that a lock file names still holds the lock; None: unknown here.
 
     Args:
-      holder: the process that the lock file names.
-      inode: inode of the lock file.
       locked: whether a process holds the file's `flock`; None: `flock` is not supported.
     """
     if holder.boot != _boot():

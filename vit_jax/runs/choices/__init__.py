@@ -36,7 +36,6 @@ def settle(
     Args:
       options: options that `vit_jax.config.check` has accepted.
       user_keys: keys of the values that the user has set.
-      log: callback that receives a line for each choice.
 
     Raises:
       UserError: the values cannot be chosen, because data or checkpoint are missing, or there are

@@ -39,7 +39,6 @@ def recognise(
     Args:
       config: config to change.
       user_keys: keys of the values that the user has set.
-      log: callback that receives a line for each value.
 
     Raises:
       UserError: a split that the user has set shares images with an automatic split.

@@ -25,7 +25,6 @@ def deliveries(
     """Opens trackers for the run in a workdir, and sends them the metrics not sent before.
 
     Args:
-      names: names of the trackers.
       rows: all rows of `metrics.jsonl` that the run has written so far.
 
     Raises:
