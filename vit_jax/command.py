@@ -22,6 +22,7 @@ from ml_collections import ConfigDict, config_flags
 from vit_jax.config import VALUES, ConfigMistake, as_made, leaves, unknown_key
 from vit_jax.config_page import WIDTH, listing, short_listing
 from vit_jax.errors import UserError, mistake, nearest, readers_may_leave
+from vit_jax.paths import user_cache
 from vit_jax.shipped import CONFIGS, config_names
 from vit_jax.small_files import check_small
 
@@ -395,8 +396,7 @@ def use_compilation_cache() -> None:
     import jax
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(home / "vit_jax" / "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(user_cache() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 

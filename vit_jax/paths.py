@@ -24,6 +24,11 @@ def check_path(value: object, name: str, instead: str = "") -> None:
         )
 
 
+def user_cache() -> Path:
+    """Returns the package's folder in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vit_jax"
+
+
 def is_url(source: object) -> bool:
     """Returns True for the URL of a bucket, or of an object or folder in a bucket."""
     return str(source).startswith(SCHEMES)

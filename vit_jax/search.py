@@ -26,6 +26,7 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, as_text
 from vit_jax.models.image_model import ImageModel
 from vit_jax.models.image_text import ImageTextModel
+from vit_jax.paths import user_cache
 
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "Model of images and texts: a workdir, a folder or hf://owner/name."
@@ -105,20 +106,17 @@ def most_similar(
 
 
 def embed_images(
-    model: ImageTextModel, images: ImageFiles, crop: TestCrop, cache: Path | None = None
+    model: ImageTextModel, images: ImageFiles, crop: TestCrop
 ) -> tuple[list[str], np.ndarray]:
     """Returns the paths and embeddings of all readable images.
 
     Embeddings in the cache are not computed again. If an image is found several times, for example
     in a folder and by its own name, it is returned once.
 
-    Args:
-      cache: folder of the cache; None: a folder in the user's cache.
-
     Raises:
       UserError: none of the images can be read.
     """
-    file = (cache or cache_folder()) / f"{identity(model.image, crop)}.npz"
+    file = user_cache() / "search" / f"{identity(model.image, crop)}.npz"
     paths: dict[str, str] = {}
     for path in map(images.path, range(len(images))):
         paths.setdefault(image_key(path), path)
@@ -161,12 +159,6 @@ def compute_embeddings(
     # `masks` are 0 for unreadable images, and for the images that pad the last batch to the batch
     # size.
     return {key: x for key, x, read in zip(paths, values, masks, strict=False) if read}
-
-
-def cache_folder() -> Path:
-    """Returns the folder for cached embeddings, in the user's cache folder."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "vit_jax" / "search"
 
 
 def identity(model: ImageModel, crop: TestCrop) -> str:

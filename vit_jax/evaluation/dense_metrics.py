@@ -178,7 +178,7 @@ def _coco_evaluation(
     detections: Sequence[Detections],
     objects: Sequence[Boxes],
     classes: int,
-    masks: bool,
+    masks: bool = False,
     overlaps: Callable[[int], np.ndarray] | None = None,
 ) -> Any:
     """Returns a `COCOeval` of pycocotools that contains the predicted and the true objects."""
@@ -241,23 +241,21 @@ class Matches(NamedTuple):
 
 
 def image_matches(
-    detections: Sequence[Detections], objects: Sequence[Boxes], classes: int, masks: bool = False
+    detections: Sequence[Detections], objects: Sequence[Boxes], classes: int
 ) -> list[Matches]:
-    """Matches true and predicted objects of each image with pycocotools, and counts the matches.
+    """Matches true and predicted boxes of each image with pycocotools, and counts the matches.
 
     A crowd is an annotation of several objects as one region (COCO's `iscrowd`). Crowds are not
     counted, and predictions that match a crowd are not counted either.
 
     Args:
       detections: predicted objects of each image. All of them are counted, whatever their score.
-      objects: true objects of each image. They must have masks if `masks` is True.
-      masks: True: compare masks. False: compare boxes.
 
     Raises:
       UserError: pycocotools is not installed.
     """
     with contextlib.redirect_stdout(io.StringIO()):
-        evaluation = _coco_evaluation(detections, objects, classes, masks)
+        evaluation = _coco_evaluation(detections, objects, classes)
         evaluation.params.iouThrs = np.array([0.5])
         evaluation.params.areaRng = evaluation.params.areaRng[:1]  # All sizes.
         evaluation.evaluate()

@@ -16,13 +16,14 @@ from vit_jax.data.sources.pairs import DEV
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import no_test_split, with_test_split
 from vit_jax.evaluation.suite import (
-    COMPARED_EXAMPLES,
     Measurement,
     Options,
     Row,
     Stopped,
     Subject,
     in_data_dir,
+    measurement,
+    unavailable,
 )
 from vit_jax.progress import Progress
 
@@ -163,27 +164,19 @@ def dense_measurements(
         fingerprint of the test images.
     """
 
-    def measurement(described: DataSet) -> Measurement:
-        @functools.cache
-        def opened() -> Source:
-            return open_set(described, options, subject)
-
+    def of_set(described: DataSet) -> Measurement:
         def identified(source: Source, samples: int = 16) -> dict[str, int | str]:
             if identity is None:
                 return fingerprint(source, samples)
             return identity(described, options, subject, source, samples)
 
-        return Measurement(
-            tuple(f"{described.name}, {name}" for name in metrics),
-            lambda names: opened(),
+        return measurement(
+            [f"{described.name}, {name}" for name in metrics],
+            functools.partial(open_set, described, options, subject),
             functools.partial(measured, described, options),
             identified,
-            lambda name: identified(opened(), COMPARED_EXAMPLES),
         )
 
-    def rejected(names: Sequence[str] | str) -> Any:
-        raise UserError(f"give {example}")
-
-    if described := options["set"]:
-        return list(map(measurement, described))
-    return [Measurement((metrics[0],), rejected, lambda subject, opened: [], identify=rejected)]
+    if not options["set"]:
+        return [unavailable(metrics[0], UserError(f"give {example}"))]
+    return list(map(of_set, options["set"]))

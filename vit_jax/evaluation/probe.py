@@ -16,7 +16,7 @@ from vit_jax.evaluation.least_squares import GUARD
 from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch
 
 PENALTIES = tuple(10.0**power for power in range(2, -7, -1))
-FOLDS = 5
+FOLDS, ITERATIONS = 5, 300  # Number of folds, and maximum number of iterations of L-BFGS.
 # Penalties are tried in descending order. The search stops when the loss has been higher than the
 # lowest one for this number of consecutive penalties, because fits with smaller penalties take
 # longer.
@@ -39,8 +39,6 @@ def linear_probe(
     mesh: Mesh,
     *,
     penalties: Sequence[float] = PENALTIES,
-    seed: int = 0,
-    iterations: int = 300,
 ) -> Probe:
     """Fits a linear probe with the best penalty on a validation set, and evaluates the probe.
 
@@ -58,16 +56,16 @@ def linear_probe(
         label.
     """
     labels = single_labels(train.labels, "the training images")
-    held_out_rows, kept = hold_out(len(labels), seed)
+    held_out_rows, kept = hold_out(len(labels), 0)
     part, part_labels = train.values[kept], labels[kept]
-    rest = Features(train.values[held_out_rows], train.labels[held_out_rows], held_out_rows)
+    rest = _rows(train, held_out_rows)
     weights, held_out = np.zeros((train.values.shape[1] + 1, num_classes)), {}
     solutions = {}
     for penalty in sorted(penalties, reverse=True):
-        weights = fit(part, part_labels, weights, penalty, mesh, iterations)
+        weights = fit(part, part_labels, weights, penalty, mesh)
         solutions[penalty], held_out[penalty] = weights, accuracy(weights, part, rest, mesh)
     best = max(held_out, key=held_out.get)  # In a tie, the largest penalty is chosen.
-    weights = fit(train.values, labels, solutions[best], best, mesh, iterations)
+    weights = fit(train.values, labels, solutions[best], best, mesh)
     return Probe(accuracy(weights, train.values, test, mesh), best, held_out)
 
 
@@ -95,7 +93,7 @@ def linear_head(
     groups: np.ndarray | None = None,
     penalties: Sequence[float] = PENALTIES,
     seed: int = 0,
-    iterations: int = 300,
+    iterations: int = ITERATIONS,
 ) -> LinearHead:
     """Fits the linear probe on all training images, with a penalty from cross-validation.
 
@@ -124,12 +122,7 @@ def linear_head(
             loss = hits = 0.0
             for fold, held_out_rows in enumerate(folds):
                 kept = np.setdiff1d(np.arange(len(labels)), held_out_rows)
-                part, rest = (
-                    train.values[kept],
-                    Features(
-                        train.values[held_out_rows], train.labels[held_out_rows], held_out_rows
-                    ),
-                )
+                part, rest = train.values[kept], _rows(train, held_out_rows)
                 solutions[fold] = fit(
                     part, labels[kept], solutions[fold], penalty, mesh, iterations, each
                 )
@@ -149,6 +142,10 @@ def linear_head(
     bias = weights[-1] - mean @ kernel
     share = right[each, best] / max(1, sum(map(len, folds)))
     return LinearHead(kernel.astype(np.float32), bias.astype(np.float32), best, share)
+
+
+def _rows(features: Features, rows: np.ndarray) -> Features:
+    return Features(features.values[rows], features.labels[rows], rows)
 
 
 def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
@@ -187,7 +184,7 @@ def fit(
     start: np.ndarray,
     penalty: float,
     mesh: Mesh,
-    iterations: int,
+    iterations: int = ITERATIONS,
     each: bool = True,
 ) -> np.ndarray:
     """Fits logistic regression on standardized features by L-BFGS.

@@ -22,6 +22,7 @@ from vit_jax.progress import Progress
 RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
 BATCH_SIZE, STEPS = 1024, 12_500
 MOMENTUM = 0.9
+SEED = 0  # Of the validation set, the initial weights and the batches.
 AHEAD = 16  # The host waits after each 16 steps, to limit the number of batches on the devices.
 
 # Weights by feature set: float32 [learning rates, features + 1, classes]. The last row contains the
@@ -44,7 +45,6 @@ class SgdProbe:
       choices: a dict from the name of each feature set to the slice of its columns in the features.
       rates: learning rates for a batch of 256 images. They are scaled linearly with the batch size.
       batch_size: number of images in a batch, at most the number of training images.
-      seed: random seed of the validation set, the initial weights and the batches.
       go_on: function that is called every few steps. If it returns False, the fit returns None.
     """
 
@@ -56,12 +56,11 @@ class SgdProbe:
         rates: Sequence[float] = RATES,
         batch_size: int = BATCH_SIZE,
         steps: int = STEPS,
-        seed: int = 0,
         go_on: Callable[[], bool] = lambda: True,
         log: Callable[[str], None] = print,
     ):
         self.choices, self.mesh, self.rates = dict(choices), mesh, sorted(rates)
-        self.batch_size, self.steps, self.seed = batch_size, steps, seed
+        self.batch_size, self.steps = batch_size, steps
         self._go_on, self._log = go_on, log
         columns = tuple((name, part.start, part.stop) for name, part in self.choices.items())
         self._step, self._count = _make_step(mesh, columns), _make_count(mesh, columns)
@@ -84,7 +83,7 @@ class SgdProbe:
         labels = single_labels(train.labels, "the training images")
         if num_classes < 2:
             raise UserError(f"a linear probe needs two classes; there are {num_classes}")
-        held, kept = hold_out(len(labels), self.seed)
+        held, kept = hold_out(len(labels), SEED)
         if not np.isin(labels[held], labels[kept]).any():
             raise UserError(
                 f"the {len(held)} validation images and the {len(kept)} other training images "
@@ -137,7 +136,7 @@ class SgdProbe:
         }
         momenta = jax.tree.map(jnp.zeros_like, weights)
         progress = Progress("linear probe", self.steps, "steps", self._log)
-        for step, batch in enumerate(batches(rows, size, self.steps, self.seed)):
+        for step, batch in enumerate(batches(rows, size, self.steps, SEED)):
             if step % AHEAD == 0:
                 if not self._go_on():
                     return None
@@ -153,7 +152,7 @@ class SgdProbe:
 
         The arrays are float32 `[features + 1, classes]`. The last row contains the biases.
         """
-        rng, starts = np.random.default_rng((self.seed, 1)), {}
+        rng, starts = np.random.default_rng((SEED, 1)), {}
         for name, columns in self.choices.items():
             width = len(range(features)[columns])
             drawn = rng.normal(scale=0.01, size=(width, num_classes))

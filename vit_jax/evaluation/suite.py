@@ -419,6 +419,36 @@ class Suite:
         return {name: option.default for name, option in self.options.items()}
 
 
+def measurement(
+    names: Sequence[str],
+    open_data: Callable[[], Any],
+    measure: Callable[[Subject, Any], Sequence[Row]],
+    fingerprint: Callable[..., Mapping[str, int | str]],
+) -> Measurement:
+    """Returns a `Measurement` whose data are opened only once, for all rows.
+
+    Args:
+      fingerprint: function from opened data and, optionally, a number of examples to a fingerprint.
+    """
+    opened = functools.cache(open_data)
+    return Measurement(
+        tuple(names),
+        lambda names: opened(),
+        measure,
+        fingerprint,
+        lambda name: fingerprint(opened(), COMPARED_EXAMPLES),
+    )
+
+
+def unavailable(name: str, error: UserError) -> Measurement:
+    """Returns a `Measurement` of one row. It raises `error`, since its data are not available."""
+
+    def refuse(_: Sequence[str] | str) -> Any:
+        raise error
+
+    return Measurement((name,), refuse, lambda subject, opened: [], identify=refuse)
+
+
 def text_option(meaning: str) -> SuiteOption:
     """Returns an option whose value is a text, such as a path. The default is empty."""
     return SuiteOption("", meaning)
@@ -438,6 +468,13 @@ def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> Su
         return list(dict.fromkeys(map(int, values)))
 
     return SuiteOption(list(default), meaning, parse)
+
+
+def parse_number(text: str | int) -> int:
+    """Parses a whole number above 0."""
+    if not re.fullmatch("[1-9][0-9]*", str(text)):
+        raise UserError("give a whole number, 1 or above")
+    return int(text)
 
 
 def in_data_dir(path: str, data_dir: str) -> str:

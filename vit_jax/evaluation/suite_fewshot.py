@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from vit_jax.data.sources import DataSet, data_set
 from vit_jax.data.sources.base import Source
@@ -96,10 +97,20 @@ def shots_of(name: str) -> int:
     return int(name.rsplit(", ", 1)[1].split()[0])
 
 
-def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Source, Source]]:
-    """Returns a function that opens the training and test images of a data set.
+def labelled_measurements(
+    subject: Subject,
+    options: Options,
+    names_of: Callable[[DataSet], Sequence[str]],
+    open_rows: Callable[[DataSet, tuple[Source, Source], Sequence[str]], Any],
+    measure: Callable[[DataSet, Subject, Any], Sequence[Row]],
+    fingerprint: Callable[[Any], dict[str, int | str]],
+) -> list[Measurement]:
+    """Returns a `Measurement` for each data set of the flag `--set`. Each is opened only once.
 
-    The function opens each data set only once.
+    Args:
+      names_of: function that returns the names of a data set's rows.
+      open_rows: function from training images, test images and the names of rows to the data from
+        which `measure` computes these rows.
     """
 
     @functools.cache
@@ -107,27 +118,25 @@ def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Sour
         size = options["image_size"] or 224
         return open_data_set(described, size, options["label_key"], log=subject.log)
 
-    return sources_of
+    def of_set(described: DataSet) -> Measurement:
+        return Measurement(
+            tuple(names_of(described)),
+            lambda names: open_rows(described, sources_of(described), names),
+            functools.partial(measure, described),
+            fingerprint,
+            lambda name: fingerprints(*sources_of(described), COMPARED_EXAMPLES),
+        )
 
-
-def identify(
-    sources_of: Callable[[DataSet], tuple[Source, Source]], described: DataSet, name: str
-) -> dict[str, int | str]:
-    """Returns the fingerprint of a data set, as `Measurement.identify`.
-
-    All result rows of the data set have the same fingerprint, so the row's name `name` is ignored.
-    """
-    return fingerprints(*sources_of(described), COMPARED_EXAMPLES)
+    return list(map(of_set, chosen_sets(subject, options)))
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """Returns a `Measurement` for each data set, with a result row for each number of shots."""
     seeds, penalty = options["seeds"], options["penalty"]
 
-    sources_of = opener(subject, options)
-
-    def open_task(described: DataSet, names: Sequence[str]) -> FewShotTask:
-        sources = sources_of(described)
+    def open_task(
+        described: DataSet, sources: tuple[Source, Source], names: Sequence[str]
+    ) -> FewShotTask:
         shots = [shots_of(name) for name in names]
         try:
             return FewShotTask(described.name, *sources, shots, seeds, subject.log)
@@ -157,16 +166,11 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             for one in accuracies
         ]
 
-    return [
-        Measurement(
-            tuple(name_of_shots(described.name, count) for count in options["shots"]),
-            functools.partial(open_task, described),
-            functools.partial(measure, described),
-            FewShotTask.fingerprint,
-            functools.partial(identify, sources_of, described),
-        )
-        for described in chosen_sets(subject, options)
-    ]
+    def names_of(described: DataSet) -> list[str]:
+        return [name_of_shots(described.name, count) for count in options["shots"]]
+
+    fingerprint = FewShotTask.fingerprint
+    return labelled_measurements(subject, options, names_of, open_task, measure, fingerprint)
 
 
 def draw_lines(axes, rows: Sequence[Row], number: Callable[[str], int], label: str) -> None:

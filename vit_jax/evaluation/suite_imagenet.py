@@ -24,15 +24,10 @@ from vit_jax.evaluation.suite import (
     SuiteOption,
     digest_of,
     in_data_dir,
+    parse_number,
     text_option,
+    unavailable,
 )
-
-
-def parse_pixels(text: str) -> int:
-    """Parses a whole number above 0."""
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError("give a whole number, 1 or above")
-    return int(text)
 
 
 def crop_of(subject: Subject, options: Options) -> TestCrop:
@@ -58,14 +53,6 @@ def read_real(path: str) -> list:
     return sets.read_real(path)
 
 
-def refuse(error: UserError, names: Sequence[str] | str) -> None:
-    """Raises `error`. This function is used as `Measurement.open` if data cannot be opened.
-
-    The argument `names` is ignored.
-    """
-    raise error
-
-
 def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
     """Predicts the five most likely classes of each image, as ImageNet's class indices."""
     seen = subject.see(source, first_five, crop)
@@ -75,10 +62,7 @@ def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
 def _with_check(
     subject: Subject, open_set: Callable[[Sequence[str]], Source]
 ) -> Callable[[Sequence[str]], Source]:
-    """Returns a function that checks the model's classes, and then calls `open_set`.
-
-    The returned function raises UserError if the model's classes do not match ImageNet's.
-    """
+    """Returns a function that checks the model's classes, and then calls `open_set`."""
 
     def opened(names: Sequence[str]) -> Source:
         head(subject)
@@ -151,21 +135,14 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     try:
         real = read_real(options["real"])
     except UserError as error:
-        real = None
-        refused = functools.partial(refuse, error)
-        on_validation = [
-            Measurement(
-                OWN, _with_check(subject, validation), of_validation, fingerprint, identify
-            ),
-            Measurement(("ReaL",), refused, lambda subject, opened: [], identify=refused),
-        ]
+        real, names, without_real = None, OWN, [unavailable("ReaL", error)]
     else:
-        relabelled = _with_check(subject, functools.partial(validation, real=real))
-        on_validation = [
-            Measurement((*OWN, "ReaL"), relabelled, of_validation, fingerprint, identify)
-        ]
+        names, without_real = (*OWN, "ReaL"), []
+    opened = _with_check(subject, functools.partial(validation, real=real))
+    on_validation = Measurement(names, opened, of_validation, fingerprint, identify)
     v2, objectnet = (functools.partial(each, options) for each in (_open_v2, _open_objectnet))
-    return [*on_validation, other("ImageNet-v2", v2, crop), other("ObjectNet", objectnet, central)]
+    others = other("ImageNet-v2", v2, crop), other("ObjectNet", objectnet, central)
+    return [on_validation, *without_real, *others]
 
 
 def _open_v2(options: Options, names: Sequence[str]) -> Source:
@@ -196,7 +173,7 @@ SUITE = Suite(
             None,
             "ImageNet's short side before the central crop; by default the checkpoint's crop, or "
             "the whole image.",
-            parse_pixels,
+            parse_number,
         ),
         "data_dir": DATA_DIR,
     },

@@ -181,14 +181,11 @@ def parse_steps(text: str) -> int:
 def settings(subject: Subject, options: Options) -> dict[str, str | float]:
     """Returns the options on which the metrics depend.
 
-    The only option is `segmentation_steps`, the number of training steps of the linear probe. For a
-    checkpoint with a segmentation head, no linear probe is trained, and the result is empty.
+    For a checkpoint with a segmentation head, no linear probe is trained, and the result is empty.
     """
-    return (
-        {}
-        if subject.dense.task == TASK
-        else {"segmentation_steps": int(options["segmentation_steps"])}
-    )
+    if subject.dense.task == TASK:
+        return {}
+    return {"segmentation_steps": int(options["segmentation_steps"])}
 
 
 SUITE = Suite(

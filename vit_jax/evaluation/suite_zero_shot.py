@@ -15,7 +15,6 @@ from vit_jax.evaluation.features import image_embedding, single_labels
 from vit_jax.evaluation.fewshot import DATA_SETS, read_single_labels, with_test_split
 from vit_jax.evaluation.imagenet import accuracy, synsets
 from vit_jax.evaluation.suite import (
-    COMPARED_EXAMPLES,
     DATA_DIR,
     LABEL_KEY,
     Classified,
@@ -27,6 +26,7 @@ from vit_jax.evaluation.suite import (
     SuiteOption,
     digest_of,
     in_data_dir,
+    measurement,
 )
 from vit_jax.evaluation.suite_fewshot import SETS
 from vit_jax.evaluation.text_encoder import TextEncoder
@@ -212,20 +212,15 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             for name, kind in zip(names_of(described), ("top1", "top5"), strict=True)
         ]
 
-    def measurement(described: DataSet) -> Measurement:
-        @functools.cache
-        def opened() -> Opened:
-            return open_labelled(described, options, subject)
-
-        return Measurement(
+    return [
+        measurement(
             names_of(described),
-            lambda names: opened(),
+            functools.partial(open_labelled, described, options, subject),
             functools.partial(measure, described),
-            lambda opened: fingerprint(opened.source),
-            lambda name: fingerprint(opened().source, COMPARED_EXAMPLES),
+            lambda opened, samples=16: fingerprint(opened.source, samples),
         )
-
-    return [measurement(described) for described in tested_sets(subject, options, DATA_SETS)]
+        for described in tested_sets(subject, options, DATA_SETS)
+    ]
 
 
 def names_of(described: DataSet) -> tuple[str, ...]:

@@ -67,9 +67,7 @@ class TextEncoder:
             part = tokens[start : start + MOST_TEXTS]
             size = whole_batch(self._mesh, min(MOST_TEXTS, 1 << (len(part) - 1).bit_length()))
             padded = np.pad(part, ((0, size - len(part)), (0, 0)), mode="edge")
-            found = embed(
-                params if self.params is None else self.params, over_devices(padded, self._mesh)
-            )
+            found = embed(params, over_devices(padded, self._mesh))
             parts.append(jax.device_get(found)[: len(part)])
         return np.concatenate(parts)
 

@@ -10,19 +10,16 @@ from vit_jax.ledger.tables import Points, short
 MARKS = {"ViT": "o", "BiT": "s", "hybrid": "^"}  # Markers of points that have a factor `family`.
 
 
-def lines(
-    points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), log: bool = True, **labels
-):
+def lines(points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), **labels):
     """Plots a metric against a factor: the mean over seeds, with the std as error bars.
 
+    The x-axis is logarithmic, unless the values of `x` are text.
+
     Args:
-      points: results from `Study.points`. A point is a group of runs that differ only by their
-        seed: the values of the factors, and each metric as a list with a value per seed. Values of
-        `y` are from 0 to 1.
+      points: results from `Study.points`. Values of `y` are from 0 to 1.
       x: quantity on the x-axis: the name of a factor, such as `model`, or of a metric, such as
         `exaflops`. For a metric, the mean over seeds is drawn.
       by: factors; there is a line for each combination of their values.
-      log: True: the x-axis is logarithmic, unless the values of `x` are text.
       **labels: `xlabel`, `ylabel`, `title`.
 
     Returns:
@@ -37,16 +34,16 @@ def lines(
         series.setdefault(tuple(point[factor] for factor in by), []).append(point)
     for name, members in series.items():
         _draw_line(axes, members, x, y, label=" ".join(map(short, name)) if name else None)
-    if log and points and not isinstance(at(points[0], x), str):
+    if points and not isinstance(at(points[0], x), str):
         axes.set_xscale("log")
     axes.set(xlabel=labels.pop("xlabel", x), ylabel=labels.pop("ylabel", f"{y}, %"), **labels)
     axes.grid(alpha=0.3)
     if by and points:
         legend = dict(frameon=False, fontsize="small")
-        # A legend with many lines is drawn outside the axes, because it would cover the lines.
-        axes.legend(**legend) if len(series) <= 4 else figure.legend(
-            loc="outside right upper", **legend
-        )
+        if len(series) <= 4:
+            axes.legend(**legend)
+        else:  # A legend with many lines is drawn outside the axes; it would cover the lines.
+            figure.legend(loc="outside right upper", **legend)
     return figure
 
 
@@ -85,21 +82,14 @@ def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x
     import numpy as np
 
     (axes,) = figure.axes
-    for (name, law), dashes in zip(
-        laws.items(), itertools.cycle(((4, 2), (1, 1), (6, 2, 1, 2))), strict=False
-    ):
+    styles = itertools.cycle(((4, 2), (1, 1), (6, 2, 1, 2)))
+    for (name, law), dashes in zip(laws.items(), styles, strict=False):
         places = [at(point, x) for point in points if point[by] == name]
         over = np.geomspace(min(places), max(places), 50)
         fitted = 100 * (1 - law["factor"] * over ** -law["exponent"])
         kept = fitted >= 0
-        axes.plot(
-            over[kept],
-            fitted[kept],
-            color="black",
-            linewidth=1,
-            dashes=dashes,
-            label=f"{name}, power law",
-        )
+        style = dict(color="black", linewidth=1, dashes=dashes, label=f"{name}, power law")
+        axes.plot(over[kept], fitted[kept], **style)
     for legend in figure.legends:
         legend.remove()
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")

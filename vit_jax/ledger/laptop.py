@@ -17,6 +17,7 @@ from vit_jax.command import read_config
 from vit_jax.shipped import CONFIGS
 
 UPSTREAM, DOWNSTREAM = "letters", ("greek", "cyrillic", "armenian", "georgian")
+SHOTS = 10  # Number of training images per class in few-shot evaluations.
 # Three sizes of each of three families, in ascending order of compute.
 MODELS = {
     "ViT": ("ViT-32x4/4", "ViT-64x4/4", "ViT-96x4/4"),
@@ -72,7 +73,7 @@ def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def fewshot(
-    steps: int, *collections: str, shots: int = 10, images: int = 2000, source: str = "centred"
+    steps: int, *collections: str, images: int = 2000, source: str = "centred"
 ) -> Mapping[str, Any]:
     """Returns config overrides for few-shot evaluation during a run.
 
@@ -87,7 +88,7 @@ def fewshot(
     sets = tuple(
         f"{source}:{name}@train[:{images}],test[:2000]" for name in collections or DOWNSTREAM
     )
-    return {"fewshot__sets": sets, "fewshot__shots": (shots,), "fewshot__every": steps}
+    return {"fewshot__sets": sets, "fewshot__shots": (SHOTS,), "fewshot__every": steps}
 
 
 def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -> int:
@@ -123,14 +124,14 @@ def shorter(steps: int) -> Mapping[str, Any]:
     }
 
 
-def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) -> list[float]:
+def mean_fewshot(point: Mapping[str, Any], prefix: str = "") -> list[float]:
     """Returns the mean few-shot accuracy over the four alphabets of `DOWNSTREAM`, for each seed.
 
     Args:
       point: a point from `Study.points`, with the few-shot metrics of all four alphabets.
       prefix: `best ` for the highest value of each metric during a run; empty for the last value.
     """
-    names = [f"{prefix}fewshot/{name}/{shots}" for name in DOWNSTREAM]
+    names = [f"{prefix}fewshot/{name}/{SHOTS}" for name in DOWNSTREAM]
     return [
         sum(values) / len(names) for values in zip(*(point[name] for name in names), strict=True)
     ]

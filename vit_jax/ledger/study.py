@@ -77,13 +77,8 @@ class Study:
         places: Sequence[Path] = (),
         steps: int | None = None,
     ):
-        self.out, self.options, self.log, self.scale, self.steps = (
-            out,
-            dict(options),
-            log,
-            scale,
-            steps,
-        )
+        self.out, self.options, self.log = out, dict(options), log
+        self.scale, self.steps = scale, steps
         self.trials: list[Trial] = []
         self.data = read_data(options.get("data") or ())
         self.left: float | None = None
@@ -284,11 +279,9 @@ class Experiment:
 
     def markdown(self, figures: Figures) -> str:
         """Returns the results as a Markdown table."""
-        return (
-            self.table(figures)
-            if self.table
-            else comparison_table(published.table(self.published), figures)
-        )
+        if self.table:
+            return self.table(figures)
+        return comparison_table(published.table(self.published), figures)
 
     def pairs(self, figures: Figures) -> Pairs:
         """Returns pairs (published value, our value) by row and column; empty if there are none."""

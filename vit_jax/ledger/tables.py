@@ -45,13 +45,9 @@ def written(figure: float | None) -> str:
 
 def short(value: Any) -> str:
     """Formats a factor's value: 10000 as `10,000`, and floats without zeros at the end."""
-    return (
-        f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else f"{value}"
-    )
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def in_words(factor: str) -> str:
@@ -63,8 +59,6 @@ def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, 
     """Returns the mean of a metric over seeds, in per cent.
 
     Args:
-      points: results from `Study.points`; a point contains the results of runs that differ only in
-        their seeds.
       *factors: names of the factors that distinguish the points, such as `model`.
 
     Returns:
@@ -112,8 +106,6 @@ def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("a
     """Returns a table of results, with a line for each point.
 
     Args:
-      points: results from `Study.points`; a point contains the results of runs that differ only in
-        their seeds.
       factors: names of factors or metrics for the first columns. For a metric, its mean is shown.
       figures: names of metrics for the other columns. Their mean and std are shown in per cent.
     """
@@ -129,7 +121,7 @@ def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("a
     )
 
 
-def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accuracy") -> str:
+def crossings(points: Points, x: str, models: Sequence[str]) -> str:
     """Returns a text about the best model for each value of a factor, and its lead.
 
     Example: `images 1,000: BiT-R14x1/8 leads ViT-32x4/4 by 21.3 points.`
@@ -137,7 +129,7 @@ def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accu
     sentences = []
     for value in sorted({point[x] for point in points}):
         means = {
-            point["model"]: 100 * statistics.mean(point[figure])
+            point["model"]: 100 * statistics.mean(point["accuracy"])
             for point in points
             if point[x] == value and point["model"] in models
         }
@@ -248,9 +240,7 @@ def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
     If the paper contains several values of a hyperparameter, the pair contains the published value
     that equals ours. If no published value equals ours, the pair contains the first one.
 
-    Args:
-      figures: for each recipe, a dict with two keys. `paper` maps the name of a hyperparameter to
-        the list of its values in the paper. `ours` maps the name to our value.
+    The argument is that of `agreement`.
     """
     return {
         recipe: {
@@ -265,9 +255,7 @@ def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
 def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """Returns a text that lists our hyperparameters that differ from the paper's.
 
-    Args:
-      figures: for each recipe, a dict with two keys. `paper` maps the name of a hyperparameter to
-        the list of its values in the paper. `ours` maps the name to our value.
+    The argument is that of `agreement`.
     """
     other = [
         f"{name} of {recipe} is {entry['ours'][name]}, not {' or '.join(map(str, values))}"

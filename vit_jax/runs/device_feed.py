@@ -11,6 +11,8 @@ from jax.sharding import Mesh
 from vit_jax.data.pipeline import Batch
 from vit_jax.parallel.mesh import to_devices
 
+AHEAD = 2  # Maximum number of unused batches on the devices.
+
 
 class Feed:
     """Iterator of device batches. A separate thread copies batches to the devices in advance.
@@ -19,7 +21,6 @@ class Feed:
       batches: endless iterator of this process's batches.
       check: function that is called with each batch before it is copied. If it raises an error,
         the iterator raises that error.
-      ahead: maximum number of unused batches on the devices.
     """
 
     def __init__(
@@ -27,10 +28,9 @@ class Feed:
         batches: Iterator[Batch],
         check: Callable[[Batch], Batch],
         mesh: Mesh,
-        ahead: int = 2,
     ):
         self._batches = batches
-        self._queue = queue.Queue(ahead)
+        self._queue = queue.Queue(AHEAD)
         self._closed = threading.Event()
         self._thread = threading.Thread(
             target=self._fill, args=(check, mesh), name="feed", daemon=True
