@@ -41,12 +41,7 @@ from vit_jax.interop.libraries import LIBRARIES, WRITTEN
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import lost
 from vit_jax.interop.timm.authors import PIXELS
-from vit_jax.interop.torch_files import (
-    is_torch_file,
-    read_tensors,
-    refuse_module,
-    unpack,
-)
+from vit_jax.interop.torch_files import is_torch_file, read_tensors, refuse_module, unpack
 from vit_jax.interop.writing import save
 from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.progress import phase

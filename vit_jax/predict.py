@@ -67,9 +67,7 @@ OUT = flags.DEFINE_string(
 )
 EMBED = flags.DEFINE_string("embed", None, "Write features to this .safetensors or .parquet file.")
 OVERWRITE = flags.DEFINE_bool(
-    "overwrite",
-    False,
-    "Replace the file of --out or --embed, or the predictions in a folder.",
+    "overwrite", False, "Replace the file of --out or --embed, or the predictions in a folder."
 )
 CLASSES = flags.DEFINE_string(
     "classes", None, "File with the classes' names, one a line, if not the checkpoint's."

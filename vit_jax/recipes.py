@@ -745,10 +745,6 @@ def backbone_values(backbone: str, smoke: bool = False) -> dict[str, Any]:
     if named and (smoke or not published):
         # Some recipes freeze the backbone in the first steps. Without published weights its
         # parameters are random, so it is trained from the first step.
-        return {
-            "model.name": backbone,
-            "finetune.frozen_steps": 0,
-            "finetune.warmup_steps": 0,
-        }
+        return {"model.name": backbone, "finetune.frozen_steps": 0, "finetune.warmup_steps": 0}
     checkpoint = f"hf://{published[0]}" if published else backbone
     return {"model.name": "", "finetune.checkpoint": checkpoint}

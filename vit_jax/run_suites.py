@@ -322,8 +322,5 @@ def frozen_crop(opened, image_size: int | None) -> TestCrop:
     if opened.mapped and opened.preprocessing:
         return crop
     return transfer_crop(
-        size,
-        mode=crop.mode,
-        interpolation=crop.interpolation,
-        background=crop.background,
+        size, mode=crop.mode, interpolation=crop.interpolation, background=crop.background
     )

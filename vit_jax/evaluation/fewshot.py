@@ -27,10 +27,7 @@ SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 PENALTY = 2.0**10
 # Training and test slices of a folder that has class folders, but no splits.
-HALVES = (
-    "all[:80%]",
-    "all[80%:]",
-)
+HALVES = ("all[:80%]", "all[80%:]")
 
 # Default data sets of the few-shot suite. As in big_vision, ImageNet's training images are the
 # first 65,000 images of `train`.

@@ -13,14 +13,7 @@ from jax.sharding import Mesh
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
-from vit_jax.evaluation.suite import (
-    Impossible,
-    Measurement,
-    Outputs,
-    Stopped,
-    Subject,
-    Suite,
-)
+from vit_jax.evaluation.suite import Impossible, Measurement, Outputs, Stopped, Subject, Suite
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.evaluation.text_encoder import TextEncoder
 from vit_jax.models.text import tokenizer_of

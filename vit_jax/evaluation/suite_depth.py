@@ -118,15 +118,7 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
     note += f"depth maps in units of {scale_of(subject, options):.9g} m"
     means = DepthMetrics(*np.mean(found, axis=0).tolist())
     return [
-        Row(
-            "depth",
-            f"{described.name}, {name}",
-            getattr(means, key),
-            None,
-            len(found),
-            note,
-            unit,
-        )
+        Row("depth", f"{described.name}, {name}", getattr(means, key), None, len(found), note, unit)
         for name, (key, unit) in METRICS.items()
     ]
 

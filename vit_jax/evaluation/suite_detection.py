@@ -15,21 +15,8 @@ from vit_jax.evaluation.dense_metrics import (
     image_matches,
     run_lengths_of,
 )
-from vit_jax.evaluation.dense_suite import (
-    Predicted,
-    check_classes,
-    dense_measurements,
-    tested_set,
-)
-from vit_jax.evaluation.suite import (
-    DATA_DIR,
-    Detected,
-    Measurement,
-    Options,
-    Row,
-    Subject,
-    Suite,
-)
+from vit_jax.evaluation.dense_suite import Predicted, check_classes, dense_measurements, tested_set
+from vit_jax.evaluation.suite import DATA_DIR, Detected, Measurement, Options, Row, Subject, Suite
 from vit_jax.evaluation.suite_fewshot import SETS
 from vit_jax.models.dense.detector import LEAST_SCORE
 

@@ -19,12 +19,7 @@ from vit_jax.evaluation.suite import (
     Suite,
     whole_numbers_option,
 )
-from vit_jax.evaluation.suite_fewshot import (
-    SETS,
-    draw_lines,
-    labelled_measurements,
-    split_note,
-)
+from vit_jax.evaluation.suite_fewshot import SETS, draw_lines, labelled_measurements, split_note
 
 
 class Opened(NamedTuple):

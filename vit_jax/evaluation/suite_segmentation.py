@@ -13,12 +13,7 @@ from vit_jax.data.sources import SOURCES, DataSet, open_source
 from vit_jax.data.sources.base import Source, check_fields, fingerprint
 from vit_jax.errors import UserError
 from vit_jax.evaluation.dense_metrics import confusion, segmentation_metrics
-from vit_jax.evaluation.dense_suite import (
-    Predicted,
-    check_classes,
-    dense_measurements,
-    tested_set,
-)
+from vit_jax.evaluation.dense_suite import Predicted, check_classes, dense_measurements, tested_set
 from vit_jax.evaluation.fewshot import fingerprints
 from vit_jax.evaluation.suite import (
     COMPARED_EXAMPLES,

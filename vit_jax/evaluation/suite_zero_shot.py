@@ -31,12 +31,7 @@ from vit_jax.evaluation.suite import (
 from vit_jax.evaluation.suite_fewshot import SETS
 from vit_jax.evaluation.text_encoder import TextEncoder
 from vit_jax.models.image_model import PROBABILITIES
-from vit_jax.models.image_text import (
-    TEMPLATES,
-    checked_names,
-    checked_templates,
-    class_embeddings,
-)
+from vit_jax.models.image_text import TEMPLATES, checked_names, checked_templates, class_embeddings
 from vit_jax.published.prompts import imagenet_prompts
 from vit_jax.small_files import read_lines
 

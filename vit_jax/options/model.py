@@ -6,17 +6,7 @@ from typing import Any, TypeVar
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.options.option import Option, option, options, options_of, unless
-from vit_jax.options.rules import (
-    Rule,
-    either,
-    flag,
-    number,
-    one_of,
-    or_none,
-    several,
-    text,
-    whole,
-)
+from vit_jax.options.rules import Rule, either, flag, number, one_of, or_none, several, text, whole
 
 Kind = TypeVar("Kind", bound="ImageOptions")
 Statistic = float | tuple[float, ...]  # One value for all channels, or one per channel.

@@ -295,11 +295,7 @@ class Checkpoints:
                 return ocp.load_checkpointables(path, abstract), sums
         # These errors do not mean that the checkpoint is damaged. For example, the checkpoint
         # belongs to another model, or the memory is too small.
-        except (
-            UserError,
-            MemoryError,
-            jax.errors.JaxRuntimeError,
-        ):
+        except (UserError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:  # Orbax, TensorStore and the file system have many exceptions.
             raise _verdict(path, error) from error

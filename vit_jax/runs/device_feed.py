@@ -23,12 +23,7 @@ class Feed:
         the iterator raises that error.
     """
 
-    def __init__(
-        self,
-        batches: Iterator[Batch],
-        check: Callable[[Batch], Batch],
-        mesh: Mesh,
-    ):
+    def __init__(self, batches: Iterator[Batch], check: Callable[[Batch], Batch], mesh: Mesh):
         self._batches = batches
         self._queue = queue.Queue(AHEAD)
         self._closed = threading.Event()

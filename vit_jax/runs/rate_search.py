@@ -111,11 +111,7 @@ def held_out_config(config: RunOptions) -> RunOptions:
 
 def _held_out_values(config: RunOptions) -> dict[str, Any]:
     train_split, dev_split = held_out_splits(config)
-    return {
-        "data.train_split": train_split,
-        "data.test_split": dev_split,
-        "data.dev_split": None,
-    }
+    return {"data.train_split": train_split, "data.test_split": dev_split, "data.dev_split": None}
 
 
 def check_data(jobs: Collection[Job], config: RunOptions) -> None:

@@ -9,14 +9,7 @@ import numpy as np
 from vit_jax.data.decode import Unreadable, decode
 from vit_jax.data.fields import BOXES, DEPTH, MASK
 from vit_jax.data.preprocess import sides
-from vit_jax.evaluation.suite import (
-    Classified,
-    Detected,
-    Matched,
-    Outputs,
-    Ranged,
-    Segmented,
-)
+from vit_jax.evaluation.suite import Classified, Detected, Matched, Outputs, Ranged, Segmented
 from vit_jax.inspection.class_maps import Segments
 from vit_jax.inspection.html_page import render, write_text
 from vit_jax.inspection.page_images import image_address

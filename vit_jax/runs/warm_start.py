@@ -201,11 +201,7 @@ def _training_defaults(options: ImageOptions) -> dict[str, Any]:
 
 
 def with_objective(
-    origin: Origin,
-    config: RunOptions,
-    params: dict,
-    state: dict,
-    class_names: Sequence[str] = (),
+    origin: Origin, config: RunOptions, params: dict, state: dict, class_names: Sequence[str] = ()
 ) -> Origin:
     """Returns a copy of `origin` that also defines the initial parameters of the objective.
 

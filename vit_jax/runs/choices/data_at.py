@@ -12,12 +12,7 @@ from vit_jax.data.sources import SOURCES
 from vit_jax.data.sources.base import Source
 from vit_jax.data.sources.csv_list import LISTS, lists_files, rows_of_splits, split_files
 from vit_jax.data.sources.folder import folders_in
-from vit_jax.data.sources.folder_rules import (
-    check_no_maps,
-    is_ignored,
-    split_name,
-    why_left_out,
-)
+from vit_jax.data.sources.folder_rules import check_no_maps, is_ignored, split_name, why_left_out
 from vit_jax.data.sources.tfds import tfds_builder
 from vit_jax.errors import UserError, as_text
 from vit_jax.paths import is_workdir

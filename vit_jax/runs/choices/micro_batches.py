@@ -14,13 +14,7 @@ from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB, memory_of
 from vit_jax.runs.assemble import Parts, assemble
 from vit_jax.runs.choices.choice import Choice
-from vit_jax.runs.memory_check import (
-    Changes,
-    groups_within,
-    in_words,
-    needs_of,
-    program_memory,
-)
+from vit_jax.runs.memory_check import Changes, groups_within, in_words, needs_of, program_memory
 from vit_jax.training.program import Program, abstract_batch
 
 FREE = 0.8  # Share of the free memory that a step may use.

@@ -257,9 +257,7 @@ def _crops(config: RunOptions, start: Start, train: Source) -> list[Choice]:
         Choice("data.test_resize", round(size * 8 / 7), "its central part is the crop"),
         Choice("dino.local_size", local_of(size), "less than half of it, in small crops"),
         Choice(
-            "dino.local_crops",
-            crops,
-            "the authors'" if seconds is None else "few, to save time",
+            "dino.local_crops", crops, "the authors'" if seconds is None else "few, to save time"
         ),
     ]
 

@@ -51,12 +51,7 @@ class Delivery:
     """
 
     def __init__(
-        self,
-        name: str,
-        kind: type[BaseTracker],
-        run: RunFacts,
-        rows: Sequence[dict],
-        log: Say,
+        self, name: str, kind: type[BaseTracker], run: RunFacts, rows: Sequence[dict], log: Say
     ):
         self._name, self._kind, self._run, self._log = name, kind, run, log
         self._file = run.workdir / FOLDER / f"{name}.json"
