@@ -72,10 +72,7 @@ def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> No
 
 
 def _print_any_name() -> None:
-    """Makes `print` accept file names that are not UTF-8.
-
-    If the output is UTF-8, the original bytes are written. Otherwise the bytes are escaped.
-    """
+    """Makes `print` accept file names that are not UTF-8."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf_8 = stream.encoding.lower() in ("utf-8", "utf8")
@@ -146,10 +143,7 @@ def _help(section: str, common: Sequence[str]) -> str:
 
 
 def _flags_of_command() -> str:
-    """Returns help on the command's own flags.
-
-    A flag has a line with its name and default, followed by indented lines with its meaning.
-    """
+    """Returns help on the command's own flags."""
     lines = ["Flags:"]
     for flag in flags.FLAGS.get_key_flags_for_module(sys.modules["__main__"].__name__):
         default = "" if flag.default in (None, []) else flag.default_as_str.strip("'")
@@ -173,10 +167,7 @@ def _flags_of_command() -> str:
 
 @contextlib.contextmanager
 def mistakes():
-    """Context in which a user error is printed as one line, with exit code 2.
-
-    It also prints a warning if google-research's package `vit_jax` is importable.
-    """
+    """Context in which a user error is printed as one line, with exit code 2."""
     if folder := other_package():
         print(
             f"warning: {folder} is google-research/vision_transformer's package of the same name, "
@@ -368,10 +359,7 @@ def _check_written() -> None:
 
 
 def _unset_key(argument: str) -> str | None:
-    """Returns KEY for an argument `--config.KEY=None`, if the config value KEY may be None.
-
-    For all other arguments the result is None.
-    """
+    """Returns KEY for an argument `--config.KEY=None`, if the config value KEY may be None."""
     found = re.fullmatch(r"--?config\.([^=]+)=None", argument) if "config" in flags.FLAGS else None
     value = VALUES.get(found[1]) if found else None
     return found[1] if value and (value.default is None or value.optional) else None

@@ -56,10 +56,7 @@ RENAMED = {
 
 
 class ConfigMistake(UserError, AttributeError, KeyError, TypeError):
-    """Error: a config key is unknown, or a value has the wrong type.
-
-    The class is a subclass of the exceptions that ConfigDict raises in these cases.
-    """
+    """Error: a config key is unknown, or a value has the wrong type."""
 
     def __str__(self):
         return self.args[0]  # `KeyError.__str__` would put the message in quotes.
@@ -97,10 +94,7 @@ class Config(ConfigDict):
     def copy_and_resolve_references(
         self, visit_map: dict[int, ConfigDict] | None = None
     ) -> "Config":
-        """Returns a copy in which references (`FieldReference`) are replaced by their values.
-
-        The copy also contains the record of the keys that the user has set.
-        """
+        """Returns a copy without references (`FieldReference`), with the user's keys."""
         copied = super().copy_and_resolve_references(visit_map)
         copied.__dict__[_GIVEN] = {*self.__dict__.get(_GIVEN, ())}
         return copied
@@ -147,10 +141,7 @@ class Config(ConfigDict):
 
 
 def given_keys(config: ConfigDict) -> set[str]:
-    """Returns the dotted keys of values that the user has set, on the command line or in a program.
-
-    These are all keys that were set after the config was returned by its file or by `base_config`.
-    """
+    """Returns the dotted keys that were set after the config's file or `base_config` returned."""
     keys = set()
     for key, value in config.items():
         if isinstance(value, ConfigDict):
@@ -285,10 +276,7 @@ def unknown_key(key: str) -> str:
 
 
 def _similar_keys(key: str) -> str:
-    """Returns a text with keys similar to an unknown key, for an error message.
-
-    If the unknown key is in an existing section, only keys of this section are searched.
-    """
+    """Returns a text with keys similar to an unknown key, for an error message."""
     section, _, name = key.rpartition(".")
     if section:
         inside = [key.rpartition(".")[2] for key in VALUES if key.startswith(f"{section}.")]

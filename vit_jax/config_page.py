@@ -103,8 +103,6 @@ def listing(section: str | None = None) -> str:
 def short_listing(values: Mapping[str, Any]) -> str:
     """Returns a listing of some config values for a terminal.
 
-    Each value has a line with the flag, and one or two lines with the meaning.
-
     Args:
       values: values of the config by their dotted keys.
     """

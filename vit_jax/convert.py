@@ -237,12 +237,7 @@ def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) 
 
 
 def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:
-    """Returns lines that map parameter names between source, vit_jax and output.
-
-    A line contains the number of tensors, the name in vit_jax, the name in the source (if the
-    source has the parameter), and the name in the output. Parameters of different layers that only
-    differ in the layer's number share a line.
-    """
+    """Returns lines with the number of tensors, and their names in vit_jax, source and output."""
 
     def kind(*names):
         names = re.sub(r"stages/\d+/\d+", "stages/*/*", ", ".join(names))

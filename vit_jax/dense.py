@@ -37,10 +37,7 @@ OnUnreadable = Callable[[int, Unreadable | OSError], None]
 
 
 def objective_at(source: str) -> str | None:
-    """Returns the objective of a checkpoint, such as `segmentation`; None: unknown.
-
-    For a run, the result is the run's objective. For a folder with a depth head, it is `depth`.
-    """
+    """Returns the objective of a checkpoint, such as `segmentation`; None: unknown."""
     path = Path(split_checkpoint(source)[0])
     if not is_workdir(str(path)):
         # Heads for segmentation and detection predict classes. Class names are only stored in

@@ -40,10 +40,7 @@ def depth_image(depth: np.ndarray, unit: float) -> Image.Image:
 
 
 def in_colours(depth: np.ndarray) -> np.ndarray:
-    """Converts depths to colours, uint8 `[height, width, 3]`.
-
-    The colour scale spans the range of the depths.
-    """
+    """Converts depths to colours over their own range, uint8 `[height, width, 3]`."""
     return np.asarray(coloured_depth(depth, depth.min(), depth.max())).astype(np.uint8)
 
 

@@ -174,9 +174,7 @@ def print_experiment(name: str, experiment: Experiment, recorded: dict) -> None:
 
 
 def price(recorded: dict, name: str) -> str:
-    """Returns a text with the device-days that an experiment needs at the paper's scale.
-
-    The text is empty if the device-days are unknown.
+    """Returns a text with the device-days at the paper's scale; empty: unknown.
 
     Args:
       recorded: all records, by name. The record `prices` contains the device-days.

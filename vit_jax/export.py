@@ -244,9 +244,7 @@ def check_file(file: Path) -> None:
 
 
 def write(file: Path, program: Program) -> float:
-    """Writes a program to a new file. The file's suffix determines the format.
-
-    The program's outputs are first compared with the model's.
+    """Compares a program with the model, and writes it to a new file in its suffix's format.
 
     Returns:
       The largest difference between the outputs of program and model, divided by the largest

@@ -32,9 +32,6 @@ Likeliest = tuple[np.ndarray, np.ndarray]
 class Predictor:
     """Callable that predicts the classes of images, with a checkpoint's preprocessing.
 
-    The model is compiled once for each batch size and number of returned classes. It is not
-    compiled again if its parameters change.
-
     Args:
       checkpoint: the checkpoint with the preprocessing.
       probabilities: function from logits to probabilities: `softmax` or `sigmoid`.
@@ -160,10 +157,7 @@ def image_source(images: Any) -> Source:
 
 
 def _as_arrays(images: Any) -> Any:
-    """Converts nested lists of numbers: an image to an array, several images to a list of arrays.
-
-    All other values are returned unchanged.
-    """
+    """Converts nested lists of numbers to an array, or to a list of arrays."""
     if not (isinstance(images, list) and images and isinstance(images[0], list)):
         return images
     if from_lists(images[0]).ndim < 3:

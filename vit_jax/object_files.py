@@ -134,11 +134,7 @@ def overlay(
 
 
 def _remarks(objects: Detections | Boxes) -> list[str]:
-    """Returns a text for each object, which is appended to the name of the object's class.
-
-    For a predicted object, the text is its score, such as ` 92%`. For a true box that contains a
-    crowd of objects, it is `, crowd`. For other true objects, it is empty.
-    """
+    """Returns the text after an object's class: its score, `, crowd` for a crowd, or empty."""
     if isinstance(objects, Detections):
         return [f" {score:.0%}" for score in objects.scores.tolist()]
     crowd = [False] * len(objects.labels) if objects.crowd is None else objects.crowd.tolist()

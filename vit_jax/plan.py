@@ -94,10 +94,7 @@ def print_sweep(config, job, where, prices, planner, counts_traffic: bool) -> li
 
 
 def print_plan(config, job, where, prices, planner) -> list:
-    """Prints the estimate of the config's run.
-
-    If the run does not fit into memory, also prints a small change of the config that makes the run
-    fit.
+    """Prints the estimate of the run and, if it does not fit, of a config change that does.
 
     Returns:
       The printed estimates.

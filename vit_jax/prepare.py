@@ -178,10 +178,7 @@ def print_result(done: writer.Prepared, retrieved: bool) -> None:
 
 
 def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
-    """Returns a function that computes embeddings of images with a checkpoint's model.
-
-    The model has no head, and images are resized to squares.
-    """
+    """Returns a function that computes embeddings of square images with a checkpoint's model."""
     import jax
     import numpy as np
     from flax import nnx
@@ -316,10 +313,7 @@ class Beam:
 
 
 class PhaseProgress:
-    """Shows the progress of a phase: share, examples/s and time left.
-
-    In a terminal a single line is updated. Elsewhere two lines are printed each minute.
-    """
+    """Shows the progress of a phase: in a terminal in one line, elsewhere twice a minute."""
 
     def __init__(self, tasks: list[WorkItem], what: str, unit: str):
         self._what, self._unit = what, unit

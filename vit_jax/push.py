@@ -224,8 +224,6 @@ def read_origin(
 ) -> "tuple[RunFacts | None, str | None]":
     """Returns facts about a checkpoint's run, and the name of its base model on the Hub.
 
-    If the base model has another licence, a note is printed.
-
     Args:
       source: the checkpoint, as in `load_model`.
       checkpoint: the opened checkpoint.
@@ -289,8 +287,6 @@ def run_examples(
     name: str,
 ) -> "list[Tried]":
     """Runs the model card's code examples on the written folder.
-
-    For each example it prints the relative difference between the example's output and the model's.
 
     Args:
       examples: for each library, the examples to try until one runs and computes the expected

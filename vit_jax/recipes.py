@@ -60,10 +60,7 @@ def bit_pretraining(model: str) -> ConfigDict:
 
 
 def masked_autoencoder(model: str) -> ConfigDict:
-    """Returns the values common to MAE's pre-training and fine-tuning on ImageNet-1k.
-
-    MAE's paper is 2111.06377.
-    """
+    """Returns the values common to MAE's (2111.06377) pre-training and fine-tuning."""
     config = base_config()
     config.model.update(dict(name=model, position="sincos2d_mae", gelu="erf", dtype="bfloat16"))
     config.data.source, config.data.path = "tfds", "imagenet2012"
@@ -570,9 +567,7 @@ TRANSFER = {
 
 
 def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
-    """Returns the paper's fine-tuning recipe: SGD, batch 512, cosine schedule, new head.
-
-    Section 4.1 and table 4 of the paper describe the recipe.
+    """Returns the paper's fine-tuning recipe (section 4.1, table 4): SGD, batch 512, cosine.
 
     Args:
       dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k. All tasks of VTAB-1k have
@@ -658,8 +653,6 @@ def bit_hyperrule(
     dataset: str, model: str = "", images: int = 0, side: int = 0, size: int = 0
 ) -> ConfigDict:
     """Returns the config of BiT-HyperRule: fine-tuning with SGD at learning rate 0.003, batch 512.
-
-    The schedule and mixup depend on the number of images.
 
     Args:
       dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.

@@ -94,9 +94,7 @@ def write_page(make: Callable[[], str], places: list[str]) -> None:
 
 
 def serve(make: Callable[[], str], port: int) -> None:
-    """Serves the page to browsers on this machine until Ctrl-C.
-
-    The page is created anew for each request.
+    """Serves the page, created anew for each request, on this machine until Ctrl-C.
 
     Raises:
       UserError: another program uses the port.

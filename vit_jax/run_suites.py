@@ -214,9 +214,7 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
 
 
 def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
-    """Returns a digest (hash) of the data of each row in a suite's table.
-
-    If the data of a row cannot be opened, the row has no digest.
+    """Returns digests of the rows' data. A row whose data cannot be opened has none.
 
     Returns:
       The digests by row name, and a text that explains why digests are missing.
@@ -270,10 +268,7 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
 def measured_rows(
     suite: Suite, measurement: Measurement, subject: Subject, names: list[str]
 ) -> list[Row]:
-    """Computes rows of a suite's table, given their names.
-
-    If a row cannot be computed, it is returned without a metric, and its note contains the reason.
-    """
+    """Computes rows of a suite's table. A failed row has no metric, but a note."""
     impossible = []
     try:
         try:
@@ -302,10 +297,7 @@ def square_size(opened, image_size: int | None) -> int:
 
 
 def predicted_crop(opened, image_size: int | None) -> TestCrop:
-    """Returns a checkpoint's evaluation transform.
-
-    If the checkpoint contains no preprocessing, the whole image is resized to a square.
-    """
+    """Returns a checkpoint's evaluation transform; by default, the image becomes a square."""
     whole = Preprocessing("square", 1, "bilinear")
     return checkpoint_crop(opened, square_size(opened, image_size), default=whole)
 

@@ -190,10 +190,7 @@ def read_cache(file: Path) -> dict[str, np.ndarray]:
 
 
 def write_cache(file: Path, embeddings: dict[str, np.ndarray]) -> None:
-    """Stores embeddings by key atomically.
-
-    If the disk is full, nothing is stored, because the embeddings can be computed again.
-    """
+    """Stores embeddings by key atomically, unless the disk is full."""
     temporary = file.with_name(f"{file.name}.{os.getpid()}.npz")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

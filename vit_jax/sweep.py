@@ -98,10 +98,7 @@ def selected(jobs: Mapping[Any, Job]) -> list[Job]:
 
 
 def config_flags_of(arguments: list[str]) -> tuple[str, ...]:
-    """Returns those arguments of a command that set the config or its values.
-
-    The config may be given as `--config=FILE` or `--config FILE`.
-    """
+    """Returns those arguments of a command that set the config or its values."""
     config_flags = []
     for flag, following in zip(arguments, [*arguments[1:], "-"], strict=True):
         if re.match(r"--?config\b", flag):

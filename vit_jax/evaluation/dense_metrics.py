@@ -58,9 +58,7 @@ class SegmentationMetrics(NamedTuple):
 
 
 def segmentation_metrics(counts: np.ndarray) -> SegmentationMetrics:
-    """Computes segmentation metrics from a confusion matrix.
-
-    All metrics are NaN if the matrix counts no pixel, because all pixels are `IGNORED`.
+    """Computes segmentation metrics from a confusion matrix; NaN if all pixels are `IGNORED`.
 
     Args:
       counts: sum of the confusion matrices of all images, int `[classes, classes]`.
@@ -187,10 +185,7 @@ def _coco_evaluation(
     from pycocotools.cocoeval import COCOeval
 
     class Evaluation(COCOeval):
-        """A `COCOeval` whose IoUs are computed by `overlaps`, the argument of `coco_metrics`.
-
-        If `overlaps` is None, pycocotools computes the IoUs.
-        """
+        """A `COCOeval` whose IoUs are computed by `overlaps`, the argument of `coco_metrics`."""
 
         def computeIoU(self, imgId: int, catId: int) -> Any:
             if overlaps is None:
@@ -268,10 +263,7 @@ def image_matches(
 
 
 def _image(number: int, masks: np.ndarray | None) -> dict[str, int]:
-    """Returns an image's entry in a COCO file: the image's id, height and width.
-
-    Height and width are the size of the objects' masks, in pixels. Without masks, both are 1.
-    """
+    """Returns an image's entry in a COCO file, with the size of its masks, or else 1 x 1."""
     if masks is None or not len(masks):
         return dict(id=number, height=1, width=1)
     height, width = masks[0]["size"] if masks.dtype == object else masks.shape[1:]

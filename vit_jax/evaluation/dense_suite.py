@@ -81,10 +81,7 @@ def check_classes(described: DataSet, source: Source, names: Sequence[str], mode
 
 
 class Predicted:
-    """Predictions for the images of a data set, as an iterator.
-
-    Predictions are not stored. The method `worst` computes the predictions of the images with the
-    lowest scores again.
+    """Predictions for the images of a data set, as an iterator. They are not stored.
 
     Args:
       stream: function that yields the index and the prediction of each readable image of a source,
@@ -120,9 +117,7 @@ class Predicted:
     def worst(
         self, scores: Sequence[tuple[float, int]]
     ) -> tuple[Subset, list[tuple[int, float, Any]]]:
-        """Computes the predictions of the images with the lowest scores again.
-
-        At most `MOST_SHOWN` images are selected.
+        """Computes the predictions of the `MOST_SHOWN` images with the lowest scores again.
 
         Args:
           scores: a tuple `(score, index)` for each image; `index` is the image's index in the data
@@ -154,8 +149,6 @@ def dense_measurements(
     | None = None,
 ) -> list[Measurement]:
     """Returns a list with one evaluation (`Measurement`) for each data set of the flag `--set`.
-
-    Without `--set`, the list contains a single `Measurement`. Its method `open` raises UserError.
 
     Args:
       example: example of `--set` with a description, for the error message.

@@ -57,8 +57,6 @@ class Features(NamedTuple):
 class Extractor:
     """Feature extraction with a model, compiled once for a fixed batch size.
 
-    The parameters are arguments of each call, so they may change.
-
     Args:
       batch_size: global batch size; rounded up to a multiple of the mesh's size.
       workers, threads: numbers of processes and threads that decode images; None: chosen
@@ -150,10 +148,7 @@ def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
 
 
 def image_embedding(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """Returns embeddings of an image-text model's image encoder, scaled to unit norm.
-
-    The result is float32 `[batch, dim]`.
-    """
+    """Returns unit-norm embeddings of an image-text model's images, float32 `[batch, dim]`."""
     return unit(model(images).astype(jnp.float32))
 
 
@@ -230,8 +225,6 @@ def likeliest(
 
 def top_of(top: int | None, threshold: float | None, num_classes: int, default: int) -> int:
     """Returns the maximum number of classes to list for an image.
-
-    The result is at most `num_classes`.
 
     Args:
       top: maximum number that the user has set. None: `num_classes` if there is a threshold, else

@@ -112,11 +112,7 @@ class FewShotTask:
         self.train = Subset(train, indices)
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Returns a fingerprint of all training images, the test images, and the few-shot images.
-
-        The few-shot images are the training images that the seeds have selected. Fingerprints are
-        compared between hosts. Hosts with equal images have equal fingerprints.
-        """
+        """Returns a fingerprint of all training, test and few-shot images."""
         chosen = np.concatenate([*self.chosen.values()]).tobytes()
         digest = hashlib.blake2b(chosen, digest_size=8).hexdigest()
         return fingerprints(self.train, self.test) | {"chosen images": digest}
@@ -155,12 +151,7 @@ class FewShotTask:
         return [Accuracy(shots, penalty, by_seed) for (shots, penalty), by_seed in by_shots.items()]
 
     def _pick(self, train: Features, shots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns features and labels of the few-shot training images of a seed.
-
-        These are the first `shots` images of each class, in the seed's random order.
-
-        Unreadable images are omitted.
-        """
+        """Returns features and labels of the readable few-shot training images of a seed."""
         numbers = self.chosen[seed][:, :shots].ravel()
         rows = np.flatnonzero(np.isin(self.train.indices[train.indices], numbers))
         return train.values[rows], train.labels[rows].max(axis=1)
@@ -320,8 +311,6 @@ def choose(
 
 def fingerprints(train: Source, test: Source, samples: int = 16) -> dict[str, int | str]:
     """Returns a fingerprint of the training images and a fingerprint of the test images.
-
-    Fingerprints are compared between hosts. Hosts with equal images have equal fingerprints.
 
     Args:
       samples: number of examples of each split whose content is included in the fingerprint.

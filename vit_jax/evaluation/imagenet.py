@@ -232,9 +232,7 @@ class Relabelled(Source):
 
 
 def read_objectnet_map(root: str) -> dict[str, Classes]:
-    """Returns the ImageNet classes of each ObjectNet folder, by the folder's name.
-
-    Folders whose class is not in ImageNet are omitted.
+    """Returns the classes of those ObjectNet folders that ImageNet also has, by the folder's name.
 
     Args:
       root: the folder `objectnet-1.0` with `images` and `mappings`.
@@ -312,11 +310,7 @@ def open_objectnet(root: str) -> Relabelled:
 
 
 def objectnet_crop(size: int) -> TestCrop:
-    """Returns BiT's ObjectNet transform for models with an image size of `size` pixels.
-
-    The short side is resized to 512 / 480 times `size`. Then the central `size` x `size` pixels are
-    cropped.
-    """
+    """Returns BiT's ObjectNet transform: the short side is resized to 512 / 480 times `size`."""
     return TestCrop(size, "short_side", round(size * 512 / 480))
 
 

@@ -141,8 +141,6 @@ class TrainingSuites:
     def _text_encoder(self, config: RunOptions, mesh: Mesh) -> TextEncoder:
         """Returns the run's text encoder.
 
-        The parameters of the text encoder are available after a call of `attach`.
-
         Raises:
           UserError: the run has no text encoder.
         """
@@ -162,10 +160,7 @@ class TrainingSuites:
         return self._texts
 
     def _similarity(self, params: dict) -> tuple[float, float | None]:
-        """Returns the scale and the bias that convert cosine similarities to logits.
-
-        The bias is None if the objective has no bias.
-        """
+        """Returns the scale and the bias (or None) that convert cosine similarities to logits."""
         objective: Any = nnx.merge(self._objective[0], params)
         bias = objective.logit_bias
         return float(objective.scale), None if bias is None else float(bias[...])

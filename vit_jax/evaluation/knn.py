@@ -77,10 +77,7 @@ def unit(values: np.ndarray) -> np.ndarray:
 def _closer(mesh: Mesh):
     """Compiles a function that updates the nearest neighbours with a block of training images.
 
-    The training images are processed block by block. The arguments of the function are the features
-    of the test images, their nearest neighbours among all earlier blocks (similarities and classes,
-    both `[test images, neighbours]`), and the features and classes of the next block. The function
-    returns the similarities and classes of the nearest neighbours including this block.
+    Similarities and classes of the neighbours are `[test images, neighbours]`.
     """
 
     def closer(queries, similarity, classes, rows, row_classes):
@@ -101,8 +98,7 @@ def _closer(mesh: Mesh):
 def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
     """Compiles the weighted vote of the nearest training images of each test image.
 
-    The compiled function returns the number of correctly classified images for each number of
-    neighbours in `counts`. The numbers in `counts` must be in ascending order.
+    The numbers of neighbours in `counts` must be in ascending order.
     """
 
     def count(similarity, classes, labels, temperature):

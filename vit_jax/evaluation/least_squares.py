@@ -102,9 +102,7 @@ def fit(
 
 
 def gram(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """Returns the product `rows^T rows`, float64 `[columns, columns]`.
-
-    The rows are sharded over the devices for the product.
+    """Returns the product `rows^T rows`, float64 `[columns, columns]`, computed on all devices.
 
     Args:
       rows: float64 `[rows, columns]`.

@@ -142,11 +142,7 @@ def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
 
 
 def _suite_table(suite: Suite, rows: list[Row]) -> str:
-    """Returns the Markdown table of a suite.
-
-    The table has a row for each metric, followed by rows with means of several metrics
-    (`Suite.means`). Its columns contain our values and the values of published models.
-    """
+    """Returns the Markdown table of a suite."""
     columns = published_figures(suite)
     measured = {row.name: row.accuracy for row in rows if row.accuracy is not None}
     for name, members in suite.means(measured).items():
@@ -199,11 +195,7 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
 
 
 def in_words(rows: Iterable[Row]) -> list[str]:
-    """Formats rows as log lines.
-
-    Each row with a metric has a line with its name and metric. The rows without a metric are
-    grouped by their note. Each group has a line with the names of the rows and the note.
-    """
+    """Formats rows as log lines. Rows without a metric are grouped by their note."""
     lines, missing = [], dict[str, list[str]]()
     for row in rows:
         if row.accuracy is None:
@@ -228,10 +220,7 @@ def formatted(row: Row, sign: bool = False) -> str:
 
 
 def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
-    """Returns the published values of a suite, in per cent.
-
-    The result is `{model: {row: value}}`, where `row` is the name of a result row.
-    """
+    """Returns the published values of a suite, in per cent: `{model: {row: value}}`."""
     columns = {}
     for name in suite.published:
         for model, figures in published.table(name).by_model().items():

@@ -148,10 +148,7 @@ class SgdProbe:
         return weights
 
     def starts(self, features: int, num_classes: int) -> dict[str, np.ndarray]:
-        """Returns the initial weights (std 0.01) and biases (0) of each feature set.
-
-        The arrays are float32 `[features + 1, classes]`. The last row contains the biases.
-        """
+        """Returns initial weights (std 0.01) and biases (0, the last row) of each feature set."""
         rng, starts = np.random.default_rng((SEED, 1)), {}
         for name, columns in self.choices.items():
             width = len(range(features)[columns])
@@ -163,8 +160,6 @@ class SgdProbe:
         self, weights: Weights, of: Features, rows: np.ndarray | None = None
     ) -> dict[str, list[float]]:
         """Returns a dict from each feature set to its accuracies, one for each learning rate.
-
-        A prediction is correct if it is one of the image's labels.
 
         Args:
           rows: indices of the images to evaluate; None: all images.

@@ -343,9 +343,7 @@ class Subject:
     def see(
         self, source: Source, compute: Compute = representation, crop: TestCrop | None = None
     ) -> Features:
-        """Returns the outputs of the function `compute` for all readable images of a source.
-
-        By default, these are the features of the frozen model.
+        """Returns the outputs of `compute`, by default features, for all readable images.
 
         Raises:
           Stopped: the evaluation was stopped, because `go_on` returned False.
@@ -478,10 +476,7 @@ def parse_number(text: str | int) -> int:
 
 
 def in_data_dir(path: str, data_dir: str) -> str:
-    """Adds the folder `data_dir` to a TFDS data set that is given by name, such as `cifar100:3.*`.
-
-    Other paths are returned unchanged. If `data_dir` is empty, all paths are unchanged.
-    """
+    """Adds `data_dir` to a TFDS data set given by name, as `cifar100:3.*`; others are unchanged."""
     named_only = re.fullmatch(r"[\w/-]+(:[\d.*]+)?", path) and not path.startswith("/")
     return f"{path}:{data_dir}" if data_dir and named_only else path
 

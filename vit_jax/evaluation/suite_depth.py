@@ -30,10 +30,7 @@ NYU_SIDES = (480, 640)
 
 
 def parse_part(text: str) -> str:
-    """Checks the flag `--depth_part`, the evaluated region of the images.
-
-    The region is the whole image (`all`), or the usual crop of 640 x 480 images of NYU Depth v2
-    (`nyu`).
+    """Checks `--depth_part`: the whole image (`all`), or NYU Depth v2's usual crop (`nyu`).
 
     Raises:
       UserError: the value is neither `all` nor `nyu`.
@@ -85,10 +82,7 @@ def open_ranged(described: DataSet, options: Options, subject: Subject) -> Sourc
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Returns a data set's result rows, the depth metrics.
-
-    The images with the largest RMSE are passed to `subject.on_outputs`.
-    """
+    """Returns a data set's depth metrics, and passes the worst images to `subject.on_outputs`."""
     model = subject.depth_model
     predictions = Predicted(described, subject, source, model.stream)
     nearest, farthest = model.head.range

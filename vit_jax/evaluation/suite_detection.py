@@ -47,10 +47,7 @@ def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Returns a data set's result rows, COCO's metrics.
-
-    The images with the lowest F1 score are passed to `subject.on_outputs`.
-    """
+    """Returns a data set's COCO metrics, and passes the worst images to `subject.on_outputs`."""
     detector, predictions = subject.detector, _predictions(described, subject, source)
     numbers, detections = [], []
     for index, found in predictions:
@@ -111,9 +108,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def _fields(subject: Subject) -> tuple[str, ...]:
-    """Returns the names of the data fields to compare with the predictions.
-
-    These are the boxes and, if the detector predicts masks, the masks of the true objects.
+    """Returns the fields to compare with predictions: boxes and, if predicted, masks.
 
     Raises:
       UserError: the checkpoint has no detection head.

@@ -39,11 +39,7 @@ from vit_jax.evaluation.suite import (
 
 
 def parse_sets(texts: Sequence[str]) -> list[DataSet]:
-    """Parses values of the flag `--set`, which describe data sets.
-
-    The names of the data sets must be different, because each name labels a row of the result
-    table.
-    """
+    """Parses values of the flag `--set`, which describe data sets of different names."""
     described = [data_set(text) for text in texts]
     if len({one.name for one in described}) < len(described):
         names = ", ".join(one.name for one in described)
@@ -77,11 +73,7 @@ def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
 
 
 def split_note(described: DataSet) -> str:
-    """Returns a note with the names of the training split and the test split.
-
-    The note is empty if the data set has the splits `train` and `test`. It is not empty if slices
-    of a data set without splits are used, or a validation split in place of `test`.
-    """
+    """Returns a note with the splits, unless they are the data set's `train` and `test`."""
     train, test = described.train_split, described.test_split
     named = train.startswith("all") or test in DEV
     return f"; {train} to train, {test} to test" if named else ""

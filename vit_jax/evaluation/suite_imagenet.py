@@ -31,11 +31,7 @@ from vit_jax.evaluation.suite import (
 
 
 def crop_of(subject: Subject, options: Options) -> TestCrop:
-    """Returns the checkpoint's evaluation transform.
-
-    If the flag `--test_resize` is set, images are resized before the crop, so that their short side
-    has the flag's number of pixels.
-    """
+    """Returns the checkpoint's evaluation transform, changed by `--test_resize`."""
     if options["test_resize"] is None:
         return subject.test_crop
     return dataclasses.replace(subject.test_crop, kind="short_side", resize=options["test_resize"])
@@ -72,17 +68,10 @@ def _with_check(
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns the evaluation (a `Measurement`) of each test set.
-
-    The validation images have top-1 and top-5 rows with the original labels, and one row with ReaL
-    labels.
-    """
+    """Returns the evaluation (a `Measurement`) of each test set."""
 
     def rows(names: Sequence[str], predictions, labels, crop: TestCrop) -> list[Row]:
-        """Returns the result rows of a test set.
-
-        `names` are the names of the top-1 row and, optionally, of the top-5 row.
-        """
+        """Returns the result rows of a test set."""
         scored = sets.accuracy(predictions, labels)
         note = "; ".join(filter(None, (str(crop), head(subject).note)))
         return [
@@ -98,11 +87,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         )
 
     def of_validation(subject: Subject, source: Source) -> list[Row]:
-        """Returns the result rows of the validation images.
-
-        Top-1 and top-5 are computed with the original labels, which are column 0 of the labels. The
-        row `ReaL` is top-1 with the ReaL labels, which are the other columns.
-        """
+        """Returns top-1 and top-5 with original labels (column 0), and top-1 with ReaL labels."""
         seen = predict(subject, source, crop)
         reals = rows(["ReaL"], seen.values, seen.labels[:, 1:], crop) if real else []
         return rows(OWN, seen.values, seen.labels[:, :1], crop) + reals

@@ -88,10 +88,7 @@ def embedded(described: DataSet, subject: Subject, opened: Opened) -> Matched:
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns the evaluation (a `Measurement`) of each data set.
-
-    The result rows are recalls of image-to-text and text-to-image retrieval.
-    """
+    """Returns the evaluation (a `Measurement`) of each data set."""
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
         found = embedded(described, subject, opened)

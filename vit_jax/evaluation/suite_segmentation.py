@@ -115,10 +115,7 @@ def trained_probe(
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Returns a data set's result rows, the segmentation metrics.
-
-    The images with the lowest mIoU are passed to `subject.on_outputs`.
-    """
+    """Returns a data set's segmentation metrics, and passes the worst images to `on_outputs`."""
     if subject.dense.task == TASK:
         segmenter, made = subject.segmenter, ""
     else:
@@ -174,10 +171,7 @@ def parse_steps(text: str) -> int:
 
 
 def settings(subject: Subject, options: Options) -> dict[str, str | float]:
-    """Returns the options on which the metrics depend.
-
-    For a checkpoint with a segmentation head, no linear probe is trained, and the result is empty.
-    """
+    """Returns the options on which the metrics depend: the steps of a linear probe, if any."""
     if subject.dense.task == TASK:
         return {}
     return {"segmentation_steps": int(options["segmentation_steps"])}

@@ -81,10 +81,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 def row(
     described: DataSet, choice: str, results: Mapping[str, Fitted], images: int, split: str
 ) -> Row:
-    """Returns the row of the result table for a feature set.
-
-    If `choice` is "best", the row shows the feature set with the best validation accuracy.
-    """
+    """Returns a feature set's row; `BEST` is the one with the best validation accuracy."""
 
     def on_held_out(name: str) -> float:
         return max(results[name].held_out.values())

@@ -70,9 +70,7 @@ def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label:
 
 
 def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x: str, by: str):
-    """Adds the power law of each group of points, as a dashed line, to a chart drawn by `lines`.
-
-    Points with the same value of the factor `by`, such as the same model family, are a group.
+    """Adds the power law of each group of points as a dashed line to a chart of `lines`.
 
     Args:
       laws: the fitted power law of each group, from `power_law.laws`.

@@ -138,8 +138,5 @@ def turned(cut_out: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def place(rng: np.random.Generator) -> tuple[int, int]:
-    """Returns a random position for the top left corner of a cut-out.
-
-    At this position a part of the cut-out may be outside the image.
-    """
+    """Returns a random position for a cut-out's top left corner, also partly outside the image."""
     return int(rng.uniform(-0.1, 0.7) * SIDE), int(rng.uniform(-0.1, 0.7) * SIDE)

@@ -77,8 +77,6 @@ def fewshot(
 ) -> Mapping[str, Any]:
     """Returns config overrides for few-shot evaluation during a run.
 
-    The name of a metric contains the alphabet and the number of shots, such as `fewshot/greek/10`.
-
     Args:
       steps: interval of the evaluation in steps, a multiple of the run's `evaluate_every`.
       *collections: alphabets to classify, such as `greek`; `DOWNSTREAM` by default.

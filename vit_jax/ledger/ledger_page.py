@@ -108,11 +108,7 @@ def needs(experiment: Experiment) -> str:
 
 
 def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
-    """Returns the text of a record in Markdown.
-
-    It contains the number of finished runs, the table of results, the finding, the verdict and, at
-    laptop scale, pictures.
-    """
+    """Returns a record in Markdown: runs, table of results, finding, verdict and pictures."""
     scaled = experiment.at(record["scale"])
     spent = f", {duration(record['seconds'])} of runs" if record["seconds"] else ""
     seeds = len(record["seeds"])
@@ -136,10 +132,7 @@ def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
 
 
 def against_published(scaled: Experiment, record: Mapping[str, Any]) -> str:
-    """Returns a text that compares a record's results with published values.
-
-    If there are no published values, the text contains the reason.
-    """
+    """Returns a text that compares results with published values, or why there are none."""
     if not record["difference"]:
         return f"Published: {record['published']}."
     apart = [abs(number) for cells in record["difference"].values() for number in cells.values()]

@@ -216,10 +216,7 @@ def distances(study: Study) -> dict[str, Any]:
 
 
 def distance_table(figures: Figures) -> str:
-    """Returns a table of attention distances: a row for each model, and a column for each layer.
-
-    A cell contains the minimum and the maximum over the layer's heads, in pixels.
-    """
+    """Returns a table of each layer's least and greatest attention distance, by model."""
     layers = max((len(layers) for layers in figures["distance"].values()), default=0)
     lines = [
         [name, *(span(heads) for heads in distance), *[""] * (layers - len(distance))]

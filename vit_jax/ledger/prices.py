@@ -19,10 +19,7 @@ KEPT = "mfu.json"
 
 
 def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
-    """Returns the runs of an experiment's first stage at the paper's scale, by their flags.
-
-    The result is empty if the experiment does not have this scale.
-    """
+    """Returns the first stage's runs at the paper's scale, by their flags; empty: none."""
     if experiment.paper is None or not experiment.paper.stages:
         return {}
     study = Study(Path("nowhere"), experiment.defaults, scale="paper")
@@ -81,19 +78,13 @@ def device_days(job: Job, chip: str, folder: Path) -> float | None:
 
 
 def known_mfus(folder: Path) -> dict[str, float | None]:
-    """Returns the stored MFUs, by chip and training step.
-
-    The value is None for a training step that does not fit into memory.
-    """
+    """Returns stored MFUs by chip and step; None: the step does not fit into memory."""
     file = folder / KEPT
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def step_of(config: RunOptions) -> str:
-    """Returns the config values that determine a step's MFU, as text.
-
-    Example: `ViT-B/16 model.dropout=0.1 batch_size=4096`. The keys are those of `TELLING`.
-    """
+    """Returns the values of `TELLING` as text: `ViT-B/16 model.dropout=0.1 batch_size=4096`."""
     values = dict(leaves(config))
     others = (f"{key}={values[key]}" for key in TELLING[1:] if values.get(key))
     return " ".join([values[TELLING[0]], *others])

@@ -255,11 +255,7 @@ def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
 
 
 def keep_pictures(record: Mapping[str, Any], study: Path, folder: Path = PICTURES) -> list[Path]:
-    """Copies the pictures of a finished experiment to the docs, and returns the new paths.
-
-    The pictures are NAME.png and NAME-OTHER.png. Pictures of runs at the paper's scale are not
-    copied.
-    """
+    """Copies pictures NAME*.png at laptop scale to the docs, and returns the new paths."""
     name, copies = record["experiment"], []
     if record["scale"] != "laptop":
         return copies

@@ -13,9 +13,7 @@ IMAGES = 8  # Batch size per device.
 def kept(
     study: Study, how: Callable[..., dict[str, float]], models: Sequence[str], sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Returns the measurements for each model and image size.
-
-    Measurements are stored in the study's folder, so that a later call need not repeat them.
+    """Returns the measurements for each model and image size, and stores new ones.
 
     Args:
       how: the measuring function, `timed` or `on_tpu`. Its arguments are the model, the image size
@@ -44,10 +42,7 @@ def fits(model: str, size: int) -> bool:
 
 
 def timed(model: str, size: int, turns: int) -> dict[str, float]:
-    """Measures the speed of inference in images/s, and the memory for each additional image in MB.
-
-    The speed is the median of `turns` measurements of one second.
-    """
+    """Measures the speed of inference in images/s, and an image's memory in MB."""
     from vit_jax.benchmarks.bench_inference import compile_ours, make_ours
     from vit_jax.benchmarks.bench_train import fast_dtype, take_turns
     from vit_jax.runs.memory_check import program_memory

@@ -111,9 +111,7 @@ def at_best(
 
 
 def best(points: Sequence[Mapping[str, Any]], choices: Mapping[str, Sequence]) -> dict[str, Any]:
-    """Returns the hyperparameters with the highest accuracy, averaged over seeds.
-
-    The result is empty if `points` is empty.
+    """Returns the hyperparameters with the highest mean accuracy; empty: no points.
 
     Args:
       points: results from `Study.points`: a point for each tried combination of hyperparameters.
@@ -139,9 +137,7 @@ def trial_of(
     make: Make,
     more: Mapping[str, Any] | None = None,
 ) -> Trial | None:
-    """Returns the run for a combination of factors.
-
-    The result is None if `make` returns None: there is no such run, or its checkpoint is missing.
+    """Returns the run for a combination of factors; None if `make` returns None.
 
     Args:
       cell: the combination, as values by factor.

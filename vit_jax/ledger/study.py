@@ -109,10 +109,7 @@ class Study:
         return job_of(job.workdir, config, changed | others)
 
     def outcome(self, trial: Trial) -> Outcome:
-        """Returns the metrics of a run, or the reason why the run has no metrics.
-
-        Metrics of finished runs are cached.
-        """
+        """Returns the metrics of a run, or the reason why the run has no metrics."""
         known = self._outcomes.get(trial.job.workdir)
         if known is None or known.figures is None:
             known = self._outcomes[trial.job.workdir] = outcome(trial.job)
@@ -352,11 +349,7 @@ def check_data(trials: Sequence[Trial], study: Study) -> None:
 def rehearsed(
     experiment: Experiment, out: Path, options: Mapping[str, Any], scale: str
 ) -> list[Trial]:
-    """Returns all runs of a study without starting them.
-
-    The best choices, such as learning rates, are not known before training. The first choices are
-    used instead.
-    """
+    """Returns all runs of a study without starting them."""
     study = Rehearsal(out, options, scale=scale)
     for stage in experiment.stages:
         study.trials += stage(study)
@@ -448,8 +441,6 @@ def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> l
 
 def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
     """Returns the runs of the finished stages and of the first unfinished stage.
-
-    No run is started.
 
     Args:
       experiment: the experiment at the study's scale.

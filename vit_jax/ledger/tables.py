@@ -21,10 +21,7 @@ def markdown_table(header: Sequence[Any], lines: Iterable[Sequence[Any]]) -> str
 
 
 def spread(values: Iterable[float]) -> str:
-    """Formats values from 0 to 1 as mean and std in per cent, such as `81.20 ± 0.35`.
-
-    The std is computed with n - 1 in the denominator. A single value is formatted without std.
-    """
+    """Formats values from 0 to 1 as mean and std (n - 1) in per cent, as `81.20 ± 0.35`."""
     values = [100 * value for value in values]
     deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{deviation}" if values else ""
@@ -78,10 +75,7 @@ def ranking(means: Mapping[str, float]) -> str:
 
 
 def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> str:
-    """Returns a table of mean and std of a metric, in per cent, by two factors.
-
-    A cell is empty if it has no runs.
-    """
+    """Returns a table of mean and std of a metric, in per cent, by two factors."""
     heads = list(dict.fromkeys(point[columns] for point in points))
     cells = {(point[rows], point[columns]): spread(point[figure]) for point in points}
     lines = [
@@ -212,9 +206,7 @@ def pairs_in_words(published: Mapping, difference: Mapping) -> str:
 
 
 def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Returns a table of the paper's values, with a line for each recipe.
-
-    If our value differs, it is added in bold.
+    """Returns a table of the paper's values by recipe; ours, if they differ, in bold.
 
     Args:
       figures: for each recipe, a dict with two keys. `paper` maps the name of a hyperparameter to
@@ -300,9 +292,7 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
 
 
 def slopes(points: Points, x: str, y: str, by: str) -> str:
-    """Returns a text with the gain in y of each group for a doubling of x, in percentage points.
-
-    The gain is the slope of a line over log2(x), fitted by least squares.
+    """Returns each group's gain in y for a doubling of x, in points, by least squares.
 
     Args:
       x: key of a number in each point, such as the compute.

@@ -107,10 +107,7 @@ def several(
 
 
 def either(*rules: Rule) -> Rule:
-    """Returns the rule for a value that is valid under any of several rules.
-
-    The rule's type is the first one's.
-    """
+    """Returns the rule for a value valid under any of the rules; its type is the first one's."""
     words = ", or ".join(rule.words for rule in rules)
     return Rule(rules[0].kind, words, lambda x: any(rule.holds(x) for rule in rules))
 

@@ -40,10 +40,7 @@ class Card(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A line of a bar chart: a name, its metrics, and a bar of length `share` in [0, 1].
-
-    If `share` is None, no bar is drawn.
-    """
+    """A line of a bar chart: name, metrics, and a bar of length `share` in [0, 1]; None: no bar."""
 
     name: str
     figures: str
@@ -130,10 +127,7 @@ def _confusion(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]
 
 
 def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the variables of the HTML template for the confusion matrix.
-
-    They are sizes in pixels, shortened class names, and a `Cell` for each entry that is not zero.
-    """
+    """Returns the variables of the HTML template for the confusion matrix."""
     short = [_shortened(name) for name in names]
     margin = 12 + 6.4 * max(map(len, short))
     cells = []
@@ -150,11 +144,7 @@ def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dic
 
 
 def _accuracies(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the variables of the HTML template for the accuracies of classes.
-
-    They contain a `Bar` with the recall of each class, the worst class first, and notes. If each
-    image has one class, the bars also contain precision and F1 score of the class.
-    """
+    """Returns the template's variables: a `Bar` for each class, the worst first, and notes."""
     images, right = by_class(predictions, len(names))
     tested = np.flatnonzero(images)
     shares = right / np.maximum(images, 1)

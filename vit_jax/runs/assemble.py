@@ -40,8 +40,6 @@ SAMPLES, HANDED_IN_SAMPLES = 16, 256  # Number of examples that a split's finger
 class Parts(NamedTuple):
     """Everything that a run needs before it has a workdir: data, model, objective, training step.
 
-    Creating the parts allocates no memory on the devices.
-
     Attributes:
       config: the run's config. Preprocessing options that were None have the checkpoint's values.
       splits: the opened splits of the data set.
@@ -68,10 +66,7 @@ class Parts(NamedTuple):
     overrides: ApiOverrides
 
     def program_of(self, config: RunOptions) -> Program:
-        """Returns the program (training step) of a changed config.
-
-        The changed config must use the data of this run.
-        """
+        """Returns the program (training step) of a changed config."""
         options = with_classes_of(config, self.splits.train)
         names = all_names(learned_classes(options, self.splits.train), self.num_classes)
         origin = find_origin(options, self.num_classes, self.overrides.model, names)
@@ -163,10 +158,7 @@ def _class_weights(config: RunOptions, train: Source) -> tuple[float, ...]:
 
 
 def class_count(config: RunOptions, source: Source) -> int:
-    """Returns the width of the model's head.
-
-    For objectives with labels, it is `config.data.num_classes`, or, if this is None, the number of
-    the data set's classes. For objectives without labels, it is `Objective.outputs`.
+    """Returns the width of the model's head: the number of classes, or `Objective.outputs`.
 
     Raises:
       UserError: `config.data.num_classes` is less than the data set's number of classes, or all
@@ -188,9 +180,6 @@ def _data_classes(config: RunOptions, source: Source) -> int:
 
 def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
     """Returns the config with `data.num_classes` set, if the objective has its own class head.
-
-    If `data.num_classes` is None, it becomes the data set's number of classes. With any other
-    objective, the config is returned unchanged.
 
     Raises:
       UserError: `config.data.num_classes` is less than the data set's number of classes.
@@ -246,10 +235,7 @@ def step_count(config: RunOptions, images: int) -> int:
 
 
 def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
-    """Returns the config with the interpolation and the mean of the checkpoint to start from.
-
-    If the config sets one of the two values itself, this value is not changed.
-    """
+    """Returns the config with the interpolation and the mean of the checkpoint to start from."""
     mean = origin.options.mean
     mean = mean if isinstance(mean, tuple) else (mean,)
     return with_values(config, {"data.interpolation": origin.interpolation, "model.mean": mean})

@@ -209,9 +209,7 @@ def move(source: str, target: str) -> None:
 
 
 class Upload:
-    """Context manager that copies changed files of a workdir to its bucket at intervals.
-
-    The files are also copied when the context ends.
+    """Context manager that copies changed files to the bucket, at intervals and at its end.
 
     Args:
       workdir: local folder of the workdir, the result of `fetched`.

@@ -310,10 +310,7 @@ class Checkpoints:
         return restored
 
     def _sweep(self) -> None:
-        """Cleans up after killed runs.
-
-        Removes incomplete checkpoints, and moves checkpoints with damaged metrics to `DAMAGED`.
-        """
+        """Removes incomplete checkpoints, and moves those with damaged metrics to `DAMAGED`."""
         if not self._remote:  # In buckets Orbax itself removes incomplete checkpoints.
             for rest in self.folder.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(rest)
@@ -384,21 +381,14 @@ class Checkpoints:
 
 
 def as_items(state: State, metrics: Metrics) -> dict:
-    """Converts a train state and metrics to the items of a checkpoint.
-
-    The frozen model in the train state is omitted, because checkpoints do not contain it.
-    """
+    """Converts a train state, without its frozen model, and metrics to a checkpoint's items."""
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
     items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
     return items | state["objective_state"] | {"run": run}
 
 
 def from_items(items: dict) -> tuple[State, Metrics]:
-    """Converts the items of a checkpoint to the train state and the metrics.
-
-    Checkpoints contain no frozen model. Therefore `frozen` in the train state is an empty dict, and
-    the calling code must replace it.
-    """
+    """Converts a checkpoint's items to the train state, with an empty `frozen`, and the metrics."""
     run = dict(items["run"])
     metrics = run.pop("metrics")
     weights = {"params": items["params"], "extra": items.get("extra", {})}
@@ -546,10 +536,7 @@ def _teach_orbax_s3() -> None:
 
 
 def _s3_store(url: str) -> dict:
-    """Returns TensorStore's spec (its description of a store) for an S3 URL.
-
-    The environment variables of AWS determine the endpoint.
-    """
+    """Returns TensorStore's spec for an S3 URL. AWS's environment variables name the endpoint."""
     bucket, _, path = url.removeprefix("s3://").partition("/")
     store = {"driver": "s3", "bucket": bucket, "path": path}
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):

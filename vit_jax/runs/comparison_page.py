@@ -59,10 +59,7 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Returns a short unique name for each path: its last components.
-
-    All names have the same number of components, the smallest number that makes them unique.
-    """
+    """Returns short unique names of paths: the last components, as few as possible."""
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-parts:]) for path in paths]
         if len({*names}) == len(paths):
@@ -102,10 +99,7 @@ def _figure(run: RunFiles, key: str) -> str:
 
 
 def _progress_and_cost(run: RunFiles) -> dict[str, str]:
-    """Returns a run's steps, time, speed, number of parameters and FLOPs, as texts by label.
-
-    For example, the label `images/s` has the speed as text.
-    """
+    """Returns a run's steps, time, speed, number of parameters and FLOPs, as texts by label."""
     manifest = run.saved.manifest
     steps, flops, cost = manifest["steps"], manifest.get("flops"), model_cost_of(manifest)
     speeds = [speed for _, speed in points_of(run.rows, "train/images_per_second")]
@@ -120,10 +114,7 @@ def _progress_and_cost(run: RunFiles) -> dict[str, str]:
 
 
 def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
-    """Returns a warning for each run whose data differ from the first run's data.
-
-    The metrics of these runs are not comparable.
-    """
+    """Returns a warning for each run whose data differ from the first run's data."""
     first = {key: value for key, value in runs[0].saved.manifest.items() if key in KEYS}
     lines = []
     for run, name in zip(runs[1:], names[1:], strict=True):
@@ -135,10 +126,7 @@ def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 
 def _differences(runs: Sequence[RunFiles]) -> list[list[str]]:
-    """Returns table rows with the config values, commits and devices that differ between the runs.
-
-    A row is a label, followed by the value of each run.
-    """
+    """Returns table rows with the config values, commits and devices that differ."""
     values = [
         dict(leaves(run.saved.config))
         | {"commit": short_commit(run.saved.manifest), "devices": run.saved.manifest["devices"]}
@@ -163,11 +151,7 @@ def _curves(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 
 def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
-    """Returns a tuple (title, key, scale) for each panel of curves.
-
-    `key` is the metric's key in the rows of `metrics.jsonl`. `scale` multiplies the metric's
-    values.
-    """
+    """Returns the title, the key in `metrics.jsonl` and the scale of each panel of curves."""
     panels = [
         (f"{title}: {label}" if label else title, key, scale)
         for title, lines, scale in CURVES

@@ -50,11 +50,7 @@ class Console:
         self._show(text, "", last)
 
     def still(self, text: str) -> None:
-        """Prints the last status line again with `text` appended.
-
-        Nothing is printed if `text` is empty, or if a status line was printed in the last `LATE`
-        seconds.
-        """
+        """Prints the last status line with `text` appended, if the line is older than `LATE`."""
         if text and self.late:
             self._show(self._status, f" | {text}" if self._status else text)
 

@@ -69,10 +69,7 @@ def _content_difference(saved: Mapping[str, Any], current: Mapping[str, Any], sp
 
 
 def identity_of(splits: Splits) -> dict[str, Any]:
-    """Returns the data identity that a run's manifest stores, for a comparison by `differences`.
-
-    It consists of class names, and the number of images and the fingerprint of each split.
-    """
+    """Returns the data identity that a run's manifest stores, for a comparison by `differences`."""
     return {
         "class_names": splits.train.class_names,
         "images": {name: len(source) for name, source in splits.named.items()},

@@ -110,11 +110,7 @@ class Evaluator:
         return figures | {"images": images}
 
     def counts(self) -> ClassCounts | None:
-        """Returns the numbers of images, predictions and correct predictions by class.
-
-        The numbers are those of the last evaluation. The result is None if an image does not have
-        exactly one label.
-        """
+        """Returns the last evaluation's counts by class; None: not one label for each image."""
         if not self.answers:
             return None
         return class_counts(self.answers["labels"], self.answers["answer"])
@@ -270,19 +266,13 @@ class Evaluator:
         return batch | {"numbers": np.resize(chosen, size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Copies a batch's views and indices to the devices.
-
-        Every process passes the whole batch, and copies the rows of its own devices.
-        """
+        """Copies a batch's views and indices to the devices."""
         rows = local_rows(self._mesh, len(batch["image"]))
         return to_devices({name: batch[name][rows] for name in self._entries}, self._mesh)
 
 
 def _joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
-    """Concatenates the predictions of all batches, without unreadable images.
-
-    The entry `numbers` of the result contains the indices of the images.
-    """
+    """Concatenates all batches without unreadable images; `numbers` are the images' indices."""
     if not batches or not batches[0]:
         return None
     answers = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}

@@ -197,11 +197,7 @@ def likely_changes(
 
 
 def _micro_batches(config: RunOptions, devices: int) -> list[int]:
-    """Returns factors by which the number of micro-batches can be multiplied.
-
-    The batch size must be divisible by the resulting number of micro-batches. The objective must
-    support micro-batches.
-    """
+    """Returns factors by which the number of micro-batches can be multiplied."""
     # The contrastive loss compares all pairs of the batch, so the batch cannot be split.
     if config.objective.name == "contrastive":
         return [1]
@@ -228,11 +224,7 @@ def _changes(config: RunOptions, micro: int, remat: str, fsdp: int) -> Changes:
 
 
 def groups_within(config: RunOptions, micro_batches: int) -> Changes:
-    """Returns the change of `dino.koleo_group` that the given number of micro-batches requires.
-
-    A KoLeo group must not be larger than a micro-batch. The result is empty if no change is
-    necessary.
-    """
+    """Returns the change of `dino.koleo_group` that micro-batches require; empty: none."""
     dino, size = config.dino, config.batch_size // micro_batches
     if (
         config.objective.name != "dino"
@@ -314,11 +306,7 @@ def most_alive(jaxpr: core.Jaxpr) -> int:
 
 
 def program_memory(compiled: jax.stages.Compiled) -> int:
-    """Returns the memory of a compiled program on a device in bytes.
-
-    This includes the arguments, temporary arrays, and results that do not reuse an argument's
-    memory.
-    """
+    """Returns a compiled program's memory in bytes: arguments, temporaries and new results."""
     sizes = compiled.memory_analysis()
     new = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + new

@@ -133,10 +133,7 @@ class PeriodicEvaluation:
             keep_retrievals(self.workdir, retrievals)
 
     def _write_page(self, outputs: Outputs) -> None:
-        """Writes the page with a suite's pictures for one data set.
-
-        Only the process that writes the run's files writes the page.
-        """
+        """Writes a suite's page, in the process that writes the run's files."""
         if self._writer:
             write_suite_page(self.workdir, outputs)
 
@@ -197,10 +194,7 @@ class PeriodicEvaluation:
         return write
 
     def saved(self, figures: Figures) -> dict[str, float]:
-        """Returns the metrics to save with a checkpoint.
-
-        Metrics of the split for model selection have no prefix, such as `accuracy`.
-        """
+        """Returns the metrics to save; those of the split for model selection have no prefix."""
         others = {split: values for split, values in figures.items() if split != self.chosen_by}
         return figures[self.chosen_by] | _by_name(others)
 
@@ -234,9 +228,6 @@ def _by_name(figures: Figures) -> dict[str, float]:
 
 def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
     """Returns lines that compare metrics before and after self-supervised training.
-
-    The metrics are the k-NN accuracies, and the share of images whose two large views match
-    (`views_matched`).
 
     Args:
       rows: rows of `metrics.jsonl`, in the order of their steps.

@@ -50,10 +50,7 @@ class Predictions(NamedTuple):
 
     @property
     def mistakes(self) -> np.ndarray:
-        """Indices of the wrongly predicted images in arrays such as `labels`.
-
-        The most confident predictions come first. Images without a label are skipped.
-        """
+        """Indices of wrongly predicted images with labels, the most confident first."""
         wrong = np.flatnonzero(~self.right & (self.labels >= 0).any(axis=1))
         return wrong[np.argsort(-self.probability[wrong], kind="stable")]
 

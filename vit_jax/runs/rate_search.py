@@ -44,9 +44,7 @@ def check_sweep(config: RunOptions) -> None:
 
 
 def rate_jobs(config: RunOptions, folder: Path, flags: tuple[str, ...]) -> dict[float, Job]:
-    """Returns the runs that compare learning rates, by learning rate.
-
-    These runs read no test images.
+    """Returns the runs that compare learning rates, without test images, by learning rate.
 
     Raises:
       UserError: the splits share images.
@@ -66,11 +64,7 @@ def rate_jobs(config: RunOptions, folder: Path, flags: tuple[str, ...]) -> dict[
 def seed_jobs(
     config: RunOptions, folder: Path, flags: tuple[str, ...], rate: float
 ) -> dict[int, Job]:
-    """Returns the runs at the best learning rate, by seed.
-
-    These runs are trained on all training images, and evaluated on the test images only at their
-    end.
-    """
+    """Returns the runs at the best learning rate, on all training images, by seed."""
     values = {"optimizer.learning_rate": rate, "evaluate_every": 10**9}
     return {
         seed: changed(folder / f"seed-{seed}", flags, values | {"seed": seed})

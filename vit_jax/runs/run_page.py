@@ -226,10 +226,7 @@ def run_page(run: RunFiles, live: bool = False) -> str:
 
 
 def _head(run: RunFiles) -> dict[str, str]:
-    """Returns the last evaluation's metrics and the run's progress, as texts by label.
-
-    Examples of labels are `test accuracy` and, for the progress, `now at`.
-    """
+    """Returns the last evaluation's metrics and the run's progress, as texts by label."""
     steps = run.saved.manifest["steps"]
     far = f"{run.step:,} steps" if run.finished else f"step {run.step:,} of {steps:,}"
     if not run.figures:
@@ -245,10 +242,7 @@ def _head(run: RunFiles) -> dict[str, str]:
 
 
 def _figures_in_words(run: RunFiles) -> dict[str, str]:
-    """Returns the metrics of the last evaluation and of the linear probe, as texts by label.
-
-    An example of a label is `test accuracy`.
-    """
+    """Returns the metrics of the last evaluation and of the linear probe, as texts by label."""
     rows = {}
     for key, value in run.figures.items():
         split, _, name = key.partition("/")
@@ -303,10 +297,7 @@ def points_of(rows: Sequence[dict], key: str, scale: float = 1) -> list[tuple[fl
 
 
 def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], int]]:
-    """Returns a panel of curves for each evaluation suite.
-
-    For example, the metric `knn/pets/20` is the line `pets/20` in the panel of k-NN.
-    """
+    """Returns a panel of curves for each evaluation suite."""
     keys = dict.fromkeys(key for row in rows for key in row)
     return [
         (
@@ -319,11 +310,7 @@ def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], i
 
 
 def _why_no_answers(run: RunFiles) -> str:
-    """Returns the reason why the report of an evaluated run shows no predictions.
-
-    The text is empty if there was no evaluation yet, or if the report shows other results of the
-    evaluation, such as retrieved images.
-    """
+    """Returns why the report of an evaluated run shows no predictions; empty: it shows others."""
     if not run.figures or run.retrievals or run.worst:
         return ""
     return (
@@ -342,10 +329,7 @@ def _seen(folder: Path) -> dict[str, str]:
 
 
 def numbers_of(run: RunFiles) -> dict[str, str]:
-    """Returns the run's time, speed, model size, data size and FLOPs, as texts by label.
-
-    For example, the label `speed` has a text with the images per second.
-    """
+    """Returns the run's time, speed, model size, data size and FLOPs, as texts by label."""
     saved, manifest = run.saved, run.saved.manifest
     lines = {}
     if seconds := run.seconds:
@@ -380,10 +364,7 @@ def numbers_of(run: RunFiles) -> dict[str, str]:
 
 
 def provenance(saved: SavedRun) -> dict[str, str]:
-    """Returns the run's data, checkpoint, devices, code and versions, as texts by label.
-
-    For example, the label `devices` has a text with the devices and the number of processes.
-    """
+    """Returns the run's data, checkpoint, devices, code and versions, as texts by label."""
     config, manifest = saved.config, saved.manifest
     data = config.data
     lines = {"from": ", ".join(data.parts) if data.parts else f"{data.source} {data.path}".strip()}
@@ -401,10 +382,7 @@ def provenance(saved: SavedRun) -> dict[str, str]:
 
 
 def short_commit(manifest: dict) -> str:
-    """Returns the first digits of the code's commit; empty: the commit is unknown.
-
-    If files of the checkout differed from the commit, `, changed` is appended.
-    """
+    """Returns the commit's first digits, with `, changed` for changed files; empty: unknown."""
     commit, comma, changed = manifest.get("commit", "").partition(",")
     return commit[:12] + comma + changed
 

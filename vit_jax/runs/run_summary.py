@@ -58,10 +58,7 @@ def _of_data(parts: Parts, manifest: dict) -> list[str]:
 
 
 def unused(splits: Splits) -> list[str]:
-    """Describes the skipped files of each split: their numbers and the reasons.
-
-    Slices of the same folder have the same skipped files, and share a line.
-    """
+    """Describes the skipped files of each split. Slices of the same folder share a line."""
     names: dict[str, list[str]] = {}
     for name, source in splits.named.items():
         if source.left_out:

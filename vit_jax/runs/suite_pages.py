@@ -59,10 +59,7 @@ def write_suite_page(folder: Path, outputs: Outputs) -> Path:
 
 
 def _segments(outputs: Segmented) -> dict[str, Any]:
-    """Returns the variables of `segments.html` for masks.
-
-    Each image is drawn twice, overlaid with its true and with its predicted mask.
-    """
+    """Returns the variables of `segments.html`: images with true and with predicted masks."""
     segments = Segments(outputs.class_names)
     for index, iou, predicted in outputs.shown:
         image, mask = decode(outputs.source[index].image), outputs.source.fields_of(index)[MASK]
@@ -72,10 +69,7 @@ def _segments(outputs: Segmented) -> dict[str, Any]:
 
 
 def _objects(outputs: Detected) -> dict[str, Any]:
-    """Returns the variables of `segments.html` for boxes.
-
-    Each image is drawn twice, with its true and with its predicted boxes.
-    """
+    """Returns the variables of `segments.html`: images with true and with predicted boxes."""
     figures, labels = [], set()
     for index, matches, found in outputs.shown:
         image, true = decode(outputs.source[index].image), outputs.source.fields_of(index)[BOXES]

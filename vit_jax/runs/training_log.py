@@ -70,9 +70,7 @@ class TrainLog:
         self._pending = step, metrics
 
     def check(self, step: int, metrics: dict) -> None:
-        """Logs the number of updates skipped since the last check.
-
-        An update is skipped if its loss or gradient is not finite.
+        """Logs the number of updates skipped since the last check, as they were not finite.
 
         Raises:
           UserError: too many consecutive updates were skipped.
@@ -167,10 +165,7 @@ class TrainLog:
         return line
 
     def account(self, step: int) -> None:
-        """Writes the seconds of each kind of work so far to `metrics.jsonl`.
-
-        If the run is resumed, it continues to count from these seconds.
-        """
+        """Writes the seconds of each kind of work, from which a resumed run goes on counting."""
         if self._writer:
             self._writer.write(step, self._ledger.row())
 
@@ -197,8 +192,6 @@ class Suspicion:
 
     def remark(self, means: dict[str, float], images: int) -> str | None:
         """Returns a warning if the loss is 0, or if the accuracy has always been 0 or always 1.
-
-        The result is None if there is no reason for a warning, or if there was a warning before.
 
         Args:
           images: number of images trained on since the first step.

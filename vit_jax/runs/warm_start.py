@@ -130,9 +130,7 @@ def find_origin(
 def _loose_arguments(
     config: RunOptions, named: ImageOptions, checkpoint: Checkpoint
 ) -> dict[str, Any]:
-    """Returns the model arguments in the config that may differ from the checkpoint's arguments.
-
-    Each model family lists the names of these arguments in `Family.loose`.
+    """Returns the model arguments that may differ from the checkpoint's (`Family.loose`).
 
     Args:
       named: all arguments of the model `config.model.name`.
@@ -191,10 +189,7 @@ def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[
 
 
 def _training_defaults(options: ImageOptions) -> dict[str, Any]:
-    """Returns the defaults of the model arguments for regularization and the head's initialization.
-
-    A run does not take the values of these arguments from a checkpoint.
-    """
+    """Returns defaults of the model arguments that a run does not take from a checkpoint."""
     declared = options_of(type(options))
     names = REGULARISATION | {"head_bias", "head_std"}
     return {name: declared[name].default for name in names & declared.keys()}
@@ -263,10 +258,7 @@ def _class_notes(
 def _with_kept_objective(
     origin: Origin, config: RunOptions, stored: ObjectiveParams, params: dict, state: dict
 ) -> Origin:
-    """Returns a copy of `origin` that also reads the objective's parameters from the checkpoint.
-
-    State items that the objective carries over (`Objective.carried`) are also read.
-    """
+    """Returns a copy of `origin` that also reads the objective's parameters from the checkpoint."""
     name, changed_options = stored.name, _changed_options(config, stored)
     new, dropped = _differing_parts(config, stored, params)
     shapes = {path: shape for path, shape in _shapes(params).items() if _top(path) not in new}
@@ -448,10 +440,7 @@ def _reordered(read: Callable[[], np.ndarray], order: np.ndarray) -> np.ndarray:
 def _handed_in_origin(
     config: RunOptions, num_classes: int, model: ImageModel | None, class_names: Sequence[str]
 ) -> Origin:
-    """Returns the warm start from a model that a program passed.
-
-    The model's head and regularization are kept.
-    """
+    """Returns the warm start from a passed model, whose head and regularization are kept."""
     if model is None:
         raise UserError(
             "the model of this run was passed by a program (finetune.checkpoint is "
@@ -514,10 +503,7 @@ def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
 
 
 def _interpolation(config: RunOptions, checkpoint: Checkpoint) -> str:
-    """Returns the interpolation with which images are resized.
-
-    This is the config's interpolation. If the config sets no interpolation, it is the checkpoint's.
-    If the checkpoint contains none either, it is bilinear, as in the ViT paper's code.
+    """Returns the interpolation: the config's, else the checkpoint's, else bilinear (the paper's).
 
     Raises:
       UserError: the checkpoint's interpolation is not supported.

@@ -161,10 +161,7 @@ def _belongs(workdir: Path, config: RunOptions, manifest: dict) -> SavedRun | No
 
 
 def _check_empty(workdir: Path) -> None:
-    """Raises UserError if a folder without a run contains files.
-
-    Files of a run that was killed while it created the workdir are allowed.
-    """
+    """Raises UserError if a folder without a run has files, except those of a killed start."""
     begun = (MANIFEST, CONFIG + ".tmp", PREFIX)  # Files that a killed start leaves.
     url = url_of(workdir)
     names = Bucket(url).top() if url else os.listdir(workdir) if workdir.exists() else ()
@@ -221,10 +218,7 @@ def _depends_on_steps(config: RunOptions) -> bool:
 
 
 def _identity(manifest: dict) -> dict[str, dict]:
-    """Returns the manifest's values that identify the model and the frozen model.
-
-    A model that a program passed is included. Values of data and config are not included.
-    """
+    """Returns the manifest's values that identify the model and the frozen model."""
     model = {
         key: x for key, x in manifest["model"].items() if f"model.{key}" not in configs.OPERATIONAL
     }
@@ -430,10 +424,7 @@ def versions_here() -> dict[str, str]:
 
 
 def commit_of_package() -> str:
-    """Returns the commit of this package's checkout, such as `1e41b65...`; empty: unknown.
-
-    If files of the checkout differ from the commit, `, changed` is appended.
-    """
+    """Returns the checkout's commit, with `, changed` for changed files; empty: unknown."""
     root = Path(__file__).parents[2]
     git = ["git", "-C", str(root)]
     if not (root / ".git").exists():

@@ -69,10 +69,7 @@ class Lock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock.
-
-        If a process of another host holds the lock, this method first waits for a heartbeat. If
-        there is no heartbeat, the lock is taken over.
+        """Takes the lock, after waiting for a heartbeat if another host's process holds it.
 
         Raises:
           UserError: another run holds the lock.

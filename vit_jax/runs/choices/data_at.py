@@ -130,11 +130,7 @@ def of_kind(kind: str, path: str) -> DataAt:
 
 
 def _of_csv(path: str) -> DataAt:
-    """Returns the data set of a CSV, or of a folder of CSVs.
-
-    If the CSV has the column `split`, the attribute `words` contains the number of rows of each
-    split.
-    """
+    """Returns the data set of a CSV, or of a folder of CSVs."""
     words, splits = "a CSV of files and labels", tuple(split_files(path))
     if os.path.isdir(path):
         return DataAt("csv", path, splits or ("train", "test"), "CSVs of files and labels")
@@ -167,10 +163,7 @@ def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
 
 
 def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
-    """Returns the data set of a folder that contains folders.
-
-    The inner folders are classes or splits, or a single folder that contains the data set.
-    """
+    """Returns the data set of a folder of classes or splits, or in a single such folder."""
     images = sum(not why_left_out(name) for name in os.listdir(path))
     if not folders:
         raise UserError(_no_folders(path, images))
@@ -298,8 +291,6 @@ def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str
 
 def _groups_in(names: Sequence[str], pattern: str, shown: str) -> list[str]:
     """Returns the group of each file name by a pattern; [] if too few names contain a group.
-
-    For example, `(patient[0-9]+)` finds the group `patient7` in `patient7_left.png`.
 
     Args:
       pattern: regular expression whose first capturing group is the group.

@@ -174,10 +174,7 @@ def _first_split(config: RunOptions, keys: Collection[str], data_set: DataAt) ->
 def _groups(
     config: RunOptions, user_keys: Collection[str], source: Source, named: dict[str, str]
 ) -> list[Choice]:
-    """Chooses `data.groups`, so that images of a group are in the same split.
-
-    A choice is made if the splits are slices of the data set, the file names contain groups, and
-    the user has not set `data.groups`. Otherwise the result is empty.
+    """Chooses `data.groups`, if file names show groups that slices of the data set would divide.
 
     Args:
       named: all splits by config key, such as `data.train_split`.

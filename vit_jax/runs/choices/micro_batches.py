@@ -70,10 +70,7 @@ def choose_micro_batches(
 def _candidates(
     config: RunOptions, user_keys: Collection[str], least: int, remats: Sequence[str]
 ) -> Iterator[Changes]:
-    """Yields changes of the config to try, in the order of decreasing memory.
-
-    The first item is usually empty: no change.
-    """
+    """Yields changes of the config to try, in the order of decreasing memory."""
     for remat, micro in itertools.product(remats, (2**power for power in range(8))):
         if config.batch_size % micro or config.batch_size // micro < least:
             continue
@@ -87,9 +84,7 @@ def _candidates(
 
 
 def _bytes_needed(parts: Parts, config: RunOptions, available: float) -> float:
-    """Returns the memory of a training step in bytes: an estimate, or a measurement.
-
-    If the estimate is close to `available`, the step is compiled and its memory is measured.
+    """Returns a step's memory in bytes: an estimate or, near `available`, a measurement.
 
     Args:
       available: bytes that a step may use.

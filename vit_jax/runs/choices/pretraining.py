@@ -265,8 +265,6 @@ def _crops(config: RunOptions, start: Start, train: Source) -> list[Choice]:
 def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
     """Estimates the training time of one image in seconds.
 
-    The estimate includes teacher and student on large crops, and the student on local crops.
-
     Args:
       size: side of a large crop in pixels.
       local: side of a local crop in pixels.
@@ -314,10 +312,7 @@ def _length(
 def _steps(
     config: RunOptions, user_keys: Collection[str], start: Start, count: int, batch: int
 ) -> tuple[int, str]:
-    """Returns the number of steps, and the reason for this number.
-
-    If the user sets steps or epochs, these determine the number.
-    """
+    """Returns the number of steps, by default for the available time, and the reason."""
     if "steps" in user_keys:
         return config.steps, ""
     if config.epochs:
@@ -339,10 +334,7 @@ def _steps(
 
 
 def _comparison(config: RunOptions, train: Source) -> list[Choice]:
-    """Chooses settings for k-NN evaluation before and after training, if the images have labels.
-
-    The labels are the names of folders, or the labels of a labelled data set.
-    """
+    """Chooses settings for k-NN evaluation before and after training, if the images have labels."""
     data = config.data
     whole = data.train_split.partition("[")[0]
     reason = "no k-NN, as there are no labels: compare views matched, before and after"

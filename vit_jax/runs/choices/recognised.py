@@ -53,9 +53,7 @@ def recognise(
     if data_set is None:
         return
     fixed = {*user_keys} - {"data.path"}
-    choices = choices_of(data_set, options.data.path)
-    choices = [one for one in choices if one.value != value_at(options, one.key)]
-    choices = [one for one in choices + _splits(options, data_set) if one.key not in fixed]
+    choices = [one for one in _choices(options, data_set) if one.key not in fixed]
     for line in ("the data set at data.path:", *in_words(choices, ())) if choices else ():
         log(line)
     config.update_from_flattened_dict({one.key: one.value for one in choices})
@@ -86,18 +84,19 @@ def _check_apart(config: RunOptions, chosen: Collection[str]) -> None:
         )
 
 
-def _splits(config: RunOptions, data_set: DataAt) -> list[Choice]:
-    """Returns replacements for the config's splits that the data set does not have."""
+def _choices(config: RunOptions, data_set: DataAt) -> list[Choice]:
+    """Returns the changes of the config's source, path and splits that the data set requires."""
+    choices = choices_of(data_set, config.data.path)
+    choices = [one for one in choices if one.value != value_at(config, one.key)]
     named = {split.partition("[")[0] for split in (config.data.train_split, config.data.test_split)}
-    if named <= {*data_set.splits}:
-        return []
     first = "all" if data_set.is_whole else "train"
-    if first not in data_set.splits:
-        return []
+    if named <= {*data_set.splits} or first not in data_set.splits:
+        return choices
     test = next((name for name in ("test", *DEV) if name in data_set.splits), None)
     train = first if test else f"{first}[:80%]"
     reason = "as the data set has it" if test else "it has no other split"
     return [
+        *choices,
         Choice("data.train_split", train, reason),
         Choice("data.test_split", test or f"{first}[80%:]", reason),
     ]
