@@ -365,12 +365,14 @@ def _unset_key(argument: str) -> str | None:
     return found[1] if value and (value.default is None or value.optional) else None
 
 
-def parse_image_size(text: str) -> int | tuple[int, int]:
-    """Parses an image size: `384`, or `256x384` for height and width.
+def parse_image_size(text: str | None) -> int | tuple[int, int] | None:
+    """Parses an image size: `384`, or `256x384` for height and width; None: unset.
 
     Raises:
       UserError: the text has another format.
     """
+    if not text:
+        return None
     if not (match := re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)):
         raise UserError(f"--image_size={text} is neither a number of pixels nor HEIGHTxWIDTH")
     return (int(match[1]), int(match[2])) if match[2] else int(match[1])

@@ -102,8 +102,7 @@ def main(arguments: list[str]) -> None:
         )
     source, destination = arguments[0], Path(arguments[1])
     changes = {name: getattr(flags.FLAGS, name) for name in _OPTIONS}
-    if flags.FLAGS.image_size:
-        changes["image_size"] = command.parse_image_size(flags.FLAGS.image_size)
+    changes["image_size"] = command.parse_image_size(flags.FLAGS.image_size)
     changes = {name: value for name, value in changes.items() if value is not None}
 
     _check_flags()

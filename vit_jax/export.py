@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> None:
     from vit_jax.load import build_model
 
     changes = {} if NUM_CLASSES.value is None else {"num_classes": NUM_CLASSES.value}
-    if (size := _image_size()) is not None:
+    if (size := command.parse_image_size(IMAGE_SIZE.value)) is not None:
         changes["image_size"] = size
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, changes.get("image_size"))
@@ -102,10 +102,6 @@ def main(arguments: list[str]) -> None:
             print("the checkpoint has no class names: none are written")
 
 
-def _image_size() -> int | tuple[int, int] | None:
-    return command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
-
-
 def _pixel_dtype() -> np.dtype:
     return np.dtype(np.uint8 if UINT8.value else np.float32)
 
@@ -119,7 +115,7 @@ def _export_dense(source: str, file: Path, task: str) -> None:
 
     if NUM_CLASSES.value is not None:
         raise UserError(f"--num_classes does not apply to a {task} run: its head has the classes")
-    size = _image_size()
+    size = command.parse_image_size(IMAGE_SIZE.value)
     changes = {} if size is None else {"image_size": size}
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, size)
@@ -154,7 +150,7 @@ def _export_tower(source: str, file: Path) -> None:
         raise UserError("--num_classes does not apply to a --tower, which has no classes")
     if TOWER.value == "text" and (UINT8.value or IMAGE_SIZE.value):
         raise UserError("--uint8 and --image_size are of images: leave them out of --tower=text")
-    size = _image_size()
+    size = command.parse_image_size(IMAGE_SIZE.value)
     with phase(f"reading {source}"):
         checkpoint, text_part = open_towers(source, size)
         print_line(text_part.describe())

@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> None:
 
     classifier = open_classifier(
         CHECKPOINT.value,
-        image_size=command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None,
+        image_size=command.parse_image_size(IMAGE_SIZE.value),
         resize=RESIZE.value,
         merge_tokens=MERGE_TOKENS.value,
         decode=DECODE.value,
@@ -179,60 +179,37 @@ def dense(objective: str, arguments: list[str]) -> None:
     for line in images.note():
         print_line(line)
     command.use_compilation_cache()
-    size = command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
-    loaded = dict(image_size=size, decode=DECODE.value, log=print_line)
-    num_read = WRITERS[objective](folder, images, loaded)
+    num_read = write_dense(objective, folder, images)
     print_line(f"{what} of {num_read:,} images in {folder}; page: {folder / PAGE}")
     exit_if_skipped(images, num_read)
 
 
-def segment(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
-    """Writes the masks of images, and returns the number of images that were read."""
-    from vit_jax.dense import load_segmenter
-    from vit_jax.mask_files import shares_in_words, write_masks
+def write_dense(objective: str, folder: Path, images: ImageFiles) -> int:
+    """Writes masks, objects or depths, and returns the number of images that were read."""
+    from vit_jax.dense import load_depth, load_detector, load_segmenter
 
-    segmenter = load_segmenter(CHECKPOINT.value, **loaded)
-    return write_masks(
-        folder,
-        segmenter,
-        images,
-        log=print_line,
-        on_mask=lambda path, shares: print(f"{path}  {shares_in_words(shares)}"),
-    )
+    size = command.parse_image_size(IMAGE_SIZE.value)
+    loaded = dict(image_size=size, decode=DECODE.value, log=print_line)
 
+    def report(path: str, words: str) -> None:
+        print(f"{path}  {words}")
 
-def detect(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
-    """Writes the objects of images, and returns the number of images that were read."""
-    from vit_jax.dense import load_detector
+    if objective == "segmentation":
+        from vit_jax.mask_files import write_masks
+
+        segmenter = load_segmenter(CHECKPOINT.value, **loaded)
+        return write_masks(folder, segmenter, images, print_line, report)
+    if objective == "depth":
+        from vit_jax.depth_files import write_depths
+
+        model = load_depth(CHECKPOINT.value, **loaded)
+        return write_depths(folder, model, images, print_line, report)
     from vit_jax.models.dense.detector import least_score
     from vit_jax.object_files import write_objects
 
     detector = load_detector(CHECKPOINT.value, **loaded)
-    return write_objects(
-        folder,
-        detector,
-        images,
-        least_score(THRESHOLD.value),
-        log=print_line,
-        on_objects=lambda path, words: print(f"{path}  {words}"),
-    )
-
-
-def estimate_depth(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
-    """Writes the depth maps of images, and returns the number of images that were read."""
-    from vit_jax.dense import load_depth
-    from vit_jax.depth_files import write_depths
-
-    return write_depths(
-        folder,
-        load_depth(CHECKPOINT.value, **loaded),
-        images,
-        log=print_line,
-        on_depth=lambda path, words: print(f"{path}  {words}"),
-    )
-
-
-WRITERS = {"segmentation": segment, "detection": detect, "depth": estimate_depth}
+    score = least_score(THRESHOLD.value)
+    return write_objects(folder, detector, images, score, print_line, report)
 
 
 def check_embed(file: Path, others: Sequence[flags.FlagHolder]) -> None:

@@ -209,11 +209,6 @@ def print_compiling() -> None:
     )
 
 
-def image_size() -> int | tuple[int, int] | None:
-    """Returns the value of the flag `--image_size`; None: the flag is not set."""
-    return command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
-
-
 def serve_dense(checkpoint: str, task: str) -> Served:
     """Compiles the programs of a segmentation, detection or depth run.
 
@@ -232,7 +227,9 @@ def serve_dense(checkpoint: str, task: str) -> Served:
 
     threshold = least_score(THRESHOLD.value)
     load = {"segmentation": load_segmenter, "detection": load_detector, "depth": load_depth}[task]
-    loaded = load(checkpoint, image_size=image_size(), decode=DECODE.value)
+    loaded = load(
+        checkpoint, image_size=command.parse_image_size(IMAGE_SIZE.value), decode=DECODE.value
+    )
     print_compiling()
     crop, names = loaded.predictor.crop, loaded.class_names
     if task == "detection":
@@ -270,7 +267,7 @@ def serve_classifier(checkpoint: str) -> Served:
 
     classifier = open_classifier(
         checkpoint,
-        image_size=image_size(),
+        image_size=command.parse_image_size(IMAGE_SIZE.value),
         resize=RESIZE.value,
         decode=DECODE.value,
         classes=CLASSES.value,
