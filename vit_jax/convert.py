@@ -39,13 +39,11 @@ from vit_jax.interop.depth_heads import POSITION_RESIZE, read_depth_head
 from vit_jax.interop.layout import Entry
 from vit_jax.interop.libraries import LIBRARIES, WRITTEN
 from vit_jax.interop.open import open_checkpoint
-from vit_jax.interop.preprocessing import lost
 from vit_jax.interop.timm.authors import PIXELS
 from vit_jax.interop.torch_files import is_torch_file, read_tensors, refuse_module, unpack
-from vit_jax.interop.writing import save
 from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.progress import phase
-from vit_jax.save import check_destination, left_out, library_of, objective_to_save
+from vit_jax.save import write_checkpoint
 
 _BOTH_ONLY = ("big_vision", "open_clip")  # Formats of image-text models only.
 
@@ -181,36 +179,15 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
     if flags.FLAGS.probabilities:
         checkpoint = checkpoint._replace(probabilities=flags.FLAGS.probabilities)
     print(checkpoint.describe())
-    options, sources, done = fit(checkpoint, changes)
-    library = flags.FLAGS.to or library_of(destination, options)
-    check_destination(destination, library)
-    same_head = options.num_classes == checkpoint.options.num_classes
-    objective, shapes = objective_to_save(checkpoint, options, library)
+    notes = []
     with phase(f"writing {destination}"):
-        written = save(
-            destination,
-            library,
-            options,
-            lambda path: sources[path](),
-            checkpoint.preprocessing,
-            checkpoint.class_names if same_head else (),
-            objective,
-            shapes,
-            checkpoint.probabilities if same_head else "softmax",
-        )
-    for line in _mapping(checkpoint.mapped, written):
-        print(line)
-    for line in done.describe():
-        print(line)
-    if checkpoint.objective:
-        print(f"kept: {objective.count(shapes)}" if objective else left_out(checkpoint.objective))
-    for line in lost(
-        checkpoint.preprocessing, checkpoint.probabilities, options.image_size, library
-    ):
-        print(f"note: not written: {line}")
-    print(
-        f"wrote {destination} for {LIBRARIES[library].title}; read back, it is the same bit for bit"
-    )
+        to = flags.FLAGS.to
+        written = write_checkpoint(checkpoint, destination, to, notes.append, **changes)
+    kept = [f"kept: {written.objective}"] if written.objective else []
+    mapping = _mapping(checkpoint.mapped, written.entries)
+    print("\n".join([*mapping, *written.fit.describe(), *kept, *notes]))
+    title = LIBRARIES[written.library].title
+    print(f"wrote {destination} for {title}; read back, it is the same bit for bit")
 
 
 def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) -> Checkpoint:
