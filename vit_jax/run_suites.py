@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-from flax import nnx
 from jax.sharding import Mesh
 
 from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.dense import PREDICTORS, load_segmenter
 from vit_jax.errors import UserError, nearest
-from vit_jax.evaluation.features import transfer_crop
+from vit_jax.evaluation.features import split_and_placed, transfer_crop
 from vit_jax.evaluation.flags_in_errors import naming_flags
 from vit_jax.evaluation.results import Results, in_words
 from vit_jax.evaluation.suite import (
@@ -39,8 +37,7 @@ from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.load import build_model
 from vit_jax.options.data import DataOptions
 from vit_jax.options.run import RunOptions
-from vit_jax.parallel.mesh import make_mesh, place
-from vit_jax.parallel.sharding import parameter_shardings
+from vit_jax.parallel.mesh import make_mesh
 from vit_jax.paths import absolute, is_url
 from vit_jax.runs.loop import train
 from vit_jax.runs.suite_pages import write_suite_page
@@ -94,12 +91,6 @@ def run_suites(
         changes = {"image_size": image_size} if image_size else {}
         return build_model(opened, log=lambda line: None, **changes)
 
-    def load():
-        graphdef, params = nnx.split(model())
-        params = nnx.to_pure_dict(params)
-        shardings = parameter_shardings(mesh, params)
-        return graphdef, jax.tree.map(place, params, shardings), shardings
-
     def dense(task: str):
         loaded = with_head(TASKS[task], opened, model())
         loaded.predictor = PREDICTORS[task](subject.test_crop)
@@ -115,7 +106,7 @@ def run_suites(
     subject = Subject(
         str(checkpoint),
         mesh,
-        load,
+        lambda: split_and_placed(model(), mesh),
         functools.partial(frozen_crop, opened, image_size),
         functools.partial(predicted_crop, opened, image_size),
         lambda: text_encoder(checkpoint, opened, mesh),
@@ -164,18 +155,11 @@ def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEnco
       UserError: the checkpoint has no text encoder.
     """
     text_part = open_text_part(towers_place(source), opened)
-
-    def load():
-        graphdef, params = nnx.split(text_part.tower)
-        params = nnx.to_pure_dict(params)
-        shardings = parameter_shardings(mesh, params)
-        return graphdef, jax.tree.map(place, params, shardings), shardings
-
     return TextEncoder(
         text_part.tokenizer,
         text_part.probabilities,
         mesh,
-        load,
+        lambda: split_and_placed(text_part.tower, mesh),
         lambda tower: tower,
         lambda params: (math.exp(text_part.logit_scale), text_part.logit_bias),
     )

@@ -289,13 +289,17 @@ def extractor_of(
     Raises:
       UserError: the model's images are not square.
     """
+    graphdef, params, shardings = split_and_placed(model, mesh)
+    crop = crop or transfer_crop(model.image_size)
+    return Extractor(graphdef, shardings, mesh, crop, **options), params
+
+
+def split_and_placed(model: nnx.Module, mesh: Mesh) -> tuple[nnx.GraphDef, dict, dict]:
+    """Places a model's parameters on a mesh; returns graphdef, parameters and their shardings."""
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
     shardings = parameter_shardings(mesh, params)
-    crop = crop or transfer_crop(model.image_size)
-    return Extractor(graphdef, shardings, mesh, crop, **options), jax.tree.map(
-        place, params, shardings
-    )
+    return graphdef, jax.tree.map(place, params, shardings), shardings
 
 
 def single_labels(labels: np.ndarray, name: str) -> np.ndarray:

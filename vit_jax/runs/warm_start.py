@@ -132,6 +132,9 @@ def _loose_arguments(
 ) -> dict[str, Any]:
     """Returns the model arguments that may differ from the checkpoint's (`Family.loose`).
 
+    Only arguments that the model name implies are compared. For example, `ViT-B/16` only implies
+    the sizes and the patch size, so it may name a BEiT checkpoint.
+
     Args:
       named: all arguments of the model `config.model.name`.
 
@@ -140,7 +143,15 @@ def _loose_arguments(
     """
     names = family_of(checkpoint.options).loose
     loose = {key: getattr(named, key) for key in names if hasattr(named, key)}
-    _check_name(config, named, checkpoint, replace(checkpoint.options, **loose))
+    options = replace(checkpoint.options, **loose)
+    implied = {key: getattr(named, key) for key in parse_name(config.model.name)[1]}
+    name, same_type = model_name(options), type(named) is type(options)
+    expected = model_name(replace(options, **implied) if same_type else named)
+    if expected != name:
+        raise UserError(
+            f"config.model.name means {expected}, but {config.finetune.checkpoint} is {name}; "
+            "leave it empty to take the checkpoint's"
+        )
     return loose
 
 
@@ -262,11 +273,9 @@ def _with_kept_objective(
     name, changed_options = stored.name, _changed_options(config, stored)
     new, dropped = _differing_parts(config, stored, params)
     shapes = {path: shape for path, shape in _shapes(params).items() if _top(path) not in new}
-    state_shapes = _shapes(state)
-    tensors = _carried(config, stored, state_shapes)
     try:
         sources = stored.sources(shapes)
-        _check_state(config, tensors, state_shapes)
+        tensors = _carried(config, stored, _shapes(state))
     except UserError as error:
         raise UserError(f"{error}; {_RANDOM_OBJECTIVE}") from error
     lines = [f"kept: {stored._replace(state=tensors).count(shapes)}"]
@@ -283,9 +292,22 @@ def _with_kept_objective(
 
 
 def _carried(config: RunOptions, stored: ObjectiveParams, shapes: Shapes) -> dict[str, Tensor]:
-    """Returns the state items in the checkpoint that the objective carries over."""
+    """Returns the state items in the checkpoint that the objective carries over.
+
+    Raises:
+      UserError: an item has another shape than in `shapes`.
+    """
     carried = objective_of(config.objective.name).carried
-    return {path: x for path, x in stored.state.items() if _top(path) in carried and path in shapes}
+    found = {
+        path: x for path, x in stored.state.items() if _top(path) in carried and path in shapes
+    }
+    for path, tensor in found.items():
+        if tensor.shape != shapes[path]:
+            raise UserError(
+                f"{config.finetune.checkpoint} has {config.objective.name}'s {path} as "
+                f"{list(tensor.shape)}, but the objective has {list(shapes[path])}"
+            )
+    return found
 
 
 def _keys(params: dict) -> dict[str, tuple[str | int, ...]]:
@@ -340,16 +362,6 @@ def _differing_parts(
     return new, dropped
 
 
-def _check_state(config: RunOptions, tensors: dict[str, Tensor], shapes: Shapes) -> None:
-    """Raises UserError if the objective's state in the checkpoint has other shapes."""
-    for path, tensor in tensors.items():
-        if tensor.shape != shapes[path]:
-            raise UserError(
-                f"{config.finetune.checkpoint} has {config.objective.name}'s {path} as "
-                f"{list(tensor.shape)}, but the objective has {list(shapes[path])}"
-            )
-
-
 def _top(path: str) -> str:
     """Returns the first component of a parameter's path, such as `head` of `head/kernel`."""
     return path.split("/")[0]
@@ -374,28 +386,6 @@ def objective_shapes(objective: ObjectiveParams, options: ImageOptions) -> Shape
 
 def _shapes(params: dict) -> Shapes:
     return {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(params)}
-
-
-def _check_name(
-    config: RunOptions, named: ImageOptions, checkpoint: Checkpoint, options: ImageOptions
-) -> None:
-    """Raises UserError if the checkpoint contains another model than the config names.
-
-    Only arguments that the model name implies are compared. For example, `ViT-B/16` only implies
-    the sizes and the patch size, so it may name a BEiT checkpoint.
-
-    Args:
-      named: all arguments of the model `config.model.name`.
-    """
-    implied = {key: getattr(named, key) for key in parse_name(config.model.name)[1]}
-    name = model_name(options)
-    same_type = type(named) is type(options)
-    expected = model_name(replace(options, **implied) if same_type else named)
-    if expected != name:
-        raise UserError(
-            f"config.model.name means {expected}, but {config.finetune.checkpoint} is {name}; "
-            "leave it empty to take the checkpoint's"
-        )
 
 
 def matched_head(
