@@ -181,25 +181,15 @@ def _export_tower(source: str, file: Path) -> None:
 
 
 class Program(NamedTuple):
-    """A program to be exported.
+    """A program to be exported."""
 
-    Attributes:
-      model: the model in the program's dtype.
-      exact: the model in float32.
-      names: names of the input and the outputs.
-      shape: shape of the input without the batch axis.
-      dtype: dtype of the input.
-      metadata: information for a server, such as class names.
-      draw: function from a batch size to random inputs.
-    """
-
-    model: Any
-    exact: Any
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    metadata: dict[str, Any]
-    draw: Callable[[int], np.ndarray]
+    model: Any  # The model in the program's dtype.
+    exact: Any  # The model in float32.
+    names: tuple[str, ...]  # Names of the input and the outputs.
+    shape: tuple[int, ...]  # Shape of the input without the batch axis.
+    dtype: np.dtype  # Dtype of the input.
+    metadata: dict[str, Any]  # Information for a server, such as class names.
+    draw: Callable[[int], np.ndarray]  # Function from a batch size to random inputs.
 
 
 def _of_images(model, exact, metadata: dict[str, Any], output: str) -> Program:

@@ -160,19 +160,12 @@ def main(arguments: list[str]) -> None:
 
 
 class Served(NamedTuple):
-    """A model to serve: its engine with compiled programs, and its description.
+    """A model to serve: its engine with compiled programs, and its description."""
 
-    Attributes:
-      engine: the engine, which runs the compiled programs.
-      about: information about the model for /health.
-      page: HTML of the start page.
-      neighbours: the images of --neighbours; None: the flag is not set.
-    """
-
-    engine: "Engine"
-    about: dict[str, Any]
-    page: str
-    neighbours: "Neighbours | None" = None
+    engine: "Engine"  # The engine, which runs the compiled programs.
+    about: dict[str, Any]  # Information about the model for /health.
+    page: str  # HTML of the start page.
+    neighbours: "Neighbours | None" = None  # The images of --neighbours; None: the flag is not set.
 
 
 def make_service(checkpoint: str):

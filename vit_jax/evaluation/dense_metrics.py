@@ -42,19 +42,12 @@ def confusion(predicted: np.ndarray, mask: np.ndarray, classes: int) -> np.ndarr
 
 
 class SegmentationMetrics(NamedTuple):
-    """Metrics of semantic segmentation in the range 0 to 1, as in mmsegmentation.
+    """Metrics of semantic segmentation in the range 0 to 1, as in mmsegmentation."""
 
-    Attributes:
-      miou: mean IoU over the classes that occur in the masks or in the predictions.
-      mean_accuracy: mean pixel accuracy over the classes that occur in the masks.
-      pixel_accuracy: share of correctly classified pixels.
-      ious: IoU of each class, float64 `[classes]`; NaN for a class that does not occur.
-    """
-
-    miou: float
-    mean_accuracy: float
-    pixel_accuracy: float
-    ious: np.ndarray
+    miou: float  # Mean IoU over the classes that occur in the masks or in the predictions.
+    mean_accuracy: float  # Mean pixel accuracy over the classes that occur in the masks.
+    pixel_accuracy: float  # Share of correctly classified pixels.
+    ious: np.ndarray  # IoU of each class, float64 `[classes]`; NaN for a class that does not occur.
 
 
 def segmentation_metrics(counts: np.ndarray) -> SegmentationMetrics:
@@ -83,19 +76,12 @@ def _mean(values: np.ndarray) -> float:
 
 
 class DepthMetrics(NamedTuple):
-    """Depth metrics of an image (Eigen et al. 2014). A data set's metrics are means over images.
+    """Depth metrics of an image (Eigen et al. 2014). A data set's metrics are means over images."""
 
-    Attributes:
-      rmse: root mean squared error, in metres.
-      abs_rel: mean over pixels of |predicted - true| / true.
-      log10: mean over pixels of |log10(predicted) - log10(true)|.
-      delta1, delta2, delta3: share of pixels with max(predicted / true, true / predicted) below
-        1.25, 1.25**2 and 1.25**3.
-    """
-
-    rmse: float
-    abs_rel: float
-    log10: float
+    rmse: float  # Root mean squared error, in metres.
+    abs_rel: float  # Mean over pixels of |predicted - true| / true.
+    log10: float  # Mean over pixels of |log10(predicted) - log10(true)|.
+    # Share of pixels with max(predicted / true, true / predicted) below 1.25, 1.25**2 and 1.25**3.
     delta1: float
     delta2: float
     delta3: float
@@ -217,16 +203,11 @@ class Matches(NamedTuple):
     """Counts of an image's matched and unmatched objects.
 
     A prediction matches a true object of the same class if their IoU is at least 0.5.
-
-    Attributes:
-      found: number of true objects with a matching prediction (true positives).
-      missed: number of true objects without a matching prediction (false negatives).
-      wrong: number of predictions without a matching true object (false positives).
     """
 
-    found: int = 0
-    missed: int = 0
-    wrong: int = 0
+    found: int = 0  # Number of true objects with a matching prediction (true positives).
+    missed: int = 0  # Number of true objects without a matching prediction (false negatives).
+    wrong: int = 0  # Number of predictions without a matching true object (false positives).
 
     @property
     def f1(self) -> float:

@@ -70,19 +70,12 @@ def linear_probe(
 
 
 class LinearHead(NamedTuple):
-    """Linear classifier for features without standardization.
+    """Linear classifier for features without standardization."""
 
-    Attributes:
-      kernel: float32 `[features, classes]`.
-      bias: float32 `[classes]`.
-      penalty: L2 penalty, selected by cross-validation.
-      accuracy: accuracy in cross-validation.
-    """
-
-    kernel: np.ndarray
-    bias: np.ndarray
-    penalty: float
-    accuracy: float
+    kernel: np.ndarray  # float32 `[features, classes]`.
+    bias: np.ndarray  # float32 `[classes]`.
+    penalty: float  # L2 penalty, selected by cross-validation.
+    accuracy: float  # Accuracy in cross-validation.
 
 
 def linear_head(

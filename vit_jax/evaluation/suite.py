@@ -86,100 +86,65 @@ class Impossible(UserError):
 
 
 class Classified(NamedTuple):
-    """Predicted classes for the images of a data set, for a page of images.
+    """Predicted classes for the images of a data set, for a page of images."""
 
-    Attributes:
-      suite: name of the suite.
-      name: name of the data set.
-      source: the images.
-      crop: evaluation transform of the images.
-      class_names: names of all classes.
-      answers: a dict of arrays. Each array has an item for each readable image. `numbers`: index of
-        the image in `source`. `labels`: label of the image, `[images, 1]`. `answer`: the most
-        probable class. `probability`: probability of this class.
-    """
-
-    suite: str
-    name: str
-    source: Source
-    crop: TestCrop
-    class_names: Sequence[str]
+    suite: str  # Name of the suite.
+    name: str  # Name of the data set.
+    source: Source  # The images.
+    crop: TestCrop  # Evaluation transform of the images.
+    class_names: Sequence[str]  # Names of all classes.
+    # A dict of arrays. Each array has an item for each readable image. `numbers`: index of the
+    # image in `source`. `labels`: label of the image, `[images, 1]`. `answer`: the most probable
+    # class. `probability`: probability of this class.
     answers: dict[str, np.ndarray]
 
 
 class Matched(NamedTuple):
-    """Images and captions of a data set, for a page of images.
+    """Images and captions of a data set, for a page of images."""
 
-    Attributes:
-      suite: name of the suite.
-      name: name of the data set.
-      source: the images.
-      crop: evaluation transform of the images.
-      paired: embeddings of the readable images and of the distinct captions, and the pairs of
-        images and captions.
-      captions: the distinct captions.
-      numbers: index of each readable image in the source, int `[images]`.
-    """
-
-    suite: str
-    name: str
-    source: Source
-    crop: TestCrop
+    suite: str  # Name of the suite.
+    name: str  # Name of the data set.
+    source: Source  # The images.
+    crop: TestCrop  # Evaluation transform of the images.
+    # Embeddings of the readable images and of the distinct captions, and the pairs of images and
+    # captions.
     paired: Paired
-    captions: Sequence[str]
-    numbers: np.ndarray
+    captions: Sequence[str]  # The distinct captions.
+    numbers: np.ndarray  # Index of each readable image in the source, int `[images]`.
 
 
 class Segmented(NamedTuple):
-    """Predicted masks for a data set's images with the lowest mIoU, for a page of images.
+    """Predicted masks for a data set's images with the lowest mIoU, for a page of images."""
 
-    Attributes:
-      name: name of the data set.
-      source: the images with the lowest mIoU, with their masks, in ascending order of mIoU.
-      class_names: names of all classes.
-      shown: for each image, the index in the source, the mIoU, and the predicted mask, uint8
-        `[height, width]`.
-    """
-
-    name: str
-    source: Source
-    class_names: Sequence[str]
+    name: str  # Name of the data set.
+    source: Source  # The images with the lowest mIoU, with their masks, in ascending order of mIoU.
+    class_names: Sequence[str]  # Names of all classes.
+    # For each image, the index in the source, the mIoU, and the predicted mask, uint8 `[height,
+    # width]`.
     shown: Sequence[tuple[int, float, np.ndarray]]
 
 
 class Ranged(NamedTuple):
-    """Predicted depths for a data set's images with the largest RMSE, for a page of images.
+    """Predicted depths for a data set's images with the largest RMSE, for a page of images."""
 
-    Attributes:
-      name: name of the data set.
-      source: the images with the largest RMSE, with their depth maps, in descending order of RMSE.
-      range: nearest and farthest evaluated depth, in metres.
-      shown: for each image, the index in the source, the RMSE in metres, and the predicted depth,
-        float32 `[height, width]`.
-    """
-
-    name: str
+    name: str  # Name of the data set.
+    # The images with the largest RMSE, with their depth maps, in descending order of RMSE.
     source: Source
-    range: tuple[float, float]
+    range: tuple[float, float]  # Nearest and farthest evaluated depth, in metres.
+    # For each image, the index in the source, the RMSE in metres, and the predicted depth, float32
+    # `[height, width]`.
     shown: Sequence[tuple[int, float, np.ndarray]]
 
 
 class Detected(NamedTuple):
-    """Predicted objects for a data set's images with the lowest F1, for a page of images.
+    """Predicted objects for a data set's images with the lowest F1, for a page of images."""
 
-    Attributes:
-      name: name of the data set.
-      source: the images with the lowest F1, with their boxes, in ascending order of F1.
-      class_names: names of all classes.
-      threshold: minimum score of the shown objects.
-      shown: for each image, the index in the source, the numbers of matched and unmatched objects
-        (`Matches`), and the predicted objects.
-    """
-
-    name: str
-    source: Source
-    class_names: Sequence[str]
-    threshold: float
+    name: str  # Name of the data set.
+    source: Source  # The images with the lowest F1, with their boxes, in ascending order of F1.
+    class_names: Sequence[str]  # Names of all classes.
+    threshold: float  # Minimum score of the shown objects.
+    # For each image, the index in the source, the numbers of matched and unmatched objects
+    # (`Matches`), and the predicted objects.
     shown: Sequence[tuple[int, Matches, Detections]]
 
 
@@ -187,20 +152,15 @@ Outputs = Classified | Matched | Segmented | Ranged | Detected
 
 
 class DenseHeads(NamedTuple):
-    """Access to a checkpoint's heads for segmentation, depth or detection (dense prediction).
+    """Access to a checkpoint's heads for segmentation, depth or detection (dense prediction)."""
 
-    Attributes:
-      task: task of the checkpoint's dense head; None: the checkpoint has no dense head.
-      load: function from a task to the model with its head for this task. It may raise UserError.
-      probe: function `(config, workdir) -> segmenter` that trains a segmentation head on this
-        checkpoint.
-      depth_scale: metres of a unit of the depth maps on which the checkpoint was trained; 0.001 if
-        it is unknown.
-    """
-
-    task: str | None
+    task: str | None  # Task of the checkpoint's dense head; None: the checkpoint has no dense head.
+    # Function from a task to the model with its head for this task. It may raise UserError.
     load: Callable[[str], Any]
+    # Function `(config, workdir) -> segmenter` that trains a segmentation head on this checkpoint.
     probe: Callable[[RunOptions, str], Segmenter]
+    # Metres of a unit of the depth maps on which the checkpoint was trained; 0.001 if it is
+    # unknown.
     depth_scale: float = 0.001
 
 

@@ -42,14 +42,11 @@ MOST_COMPARED = 2**22  # Maximum number of similarities in memory.
 
 
 class Opened(NamedTuple):
-    """Opened test images, and the names of their classes.
-
-    Attributes:
-      note: description of the source of the class names; empty: the class names are the data set's.
-    """
+    """Opened test images, and the names of their classes."""
 
     source: Source
     names: tuple[str, ...]
+    # Description of the source of the class names; empty: the class names are the data set's.
     note: str
 
 

@@ -64,22 +64,16 @@ TRAINED = grid("trained", {"model": MODELS}, trained)
 
 
 class Seen(NamedTuple):
-    """A model, some images, and the model's attention on them.
+    """A model, some images, and the model's attention on them."""
 
-    Attributes:
-      model: a TokenModel.
-      images: uint8 `[images, height, width, 3]`.
-      masks: masks of the objects whose class is the label, bool `[images, height, width]`; None if
-        unknown.
-      rollout: attention rollout of patches, `[images, rows, columns]`, with sum 1 per image.
-      distance: mean attention distance in pixels, `[layers, heads]`.
-    """
-
-    model: object
-    images: np.ndarray
+    model: object  # A TokenModel.
+    images: np.ndarray  # uint8 `[images, height, width, 3]`.
+    # Masks of the objects whose class is the label, bool `[images, height, width]`; None if
+    # unknown.
     masks: np.ndarray | None
+    # Attention rollout of patches, `[images, rows, columns]`, with sum 1 per image.
     rollout: np.ndarray
-    distance: np.ndarray
+    distance: np.ndarray  # Mean attention distance in pixels, `[layers, heads]`.
 
 
 def seen_in(study: Study) -> dict[str, Seen]:

@@ -21,17 +21,11 @@ KEYS = tuple(f"data.{key}" for key in ("train_split", "dev_split", "test_split")
 
 
 class OtherData(NamedTuple):
-    """A user's data set that replaces a data set of an experiment.
+    """A user's data set that replaces a data set of an experiment, as options of `data`."""
 
-    Attributes:
-      kind, path: values of `data.source` and `data.path`.
-      splits: names of the training and the test split; None: the same names as in the replaced data
-        set.
-      label_key, num_classes: values of `data.label_key` and `data.num_classes`.
-    """
-
-    kind: str
+    kind: str  # Value of `data.source`.
     path: str
+    # Names of the training and the test split; None: as in the replaced data set.
     splits: tuple[str, str] | None = None
     label_key: str = "label"
     num_classes: int | None = None

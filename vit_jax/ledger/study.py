@@ -35,18 +35,12 @@ STUDY = "study.json"
 
 
 class Trial(NamedTuple):
-    """A training run of a study.
+    """A training run of a study."""
 
-    Attributes:
-      stage: name of the run's stage, such as `pretrained`.
-      factors: properties that vary between the runs, by name, such as
-        `{"model": "ViT-32x4/4", "seed": 0}`.
-      job: the command for the training run, with the run's workdir.
-    """
-
-    stage: str
+    stage: str  # Name of the run's stage, such as `pretrained`.
+    # Properties that vary between the runs, by name, such as `{"model": "ViT-32x4/4", "seed": 0}`.
     factors: Mapping[str, Any]
-    job: Job
+    job: Job  # The command for the training run, with the run's workdir.
 
     def has(self, factors: Mapping[str, Any]) -> bool:
         """Returns True if the run has all these factors, with the same values."""

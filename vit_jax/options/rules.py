@@ -9,16 +9,11 @@ from typing import Any, NamedTuple
 
 
 class Rule(NamedTuple):
-    """The type of a value with its bounds.
+    """The type of a value with its bounds."""
 
-    Attributes:
-      kind: the declared type of the value.
-      words: description of valid values, which completes "must be ..." in error messages.
-      holds: called with a value that is not None; returns True if it is valid.
-    """
-
-    kind: type
-    words: str
+    kind: type  # The declared type of the value.
+    words: str  # Description of valid values, which completes "must be ..." in error messages.
+    # Called with a value that is not None; returns True if it is valid.
     holds: Callable[[Any], bool]
 
 

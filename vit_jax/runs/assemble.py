@@ -38,32 +38,22 @@ SAMPLES, HANDED_IN_SAMPLES = 16, 256  # Number of examples that a split's finger
 
 
 class Parts(NamedTuple):
-    """Everything that a run needs before it has a workdir: data, model, objective, training step.
+    """Everything that a run needs before it has a workdir: data, model, objective, step."""
 
-    Attributes:
-      config: the run's config. Preprocessing options that were None have the checkpoint's values.
-      splits: the opened splits of the data set.
-      data: fingerprints of the splits, and of the data of evaluation suites, by name.
-      suites: evaluation suites, such as k-NN, with their data opened.
-      num_classes: width of the model's head; 0: the model has no head.
-      steps: number of training steps of the run.
-      origin: the model, and the source of the initial parameters of model and objective.
-      frozen: the objective's frozen model, such as a teacher; None: no frozen model.
-      program: the training step, with the objective, the optimizer and the schedule.
-      overrides: the API overrides of the calling program.
-    """
-
+    # The run's config. Preprocessing options that were None have the checkpoint's values.
     config: RunOptions
     mesh: Mesh
-    splits: Splits
+    splits: Splits  # The opened splits of the data set.
+    # Fingerprints of the splits, and of the data of evaluation suites, by name.
     data: dict[str, dict[str, int | str]]
-    suites: TrainingSuites
-    num_classes: int
-    steps: int
-    origin: Origin
+    suites: TrainingSuites  # Evaluation suites, such as k-NN, with their data opened.
+    num_classes: int  # Width of the model's head; 0: the model has no head.
+    steps: int  # Number of training steps of the run.
+    origin: Origin  # The model, and the source of the initial parameters of model and objective.
+    # The objective's frozen model, such as a teacher; None: no frozen model.
     frozen: FrozenModel | None
-    program: Program
-    overrides: ApiOverrides
+    program: Program  # The training step, with the objective, the optimizer and the schedule.
+    overrides: ApiOverrides  # The API overrides of the calling program.
 
     def program_of(self, config: RunOptions) -> Program:
         """Returns the program (training step) of a changed config."""

@@ -30,18 +30,13 @@ ROUNDED = re.compile(r"(^|/)(attention|mlp)/(?!bias_mlp/).*kernel$")
 
 
 class FrozenModel(NamedTuple):
-    """Frozen model whose parameters have not been read yet.
+    """Frozen model whose parameters have not been read yet."""
 
-    Attributes:
-      model: an `ImageModel`, or a `WithHeads` (an `ImageModel` and its objective's heads). It has
-        shapes and dtypes in place of arrays. `read` converts each parameter to its dtype here.
-      sources: functions that read the parameters, by path.
-      notes: lines that describe the model.
-    """
-
+    # An `ImageModel`, or a `WithHeads` (an `ImageModel` and its objective's heads). It has shapes
+    # and dtypes in place of arrays. `read` converts each parameter to its dtype here.
     model: nnx.Module
-    sources: dict[str, Callable[[], Any]]
-    notes: list[str]
+    sources: dict[str, Callable[[], Any]]  # Functions that read the parameters, by path.
+    notes: list[str]  # Lines that describe the model.
 
     def read(self) -> dict:
         """Reads the parameters into host memory, and returns them."""

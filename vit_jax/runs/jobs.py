@@ -39,18 +39,14 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The metrics of a run's last evaluation, or the reason of its failure.
+    """The metrics of a run's last evaluation, or the reason of its failure."""
 
-    Attributes:
-      figures: metrics of the last evaluation. Metrics on the test images have no prefix, such as
-        `accuracy`. Metrics of evaluation suites are named as `fewshot/pets/5`. `seconds` is the
-        total time of the run, including the time before it was resumed.
-      failure: the reason of the failure; empty if the run did not fail.
-      history: metrics of each evaluation so far, with the same names as in `figures`.
-    """
-
+    # Metrics of the last evaluation. Metrics on the test images have no prefix, such as `accuracy`.
+    # Metrics of evaluation suites are named as `fewshot/pets/5`. `seconds` is the total time of the
+    # run, including the time before it was resumed.
     figures: dict[str, float] | None = None
-    failure: str = ""
+    failure: str = ""  # The reason of the failure; empty if the run did not fail.
+    # Metrics of each evaluation so far, with the same names as in `figures`.
     history: Mapping[str, Sequence[float]] = {}
 
     @property

@@ -22,25 +22,19 @@ def metric_in_words(name: str) -> str:
 
 
 class Predictions(NamedTuple):
-    """Predictions for the readable images of a split, in the order of the split.
-
-    Attributes:
-      numbers: indices of the images in the split, `[images]`.
-      labels: true classes of each image, `[images, most]`. The width `most` is the largest number
-        of classes of an image. Images with fewer classes are padded with -1.
-      answer: the most probable class of each image, `[images]`.
-      probability: probability of the most probable class, `[images]`.
-      shown: indices of the images that the report shows, `[shown]`.
-      images: pixels of the images in `shown`, uint8 `[shown, height, width, channels]`.
-    """
+    """Predictions for the readable images of a split, in the order of the split."""
 
     split: str
     step: int
-    numbers: np.ndarray
+    numbers: np.ndarray  # Indices of the images in the split, `[images]`.
+    # True classes of each image, `[images, most]`. The width `most` is the largest number of
+    # classes of an image. Images with fewer classes are padded with -1.
     labels: np.ndarray
-    answer: np.ndarray
-    probability: np.ndarray
+    answer: np.ndarray  # The most probable class of each image, `[images]`.
+    probability: np.ndarray  # Probability of the most probable class, `[images]`.
+    # Indices of the images that the report shows, `[shown]`.
     shown: np.ndarray = np.zeros(0, np.int32)
+    # Pixels of the images in `shown`, uint8 `[shown, height, width, channels]`.
     images: np.ndarray = np.zeros((0, 1, 1, 3), np.uint8)
 
     @property
@@ -61,17 +55,11 @@ class Predictions(NamedTuple):
 
 
 class ClassCounts(NamedTuple):
-    """Numbers of images by class, each int `[classes]`.
+    """Numbers of images by class, each int `[classes]`."""
 
-    Attributes:
-      images: number of images with this class as the label.
-      answers: number of images with this class as the prediction.
-      right: number of images with this class as both label and prediction.
-    """
-
-    images: np.ndarray
-    answers: np.ndarray
-    right: np.ndarray
+    images: np.ndarray  # Number of images with this class as the label.
+    answers: np.ndarray  # Number of images with this class as the prediction.
+    right: np.ndarray  # Number of images with this class as both label and prediction.
 
     @property
     def recall(self) -> np.ndarray:

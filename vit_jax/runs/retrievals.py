@@ -21,39 +21,29 @@ class Retrievals(NamedTuple):
     For each caption, the images of the split are ranked by similarity. A mistake is a caption whose
     most similar image is wrong. The mistakes come first, those with the worst ranks at the start. A
     sample of all captions of the split follows.
-
-    Attributes:
-      total: number of distinct captions of the split.
-      total_images: number of images of the split.
-      wrong: number of mistakes in the whole split.
-      mistakes: number of mistakes at the start of `captions`.
-      captions: texts, `[captions]`.
-      ranks: rank of each caption's correct image, counted from 1, `[captions]`. If several images
-        are correct, it is the rank of the most similar one.
-      right: index in the split of the correct image whose rank is in `ranks`, `[captions]`.
-      found: indices in the split of each caption's most similar images, `[captions, most]`, the
-        most similar first.
-      found_right: True if the image in `found` is correct, `[captions, most]`.
-      similarities: cosine similarity of each caption to the image in `right`, followed by its
-        similarities to the images in `found`, `[captions, 1 + most]`.
-      shown: indices of the stored images, `[shown]`.
-      images: pixels of the stored images, uint8 `[shown, height, width, 3]`.
     """
 
     split: str
     step: int
-    total: int
-    total_images: int
-    wrong: int
-    mistakes: int
-    captions: np.ndarray
+    total: int  # Number of distinct captions of the split.
+    total_images: int  # Number of images of the split.
+    wrong: int  # Number of mistakes in the whole split.
+    mistakes: int  # Number of mistakes at the start of `captions`.
+    captions: np.ndarray  # Texts, `[captions]`.
+    # Rank of each caption's correct image, counted from 1, `[captions]`. If several images are
+    # correct, it is the rank of the most similar one.
     ranks: np.ndarray
+    # Index in the split of the correct image whose rank is in `ranks`, `[captions]`.
     right: np.ndarray
+    # Indices in the split of each caption's most similar images, `[captions, most]`, the most
+    # similar first.
     found: np.ndarray
-    found_right: np.ndarray
+    found_right: np.ndarray  # True if the image in `found` is correct, `[captions, most]`.
+    # Cosine similarity of each caption to the image in `right`, followed by its similarities to the
+    # images in `found`, `[captions, 1 + most]`.
     similarities: np.ndarray
-    shown: np.ndarray
-    images: np.ndarray
+    shown: np.ndarray  # Indices of the stored images, `[shown]`.
+    images: np.ndarray  # Pixels of the stored images, uint8 `[shown, height, width, 3]`.
 
 
 def retrievals_of(

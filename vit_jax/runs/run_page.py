@@ -68,22 +68,18 @@ CURVES = (
 
 
 class RunFiles(NamedTuple):
-    """The files of a run's workdir.
-
-    Attributes:
-      rows: rows of `metrics.jsonl`.
-      predictions: predictions of the last evaluation; None: no labels, or no evaluation yet.
-      retrievals: captions of the last evaluation with their most similar images; None: no captions,
-        or no evaluation yet.
-      worst: the worst images of the last evaluation, as variables of the template `segments.html`;
-        None: the objective has no metric of single images, or no evaluation yet.
-    """
+    """The files of a run's workdir."""
 
     workdir: Path
     saved: SavedRun
-    rows: list[dict]
+    rows: list[dict]  # Rows of `metrics.jsonl`.
+    # Predictions of the last evaluation; None: no labels, or no evaluation yet.
     predictions: Predictions | None
+    # Captions of the last evaluation with their most similar images; None: no captions, or no
+    # evaluation yet.
     retrievals: Retrievals | None = None
+    # The worst images of the last evaluation, as variables of the template `segments.html`; None:
+    # the objective has no metric of single images, or no evaluation yet.
     worst: dict[str, Any] | None = None
 
     @property

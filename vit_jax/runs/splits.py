@@ -20,17 +20,12 @@ SPOKEN = {"train": "training", "dev": "dev", "test": "test"}
 
 
 class Splits(NamedTuple):
-    """The opened data splits of a run.
+    """The opened data splits of a run."""
 
-    Attributes:
-      train: split to train on.
-      test: split for the final evaluation.
-      dev: split for evaluations during training and for model selection; None: `test` is used.
-    """
-
-    train: Source
+    train: Source  # Split to train on.
+    # Split for evaluations during training and for model selection; None: `test` is used.
     dev: Source | None
-    test: Source
+    test: Source  # Split for the final evaluation.
 
     @property
     def named(self) -> dict[str, Source]:

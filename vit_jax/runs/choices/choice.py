@@ -8,17 +8,11 @@ from vit_jax.options.run import RunOptions
 
 
 class Choice(NamedTuple):
-    """Automatic setting of one config value.
+    """Automatic setting of one config value."""
 
-    Attributes:
-      key: dotted key in the config.
-      value: value of the option.
-      reason: the reason for the value, in a few words.
-    """
-
-    key: str
-    value: Any
-    reason: str
+    key: str  # Dotted key in the config.
+    value: Any  # Value of the option.
+    reason: str  # The reason for the value, in a few words.
 
     @property
     def flag(self) -> str:

@@ -35,19 +35,12 @@ SHOWN = 3  # Number of files that an error message names.
 
 
 class DataAt(NamedTuple):
-    """A data set whose kind and splits were recognized.
+    """A data set whose kind and splits were recognized."""
 
-    Attributes:
-      kind: value for `data.source`.
-      path: value for `data.path`.
-      splits: names of the splits; `all` if the data set has no splits.
-      words: description for the user.
-    """
-
-    kind: str
-    path: str
-    splits: tuple[str, ...]
-    words: str
+    kind: str  # Value for `data.source`.
+    path: str  # Value for `data.path`.
+    splits: tuple[str, ...]  # Names of the splits; `all` if the data set has no splits.
+    words: str  # Description for the user.
 
     @property
     def is_whole(self) -> bool:

@@ -60,14 +60,10 @@ NEIGHBOURS = 10
 
 
 class Start(NamedTuple):
-    """The model from which a run starts.
+    """The model from which a run starts."""
 
-    Attributes:
-      options: options of the model.
-      checkpoint: checkpoint with the initial parameters; None: random parameters.
-    """
-
-    options: ImageOptions
+    options: ImageOptions  # Options of the model.
+    # Checkpoint with the initial parameters; None: random parameters.
     checkpoint: Checkpoint | None
 
     def multiply_adds(self, size: int) -> int:
