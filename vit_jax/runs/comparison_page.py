@@ -8,18 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.config import leaves
-from vit_jax.evaluation.suites import SUITES
 from vit_jax.inspection import page_charts
 from vit_jax.inspection.html_page import render
 from vit_jax.progress import duration
 from vit_jax.runs.data_identity import KEYS, differences
 from vit_jax.runs.predictions import Predictions, by_class, metric_in_words
 from vit_jax.runs.run_page import (
-    CURVES,
     REFRESH_SECONDS,
     RunFiles,
     figure,
     model_cost_of,
+    panels_of,
     points_of,
     short_commit,
     title_of,
@@ -38,11 +37,9 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
     """
     names = short_names([run.workdir for run in runs])
     titles = dict.fromkeys(title_of(run.saved) for run in runs)
-    title = (
-        f"{len(runs)} runs: {next(iter(titles))}"
-        if len(titles) == 1
-        else f"Comparison of {len(runs)} runs"
-    )
+    title = f"Comparison of {len(runs)} runs"
+    if len(titles) == 1:
+        title = f"{len(runs)} runs: {next(iter(titles))}"
     finished = all(run.finished for run in runs)
     return render(
         "comparison.html",
@@ -152,17 +149,10 @@ def _curves(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
     """Returns the title, the key in `metrics.jsonl` and the scale of each panel of curves."""
-    panels = [
+    return [
         (f"{title}: {label}" if label else title, key, scale)
-        for title, lines, scale in CURVES
+        for title, lines, scale in panels_of([row for run in runs for row in run.rows])
         for key, label in lines.items()
-    ]
-    keys = dict.fromkeys(key for run in runs for row in run.rows for key in row)
-    return panels + [
-        (f"{suite.title}, %: {key.removeprefix(f'{name}/')}", key, 100)
-        for name, suite in SUITES.items()
-        for key in keys
-        if key.startswith(f"{name}/")
     ]
 
 

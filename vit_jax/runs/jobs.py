@@ -107,11 +107,6 @@ def _failure(job: Job) -> str:
     return job.failed.read_text().strip() if job.failed.exists() else ""
 
 
-def _write_failure(job: Job, failure: str) -> None:
-    job.failed.parent.mkdir(parents=True, exist_ok=True)
-    job.failed.write_text(failure + "\n")
-
-
 def run_jobs(
     jobs: Sequence[Job],
     log: Callable[[str], None] = print,
@@ -141,7 +136,8 @@ def run_jobs(
             if failure and in_use(job.workdir):
                 continue  # Another process started this job at the same moment.
             if failure:
-                _write_failure(job, failure)
+                job.failed.parent.mkdir(parents=True, exist_ok=True)
+                job.failed.write_text(failure + "\n")
                 log(f"== {job.name} failed: {failure}")
                 retried.add(job)
             after_each()

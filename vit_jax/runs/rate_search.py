@@ -238,17 +238,12 @@ def write(
         lines.append(f"| **test, mean of {len(tests)}** | {best:g} | | **{mean}** |")
     text = "\n".join(lines)
     (folder / "results.md").write_text(text + "\n")
-    (folder / "results.json").write_text(
-        json.dumps(
-            {
-                "rates": {f"{rate:g}": as_json(result) for rate, result in rates.items()},
-                "best_rate": best,
-                "seeds": {str(seed): as_json(result) for seed, result in seeds.items()},
-            },
-            indent=2,
-        )
-        + "\n"
-    )
+    results = {
+        "rates": {f"{rate:g}": as_json(result) for rate, result in rates.items()},
+        "best_rate": best,
+        "seeds": {str(seed): as_json(result) for seed, result in seeds.items()},
+    }
+    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     draw(folder / "results.png", rates, best, tests)
     print(f"\n{text}\n\n{folder / 'results.md'}, results.json, results.png")
 

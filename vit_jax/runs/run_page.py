@@ -275,7 +275,7 @@ def figure(
 def curves(rows: Sequence[dict]) -> list[str]:
     """Draws all metrics over the steps; returns an SVG for each panel."""
     drawn = []
-    for title, lines, scale in (*CURVES, *_curves_of_suites(rows)):
+    for title, lines, scale in panels_of(rows):
         points = {name: points_of(rows, key, scale) for key, name in lines.items()}
         if any(points.values()):
             marked = [name for name in points if name not in ("", "training")]
@@ -292,17 +292,13 @@ def points_of(rows: Sequence[dict], key: str, scale: float = 1) -> list[tuple[fl
     return [(row["step"], scale * row[key]) for row in rows if row.get(key) is not None]
 
 
-def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], int]]:
-    """Returns a panel of curves for each evaluation suite."""
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return [
-        (
-            f"{suite.title}, %",
-            {key: key.removeprefix(f"{name}/") for key in keys if key.startswith(f"{name}/")},
-            100,
-        )
-        for name, suite in SUITES.items()
-    ]
+def panels_of(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], int]]:
+    """Returns the panels of curves: those of `CURVES`, and one for each evaluation suite."""
+    keys, panels = dict.fromkeys(key for row in rows for key in row), [*CURVES]
+    for name, suite in SUITES.items():
+        lines = {key: key.removeprefix(f"{name}/") for key in keys if key.startswith(f"{name}/")}
+        panels.append((f"{suite.title}, %", lines, 100))
+    return panels
 
 
 def _why_no_answers(run: RunFiles) -> str:
