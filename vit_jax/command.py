@@ -190,11 +190,7 @@ def other_package() -> Path | None:
 
 
 def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
-    """Defines the flag `--config=FILE.py`. Errors in the file are reported as one line.
-
-    Args:
-      default: the config that is used without the flag.
-    """
+    """Defines the flag `--config=FILE.py` with a default. Errors in the file are one line."""
     holder = config_flags.DEFINE_config_file("config", None, about)
     flags.FLAGS["config"].parser = _ConfigFile()
     if default and not any(re.match(r"--?config(=|$)", argument) for argument in sys.argv[1:]):

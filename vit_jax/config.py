@@ -301,11 +301,7 @@ def _new_names(key: str) -> list[str]:
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Raises UserError if keys are unknown or missing, or if a value is out of bounds.
-
-    Args:
-      values: values by dotted key.
-    """
+    """Raises UserError if dotted keys are unknown or missing, or if a value is out of bounds."""
     for key in values.keys() - VALUES.keys():
         raise UserError(unknown_key(key))
     for key in VALUES.keys() - values.keys():
@@ -451,11 +447,7 @@ def from_json(text: str) -> RunOptions:
 
 
 def differences(saved: str, options: RunOptions) -> list[str]:
-    """Returns the changes that prevent a run from being resumed, each as `key: saved -> new`.
-
-    Args:
-      saved: the run's options as JSON.
-    """
+    """Returns the changes of `saved` (JSON) that prevent a resumption, as `key: saved -> new`."""
     earlier = from_json(saved)
     # Saved values without effect are ignored, because earlier versions accepted them.
     ignored = OPERATIONAL | unread(earlier).keys()

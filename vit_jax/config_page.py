@@ -101,11 +101,7 @@ def listing(section: str | None = None) -> str:
 
 
 def short_listing(values: Mapping[str, Any]) -> str:
-    """Returns a listing of some config values for a terminal.
-
-    Args:
-      values: values of the config by their dotted keys.
-    """
+    """Returns a listing of some config values, by dotted key, for a terminal."""
     return "\n".join(line for key, value in values.items() for line in _lines(key, value))
 
 

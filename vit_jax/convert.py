@@ -166,12 +166,7 @@ def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> N
 
 
 def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
-    """Converts a checkpoint, and prints the mapping of parameter names.
-
-    Args:
-      destination: file or folder to write.
-      changes: model arguments to change.
-    """
+    """Converts a checkpoint with changed model arguments, and prints the parameters' mapping."""
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, changes.get("image_size"))
     if flags.FLAGS.depth_head:

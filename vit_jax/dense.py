@@ -145,11 +145,7 @@ def _load(
 
 
 class Predictor:
-    """Callable that applies a model with its head to images of any size.
-
-    Args:
-      crop: the run's evaluation transform.
-    """
+    """Callable that applies a model with its head to images of any size, with the run's crop."""
 
     def __init__(self, crop: TestCrop):
         self.crop = crop
@@ -301,11 +297,7 @@ def detections(
 
 
 def mask_quality(logits: np.ndarray) -> float:
-    """Returns the mean probability (sigmoid of the logits) of a mask's pixels; 0 for an empty mask.
-
-    Args:
-      logits: logits of the mask's pixels, `[pixels]`.
-    """
+    """Returns the mean sigmoid of the logits of a mask's pixels, `[pixels]`; 0: an empty mask."""
     return float((1 / (1 + np.exp(-logits))).mean()) if logits.size else 0.0
 
 

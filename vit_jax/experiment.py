@@ -99,11 +99,7 @@ def keep_record(names_and_folders: list[str], flags: list[str]) -> None:
 
 
 def run_experiment(name: str, arguments: list[str]) -> None:
-    """Runs an experiment, or prints its plan.
-
-    Args:
-      name: name or file of the experiment.
-    """
+    """Runs an experiment, given by its name or its file, or prints its plan."""
     experiment = load(name)
     parsed = parse(name, experiment, [argument for argument in arguments if argument != name])
     out, plan, scale, shortened = (parsed.pop(key) for key in ("out", "plan", "scale", "steps"))
@@ -174,11 +170,7 @@ def print_experiment(name: str, experiment: Experiment, recorded: dict) -> None:
 
 
 def price(recorded: dict, name: str) -> str:
-    """Returns a text with the device-days at the paper's scale; empty: unknown.
-
-    Args:
-      recorded: all records, by name. The record `prices` contains the device-days.
-    """
+    """Returns the device-days at the paper's scale from the record `prices`; empty: unknown."""
     days = recorded.get("prices", {}).get("figures", {}).get("days", {}).get(name)
     return (
         ""

@@ -30,12 +30,7 @@ Likeliest = tuple[np.ndarray, np.ndarray]
 
 
 class Predictor:
-    """Callable that predicts the classes of images, with a checkpoint's preprocessing.
-
-    Args:
-      checkpoint: the checkpoint with the preprocessing.
-      probabilities: function from logits to probabilities: `softmax` or `sigmoid`.
-    """
+    """Callable that predicts classes with a checkpoint's preprocessing and its `probabilities`."""
 
     def __init__(self, checkpoint: Checkpoint, probabilities: str):
         self._checkpoint, self._probabilities = checkpoint, probabilities

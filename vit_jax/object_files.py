@@ -82,11 +82,7 @@ def write_objects(
 
 
 def annotations(objects: Detections, image: int, first: int) -> list[dict[str, Any]]:
-    """Converts objects to annotations of a COCO file.
-
-    Args:
-      first: id of the first annotation. Later annotations have the following numbers as ids.
-    """
+    """Converts objects to annotations of a COCO file, with ids that start at `first`."""
     rows = []
     for place, (corners, label, score) in enumerate(zip(*objects[:3], strict=True)):
         left, top, right, bottom = corners.tolist()
@@ -103,11 +99,7 @@ def annotations(objects: Detections, image: int, first: int) -> list[dict[str, A
 def overlay(
     image: np.ndarray, objects: Detections | Boxes, class_names: Sequence[str]
 ) -> Image.Image:
-    """Draws objects over an image: masks, boxes, classes, and the scores of predictions.
-
-    Args:
-      image: uint8 `[height, width, 3]`.
-    """
+    """Draws objects (masks, boxes, classes, scores) over a uint8 `[height, width, 3]` image."""
     if objects.masks is not None:
         for mask, label in zip(objects.masks[::-1], objects.labels[::-1], strict=True):
             colour = object_colour(int(label))

@@ -77,11 +77,7 @@ def _check_size(is_tpu: bool) -> None:
 
 
 def print_sweep(config, job, where, prices, planner, counts_traffic: bool) -> list:
-    """Prints a ranking of meshes and rematerialization policies; returns the estimates.
-
-    Args:
-      counts_traffic: True: the estimates include communication between devices.
-    """
+    """Prints a ranking of meshes and remat policies, with or without traffic; returns estimates."""
     from vit_jax.planning import choices
 
     plans = choices.sweep(config, job, where, prices, _log, planner)

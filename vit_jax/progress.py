@@ -112,11 +112,7 @@ def ticking(tick: Callable[[], None], every: float = 1) -> Iterator[None]:
 
 @contextlib.contextmanager
 def phase(name: str, every: float = 1) -> Iterator[None]:
-    """Shows a phase's elapsed time: in a terminal in one line, elsewhere every ten seconds.
-
-    Args:
-      every: seconds between two updates.
-    """
+    """Shows a phase's time every `every` seconds in a terminal, elsewhere every ten seconds."""
     start = shown = time.monotonic()
 
     def tick() -> None:

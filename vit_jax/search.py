@@ -95,11 +95,7 @@ def page_file(name: str | None) -> Path | None:
 def most_similar(
     model: ImageTextModel, text: str, embeddings: np.ndarray, most: int
 ) -> list[tuple[int, float]]:
-    """Returns the indices and the cosine similarities of the images most similar to a text.
-
-    Args:
-      embeddings: embeddings of the images with unit norm, float32 `[images, dim]`.
-    """
+    """Returns indices and cosines of the most similar images, unit norm `[images, dim]`."""
     similarities = embeddings @ np.asarray(model.encode_text(text))[0]
     order = np.argsort(-similarities, kind="stable")[:most]
     return [(int(index), float(similarities[index])) for index in order]
@@ -135,11 +131,7 @@ def embed_images(
 def compute_embeddings(
     model: ImageModel, paths: dict[str, str], crop: TestCrop
 ) -> dict[str, np.ndarray]:
-    """Returns the embedding of each readable image, float32 `[dim]`, by its key in `paths`.
-
-    Args:
-      paths: paths of images by key.
-    """
+    """Returns the embedding of each readable image, float32 `[dim]`, by its key in `paths`."""
     from vit_jax.evaluation.features import extractor_of, image_embedding
     from vit_jax.parallel.mesh import make_mesh
 

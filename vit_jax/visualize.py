@@ -84,11 +84,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _title(library: str, name: str) -> str:
-    """Returns the page's title: the model and, for a run, the run's task and data.
-
-    Args:
-      library: the library of the checkpoint, such as `timm`; `a run` for a vit_jax run.
-    """
+    """Returns the page's title: the model and, if `library` is `a run`, its task and data."""
     from vit_jax.runs.run_page import title_of
     from vit_jax.runs.workdir import place_of, saved_run
 

@@ -51,11 +51,7 @@ class SegmentationMetrics(NamedTuple):
 
 
 def segmentation_metrics(counts: np.ndarray) -> SegmentationMetrics:
-    """Computes segmentation metrics from a confusion matrix; NaN if all pixels are `IGNORED`.
-
-    Args:
-      counts: sum of the confusion matrices of all images, int `[classes, classes]`.
-    """
+    """Computes metrics from a summed confusion matrix; NaN if all pixels are `IGNORED`."""
     right, true, predicted = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
     ious = _ratio(right, true + predicted - right)
     accuracies = _ratio(right, true)

@@ -40,10 +40,7 @@ def tested_set(
 
     The user may name the test split. Otherwise it is the first of the split names in `TESTED`
     (`test`, then validation splits) that the data set has. If a folder has none of these splits,
-    its first split is the test split.
-
-    Args:
-      kind: kind of source (`data.source`) for a data set that is a folder.
+    its first split is the test split. `kind` is the kind of a folder (`data.source`).
     """
     if described.kind == "tfds":
         path = in_data_dir(described.path, options["data_dir"])
@@ -61,11 +58,7 @@ def tested_set(
 
 
 def check_classes(described: DataSet, source: Source, names: Sequence[str], model: str) -> None:
-    """Raises UserError if a data set and the model have different classes.
-
-    Args:
-      model: kind of the model for the error message, such as `segmenter`.
-    """
+    """Raises UserError if a data set and the model (`segmenter`, ...) have different classes."""
     there = tuple(source.class_names)
     if len(there) != len(names):
         raise UserError(

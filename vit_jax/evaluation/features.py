@@ -244,12 +244,7 @@ def top_of(top: int | None, threshold: float | None, num_classes: int, default: 
 
 
 def reaching(threshold: float | None, probabilities: np.ndarray) -> int:
-    """Counts the probabilities of an image that are at least `threshold`.
-
-    Args:
-      threshold: the minimum probability; None: all probabilities are counted.
-      probabilities: class probabilities in descending order, `[classes]`.
-    """
+    """Counts the probabilities (in descending order) that are at least `threshold`; None: all."""
     return len(probabilities) if threshold is None else int((probabilities >= threshold).sum())
 
 

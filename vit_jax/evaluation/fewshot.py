@@ -236,11 +236,7 @@ def with_test_split(described: DataSet, log: Callable[[str], None] = print) -> D
 
 
 def no_test_split(described: DataSet, split: str) -> str:
-    """Returns the log line for a data set without the split `test`.
-
-    Args:
-      split: the split that is evaluated in place of `test`.
-    """
+    """Returns the log line for a data set that is evaluated on `split` in place of `test`."""
     return (
         f"{described.name} has no split test: {split} is evaluated "
         f"(--set={described.kind}:{described.path}@TRAIN,TEST selects other splits)"
@@ -310,11 +306,7 @@ def choose(
 
 
 def fingerprints(train: Source, test: Source, samples: int = 16) -> dict[str, int | str]:
-    """Returns a fingerprint of the training images and a fingerprint of the test images.
-
-    Args:
-      samples: number of examples of each split whose content is included in the fingerprint.
-    """
+    """Returns the fingerprints of both splits, which include `samples` examples of each."""
     of_both = {"training": fingerprint(train, samples), "test": fingerprint(test, samples)}
     return {
         f"{split} {key}": value

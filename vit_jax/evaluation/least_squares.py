@@ -102,11 +102,7 @@ def fit(
 
 
 def gram(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """Returns the product `rows^T rows`, float64 `[columns, columns]`, computed on all devices.
-
-    Args:
-      rows: float64 `[rows, columns]`.
-    """
+    """Computes `rows^T rows` of float64 rows on all devices, float64 `[columns, columns]`."""
     count, width = rows.shape
     padded = -(-width // 128) * 128  # Padding with zeros does not change the result.
     size = whole_batch(mesh, BLOCK)

@@ -142,11 +142,7 @@ def _rows(features: Features, rows: np.ndarray) -> Features:
 
 
 def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Returns the indices of each fold's validation images.
-
-    Args:
-      groups: the group of each image. All images of a group are in the same fold.
-    """
+    """Returns the indices of each fold's validation images. No fold divides a group of images."""
     names, group = np.unique(groups, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(names))
     parts = [order[: len(order) // 10]] if len(groups) >= ONE_FOLD else np.array_split(order, FOLDS)
@@ -261,12 +257,7 @@ def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]
 
 
 def scores(weights: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns the logits of a linear classifier, `[images, classes]`.
-
-    Args:
-      weights: `[features + 1, classes]`. The last row contains the biases.
-      rows: features, `[images, features]`.
-    """
+    """Returns logits, `[images, classes]`; the last row of `weights` contains the biases."""
     return jnp.matmul(rows, weights[:-1], precision="highest") + weights[-1]
 
 

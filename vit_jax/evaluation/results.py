@@ -206,11 +206,7 @@ def in_words(rows: Iterable[Row]) -> list[str]:
 
 
 def formatted(row: Row, sign: bool = False) -> str:
-    """Formats the metric of a result row with its std and its unit.
-
-    Args:
-      sign: True: append the per cent sign to percentages.
-    """
+    """Formats a result row's metric with std and unit; `sign`: with the per cent sign."""
     if row.accuracy is None:
         return ""
     if row.unit != "%":

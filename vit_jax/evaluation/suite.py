@@ -413,11 +413,7 @@ def text_option(meaning: str) -> SuiteOption:
 
 
 def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> SuiteOption:
-    """Returns an option whose value is a list of whole numbers, such as `1,5,10`.
-
-    Args:
-      least: minimum of each number.
-    """
+    """Returns an option for a list of whole numbers of at least `least`, such as `1,5,10`."""
 
     def parse(text: str) -> list[int]:
         values = text.split(",")

@@ -166,11 +166,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def draw_lines(axes, rows: Sequence[Row], number: Callable[[str], int], label: str) -> None:
-    """Plots accuracy and its std over a number such as the shots, with a line for each data set.
-
-    Args:
-      number: function from a row's name to the number on the x-axis, such as the number of shots.
-    """
+    """Plots accuracy and std over the number of a row, such as shots, with a line per data set."""
     lines = {}
     for row in rows:
         point = number(row.name), 100 * row.accuracy, 100 * (row.deviation or 0)

@@ -95,11 +95,7 @@ def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x
 
 
 def at(point: Mapping[str, Any], name: str) -> Any:
-    """Returns the value of a factor, or the mean of a metric over seeds, of a point in a chart.
-
-    Args:
-      point: a point from `Study.points`: factors, and metrics as a list with a value per seed.
-    """
+    """Returns a factor, or the mean of a metric over seeds, of a point from `Study.points`."""
     value = point[name]
     return statistics.mean(value) if isinstance(value, (list, tuple)) else value
 

@@ -117,10 +117,8 @@ def _name(kind: str, path: str) -> str:
 def replaced(config: RunOptions, data: Mapping[str, OtherData]) -> dict[str, Any]:
     """Returns the config values, by dotted key, that must change to use the user's data sets.
 
-    Splits keep their slices: if `all` replaces `train`, `train[:99%]` becomes `all[:99%]`.
-
-    Args:
-      data: the user's data sets, by the name of the data set that they replace.
+    Splits keep their slices: if `all` replaces `train`, `train[:99%]` becomes `all[:99%]`. `data`
+    has the user's data sets by the name of the data set that they replace.
     """
     values: dict[str, Any] = {}
     if (other := data.get(_name(config.data.source, config.data.path))) is not None:

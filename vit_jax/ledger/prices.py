@@ -29,10 +29,8 @@ def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
 def flags_text(job: Job, *left_out: str) -> str:
     """Returns the config and the flags of a run as a text, such as `vit_b16_jft model.pooling=gap`.
 
-    Flags for folders, seed and few-shot or k-NN evaluation are not included.
-
-    Args:
-      left_out: prefixes of other config keys that are not included.
+    Flags for folders, seed, few-shot or k-NN evaluation, and keys that start with `left_out`, are
+    not included.
     """
     config, *values = (flag.removeprefix("--config") for flag in job.flags)
     name = Path(config.removeprefix("=")).name.replace(".py", "", 1)

@@ -16,8 +16,7 @@ REFRESH_SECONDS = 20
 def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[str]) -> None:
     """Writes the page. An open browser tab reloads the page every `REFRESH_SECONDS` seconds.
 
-    Args:
-      pictures: names of the picture files, which are in the same folder as the page.
+    `pictures` are names of files in the folder of the page.
     """
     done, failed = len(study.finished()), len(study.failures)
     counts = f"{done} of {len(study.trials)} runs that are known so far" + (

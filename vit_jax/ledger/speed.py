@@ -13,13 +13,7 @@ IMAGES = 8  # Batch size per device.
 def kept(
     study: Study, how: Callable[..., dict[str, float]], models: Sequence[str], sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Returns the measurements for each model and image size, and stores new ones.
-
-    Args:
-      how: the measuring function, `timed` or `on_tpu`. Its arguments are the model, the image size
-        and the number of turns.
-      sizes: image sizes, in pixels.
-    """
+    """Returns `how(model, size, turns)` for each model and image size, and stores new results."""
     file = study.out / "measured.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     known = {(row["model"], row["size"]) for row in rows}

@@ -198,11 +198,7 @@ def transfer(
 
 
 def pretraining(models: Mapping[str, tuple]) -> Stage:
-    """Returns a stage of pre-training runs.
-
-    Args:
-      models: for each model, by name, a config in configs/ and its overrides.
-    """
+    """Returns a stage of pre-training runs, from a config and its overrides by model name."""
 
     def make(study, model, seed):
         config, *values = models[model]

@@ -434,12 +434,7 @@ def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> l
 
 
 def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
-    """Returns the runs of the finished stages and of the first unfinished stage.
-
-    Args:
-      experiment: the experiment at the study's scale.
-      study: the study. The runs are added to it.
-    """
+    """Adds the runs of the finished and the first unfinished stages to a study; returns them."""
     for stage in experiment.stages:
         trials = stage(study)
         study.trials += trials

@@ -88,11 +88,7 @@ def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> 
 
 
 def written_factor(value: Any) -> str:
-    """Formats the value of a factor, such as `10,000`, or the mean of a metric over seeds.
-
-    Args:
-      value: the factor's value; or, for a metric, the list of its values for each seed.
-    """
+    """Formats a factor's value, such as `10,000`, or the mean of a metric's list over seeds."""
     return written(statistics.mean(value)) if isinstance(value, list) else short(value)
 
 
@@ -157,11 +153,7 @@ def comparison_table(table: published.Table, figures: Mapping[str, Mapping[str, 
 
 
 def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> Pairs:
-    """Returns pairs (published value, our value) for the cells that are in both tables.
-
-    Args:
-      figures: our values, by row and column of the published table.
-    """
+    """Returns pairs (published value, our value) for the cells, by row and column, of both."""
     printed = table.by_model()
     return {
         row: {
@@ -174,12 +166,7 @@ def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) 
 
 
 def gains(published: Mapping[str, float], ours: Mapping[str, float], base: str) -> Pairs:
-    """Returns pairs (published gain, our gain) over a baseline, such as random parameters.
-
-    Args:
-      ours: our values by name. Names that are not in `published` are skipped.
-      base: name of the baseline; without its value there are no pairs.
-    """
+    """Returns pairs (published gain, our gain) over a baseline; none without its value."""
     return {
         f"points over {base}": {
             name: (published[name] - published[base], ours[name] - ours[base])
@@ -190,11 +177,7 @@ def gains(published: Mapping[str, float], ours: Mapping[str, float], base: str) 
 
 
 def pairs_in_words(published: Mapping, difference: Mapping) -> str:
-    """Formats our values, row by row, with the published values in brackets.
-
-    Args:
-      published: published values by row and column.
-    """
+    """Formats our values, by row and column, with the published values in brackets."""
     rows = []
     for row, cells in difference.items():
         figures = [

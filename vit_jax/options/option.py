@@ -35,21 +35,13 @@ class Option:
 
 
 def option(default: Any, rule: Rule, help: str, **properties: Any) -> Any:
-    """Returns a dataclass field for one value.
-
-    Args:
-      default, rule, help, **properties: attributes of `Option`.
-    """
+    """Returns a dataclass field for one value. The arguments are attributes of `Option`."""
     declared = Option(default=default, rule=rule, help=help, **properties)
     return dataclasses.field(default=default, metadata={_OPTION: declared})
 
 
 def section(kind: type, requires: Callable[[Any], str] | None = None) -> Any:
-    """Returns a dataclass field for a nested section of options.
-
-    Args:
-      requires: `Option.requires` of all options of the section.
-    """
+    """Returns a field for a nested section, whose options share the attribute `requires`."""
     metadata = {_SECTION: kind, _REQUIRES: requires}
     return dataclasses.field(default_factory=kind, metadata=metadata)
 

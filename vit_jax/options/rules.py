@@ -31,12 +31,7 @@ def number(
     above: float = -math.inf,
     below: float = math.inf,
 ) -> Rule:
-    """Returns the rule for a finite number within bounds.
-
-    Args:
-      least, most: inclusive bounds.
-      above, below: exclusive bounds.
-    """
+    """Returns the rule for a number: `least`, `most` inclusive, `above`, `below` exclusive."""
     words = "a finite number"
     if least > -math.inf:
         words += f", {least:g} or above"

@@ -84,11 +84,7 @@ def answer_figures(predictions: Predictions, names: Sequence[str]) -> dict[str, 
 
 
 def _cards(predictions: Predictions, names: Sequence[str], rows: Sequence[int]) -> list[Card]:
-    """Returns a `Card` for each image in `rows`. Images whose pixels are not stored are skipped.
-
-    Args:
-      rows: indices of the images in the arrays of `predictions`.
-    """
+    """Returns a `Card` for each image in `rows` (indices in `predictions`) with stored pixels."""
     kept = dict(zip(predictions.shown.tolist(), predictions.images, strict=True))
     numbers = predictions.numbers.tolist()
     cards = []

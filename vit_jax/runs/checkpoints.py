@@ -143,11 +143,7 @@ class Checkpoints:
         return self.best_with({})
 
     def best_with(self, more: dict[int, dict[str, float]]) -> int | None:
-        """Returns the step with the best metrics; the newest in a tie.
-
-        Args:
-          more: metrics by step, which are compared in addition to the saved ones.
-        """
+        """Returns the step with the best metrics, also of those in `more`; the newest in a tie."""
         figures = self.figures | more
         return max(figures, key=lambda step: (_score(figures[step]), step), default=None)
 
@@ -616,11 +612,7 @@ def _sum_of_bits(array: jax.Array) -> jax.Array:
 
 
 def _arrays(tree: dict) -> dict[str, str]:
-    """Returns the dtype and shape of every array, such as `float32[3,4]`, by path.
-
-    Args:
-      tree: items of a checkpoint, or Orbax's metadata of the items.
-    """
+    """Returns dtype and shape of each array or Orbax metadata, such as `float32[3,4]`, by path."""
     return {
         path_name(path): f"{np.dtype(x.dtype)}{list(x.shape)}"
         for path, x in jax.tree.leaves_with_path(tree)

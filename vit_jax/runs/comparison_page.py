@@ -29,12 +29,7 @@ MOST_CLASSES = 30  # Maximum number of classes in the table.
 
 
 def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
-    """Returns the HTML page that compares runs.
-
-    Args:
-      runs: the runs to compare, each as the files of its workdir.
-      live: True: the page reloads itself until the runs are finished.
-    """
+    """Returns the page that compares runs; `live`: it reloads itself until they are finished."""
     names = short_names([run.workdir for run in runs])
     titles = dict.fromkeys(title_of(run.saved) for run in runs)
     title = f"Comparison of {len(runs)} runs"
@@ -67,10 +62,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 def _overview(runs: Sequence[RunFiles], several: bool) -> list[list[str]]:
     """Returns the rows of a table with the metrics, time, speed and cost of each run.
 
-    A row is a label, followed by the value of each run.
-
-    Args:
-      several: True: the runs have different titles, and the table has a row with the titles.
+    A row is a label, followed by the value of each run. With `several` titles, a row shows them.
     """
     keys = dict.fromkeys(
         key
@@ -234,11 +226,7 @@ def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
 
 
 def _most_different(accuracies: np.ndarray) -> np.ndarray:
-    """Returns the indices of the classes whose accuracies differ most between the runs.
-
-    Args:
-      accuracies: `[runs, classes]`, NaN for classes without images.
-    """
+    """Returns the indices of the classes that differ most in accuracies, `[runs, classes]`."""
     tested = np.flatnonzero(np.isfinite(accuracies).all(axis=0))
     spread = accuracies[:, tested].max(axis=0) - accuracies[:, tested].min(axis=0)
     return tested[np.argsort(-spread, kind="stable")][:MOST_CLASSES]

@@ -30,10 +30,7 @@ def differences(
 ) -> list[str]:
     """Returns lines that describe the differences between the data of two manifests.
 
-    Entries that only one of the manifests has are ignored.
-
-    Args:
-      now: name of the second manifest in the lines.
+    Entries that only one of the manifests has are ignored. `now` names the second one in the lines.
     """
     before, after = (manifest.get("class_names") or () for manifest in (saved, current))
     other_classes = [*_class_differences(before, after)] if before and after else []

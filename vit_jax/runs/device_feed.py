@@ -36,10 +36,8 @@ class Feed:
     def take(self, running: jax.Array | None = None) -> dict[str, jax.Array]:
         """Returns the next batch.
 
-        Args:
-          running: an output array of the current training step. From the moment when this array is
-            ready until the next batch is ready, the devices are idle. This time is added to
-            `idle_seconds`.
+        From the moment when `running`, an output of the current training step, is ready until the
+        next batch is ready, the devices are idle. This time is added to `idle_seconds`.
         """
         while True:
             since = time.perf_counter()

@@ -116,11 +116,7 @@ class Evaluator:
         return class_counts(self.answers["labels"], self.answers["answer"])
 
     def predictions(self, split: str, step: int) -> Predictions | None:
-        """Returns the predictions of the last evaluation, with the images for a report.
-
-        Args:
-          split: name of the split that was evaluated last.
-        """
+        """Returns the predictions of the split evaluated last, with the images for a report."""
         if self.answers is None or not len(self.answers["numbers"]):
             return None
         kept = Predictions(split, step, **self.answers)
@@ -128,11 +124,7 @@ class Evaluator:
         return kept._replace(shown=batch["numbers"], images=batch["image"])
 
     def retrievals(self, split: str, step: int) -> Retrievals | None:
-        """Returns captions of the last evaluation and their most similar images, for a report.
-
-        Args:
-          split: name of the split that was evaluated last.
-        """
+        """Returns captions of the last evaluated split and their most similar images."""
         if self._paired is None or not self._outputs or not len(self._outputs["numbers"]):
             return None
         paired, first = self._paired(self._outputs)

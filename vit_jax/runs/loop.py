@@ -106,11 +106,8 @@ def _take_workdir(
 ) -> tuple[Lock | BucketLock | None, Console]:
     """Claims the workdir and logs the run's description; returns the lock and the console.
 
-    Process 0 holds the lock for all processes. In the other processes the lock is None.
-
-    Args:
-      held: exit stack that releases the lock at the end of the run.
-      flops: training FLOPs per image.
+    Process 0 holds the lock for all processes, until the end of `held`. In the other processes the
+    lock is None. `flops` are the training FLOPs per image.
     """
     program, origin, splits = parts.program, parts.origin, parts.splits
     leader = jax.process_index() == 0
@@ -396,9 +393,7 @@ class Run:
     def _check(self, step: int, logging: bool, waiting: bool) -> None:
         """Checks that the run still owns its workdir, and that the loss is finite.
 
-        Args:
-          waiting: True if the run waits for the result of this step, for example to save it. Only
-            then the loss is checked.
+        The loss is only checked if the run waits for the step's result, for example to save it.
         """
         if self.lock and (waiting or logging):
             self.lock.check()

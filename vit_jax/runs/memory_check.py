@@ -53,11 +53,7 @@ class Needs(NamedTuple):
 
 
 def needs_of(program: Program, config: RunOptions, max_labels: int) -> Needs:
-    """Estimates the memory of a step by tracing it, without compilation.
-
-    Args:
-      max_labels: the largest number of labels of an image.
-    """
+    """Estimates a step's memory by tracing it, without compilation, for at most `max_labels`."""
     batch = abstract_batch(config, program.mesh, max_labels)
     # The trace costs no extra time: JAX caches it, and reuses it when the step is compiled.
     jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr

@@ -118,11 +118,7 @@ class PeriodicEvaluation:
         return figures
 
     def _write(self, step: int, figures: Figures, row: dict[str, float], kept: int | None) -> None:
-        """Writes metrics to `metrics.jsonl`, and the predictions for the last evaluated split.
-
-        Args:
-          kept: the step of the evaluated parameters, if it differs from `step`.
-        """
+        """Writes metrics of `step` or `kept`, and the predictions of the last evaluated split."""
         if not self._writer:
             return
         kept_step = {} if kept is None else {"kept/step": kept}
@@ -227,11 +223,7 @@ def _by_name(figures: Figures) -> dict[str, float]:
 
 
 def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Returns lines that compare metrics before and after self-supervised training.
-
-    Args:
-      rows: rows of `metrics.jsonl`, in the order of their steps.
-    """
+    """Returns lines that compare `metrics.jsonl` before and after self-supervised training."""
     first = next((row for row in rows if row["step"] == 0), {})
     last = next((row for row in reversed(rows) if "test/loss" in row), {})
     lines = []

@@ -109,11 +109,7 @@ def _held_out_values(config: RunOptions) -> dict[str, Any]:
 
 
 def check_data(jobs: Collection[Job], config: RunOptions) -> None:
-    """Raises UserError if a run was started with other data than the config has now.
-
-    Args:
-      config: the config with the splits of these runs.
-    """
+    """Raises UserError if a run was started with other data than the config's splits have now."""
     begun = {job.name: saved for job in jobs if (saved := workdir.saved_run(job.workdir))}
     if not begun or config.data.changed == "accepted":
         return
@@ -186,11 +182,7 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
 
 
 def changed(path: Path, flags: tuple[str, ...], values: dict[str, Any]) -> Job:
-    """Returns a training run, not started yet, whose config differs in the given values.
-
-    Args:
-      values: the changed config values by dotted key, such as `optimizer.learning_rate`.
-    """
+    """Returns a training run, not started yet, with config values, by dotted key, that differ."""
     return Job(path, (*flags, *(f"--config.{key}={value}" for key, value in values.items())))
 
 
@@ -261,11 +253,7 @@ def cells(result: Outcome) -> str:
 
 
 def draw(path: Path, rates: dict[float, Outcome], best: float, tests: list[float]) -> None:
-    """Draws the accuracy over the learning rate, and saves the figure at `path`.
-
-    Args:
-      tests: test accuracies of the runs at the best learning rate.
-    """
+    """Draws held-out accuracies by learning rate and test accuracies at the best one into a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 3.4), layout="constrained")

@@ -190,11 +190,7 @@ def _named(source: str, path: str) -> str:
 
 
 def run_page(run: RunFiles, live: bool = False) -> str:
-    """Returns the report as HTML.
-
-    Args:
-      live: True: the page reloads itself until the run is finished.
-    """
+    """Returns the report as HTML; `live`: it reloads itself until the run is finished."""
     manifest = run.saved.manifest
     drawn = kept_pictures(run.workdir / RECONSTRUCTIONS)
     return render(
@@ -284,11 +280,7 @@ def curves(rows: Sequence[dict]) -> list[str]:
 
 
 def points_of(rows: Sequence[dict], key: str, scale: float = 1) -> list[tuple[float, float]]:
-    """Returns the points (step, value) of a metric. Rows without a finite value are skipped.
-
-    Args:
-      scale: factor by which values are multiplied.
-    """
+    """Returns the finite points (step, scale * value) of a metric."""
     return [(row["step"], scale * row[key]) for row in rows if row.get(key) is not None]
 
 

@@ -91,11 +91,7 @@ def open_splits(
 
 
 def share(config: RunOptions, train: Source, one: str, other: str) -> bool:
-    """Returns True if two splits of the config's data share images; False for synthetic data.
-
-    Args:
-      one, other: names of the two options, such as `train_split` and `dev_split`.
-    """
+    """Returns True if two splits, named by options, share images; False for synthetic data."""
     if SOURCES[config.data.source].made_up:
         return False
     images = len(train.source) if isinstance(train, Subset) else MANY
@@ -103,11 +99,7 @@ def share(config: RunOptions, train: Source, one: str, other: str) -> bool:
 
 
 def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) -> list[str]:
-    """Returns notes on unexpected properties of a run's splits.
-
-    Args:
-      groups: API override: the group of each example of `train`.
-    """
+    """Returns notes on unexpected properties of splits; `groups`: API override for `train`."""
     lines = [
         line for name, source in splits.named.items() for line in lacking(SPOKEN[name], source)
     ]

@@ -180,22 +180,14 @@ class TrainLog:
 
 
 class Suspicion:
-    """Detects implausible metrics at the start of a run. Such metrics are a sign of wrong labels.
-
-    Args:
-      classes: number of classes in the training split; 0: there are no labels.
-    """
+    """Detects signs of wrong labels in the first metrics; `classes` is 0 without labels."""
 
     def __init__(self, classes: int):
         self._classes, self._over = classes, False
         self._constant: float | None = None  # The accuracy, if all rows so far have the same.
 
     def remark(self, means: dict[str, float], images: int) -> str | None:
-        """Returns a warning if the loss is 0, or if the accuracy has always been 0 or always 1.
-
-        Args:
-          images: number of images trained on since the first step.
-        """
+        """Returns a warning if the first `images` images had loss 0, or always accuracy 0 or 1."""
         if self._over:
             return None
         first, accuracy = self._constant is None, means.get("accuracy")

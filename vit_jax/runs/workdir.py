@@ -254,11 +254,7 @@ def steps_made(workdir: Path) -> bool:
 
 
 def ends_run(row: dict[str, float], steps: int) -> bool:
-    """Returns True if a row is the final evaluation of a finished run.
-
-    Args:
-      steps: number of steps of the run. A run with early stopping may end earlier.
-    """
+    """Returns True if a row is the final evaluation of a run, which may stop before `steps`."""
     return "test/loss" in row and (row["step"] >= steps or "kept/step" in row)
 
 

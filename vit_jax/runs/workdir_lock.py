@@ -289,11 +289,7 @@ def this_process(inode: int = 0) -> Holder:
 
 
 def still_held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
-    """Returns whether the process that a lock file names still holds the lock; None: unknown here.
-
-    Args:
-      locked: whether a process holds the file's `flock`; None: `flock` is not supported.
-    """
+    """Returns whether the holder still has the lock; `locked`: its `flock`; None: unknown here."""
     if holder.boot != _boot():
         return None
     if holder.inode != inode:  # The lock file was copied together with the workdir.

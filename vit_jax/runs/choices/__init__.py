@@ -68,11 +68,7 @@ def settle(
 
 
 def next_workdir(path: str) -> str:
-    """Returns a new workdir for a data set: `runs/NAME-N`, N = 1, 2, ..., that does not exist yet.
-
-    Args:
-      path: path of the data set, which determines NAME.
-    """
+    """Returns the first new workdir `runs/NAME-N`, N = 1, 2, ..., for the data set at a path."""
     last = os.path.basename(path.rstrip("/")).removesuffix(".csv").rpartition(":")[2]
     name = re.sub(r"[^\w.-]+", "_", last) or "images"
     workdirs = (f"runs/{name}-{number}" for number in itertools.count(1))

@@ -47,11 +47,7 @@ class Settings:
 
 
 def in_words(choices: Iterable[Choice], user_values: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each choice: the flag and the reason.
-
-    Args:
-      user_values: values that the user has set, by key. They replace the automatic settings.
-    """
+    """Returns a line with flag and reason for each choice, or the user's value in its place."""
     rows = [
         (Choice(choice.key, user_values[choice.key], "yours").flag, "yours")
         if choice.key in user_values

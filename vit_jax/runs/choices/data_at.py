@@ -174,10 +174,7 @@ def _check_no_splits(path: str, folders: Sequence[str]) -> None:
     """Raises UserError if the folders of a data set could be splits instead of classes.
 
     This is the case if the folders contain no images directly, and all contain the same two or more
-    folders.
-
-    Args:
-      folders: names of the folders in `path`. None of them is the name of a split.
+    folders. None of `folders` is the name of a split.
     """
     check_no_maps(path, folders)
     places = [os.path.join(path, name) for name in folders]
@@ -193,11 +190,7 @@ def _check_no_splits(path: str, folders: Sequence[str]) -> None:
 
 
 def _no_folders(path: str, images: int) -> str:
-    """Returns the error message for a folder that contains no folders of classes.
-
-    Args:
-      images: number of images in the folder itself.
-    """
+    """Returns the error message for a folder with images, but without folders of classes."""
     if not images:
         return (
             f"{path} has no images: give a folder with a folder of images for each class, or "
@@ -283,12 +276,7 @@ def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str
 
 
 def _groups_in(names: Sequence[str], pattern: str, shown: str) -> list[str]:
-    """Returns the group of each file name by a pattern; [] if too few names contain a group.
-
-    Args:
-      pattern: regular expression whose first capturing group is the group.
-      shown: regular expression that matches only names that contain a group.
-    """
+    """Returns the pattern's first group of each file name; [] if too few names match `shown`."""
     matches = [match for name in names if (match := re.search(pattern, name))]
     showing = sum(bool(re.search(shown, name)) for name in names)
     if len(matches) < len(names) or showing < GROUPED * len(names):

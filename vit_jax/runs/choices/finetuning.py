@@ -195,11 +195,7 @@ def _groups(
 def _check_apart(
     config: RunOptions, named: dict[str, str], user_splits: Collection[str], train: Source
 ) -> None:
-    """Raises UserError if a split that the user has set shares images with an automatic split.
-
-    Args:
-      named: all splits by config key, such as `data.train_split`.
-    """
+    """Raises UserError if a user's split shares images with an automatic one, in `named` by key."""
     for one in sorted(user_splits):
         for other in sorted(named.keys() - user_splits):
             pair = (key.removeprefix("data.") for key in (one, other))
@@ -240,11 +236,7 @@ def _whole(source: Source) -> list[Choice]:
 
 
 def _parts(names: Collection[str], first: str) -> list[Choice]:
-    """Chooses train, dev and test splits for a data set that may have no dev or no test split.
-
-    Args:
-      first: name of the split to train on.
-    """
+    """Chooses train (from `first`), dev and test splits for data that may lack the other two."""
     dev = next((name for name in DEV if name in names and name != first), None)
     test = "test" if "test" in names and first != "test" else dev
     same = "as the data set has it"

@@ -84,11 +84,7 @@ def _candidates(
 
 
 def _bytes_needed(parts: Parts, config: RunOptions, available: float) -> float:
-    """Returns a step's memory in bytes: an estimate or, near `available`, a measurement.
-
-    Args:
-      available: bytes that a step may use.
-    """
+    """Returns a step's memory in bytes: an estimate or, near `available` bytes, a measurement."""
     program, labels = parts.program_of(config), parts.splits.train.max_labels
     needs = needs_of(program, config, labels)
     estimate = needs.certain + TAKEN * needs.activations

@@ -259,12 +259,7 @@ def _crops(config: RunOptions, start: Start, train: Source) -> list[Choice]:
 
 
 def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
-    """Estimates the training time of one image in seconds.
-
-    Args:
-      size: side of a large crop in pixels.
-      local: side of a local crop in pixels.
-    """
+    """Estimates the training time of one image, in seconds, by the sides of its crops in pixels."""
     large, small = start.multiply_adds(size), start.multiply_adds(local)
     return 2 * (2 * 4 * large + 3 * crops * small) / flops_per_second()
 
