@@ -199,10 +199,7 @@ def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
 
 
 def read_config(path: str) -> "TypedConfig":
-    """Runs a config file, and returns its config.
-
-    Args:
-      path: `FILE.py` or `FILE.py:ARGUMENT`.
+    """Runs a config file, `FILE.py` or `FILE.py:ARGUMENT`, and returns its config.
 
     Raises:
       UserError: the file does not exist, or does not return a config.

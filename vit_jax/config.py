@@ -183,10 +183,7 @@ WHOLE_NUMBERS = {"decoder", "epochs", "images", "side", "size", "steps", "window
 
 
 def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str], str]:
-    """Splits the argument of a config, such as `model=ViT-S/16,smoke`.
-
-    Args:
-      defaults: all allowed names with their default values.
+    """Splits a config's argument, such as `model=ViT-S/16,smoke`, whose names have `defaults`.
 
     Returns:
       The values by name, and the part without `name=value`, such as `smoke`, for `choose`.

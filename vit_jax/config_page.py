@@ -80,10 +80,7 @@ def _type_of(option: Option) -> str:
 
 
 def listing(section: str | None = None) -> str:
-    """Returns a listing of config values for a terminal.
-
-    Args:
-      section: a section of the config; None: all sections.
+    """Returns a listing of config values, of one section or of all, for a terminal.
 
     Raises:
       UserError: the section does not exist.

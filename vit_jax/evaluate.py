@@ -116,10 +116,7 @@ def _check_measured(results: Results) -> None:
 
 
 def parsed(name: str, option: SuiteOption, value):
-    """Returns the parsed value of a suite's flag.
-
-    Args:
-      value: value of the flag as text; for a repeated flag, a list of texts.
+    """Returns the value of a suite's flag, parsed from a text or, if it is repeated, from texts.
 
     Raises:
       UserError: the value is invalid.

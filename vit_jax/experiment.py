@@ -76,10 +76,7 @@ def main(arguments: list[str]) -> None:
 
 
 def keep_record(names_and_folders: list[str], flags: list[str]) -> None:
-    """Writes the record of an experiment's results, given the folders of its runs.
-
-    Args:
-      flags: `--verdict=TEXT`, or empty.
+    """Writes the record of an experiment's results, given the folders of its runs and a verdict.
 
     Raises:
       UserError: the name or the folders are missing.

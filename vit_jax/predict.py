@@ -154,10 +154,6 @@ def exit_if_skipped(images: ImageFiles, num_read: int) -> None:
 def dense(objective: str, arguments: list[str]) -> None:
     """Writes the masks, objects or depths of images into a folder.
 
-    Args:
-      objective: `segmentation`, `detection` or `depth`.
-      arguments: images, folders and patterns.
-
     Raises:
       UserError: a flag only applies to classifiers, the folder contains files, or no image can be
         read.
@@ -234,10 +230,7 @@ def print_line(line: str) -> None:
 def computed(
     classifier: "Classifier", images: ImageFiles, compute: Callable
 ) -> Iterator[tuple[list[str], np.ndarray, Any]]:
-    """Computes values of all images in batches.
-
-    Args:
-      compute: function `(model, images) -> values`.
+    """Computes `compute(model, images)` of all images in batches.
 
     Yields:
       For each batch: the paths of its readable images; a mask, bool `[batch]`, which is True for
@@ -285,11 +278,7 @@ def write_features(file: Path, classifier: "Classifier", images: ImageFiles) -> 
 def write_predictions(
     file: Path | None, form: str, classifier: "Classifier", images: ImageFiles
 ) -> int:
-    """Writes the predictions of images, and returns the number of images that were read.
-
-    Args:
-      file: the file; None: standard output.
-      form: the format, as returned by `output_format`.
+    """Writes the predictions of images to a file or standard output; returns how many were read.
 
     Raises:
       UserError: the model has no head, or none of the images can be read.

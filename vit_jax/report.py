@@ -62,13 +62,10 @@ def main(arguments: list[str]) -> None:
 
 
 def write_page(make: Callable[[], str], places: list[str]) -> None:
-    """Writes the page to `--out`.
+    """Writes the page of the workdirs at `places` to `--out`.
 
     By default, the page of one workdir is written into this workdir, and the page of several
     workdirs into the current folder.
-
-    Args:
-      places: paths and URLs of the workdirs.
 
     Raises:
       UserError: the file cannot be written, or was not written by vit_jax.

@@ -38,10 +38,7 @@ def read_small(path: str | Path, most: int = MOST) -> str:
 
 
 def read_lines(path: str | Path, flag: str) -> list[str]:
-    """Returns the lines of a text file without its byte order mark.
-
-    Args:
-      flag: name of the command-line flag that contains the path, for error messages.
+    """Returns the lines of the text file of a command-line flag, without its byte order mark.
 
     Raises:
       UserError: the file cannot be read, or is not UTF-8.

@@ -275,11 +275,7 @@ def make_features(
 def extractor_of(
     model: nnx.Module, mesh: Mesh, crop: TestCrop | None = None, **options
 ) -> tuple[Extractor, dict]:
-    """Returns an `Extractor` for a loaded model, and the model's parameters on the devices.
-
-    Args:
-      crop: the evaluation transform; default: `transfer_crop`.
-      **options: `batch_size` and other arguments of `Extractor`.
+    """Returns an `Extractor(**options)` for a loaded model, and its parameters on the devices.
 
     Raises:
       UserError: the model's images are not square.
@@ -313,13 +309,10 @@ def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
 
 
 def transfer_crop(image_size: int | tuple[int, int], **how: str) -> TestCrop:
-    """Returns the evaluation transform of the few-shot protocol.
+    """Returns the few-shot protocol's transform, with other arguments of the crop in `how`.
 
     For a model with an image size of 224, images are resized to 256 x 256 pixels and cropped to the
     central 224 x 224 pixels. For other image sizes, the ratio 256 / 224 is the same.
-
-    Args:
-      **how: `mode`, `interpolation` and `background` of the crop.
 
     Raises:
       UserError: the model's images are not square.

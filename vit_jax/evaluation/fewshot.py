@@ -249,11 +249,7 @@ def open_data_set(
     label_key: str = "label",
     log: Callable[[str], None] = print,
 ) -> tuple[Source, Source]:
-    """Opens a data set's training and test images. Both splits have the same class indices.
-
-    Args:
-      image_size: size of synthetic images, in pixels.
-      label_key: CSV column or TFDS feature of the labels.
+    """Opens a data set's training and test images, with the same class indices in both.
 
     Raises:
       UserError: the data set does not exist, is empty or cannot be read.

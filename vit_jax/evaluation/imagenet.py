@@ -232,10 +232,7 @@ class Relabelled(Source):
 
 
 def read_objectnet_map(root: str) -> dict[str, Classes]:
-    """Returns the classes of those ObjectNet folders that ImageNet also has, by the folder's name.
-
-    Args:
-      root: the folder `objectnet-1.0` with `images` and `mappings`.
+    """Returns the classes, by folder name, of ObjectNet's folders whose class ImageNet has.
 
     Raises:
       UserError: a file of the class map is missing, or the files contradict each other.
@@ -282,13 +279,10 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
 
 
 def open_objectnet(root: str) -> Relabelled:
-    """Opens ObjectNet's images of those classes that ImageNet also has.
+    """Opens ObjectNet's images in `root` of those classes that ImageNet also has.
 
     The red border of the images is removed. A model may predict any of ImageNet's classes. The
     prediction of a class that ObjectNet does not have is always wrong.
-
-    Args:
-      root: the folder `objectnet-1.0` with `images` and `mappings`.
 
     Raises:
       UserError: the class map or the images of a class are missing.

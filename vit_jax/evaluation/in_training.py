@@ -222,10 +222,7 @@ def check_suite(name: str) -> None:
 
 
 def parsed_options(texts: Sequence[str], suites: Sequence[str]) -> dict[str, Any]:
-    """Parses `config.evaluate.options`, such as `shots=1,5`, for the selected suites.
-
-    Args:
-      texts: options as text, `name=value`.
+    """Parses `config.evaluate.options`, texts such as `shots=1,5`, for the selected suites.
 
     Raises:
       UserError: none of the suites has the option, or the value is invalid.

@@ -88,10 +88,7 @@ def tested_sets(
 
 
 def class_names_of(source: Source, names: Sequence[str] | str, name: str) -> tuple[list[str], str]:
-    """Returns a name for each class of a data set, and a note about the source of the names.
-
-    Args:
-      names: value of the option `names`; empty: the class names of the data set.
+    """Returns class names (the option `names` or the data set's), and a note on their source.
 
     Raises:
       UserError: the names do not match the classes, or there are no names.

@@ -86,10 +86,7 @@ def _sets(config: RunOptions) -> list[DataSet]:
 
 
 def open_all(config: RunOptions, replaced: Sequence[str] = ()) -> None:
-    """Opens all data sets that a run with this config reads, to check that they exist.
-
-    Args:
-      replaced: names of data sets that the user has replaced with `--data`.
+    """Opens the data sets of a run with this config to check them, some `replaced` by `--data`.
 
     Raises:
       UserError: data cannot be opened; the message describes how to get or replace them.

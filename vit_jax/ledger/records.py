@@ -34,11 +34,7 @@ SCALE = re.compile(r"(At [^:]+): (?=\S)")  # The scale, at the start of a verdic
 
 
 def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> dict[str, Any]:
-    """Makes the record of an experiment from its finished runs.
-
-    Args:
-      folders: the experiment's folder (`--out`), and additional folders: workdirs of runs, or
-        folders that contain them.
+    """Makes an experiment's record from its finished runs in its folder, and in other folders.
 
     Raises:
       UserError: none of the experiment's runs in these folders is finished, the commit of a run is

@@ -140,13 +140,10 @@ class Evaluator:
         return retrievals_of(paired, numbers, caption, read, split, step)
 
     def worst(self, split: str, step: int, evaluated: Evaluated) -> dict[str, Any] | None:
-        """Returns the images of the last evaluation with the worst predictions, for a report.
+        """Returns the worst predicted images of the last evaluated split, for a report.
 
         These images are read and predicted again, because the evaluation does not store the
         predictions of all images. All processes of a run must call this method.
-
-        Args:
-          split: name of the split that was evaluated last.
 
         Returns:
           The variables of the HTML template `segments.html`; None: the objective has no metric of
@@ -182,14 +179,11 @@ class Evaluator:
     def _overlays(
         self, split: str, outputs: dict[str, np.ndarray], evaluated: Evaluated
     ) -> np.ndarray:
-        """Draws the labels and the predictions of some images.
+        """Draws the labels and the predictions (`Loss.outputs`) of some images.
 
         If the objective predicts objects, an image has two pictures. They show its true and its
         predicted objects. Otherwise an image has three pictures: the image itself, and the two
         pictures of `Objective.pictures`.
-
-        Args:
-          outputs: `Loss.outputs` of the images to draw, from the last evaluation.
 
         Returns:
           uint8 `[images, pictures, height, width, 3]`.

@@ -119,10 +119,7 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, Any] | None:
 
 
 def confused(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
-    """Counts the confusions: pairs of a true class and a wrongly predicted class.
-
-    Args:
-      predictions: predictions for images that have one class each.
+    """Counts confusions, pairs of a true and a wrong class, of images with one class each.
 
     Returns:
       Pairs `[pairs, 2]` and the number of images of each pair `[pairs]`, the most frequent first.

@@ -15,10 +15,7 @@ from vit_jax.runs.evaluator import test_crop
 
 
 def with_probe_head(parts: Parts, params: dict, log: Callable[[str], None]) -> dict:
-    """Returns the initial parameters with the head replaced by a linear probe.
-
-    Args:
-      params: parameters of the model, nested, on the host.
+    """Returns the initial parameters, nested, with the head replaced by a linear probe.
 
     Raises:
       UserError: the model does not have exactly one head, or an image does not have exactly one

@@ -108,9 +108,6 @@ def find_origin(
     - If the checkpoint's head is kept, its classes are matched with the data's classes by name.
     - Position embeddings are resized to the image size (ViT paper, section 3.2).
 
-    Args:
-      class_names: names of the classes of the run's head, by index.
-
     Raises:
       UserError: the checkpoint does not exist, is damaged or contains another model than the
         config's. Or its head is kept and has other classes than the data.
@@ -396,10 +393,6 @@ def matched_head(
     remedy: str,
 ) -> tuple[dict[str, Callable[[], np.ndarray]], list[str]]:
     """Reorders the outputs of a checkpoint's head to the class indices of the data.
-
-    Args:
-      sources: functions that read the checkpoint's parameters, by path.
-      remedy: advice for the error message about other classes.
 
     Returns:
       Functions that read the parameters, by path, and notes on the reordering.

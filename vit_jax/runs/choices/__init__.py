@@ -33,10 +33,6 @@ def settle(
 
     A resumed run keeps the values that were chosen when it was a new run.
 
-    Args:
-      options: options that `vit_jax.config.check` has accepted.
-      user_keys: keys of the values that the user has set.
-
     Raises:
       UserError: the values cannot be chosen, because data or checkpoint are missing, or there are
         too few images.

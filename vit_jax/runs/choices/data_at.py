@@ -103,10 +103,7 @@ def check_no_run(path: str) -> None:
 
 
 def of_kind(kind: str, path: str) -> DataAt:
-    """Recognizes the splits of the data set at a path. The kind of the data set is known.
-
-    Args:
-      kind: value for `data.source`, such as `folder` or `tfds`.
+    """Recognizes the splits of the data set at a path whose `data.source` is known.
 
     Raises:
       UserError: the path contains no data set of this kind, or its layout is ambiguous.

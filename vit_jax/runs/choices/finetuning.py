@@ -68,10 +68,7 @@ class Images(NamedTuple):
 
 
 def choose(settings: Settings) -> None:
-    """Adds the automatic settings of a fine-tuning run.
-
-    Args:
-      settings: options with `data.path`. `finetune.checkpoint` and `minutes` may also be set.
+    """Adds the automatic settings of a fine-tuning run to options with `data.path`.
 
     Raises:
       UserError: the data set or the checkpoint does not exist, there are too few images for all
@@ -113,10 +110,7 @@ def _checkpoint(config: RunOptions) -> tuple[Checkpoint, list[Choice]]:
 
 
 def open_default(name: str, others: str) -> Checkpoint:
-    """Opens the default checkpoint.
-
-    Args:
-      others: end of the error message, with more ways to name another checkpoint.
+    """Opens the default checkpoint; `others` is advice at the end of an error message.
 
     Raises:
       UserError: the checkpoint cannot be downloaded.

@@ -91,11 +91,7 @@ def start_values(name: str | None, model: str | None) -> dict[str, str]:
 
 
 def choose(settings: Settings) -> None:
-    """Adds the automatic settings of a self-supervised run.
-
-    Args:
-      settings: options with `data.path`. `finetune.checkpoint`, `model.name` and `minutes` may also
-        be set.
+    """Adds the automatic settings of a self-supervised run to options with `data.path`.
 
     Raises:
       UserError: images or the checkpoint do not exist, or not even a small batch fits into memory.

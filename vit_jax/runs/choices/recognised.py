@@ -36,10 +36,6 @@ def recognise(
     a path are not recognized, the config stays unchanged, and opening the data later raises the
     error.
 
-    Args:
-      config: config to change.
-      user_keys: keys of the values that the user has set.
-
     Raises:
       UserError: a split that the user has set shares images with an automatic split.
     """
