@@ -97,12 +97,7 @@ def _format_warning(
 
 
 def _help_asked() -> str | None:
-    """Parses the help flag of the command line.
-
-    Returns:
-      '' for `--help`, `full` for `--helpfull`, and SECTION for `--help=SECTION`; None if the
-      command line contains no help flag.
-    """
+    """Returns '' for `--help`, `full` for `--helpfull`, SECTION for `--help=SECTION`, else None."""
     for argument in sys.argv[1:]:
         if asked := re.fullmatch(r"-h|--?help(?:=(.*)|(full))?", argument):
             return asked[1] or asked[2] or ""
@@ -110,13 +105,7 @@ def _help_asked() -> str | None:
 
 
 def _help(section: str, common: Sequence[str]) -> str:
-    """Returns the text for a help flag.
-
-    Args:
-      section: result of `_help_asked`. For '' and `full`, the text contains the command's purpose,
-        its flags and config values. For the name of a section, the text only contains the config
-        values of this section.
-    """
+    """Returns the help on the command ('' or `full`) or on a section of the config."""
     takes_config = "config" in flags.FLAGS
     if section not in ("", "full"):
         return listing(section) if takes_config else ""
@@ -233,10 +222,7 @@ def config_file(name: str) -> str:
 
 
 class _ConfigFault(Exception):
-    """Exception that passes a UserError of a config file unchanged through absl's parser of flags.
-
-    absl changes the message of any ValueError, and a UserError is a ValueError.
-    """
+    """Passes a UserError, which is a ValueError, unchanged through absl's parser of flags."""
 
 
 class _ConfigFile(flags.ArgumentParser):
@@ -326,11 +312,7 @@ def _check_keys(arguments: list[str]) -> None:
 
 
 def _without_unset(arguments: list[str]) -> tuple[list[str], set[str]]:
-    """Removes arguments such as `--config.steps=None`, because ml_collections would misread them.
-
-    Returns:
-      The other arguments, and the config keys that the removed arguments set to None.
-    """
+    """Removes `--config.KEY=None`, which ml_collections misreads; returns the rest and the keys."""
     set_arguments, unset = [], set()
     for argument in arguments:
         if key := _unset_key(argument):

@@ -92,11 +92,7 @@ class Predictor:
             yield jax.device_get(self._compiled[top](model, jnp.asarray(batch)))
 
     def _read_batches(self, model: ImageModel, source: Source, top: int) -> Iterator[Likeliest]:
-        """Yields the predictions of each batch of images of a data source.
-
-        Raises:
-          UserError: an image cannot be read.
-        """
+        """Yields the predictions of each batch of images of a data source that must be readable."""
         # The batch size is a power of two, to compile only few batch sizes.
         batch_size = min(BATCH_SIZE, 1 << (len(source) - 1).bit_length())
         graphdef, params = nnx.split(model)

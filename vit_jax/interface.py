@@ -324,8 +324,5 @@ def _changed(
 
 
 def _describes_model(key: str) -> bool:
-    """Returns True for a key of `config.model` that defines the model, such as `model.dim`.
-
-    Other keys only determine how the model is computed, such as `model.dtype`.
-    """
+    """Returns True for a key that defines the model (`model.dim`), not how it is computed."""
     return key.startswith("model.") and VALUES[key].default is None and not VALUES[key].operational

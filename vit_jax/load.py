@@ -141,10 +141,7 @@ def build_model(
 
 
 def _preprocessing_differences(weights: Weights, checkpoint: Checkpoint) -> str:
-    """Describes differences between the preprocessing of a checkpoint and of the registry.
-
-    Without differences, the result is an empty string.
-    """
+    """Describes how the preprocessing of a checkpoint differs from the registry's; empty: equal."""
     if (preprocessing := checkpoint.preprocessing) is None:
         return ""
     values = dict(

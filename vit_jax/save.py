@@ -110,10 +110,7 @@ def _save_image_text(
     log: Callable[[str], None],
     changes: dict[str, Any],
 ) -> None:
-    """Saves a model of `load_image_text`: image encoder, text encoder and tokenizer.
-
-    The arguments are those of `save_model`, except for `destination`, an absolute path.
-    """
+    """Saves image encoder, text encoder and tokenizer of a model, as `save_model` does."""
     from vit_jax.interop.image_text import TextPart
     from vit_jax.interop.towers_format import Towers
     from vit_jax.interop.towers_writing import FORMATS, library_of_towers, save_towers

@@ -139,11 +139,7 @@ class TrainingSuites:
             self._opened.append(Opened(suite, measurement, opened, every))
 
     def _text_encoder(self, config: RunOptions, mesh: Mesh) -> TextEncoder:
-        """Returns the run's text encoder.
-
-        Raises:
-          UserError: the run has no text encoder.
-        """
+        """Returns the run's text encoder, or raises UserError if it has none."""
         if config.objective.name != "contrastive":
             raise UserError(
                 f"a run with objective.name={config.objective.name!r} has no text tower: train "

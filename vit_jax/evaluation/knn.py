@@ -75,10 +75,7 @@ def unit(values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _closer(mesh: Mesh):
-    """Compiles a function that updates the nearest neighbours with a block of training images.
-
-    Similarities and classes of the neighbours are `[test images, neighbours]`.
-    """
+    """Compiles an update of the nearest neighbours, `[test images, neighbours]`, with a block."""
 
     def closer(queries, similarity, classes, rows, row_classes):
         similarities = jnp.matmul(queries, rows.T, precision="highest")
@@ -96,10 +93,7 @@ def _closer(mesh: Mesh):
 
 @functools.cache
 def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
-    """Compiles the weighted vote of the nearest training images of each test image.
-
-    The numbers of neighbours in `counts` must be in ascending order.
-    """
+    """Compiles the weighted votes of the nearest training images, for ascending `counts`."""
 
     def count(similarity, classes, labels, temperature):
         # The largest similarity is subtracted from all similarities of an image, because exp(1 /

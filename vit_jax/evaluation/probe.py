@@ -230,15 +230,7 @@ def accuracy(
 
 
 def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool) -> float:
-    """Returns the mean cross-entropy of images with one label each.
-
-    Args:
-      weights: result of `fit`.
-      fitted: features of the training images. Their mean and std standardize the features of
-        `test`.
-      test: features and labels of the images.
-      each: True: divide each feature by its own std. False: divide all features by a common std.
-    """
+    """Returns the mean cross-entropy of images with one label each; arguments as in `accuracy`."""
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
     targets = over_devices(test.labels.max(axis=1), mesh, fill=-1)
@@ -246,10 +238,7 @@ def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, e
 
 
 def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean and the std of each feature, float32 `[features]`.
-
-    If `each` is False, all features have the same std, the root mean square of all stds.
-    """
+    """Returns each feature's mean and std, float32 `[features]`; not `each`: the stds' RMS."""
     mean, deviation = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
     if not each:
         deviation = np.full_like(deviation, np.sqrt(np.square(deviation).mean()))

@@ -108,11 +108,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def _fields(subject: Subject) -> tuple[str, ...]:
-    """Returns the fields to compare with predictions: boxes and, if predicted, masks.
-
-    Raises:
-      UserError: the checkpoint has no detection head.
-    """
+    """Returns the fields to compare with predictions: boxes and, if predicted, masks."""
     return (BOXES, INSTANCES) if subject.detector.predicts_masks else (BOXES,)
 
 

@@ -48,13 +48,7 @@ def lines(points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), *
 
 
 def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label: str | None):
-    """Draws a line through the mean of a metric at each point, with the std as error bars.
-
-    Args:
-      x: name of the factor, or of a metric, on the x-axis.
-      y: name of the metric on the y-axis, with values from 0 to 1.
-      label: text in the legend; None: the line is not in the legend.
-    """
+    """Draws a line through a metric's mean (0 to 1) at each point, with the std as error bars."""
     if not isinstance(at(points[0], x), str):
         points = sorted(points, key=lambda point: at(point, x))
     means = [100 * statistics.mean(point[y]) for point in points]

@@ -314,10 +314,7 @@ class Checkpoints:
             self._move_aside(path, f"checkpoint {path} is damaged: {problem}")
 
     def _unreadable_figures(self) -> Iterator[tuple[Path | epath.Path, str]]:
-        """Yields each checkpoint whose metrics are invalid JSON, and the error.
-
-        If such a checkpoint exists, Orbax lists no checkpoints at all.
-        """
+        """Yields checkpoints with invalid metrics, because of which Orbax would list none."""
         for figures in self.folder.glob("[0-9]*/metrics/metrics"):
             try:
                 json.loads(figures.read_text())

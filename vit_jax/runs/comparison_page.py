@@ -192,11 +192,7 @@ def _normal_tail(one: int, other: int) -> float:
 
 
 def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
-    """Returns a table with each run's accuracy on the classes in which the runs differ most.
-
-    Returns:
-      None if fewer than two runs have predictions, or if their classes differ.
-    """
+    """Returns each run's accuracy on the most different classes; None: nothing to compare."""
     with_predictions = [
         (run, name) for run, name in zip(runs, names, strict=True) if run.predictions is not None
     ]

@@ -224,12 +224,7 @@ class Evaluator:
     def _drawn(
         self, split: str, chosen: np.ndarray, evaluated: Evaluated
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the objective's pictures for some images of a split.
-
-        Returns:
-          The pictures, as in `pictures`, also for unreadable images; and bool `[images]`, True for
-          readable images.
-        """
+        """Draws some images' pictures; also returns which images are readable, bool `[images]`."""
         batch = self._read(split, chosen, whole_batch(self._mesh, 1), **self._views)
         drawn = jax.device_get(self._pictures(evaluated, self._placed(batch)))
         return np.stack([batch["image"], *drawn]), batch["valid"]

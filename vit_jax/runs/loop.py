@@ -147,12 +147,7 @@ def _take_workdir(
 
 
 def _check_files(config: RunOptions, workdir: Path) -> None:
-    """Checks that the files of the objective, such as a tokenizer, still exist.
-
-    Raises:
-      UserError: the files no longer exist, but the workdir has copies of them. The message names
-        the flag that uses the copies.
-    """
+    """Raises UserError if files of the objective, such as a tokenizer, are only in the workdir."""
     objective, copies = objective_of(config.objective.name), workdir / OBJECTIVE_FILES
     if not objective.files_option or not copies.is_dir():
         return
@@ -376,11 +371,7 @@ class Run:
         self.log.begin(step)
 
     def _log(self, step: int, logging: bool) -> None:
-        """Writes the metrics of an earlier step, and queues the metrics of this step.
-
-        The metrics are written one step later, while the devices compute, so that no step waits for
-        the host.
-        """
+        """Writes an earlier step's metrics and queues this step's: no step waits for the host."""
         self.log.flush()
         if logging:
             self.ledger.move("data", self.feed.idle_seconds)

@@ -202,12 +202,7 @@ def _micro_batches(config: RunOptions, devices: int) -> list[int]:
 
 
 def _changes(config: RunOptions, micro: int, remat: str, fsdp: int) -> Changes:
-    """Returns the config changes that set micro-batches, rematerialization policy and FSDP.
-
-    Args:
-      micro: factor by which the number of micro-batches is multiplied.
-      fsdp: number of devices over which parameters are sharded, `mesh.fsdp`.
-    """
+    """Returns the config changes that multiply micro-batches, and set remat policy and FSDP."""
     changes: Changes = {}
     if micro > 1:
         changes["micro_batches"] = config.micro_batches * micro

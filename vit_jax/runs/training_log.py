@@ -128,12 +128,7 @@ class TrainLog:
     def _row(
         self, step: int, sums: dict, before: tuple[int, float, float]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns a step's row for `metrics.jsonl`, and the metrics' means since the last row.
-
-        Args:
-          sums: sums of the metrics since the last row.
-          before: the last row's step, and the values that `_clock` returned for that row.
-        """
+        """Returns a row for `metrics.jsonl`, and means, from the metrics' sums since the last."""
         done, seconds = step - before[0], self._clock()[0] - before[1]
         # If the loss was not finite in any step, the means are NaN. NaN is written as null.
         finite = float(sums["steps"]) or float("nan")

@@ -242,11 +242,7 @@ def with_objective(
 def _class_notes(
     config: RunOptions, stored: ObjectiveParams, class_names: Sequence[str]
 ) -> list[str]:
-    """Returns notes on class names if they differ from those of the objective's stored head.
-
-    Raises:
-      UserError: a class has different indices in the stored head and in the data.
-    """
+    """Returns notes on different class names; raises UserError for different indices."""
     if len(stored.class_names) != len(class_names):  # Without classes, or other shapes.
         return []
     place = str(config.finetune.checkpoint)
@@ -289,11 +285,7 @@ def _with_kept_objective(
 
 
 def _carried(config: RunOptions, stored: ObjectiveParams, shapes: Shapes) -> dict[str, Tensor]:
-    """Returns the state items in the checkpoint that the objective carries over.
-
-    Raises:
-      UserError: an item has another shape than in `shapes`.
-    """
+    """Returns the stored state that the objective carries over, if its shapes are as given."""
     carried = objective_of(config.objective.name).carried
     found = {
         path: x for path, x in stored.state.items() if _top(path) in carried and path in shapes
@@ -314,11 +306,7 @@ def _keys(params: dict) -> dict[str, tuple[str | int, ...]]:
 
 
 def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, Any]:
-    """Returns the objective's options in the checkpoint that differ from the config's.
-
-    Raises:
-      UserError: an option that determines the shapes of parameters differs.
-    """
+    """Returns the checkpoint's other options; raises UserError if they determine shapes."""
     kind = objective_of(config.objective.name)
     options = getattr(config, kind.section, None)
     changed = {
@@ -486,11 +474,7 @@ def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
 
 
 def _interpolation(config: RunOptions, checkpoint: Checkpoint) -> str:
-    """Returns the interpolation: the config's, else the checkpoint's, else bilinear (the paper's).
-
-    Raises:
-      UserError: the checkpoint's interpolation is not supported.
-    """
+    """Returns the interpolation of config or checkpoint, else bilinear (as in the paper)."""
     if config.data.interpolation or checkpoint.preprocessing is None:
         return config.data.interpolation or "bilinear"
     interpolation = checkpoint.preprocessing.interpolation

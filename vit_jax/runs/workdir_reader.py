@@ -83,11 +83,7 @@ def _options_of(manifest: dict, place: str) -> ImageOptions:
 def _load_params(
     workdir: Path, config: RunOptions, manifest: dict, shapes: Shapes, which: str
 ) -> tuple[dict, int]:
-    """Loads the parameters of a run's model that evaluations use, such as an EMA.
-
-    Returns:
-      The parameters, nested, and their step.
-    """
+    """Loads the parameters that evaluations use, such as an EMA, nested, and their step."""
     params, folder = _abstract(shapes), checkpoints_of(workdir)
     if handed_in := manifest.get("objective"):
         evaluated = handed_in["eval_params"]
@@ -144,11 +140,7 @@ def _at(params: dict, path: str) -> jax.Array:
 def _objective_params(
     workdir: Path, config: RunOptions, manifest: dict, step: int
 ) -> ObjectiveParams | None:
-    """Returns the objective's parameters at a step. The arrays are only loaded when they are used.
-
-    Returns:
-      None if other runs cannot start from parameters of this objective.
-    """
+    """Returns the objective's parameters, loaded on use; None: no run can start from them."""
     kind, name = objective_of(config.objective.name), config.objective.name
     if not kind.made_by:
         return None

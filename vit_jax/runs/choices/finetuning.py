@@ -148,11 +148,7 @@ def _splits(
 
 
 def _first_split(config: RunOptions, keys: Collection[str], data_set: DataAt) -> str:
-    """Returns the name of the split to train on.
-
-    Raises:
-      UserError: the data set has no training split, and the user names none.
-    """
+    """Returns the name of the split to train on, or raises UserError if there is none."""
     if "data.train_split" in keys:
         return config.data.train_split.partition("[")[0]
     first = "all" if data_set.is_whole else "train"
@@ -168,11 +164,7 @@ def _first_split(config: RunOptions, keys: Collection[str], data_set: DataAt) ->
 def _groups(
     config: RunOptions, user_keys: Collection[str], source: Source, named: dict[str, str]
 ) -> list[Choice]:
-    """Chooses `data.groups`, if file names show groups that slices of the data set would divide.
-
-    Args:
-      named: all splits by config key, such as `data.train_split`.
-    """
+    """Chooses `data.groups` if file names show groups that slices of the data set would divide."""
     sliced = any("[" in (split or "") for split in named.values())
     if not sliced or config.data.groups is not None or "data.groups" in user_keys:
         return []
