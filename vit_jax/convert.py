@@ -191,8 +191,6 @@ def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) 
     The backbone's position embeddings are then resized as in the authors' code.
 
     Args:
-      checkpoint: checkpoint of the backbone.
-      file: PyTorch file with the depth head.
       max_depth: maximum depth in metres; None: the data set in the file name determines it.
 
     Raises:

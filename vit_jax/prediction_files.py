@@ -35,7 +35,6 @@ def written_to(file: Path | None, form: str, columns: int) -> Iterator[Callable[
 
     Args:
       file: the file; None: standard output.
-      form: `text`, `csv` or `json`.
       columns: number of (class, probability) pairs in a row of CSV.
     """
     if file is None:

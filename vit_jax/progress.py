@@ -59,13 +59,7 @@ LINE = MovingLine()  # A process has only one such line, since a terminal has on
 
 
 class Progress:
-    """Shows work done, speed and time left: as a bar, or in a line every ten seconds.
-
-    Args:
-      what: name of the task.
-      total: total amount of work, for example the number of images.
-      unit: unit of the amount of work, such as `images`.
-    """
+    """Shows work done, speed and time left: as a bar, or in a line every ten seconds."""
 
     def __init__(self, what: str, total: int, unit: str, log: Callable[[str], None] = print):
         self._what, self._total, self._unit, self._log = what, total, unit, log

@@ -100,12 +100,6 @@ def check_names(name: str) -> None:
 def write(source: str, name: str, licence: str, folder: Path) -> None:
     """Writes the folder of a checkpoint with its model card, and prints notes.
 
-    Args:
-      source: the checkpoint, as in `load_model`.
-      name: the model's name on the Hub.
-      licence: the Hub's identifier of the licence.
-      folder: a new folder.
-
     Raises:
       UserError: the checkpoint cannot be read, or cannot be published.
     """
@@ -224,11 +218,6 @@ def read_origin(
 ) -> "tuple[RunFacts | None, str | None]":
     """Returns facts about a checkpoint's run, and the name of its base model on the Hub.
 
-    Args:
-      source: the checkpoint, as in `load_model`.
-      checkpoint: the opened checkpoint.
-      licence: the Hub's identifier of the new model's licence.
-
     Returns:
       The facts, or None if the checkpoint is not from a run; and the name `owner/name` of the base
       model, or None. The base model of a run is the model on the Hub from which the run was
@@ -291,10 +280,6 @@ def run_examples(
     Args:
       examples: for each library, the examples to try until one runs and computes the expected
         output.
-      picture: the image in the examples.
-      expected: the model's output for the image.
-      folder: the folder with the model's files.
-      name: the model's name on the Hub.
 
     Returns:
       The first successful example of each library, with its difference from the expected output.

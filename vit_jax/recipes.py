@@ -87,10 +87,6 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
     """Returns a config with the values that are common to the pre-training of EVA and EVA-02.
 
     The training images are ImageNet-21k; its labels are not used.
-
-    Args:
-      row: the values that differ between models.
-      teacher: the frozen model whose features are predicted.
     """
     config = _like_eva(model, row, IMAGENET_21K_IMAGES)
     # The model's name implies that its norm is after the pooling, as in fine-tuning. In
@@ -178,8 +174,6 @@ def tuned_codes(
     """Returns the values of BEiT's fine-tuning on ImageNet-1k or 21k.
 
     Args:
-      i21k: True: ImageNet-21k. False: ImageNet-1k.
-      mixed: True: use mixup and CutMix.
       clip: maximum norm of the gradient; 0: no clipping.
     """
     config = tuned_features(model, row, i21k)
@@ -380,7 +374,6 @@ def segmentation(head: str, steps: int = 0) -> ConfigDict:
     """Returns the recipe for ADE20K by the authors of a head: DINOv3's, EoMT's or Swin's.
 
     Args:
-      head: a key of `SEGMENTATION`.
       steps: number of steps; 0: the authors' number. The warm-up is changed in proportion.
     """
     row = SEGMENTATION[head]
@@ -438,8 +431,6 @@ def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
     two images on each GPU.
 
     Args:
-      head: a key of `DEPTH`.
-      size: height and width of the crops in pixels.
       steps: number of steps; 0: the authors' number. The warm-up is changed in proportion.
     """
     recipe_steps = 38_400
@@ -581,7 +572,6 @@ def bit_hyperrule(
 
     Args:
       dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.
-      model: the model's name; empty: the checkpoint's model.
       images: number of training images; 0: the number in the data set, if it is known.
       side: side of the images in pixels, the square root of height times width. 0: the data set's
         side if it is known, else at least 96 is assumed.

@@ -276,9 +276,6 @@ def choose(
 ) -> dict[int, np.ndarray]:
     """Draws random training images of each class.
 
-    Args:
-      labels: class of each image, `[images]`.
-
     Returns:
       A dict from each seed to the indices of the drawn images, int64 `[classes, shots]`.
 

@@ -239,14 +239,9 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
     """
     where = epath.Path(root) / "mappings"
     what = f"a part of ObjectNet's class map: unpack all of objectnet-1.0.zip ({OBJECTNET_URL})"
-    folders, overlap, positions = (
-        _read_json(where / f"{name}.json", dict, what)
-        for name in (
-            "folder_to_objectnet_label",
-            "objectnet_to_imagenet_1k",
-            "pytorch_to_imagenet_2012_id",
-        )
-    )
+    folders = _read_json(where / "folder_to_objectnet_label.json", dict, what)
+    overlap = _read_json(where / "objectnet_to_imagenet_1k.json", dict, what)
+    positions = _read_json(where / "pytorch_to_imagenet_2012_id.json", dict, what)
     lines = _read_text(where / "imagenet_to_label_2012_v2", what).splitlines()
     # The keys of `positions` are class indices, in the order of synsets. The values are indices of
     # `lines`, the list of the classes' English names.

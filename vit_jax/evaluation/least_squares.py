@@ -58,7 +58,6 @@ def fit(
     Args:
       features: features of the training images, `[images, features]`.
       labels: class of each image, `[images]`.
-      penalties: L2 penalties, 0 or above.
 
     Raises:
       UserError: a penalty is below 0, or a feature is not finite.

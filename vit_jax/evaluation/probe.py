@@ -181,7 +181,6 @@ def fit(
     Args:
       values: features, `[images, features]`.
       labels: class of each image, `[images]`.
-      start: initial weights and biases, of the same shape as the result.
       penalty: L2 penalty; the loss contains `penalty / 2` times the sum of the squared weights.
       each: True: divide each feature by its own std. False: divide all features by a common std.
 

@@ -322,53 +322,46 @@ COMPARED_EXAMPLES = 256
 
 @dataclass(frozen=True)
 class Measurement:
-    """Evaluation on one data set: names of the result rows, and functions that compute the rows.
-
-    Args:
-      open: function that opens the data for some of the rows, given the rows' names. It is called
-        before the model is loaded. It raises UserError if the data cannot be opened.
-      fingerprint: function from opened data to a fingerprint, a dict of hashes and counts. The
-        fingerprints of two hosts are equal if both have opened the same data.
-      identify: function that returns the fingerprint of a row's data, given the row's name. The
-        fingerprint includes the content of `COMPARED_EXAMPLES` examples, but not the labels of all
-        examples. The function raises UserError if the data cannot be opened.
-    """
+    """Evaluation on one data set: names of the result rows, and functions that compute the rows."""
 
     names: tuple[str, ...]
+    # Function that opens the data for some of the rows, given the rows' names. It is called before
+    # the model is loaded. It raises UserError if the data cannot be opened.
     open: Callable[[Sequence[str]], Any]
     measure: Callable[[Subject, Any], Sequence[Row]]
+    # Function from opened data to a fingerprint, a dict of hashes and counts. The fingerprints of
+    # two hosts are equal if both have opened the same data.
     fingerprint: Callable[[Any], Mapping[str, int | str]] = lambda opened: {}
+    # Function that returns the fingerprint of a row's data, given the row's name. The fingerprint
+    # includes the content of `COMPARED_EXAMPLES` examples, but not the labels of all examples. The
+    # function raises UserError if the data cannot be opened.
     identify: Callable[[str], Mapping[str, int | str]] = lambda name: {}
 
 
 @dataclass(frozen=True)
 class Suite:
-    """An evaluation suite, such as k-NN on several data sets.
-
-    Args:
-      measurements: function that returns the `Measurement` of each data set. It opens no data.
-      settings: function that returns the settings on which the metrics depend, without the data.
-        Metrics with different settings are not stored in the same folder.
-      published: names of tables in `vit_jax.published` with values for comparison.
-      means: function that defines the rows with means in the table. Its argument contains the names
-        of the available rows. The result is a dict from the name of each mean to the names of the
-        rows to average.
-      draw: function that plots rows with metrics, and published values, on Matplotlib's axes.
-      spoken: start of the suite's log lines during training.
-      short: function from a row's name to a shorter name. During training, the metric of the row is
-        named `SUITE/SHORT`.
-    """
+    """An evaluation suite, such as k-NN on several data sets."""
 
     name: str
     title: str
     needs: str
+    # Function that returns the `Measurement` of each data set. It opens no data.
     measurements: Callable[[Subject, Options], Sequence[Measurement]]
     options: Mapping[str, SuiteOption] = field(default_factory=dict)
+    # Function that returns the settings on which the metrics depend, without the data. Metrics with
+    # different settings are not stored in the same folder.
     settings: Callable[[Subject, Options], dict] = lambda subject, options: {}
+    # Names of tables in `vit_jax.published` with values for comparison.
     published: tuple[str, ...] = ()
+    # Function that defines the rows with means in the table. Its argument contains the names of the
+    # available rows. The result is a dict from the name of each mean to the names of the rows to
+    # average.
     means: Callable[[Collection[str]], Mapping[str, Sequence[str]]] = lambda there: {}
+    # Function that plots rows with metrics, and published values, on Matplotlib's axes.
     draw: Callable[[Any, Sequence[Row], Mapping[str, Mapping[str, float]]], None] | None = None
-    spoken: str = ""
+    spoken: str = ""  # Start of the suite's log lines during training.
+    # Function from a row's name to a shorter name. During training, the metric of the row is named
+    # `SUITE/SHORT`.
     short: Callable[[str], str] = lambda name: name.replace(", ", "/")
     in_training: bool = True
 

@@ -67,9 +67,7 @@ class WindowInference:
     """Computes maps (class or depth of each pixel) of images of any size.
 
     Args:
-      segmenter: a model with a head for segmentation or depth.
       mesh: mesh of devices of a single process.
-      crop: the evaluation transform, which defines how images are decoded and resized.
       squeezed: True: each image is resized to a single window. False: sliding windows.
       merge: function from the outputs of an image's windows to the image's map.
     """

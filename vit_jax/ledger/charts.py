@@ -68,8 +68,6 @@ def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x
 
     Args:
       laws: the fitted power law of each group, from `power_law.laws`.
-      x: the factor or metric on the x-axis.
-      by: the factor that groups the points.
     """
     import numpy as np
 

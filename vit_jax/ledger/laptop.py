@@ -126,7 +126,6 @@ def mean_fewshot(point: Mapping[str, Any], prefix: str = "") -> list[float]:
     """Returns the mean few-shot accuracy over the four alphabets of `DOWNSTREAM`, for each seed.
 
     Args:
-      point: a point from `Study.points`, with the few-shot metrics of all four alphabets.
       prefix: `best ` for the highest value of each metric during a run; empty for the last value.
     """
     names = [f"{prefix}fewshot/{name}/{SHOTS}" for name in DOWNSTREAM]

@@ -16,9 +16,7 @@ def laws(
     Args:
       points: results from `Study.points`. A point contains two lists with a value per seed, under
         the keys `x` and `y`.
-      x: key of the training compute.
       y: key of the accuracy, from 0 to 1.
-      by: the factor that groups the points.
 
     Returns:
       For each group of at least three points: `factor` and `exponent` of the power law; `low` and

@@ -79,9 +79,6 @@ def compare_with_published(
 ) -> dict[str, Any]:
     """Returns the part of a record that compares our results with published results.
 
-    Args:
-      scaled: the experiment at the scale of our results.
-
     Returns:
       A dict with `published`, the published values by row and column, and `difference`, our values
       minus the published values. If there are no comparable values, `published` is a text with the
@@ -181,7 +178,6 @@ def with_verdict(
     """Returns a record with its verdict.
 
     Args:
-      record: a record without verdict.
       verdict: text of the form `WORD: At SCALE: REASON`, where WORD is a key of `VERDICTS` and
         REASON is a sentence or two. Example:
         `contradicts: At 16 pixels, 1,200 steps: BiTs lead throughout.` Empty: the verdict of the

@@ -36,8 +36,6 @@ def grid(
     """Returns a stage with a run for each combination of factors and each seed.
 
     Args:
-      name: name of the stage, and of the folder with its runs.
-      factors: values of each factor, by name.
       make: function that returns the config and overrides of a run. It is called as
         `make(study, **factors, seed=seed)` with one value of each factor.
     """
@@ -68,8 +66,6 @@ def at_best(
     choice.
 
     Args:
-      name: name of the stage with the best values, and of the folder with its runs.
-      factors: values of each factor, by name.
       make: function that returns the config and overrides of a run, given the study, a value of
         each factor, a value of each choice, and the seed.
       choices: values to choose from, by config key (such as `optimizer__learning_rate`) or by
@@ -140,7 +136,6 @@ def trial_of(
     """Returns the run for a combination of factors; None if `make` returns None.
 
     Args:
-      cell: the combination, as values by factor.
       make: function that returns the run's config and overrides.
     """
     made = make(study, **cell)
@@ -221,7 +216,6 @@ def fine_tuning(
     recipes; here the recipe is chosen on validation images.
 
     Args:
-      models: for each model, by name, a config in configs/ and its overrides.
       data_sets: names in `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.
       high_resolution: image size in pixels for runs on ImageNet, by model; 384 for other models.
         These runs evaluate averaged parameters (table 2).

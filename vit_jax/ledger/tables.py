@@ -257,7 +257,6 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
     Example: `accuracy: relative has 91.2 %, the others 88.0 to 90.5 %.`
 
     Args:
-      one: the value to compare with the others.
       figures: names of metrics, whose means are compared.
     """
     sentences = []
@@ -277,7 +276,6 @@ def slopes(points: Points, x: str, y: str, by: str) -> str:
     Args:
       x: key of a number in each point, such as the compute.
       y: name of a metric, with a list of values from 0 to 1 in each point.
-      by: the factor that groups the points.
     """
     found = {}
     for value in dict.fromkeys(point[by] for point in points):

@@ -84,7 +84,6 @@ def assemble(
         only this process.
       on_phase: callback that receives the name of each phase that may take long.
       overrides: API overrides, which replace values of the config.
-      steps: number of training steps; None: `step_count`, the number that the config sets.
 
     Raises:
       UserError: the config is incompatible with the devices or the data, or its checkpoint cannot

@@ -252,10 +252,8 @@ class Upload:
                 # skipped.
                 with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
-                    name, state = (
-                        str(path.relative_to(self._workdir)),
-                        (status.st_size, status.st_mtime_ns),
-                    )
+                    name = str(path.relative_to(self._workdir))
+                    state = status.st_size, status.st_mtime_ns
                     if path.is_file() and path.suffix != ".tmp" and self._copied.get(name) != state:
                         changed[name] = state
             if not changed:

@@ -66,7 +66,6 @@ class Checkpoints:
     """The checkpoints in one folder. They are saved in the background.
 
     Args:
-      folder: the folder, or its URL in a bucket.
       keep_last: number of newest checkpoints to keep. None: the checkpoints are only read, which is
         possible while a run writes them.
       keep_every: checkpoints at multiples of this number of steps are also kept. None: no

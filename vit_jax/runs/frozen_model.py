@@ -84,10 +84,8 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
         raise UserError(f"config.objective.teacher={spec.source!r}: {error}") from error
     notes = []
     if spec.objective is None and options.num_classes == len(class_names) > 0:
-        place, remedy = (
-            f"config.objective.teacher={spec.source!r}",
-            "use a teacher with these classes",
-        )
+        place = f"config.objective.teacher={spec.source!r}"
+        remedy = "use a teacher with these classes"
         sources, notes = matched_head(sources, checkpoint, class_names, place, remedy)
         if checkpoint.probabilities == "sigmoid":
             notes += [

@@ -81,12 +81,8 @@ class MemoryCheck:
         max_labels: int,
         make: Callable[[RunOptions], Program],
     ):
-        self._config, self._mesh, self._max_labels, self._make = (
-            config,
-            program.mesh,
-            max_labels,
-            make,
-        )
+        self._config, self._mesh = config, program.mesh
+        self._max_labels, self._make = max_labels, make
         self._device = program.mesh.local_devices[0]
         self._needs = needs_of(program, config, max_labels)
 

@@ -253,7 +253,6 @@ def figure(
     """Formats a metric. For an accuracy, the standard error over the images is added.
 
     Args:
-      key: name of the metric.
       formats: formats of the metrics (`share` or `number`), by name.
       figures: all metrics, among them the number of images.
     """

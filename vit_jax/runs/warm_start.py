@@ -132,9 +132,6 @@ def _loose_arguments(
     Only arguments that the model name implies are compared. For example, `ViT-B/16` only implies
     the sizes and the patch size, so it may name a BEiT checkpoint.
 
-    Args:
-      named: all arguments of the model `config.model.name`.
-
     Raises:
       UserError: other arguments differ, so the checkpoint contains another model.
     """
@@ -214,7 +211,6 @@ def with_objective(
     Args:
       params: shapes of the parameters of the run's objective, nested.
       state: shapes of the state of the run's objective, by name.
-      class_names: names of the data's classes, by index.
 
     Raises:
       UserError: the run cannot use the objective's parameters in the checkpoint. Checkpoint and run
@@ -224,11 +220,8 @@ def with_objective(
     """
     if not params or not origin.sources:
         return origin
-    name, stored, kept = (
-        config.objective.name,
-        origin.stored_objective,
-        config.finetune.objective == "kept",
-    )
+    name, stored = config.objective.name, origin.stored_objective
+    kept = config.finetune.objective == "kept"
     if not kept or stored is None or stored.name != name:
         why = ", as the checkpoint gives none" if kept else ""
         return origin._replace(notes=[*origin.notes, f"new: {name}'s own parameters, random{why}"])

@@ -341,10 +341,8 @@ def _forward_seconds(checkpoint: Checkpoint, size: int) -> float:
 
 def _labels(train: Source) -> list[Choice]:
     """Chooses the loss, the head's initialization and mirroring, which depend on the classes."""
-    names, baseline = (
-        train.class_names,
-        "the linear probe on the same images, which is the baseline",
-    )
+    names = train.class_names
+    baseline = "the linear probe on the same images, which is the baseline"
     choices = [Choice("finetune.head", "probe", baseline)]
     if train.max_labels > 1:
         choices = [

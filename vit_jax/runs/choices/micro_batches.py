@@ -30,8 +30,6 @@ def choose_micro_batches(
     compiled to measure its memory.
 
     Args:
-      config: config with all other values.
-      user_keys: keys of the values that the user has set.
       least: minimum number of images of a micro-batch.
 
     Raises:
