@@ -200,10 +200,7 @@ def read_config(path: str) -> "TypedConfig":
 
 
 def as_in_file(config: ConfigDict) -> ConfigDict | None:
-    """Returns the config as its file has returned it, before command-line changes.
-
-    The result is None if the config was not read from a file.
-    """
+    """Returns the config as its file has returned it, before flags; None: not from a file."""
     return config.__dict__.get(_AS_IN_FILE)
 
 
@@ -341,11 +338,7 @@ def _unset_key(argument: str) -> str | None:
 
 
 def parse_image_size(text: str | None) -> int | tuple[int, int] | None:
-    """Parses an image size: `384`, or `256x384` for height and width; None: unset.
-
-    Raises:
-      UserError: the text has another format.
-    """
+    """Parses `384`, or `256x384` (height, width); None: unset. Raises UserError otherwise."""
     if not text:
         return None
     if not (match := re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)):
@@ -354,10 +347,7 @@ def parse_image_size(text: str | None) -> int | tuple[int, int] | None:
 
 
 def use_compilation_cache() -> None:
-    """Makes JAX cache compiled programs.
-
-    The cache is JAX_COMPILATION_CACHE_DIR, or, if this is not set, a folder in the user's cache.
-    """
+    """Makes JAX cache programs in JAX_COMPILATION_CACHE_DIR or the user's cache folder."""
     import jax
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):

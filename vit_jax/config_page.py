@@ -80,11 +80,7 @@ def _type_of(option: Option) -> str:
 
 
 def listing(section: str | None = None) -> str:
-    """Returns a listing of config values, of one section or of all, for a terminal.
-
-    Raises:
-      UserError: the section does not exist.
-    """
+    """Lists config values, of one section or of all; raises UserError for an unknown one."""
     if section is not None and section not in SECTIONS:
         raise UserError(
             f"there is no section {section!r} in a config; {nearest(section, SECTIONS)}"

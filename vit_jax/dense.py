@@ -167,10 +167,7 @@ class Predictor:
     def stream(
         self, model: Any, source: Source, on_unreadable: OnUnreadable, **options: Any
     ) -> Iterator[tuple[int, Any]]:
-        """Yields the index and the prediction of each readable image of a data source.
-
-        The arguments are described in `vit_jax.models.dense.dense_model.DenseModel.stream`.
-        """
+        """Yields index and prediction of each readable image, as in `DenseModel.stream`."""
         raise NotImplementedError
 
 

@@ -116,11 +116,7 @@ def _check_measured(results: Results) -> None:
 
 
 def parsed(name: str, option: SuiteOption, value):
-    """Returns the value of a suite's flag, parsed from a text or, if it is repeated, from texts.
-
-    Raises:
-      UserError: the value is invalid.
-    """
+    """Returns a suite's flag, parsed from a text or from texts, or raises UserError."""
     try:
         return option.parse(value)
     except UserError as error:

@@ -53,11 +53,7 @@ from vit_jax.shipped import EXPERIMENTS, demand_checkout
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the command with its arguments, as in the module's docstring.
-
-    Raises:
-      UserError: the experiment does not exist, data are missing, or a run failed.
-    """
+    """Runs the command with its arguments, as in the module's docstring."""
     flags = [argument for argument in arguments if argument.startswith("-")]
     name, *rest = [argument for argument in arguments if argument not in flags] or [""]
     if not name and {"-h", "--help"} & {*arguments}:
@@ -118,11 +114,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Experiment:
-    """Loads an experiment, given its name or its file.
-
-    Raises:
-      UserError: the experiment does not exist.
-    """
+    """Loads an experiment by its name or its file; raises UserError if it does not exist."""
     file = Path(name) if name.endswith(".py") else EXPERIMENTS / f"{name}.py"
     if not file.is_file():
         raise UserError(f"there is no experiment {name!r}; {nearest(name, names())}")

@@ -60,11 +60,7 @@ def predicted(
     images: ImageFiles,
     log: Callable[[str], None],
 ) -> Iterator[tuple[int, str, Any]]:
-    """Yields the index, the mask's name (`mask_names`) and the prediction of each readable image.
-
-    Raises:
-      UserError: no image can be read.
-    """
+    """Yields index, mask's name and prediction of readable images; raises UserError if none."""
     names, index = mask_names([images.path(index) for index in range(len(images))]), None
 
     def skip(index: int, error: Unreadable | OSError) -> None:

@@ -35,11 +35,7 @@ def is_url(source: object) -> bool:
 
 
 def absolute(path: str | Path) -> Path:
-    """Returns the absolute path. `~` is expanded, because shells do not expand it in --flag=~/x.
-
-    Raises:
-      UserError: the path is the URL of a bucket.
-    """
+    """Returns the absolute path, with `~` expanded; raises UserError for a bucket's URL."""
     if is_url(path):
         raise UserError(
             f"Unsupported: a bucket as the place of {path}. Give a folder, and copy it there."

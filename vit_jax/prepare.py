@@ -112,11 +112,7 @@ def main(arguments: list[str]) -> None:
 
 
 def read_options() -> writer.Options:
-    """Returns the options of the data set, as set by the flags.
-
-    Raises:
-      UserError: a flag has an invalid value, or requires another flag.
-    """
+    """Returns the data set's options, as set by the flags; raises UserError if invalid."""
     values = flags.FLAGS
     if not all(count.isdecimal() and int(count) for count in values.shots):
         raise UserError(

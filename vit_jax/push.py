@@ -155,11 +155,7 @@ def expected_depth(source: str, picture: "np.ndarray") -> "np.ndarray":
 
 
 def has_both_towers(source: str) -> bool:
-    """Returns True if image and text encoder of an image-text model are to be written.
-
-    Raises:
-      UserError: the library `--to` does not support this.
-    """
+    """Returns True if both encoders are to be written; raises UserError if `--to` cannot."""
     from vit_jax.dense import objective_at
 
     tower = TOWER.value
@@ -243,10 +239,7 @@ def check_channels(checkpoint: "Checkpoint") -> None:
 
 
 def with_class_names(checkpoint: "Checkpoint") -> "Checkpoint":
-    """Returns the checkpoint with class names. If it has none, class indices become the names.
-
-    Without class names in the files, libraries may show ImageNet's class names.
-    """
+    """Returns the checkpoint with class names or indices; without, readers show ImageNet's."""
     numbers = tuple(map(str, range(checkpoint.options.num_classes)))
     return checkpoint._replace(class_names=checkpoint.class_names or numbers)
 

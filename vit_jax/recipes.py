@@ -208,10 +208,7 @@ def _like_eva(model: str, row: Masked | Tuned, images: int) -> ConfigDict:
 
 
 class TeacherRecipe(NamedTuple):
-    """Schedules of self-distillation.
-
-    Durations are in epochs, as defined by the recipe's authors: an epoch has `epoch` steps.
-    """
+    """Schedules of self-distillation, in the authors' epochs, which have `epoch` steps."""
 
     epochs: float  # Number of epochs of the run.
     epoch: int  # Number of steps that the authors call an epoch.

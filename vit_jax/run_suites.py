@@ -149,11 +149,7 @@ def dense_facts(opened: Checkpoint, data_options: DataOptions | None) -> dict[st
 
 
 def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEncoder:
-    """Returns the text encoder of a checkpoint.
-
-    Raises:
-      UserError: the checkpoint has no text encoder.
-    """
+    """Returns the text encoder of a checkpoint; raises UserError if it has none."""
     text_part = open_text_part(towers_place(source), opened)
     return TextEncoder(
         text_part.tokenizer,
@@ -166,11 +162,7 @@ def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEnco
 
 
 def chosen_suites(names: list[str]) -> list[Suite]:
-    """Returns the suites with the given names, in the order of their display.
-
-    Raises:
-      UserError: a name is unknown.
-    """
+    """Returns the suites with these names, in display order; raises UserError for others."""
     for name in names:
         if name not in (*SUITES, "all"):
             raise UserError(f"unknown suite {name!r}; {nearest(name, [*SUITES, 'all'])}")
@@ -272,11 +264,7 @@ def measured_rows(
 
 
 def square_size(opened, image_size: int | None) -> int:
-    """Returns the image size in pixels (height = width) that suites use.
-
-    Raises:
-      UserError: the model does not accept square images.
-    """
+    """Returns the side of suites' images in pixels; raises UserError if none is accepted."""
     return transfer_crop(image_size or opened.options.image_size).size
 
 

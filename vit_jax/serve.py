@@ -203,11 +203,7 @@ def print_compiling() -> None:
 
 
 def serve_dense(checkpoint: str, task: str) -> Served:
-    """Compiles the programs of a segmentation, detection or depth run.
-
-    Raises:
-      UserError: a flag is set that only applies to classifiers.
-    """
+    """Compiles a dense run's programs; raises UserError for flags of classifiers."""
     unsupported = (NEIGHBOURS, TOP, CLASSES, NAMES, TEMPLATE, RESIZE)
     for flag in unsupported if task == "detection" else (*unsupported, THRESHOLD):
         if flag.present:
@@ -251,11 +247,7 @@ def serve_dense(checkpoint: str, task: str) -> Served:
 
 
 def serve_classifier(checkpoint: str) -> Served:
-    """Compiles the programs of a classifier.
-
-    Raises:
-      UserError: the checkpoint has no head.
-    """
+    """Compiles a classifier's programs; raises UserError if it has no head."""
     from vit_jax.classifier import open_classifier
 
     classifier = open_classifier(

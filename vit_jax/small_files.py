@@ -38,11 +38,7 @@ def read_small(path: str | Path, most: int = MOST) -> str:
 
 
 def read_lines(path: str | Path, flag: str) -> list[str]:
-    """Returns the lines of the text file of a command-line flag, without its byte order mark.
-
-    Raises:
-      UserError: the file cannot be read, or is not UTF-8.
-    """
+    """Returns the lines of a flag's text file; raises UserError if it is not UTF-8 or missing."""
     try:
         return read_small(path).removeprefix("\ufeff").splitlines()
     except OSError as error:

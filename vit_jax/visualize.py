@@ -93,11 +93,7 @@ def _title(library: str, name: str) -> str:
 
 
 def test_images(checkpoint: str) -> Source:
-    """Returns the test images of a checkpoint's run.
-
-    Raises:
-      UserError: the checkpoint does not belong to a run.
-    """
+    """Returns the test images of a checkpoint's run; raises UserError if it is not a run."""
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import place_of, saved_run
 

@@ -96,11 +96,7 @@ class Predicted:
         self._progress = Progress(described.name, len(source), "images", subject.log)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Yields the index and the prediction of each readable image.
-
-        Raises:
-          Stopped: the evaluation was stopped, because `Subject.go_on` returned False.
-        """
+        """Yields index and prediction of each readable image; raises Stopped if told to."""
         for index, predicted in self._stream(self._source, self._skip):
             if not self._subject.go_on():
                 raise Stopped

@@ -309,9 +309,5 @@ def fingerprints(train: Source, test: Source, samples: int = 16) -> dict[str, in
 
 
 def read_single_labels(name: str, source: Source, log: Callable[[str], None]) -> np.ndarray:
-    """Reads the label of each image, int32 `[images]`, and logs the progress.
-
-    Raises:
-      UserError: an image does not have exactly one label.
-    """
+    """Reads each image's label, int32 `[images]`; raises UserError unless each has one."""
     return single_labels(source.label_table(Progress(name, len(source), "labels", log)), name)

@@ -195,10 +195,7 @@ def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
 
 @dataclasses.dataclass(frozen=True)
 class Relabelled(Source):
-    """Selected images of another source, with new labels.
-
-    If `border` is above 0, this number of pixels is cut off at each edge of an image.
-    """
+    """Images of a source with new labels, and without `border` pixels at each edge."""
 
     source: Source
     indices: tuple[int, ...]

@@ -60,11 +60,7 @@ class Results:
         self.put()  # Marks the folder as results before a suite writes other files into it.
 
     def begin(self, suite: str, settings: dict) -> None:
-        """Records the settings on which a suite's metrics depend.
-
-        Raises:
-          UserError: the folder has metrics of this suite with other settings.
-        """
+        """Records a suite's settings; raises UserError if its metrics have other settings."""
         saved = self._about["settings"].get(suite, settings)
         if saved != settings and any(
             row.suite == suite and row.accuracy is not None for row in self.rows.values()

@@ -226,11 +226,7 @@ class Subject:
 
     @functools.cached_property
     def texts(self) -> TextEncoder:
-        """The text encoder of an image-text model.
-
-        Raises:
-          UserError: the model has no text encoder.
-        """
+        """The text encoder of an image-text model; raises UserError if it has none."""
         return self._texts()
 
     @property
@@ -241,29 +237,17 @@ class Subject:
 
     @functools.cached_property
     def segmenter(self) -> Segmenter:
-        """The model with its segmentation head.
-
-        Raises:
-          UserError: the checkpoint has no segmentation head.
-        """
+        """The model with its segmentation head; raises UserError if it has none."""
         return self.dense.load("segmentation")
 
     @functools.cached_property
     def depth_model(self) -> DepthModel:
-        """The model with its depth head.
-
-        Raises:
-          UserError: the checkpoint has no depth head.
-        """
+        """The model with its depth head; raises UserError if it has none."""
         return self.dense.load("depth")
 
     @functools.cached_property
     def detector(self) -> Detector:
-        """The model with its detection head.
-
-        Raises:
-          UserError: the checkpoint has no detection head.
-        """
+        """The model with its detection head; raises UserError if it has none."""
         return self.dense.load("detection")
 
     @functools.cached_property

@@ -30,22 +30,14 @@ NYU_SIDES = (480, 640)
 
 
 def parse_part(text: str) -> str:
-    """Checks `--depth_part`: the whole image (`all`), or NYU Depth v2's usual crop (`nyu`).
-
-    Raises:
-      UserError: the value is neither `all` nor `nyu`.
-    """
+    """Checks `--depth_part`: the whole image (`all`), or NYU Depth v2's usual crop (`nyu`)."""
     if text not in ("all", "nyu"):
         raise UserError(f"--depth_part={text!r} is unknown; supported: all, nyu")
     return text
 
 
 def parse_scale(text: str) -> float:
-    """Parses the flag `--depth_scale`: the unit of depth maps in metres, such as 0.001.
-
-    Raises:
-      UserError: the text is not a length.
-    """
+    """Parses `--depth_scale`, a unit in metres such as 0.001; raises UserError if it is none."""
     try:
         scale = float(text)
     except ValueError:

@@ -55,11 +55,7 @@ def open_masked(described: DataSet, options: Options, subject: Subject) -> Sourc
 
 
 def open_training(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens the training images of a data set with their masks.
-
-    Raises:
-      UserError: the data cannot be opened, or have no masks.
-    """
+    """Opens a data set's training images and masks; raises UserError if it cannot."""
     described = tested_set(described, "masks", options)
     layout_at = SOURCES[described.kind].layout_at
     splits = {} if layout_at is None else layout_at(described.path)[1]
@@ -160,11 +156,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def parse_steps(text: str) -> int:
-    """Parses the flag `--segmentation_steps`, the number of steps of the linear probe.
-
-    Raises:
-      UserError: the text is not a number of steps.
-    """
+    """Parses `--segmentation_steps`, the linear probe's; raises UserError if invalid."""
     if not text.isdecimal() or not int(text):
         raise UserError(f"--segmentation_steps={text!r} must be a number of steps, such as 2000")
     return int(text)

@@ -108,10 +108,7 @@ def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -
 
 
 def shorter(steps: int) -> Mapping[str, Any]:
-    """Returns config overrides for the short runs of a search, such as for a learning rate.
-
-    The runs are evaluated on 5,000 validation images (the split `dev`), at their last step.
-    """
+    """Returns overrides for a search's short runs, evaluated at the end on 5,000 `dev` images."""
     return {
         "data__test_split": "dev[:5000]",
         "steps": steps,

@@ -182,10 +182,7 @@ def test_images(workdir: str | Path, crop) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def positions_of(workdir: Path) -> np.ndarray:
-    """Returns the similarity of each pair of position embeddings of a run's model.
-
-    The result is `[rows, columns, rows, columns]`: row and column of one patch, then of the other.
-    """
+    """Returns similarities of position embeddings, `[rows, columns, rows, columns]`."""
     import vit_jax
     from vit_jax.inspection.embeddings import position_similarity
 

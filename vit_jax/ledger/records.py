@@ -149,11 +149,7 @@ def as_words(value: Any) -> str:
 
 
 def commits(manifests: Sequence[Mapping], names: Sequence[str]) -> str:
-    """Returns the commit of the runs; several commits are separated by commas.
-
-    Raises:
-      UserError: a commit is unknown.
-    """
+    """Returns the runs' commits, with commas; raises UserError if one is unknown."""
     found = [manifest.get("commit", "") for manifest in manifests] or [commit_of_package()]
     for commit, name in zip(found, [*names, "this"], strict=False):
         if not re.fullmatch(r"[0-9a-f]{7,40}", commit):
@@ -213,10 +209,7 @@ def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def result_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the scale of a record's runs, and the first sentence of its verdict's reason.
-
-    For example, ("16 pixels, 600 steps", "BiTs lead throughout.").
-    """
+    """Returns the scale of a record's runs, and the first sentence of its verdict's reason."""
     scale, _, reason = verdict_of(record)[1].partition(": ")
     return scale.removeprefix("At "), re.split(r"(?<=\.)\s", reason)[0]
 
@@ -228,11 +221,7 @@ def path_of(record: Mapping[str, Any], folder: Path) -> Path:
 
 
 def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
-    """Writes a record and returns its path.
-
-    Raises:
-      UserError: there is a record of this experiment with more runs, which would be replaced.
-    """
+    """Writes a record; returns its path; raises UserError if the old one has more runs."""
     path = path_of(record, folder)
     if path.exists():
         before = json.loads(path.read_text())["runs"]["finished"]

@@ -149,10 +149,7 @@ def trial_of(
 
 
 def slug(cell: Mapping[str, Any]) -> str:
-    """Returns the folder name of a run, made of its factors' values.
-
-    A number follows the last word of its factor's name, as in `rate0.001`.
-    """
+    """Returns a run's folder name from its factors' values, with numbers as in `rate0.001`."""
     parts = [
         str(value)
         if isinstance(value, str)

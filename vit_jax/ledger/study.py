@@ -273,11 +273,7 @@ class Experiment:
         return matched(published.table(self.published), figures) if self.published else {}
 
     def at(self, scale: str) -> "Experiment":
-        """Returns the experiment at a scale, `laptop` or `paper`.
-
-        Raises:
-          UserError: the experiment does not have this scale.
-        """
+        """Returns the experiment at a scale, `laptop` or `paper`; raises UserError without it."""
         found = self if scale == "laptop" else self.paper
         if found is None or found.read is None:
             other = "paper" if scale == "laptop" else "laptop"
@@ -322,11 +318,7 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
 
 
 def check_data(trials: Sequence[Trial], study: Study) -> None:
-    """Opens each data set that unfinished runs need, so that missing data are reported at once.
-
-    Raises:
-      UserError: a data set cannot be opened.
-    """
+    """Opens the data sets that unfinished runs need; raises UserError if one is missing."""
     pending = [trial for trial in trials if study.outcome(trial).figures is None]
     for trial in {_of_data(trial.job): trial for trial in pending}.values():
         open_all(config_of(trial.job), replaced=[other.name for other in study.data.values()])
@@ -373,11 +365,7 @@ def config_of(job: Job) -> RunOptions:
 
 
 def claim(name: str, experiment: Experiment, study: Study) -> None:
-    """Writes the file `STUDY` into a new folder; checks that an existing folder is of this study.
-
-    Raises:
-      UserError: the folder belongs to another study, or has other files.
-    """
+    """Writes `STUDY` into a new folder; raises UserError if the folder is not this study's."""
     file = study.out / STUDY
     ours = {"experiment": experiment.runs_of or name, "scale": study.scale, "steps": study.steps}
     ours["options"] = {

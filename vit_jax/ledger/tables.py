@@ -225,10 +225,7 @@ def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
 
 
 def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Returns a text that lists our hyperparameters that differ from the paper's.
-
-    The argument is that of `agreement`.
-    """
+    """Returns a text on our hyperparameters that differ from the paper's, as in `agreement`."""
     other = [
         f"{name} of {recipe} is {entry['ours'][name]}, not {' or '.join(map(str, values))}"
         for recipe, entry in figures.items()

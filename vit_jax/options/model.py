@@ -470,11 +470,7 @@ class DVAEOptions(ImageOptions):
 
 
 def make_options(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
-    """Returns a model's options with these values; the others have their defaults.
-
-    Raises:
-      UserError: a value is unknown, missing or invalid.
-    """
+    """Returns a model's options with these values; raises UserError if one is invalid."""
     known, model = options_of(kind), kind.__name__.removesuffix("Options")
     for name in values:
         if name not in known:

@@ -184,22 +184,14 @@ def checkpoints_of(workdir: Path) -> Path | epath.Path:
 
 
 def read_through(url: str) -> None:
-    """Reads every object below a URL, to find objects that cannot be read.
-
-    Raises:
-      UserError: an object cannot be read.
-    """
+    """Reads every object below a URL; raises UserError if one cannot be read."""
     bucket = Bucket(url)
     for name in bucket.names():
         bucket.read(name)
 
 
 def move(source: str, target: str) -> None:
-    """Moves all objects below the URL `source` to the URL `target` in the same bucket.
-
-    Raises:
-      UserError: the objects cannot be moved.
-    """
+    """Moves all objects below a URL to another one of the bucket; raises UserError if it fails."""
     names, bucket, other = Bucket(source).names(), Bucket(source), Bucket(target)
     for name in names:
         if (content := bucket.read(name)) is not None:

@@ -243,11 +243,7 @@ class Checkpoints:
         return self._compare(step, *self._read(step, like))
 
     def wait(self) -> None:
-        """Waits until all saved checkpoints are written.
-
-        Raises:
-          UserError: the disk is full.
-        """
+        """Waits until saved checkpoints are written; raises UserError if the disk is full."""
         with self._named_errors():
             if self._saving is not None:
                 self._saving.result()

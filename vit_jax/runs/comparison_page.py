@@ -60,10 +60,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _overview(runs: Sequence[RunFiles], several: bool) -> list[list[str]]:
-    """Returns the rows of a table with the metrics, time, speed and cost of each run.
-
-    A row is a label, followed by the value of each run. With `several` titles, a row shows them.
-    """
+    """Returns rows of a table: a label, and each run's metrics, time, speed and cost."""
     keys = dict.fromkeys(
         key
         for run in runs

@@ -382,10 +382,7 @@ class Run:
             self.log.look(step, self.metrics)
 
     def _check(self, step: int, logging: bool, waiting: bool) -> None:
-        """Checks that the run still owns its workdir, and that the loss is finite.
-
-        The loss is only checked if the run waits for the step's result, for example to save it.
-        """
+        """Checks that the run owns its workdir and, if `waiting`, that the loss is finite."""
         if self.lock and (waiting or logging):
             self.lock.check()
         if waiting:

@@ -123,11 +123,7 @@ def check_data(jobs: Collection[Job], config: RunOptions) -> None:
 
 
 def open_held_out(config: RunOptions) -> None:
-    """Opens the two splits of `held_out_splits`, to detect errors before any run starts.
-
-    Raises:
-      UserError: a split cannot be opened.
-    """
+    """Opens the splits of `held_out_splits`; raises UserError before any run starts."""
     splits = open_splits(held_out_config(config))
     for name, source in {"training": splits.train, "held-out": splits.test}.items():
         for line in lacking(name, source):
@@ -166,10 +162,7 @@ def best_rate(outcomes: dict[float, Outcome]) -> float:
 
 
 def check_seeds(seeds: dict[int, Job], rate: float) -> None:
-    """Raises UserError if a seed's run was trained with another learning rate than the best one.
-
-    This happens if the user adds learning rates to a finished sweep, and one of them is better.
-    """
+    """Raises UserError if a seed's run was trained with another rate than the best one now."""
     for job in seeds.values():
         file = job.workdir / CONFIG
         if file.exists():
@@ -187,11 +180,7 @@ def changed(path: Path, flags: tuple[str, ...], values: dict[str, Any]) -> Job:
 
 
 def claim(folder: Path, config: RunOptions) -> None:
-    """Writes the sweep's config into `folder`, or checks that the folder belongs to this sweep.
-
-    Raises:
-      UserError: the folder belongs to another sweep, or contains other files.
-    """
+    """Writes the sweep's config into `folder`; raises UserError if it is another sweep's."""
     file = folder / SWEEP
     if file.exists():
         saved = from_json(file.read_text()).sweep

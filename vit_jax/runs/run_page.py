@@ -145,11 +145,7 @@ class RunFiles(NamedTuple):
 
 
 def read_run(workdir: Path) -> RunFiles:
-    """Reads the files of a workdir for its report. A run may write them at the same time.
-
-    Raises:
-      UserError: the workdir contains no run, or the run's files are damaged.
-    """
+    """Reads a run's files, which it may write meanwhile; raises UserError if they are damaged."""
     saved = saved_run(workdir)
     if saved is None:
         raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}")

@@ -92,11 +92,7 @@ class TrainLog:
         self._skipped = skipped["total"]
 
     def flush(self) -> None:
-        """Writes the queued metrics, if there are any.
-
-        Raises:
-          UserError: too many consecutive updates were skipped.
-        """
+        """Writes the queued metrics; raises UserError if too many updates were skipped."""
         if self._pending is None:
             return
         (step, sums), self._pending = self._pending, None
@@ -165,10 +161,7 @@ class TrainLog:
             self._writer.write(step, self._ledger.row())
 
     def _clock(self) -> tuple[float, float]:
-        """Returns two durations in seconds: of training, and of all work that repeats during a run.
-
-        The second duration includes evaluations and checkpoints, but not the start of the run.
-        """
+        """Returns seconds of training, and of all repeated work, such as evaluations."""
         row = self._ledger.row()
         training = row["time/train"] + row["time/data"]
         return training, training + row["time/evaluate"] + row["time/save"]

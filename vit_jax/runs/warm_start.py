@@ -346,11 +346,7 @@ def _top(path: str) -> str:
 
 
 def objective_shapes(objective: ObjectiveParams, options: ImageOptions) -> Shapes:
-    """Returns the shapes of an objective's parameters in a checkpoint, by path.
-
-    Raises:
-      UserError: the objective's options are invalid or incompatible with the model.
-    """
+    """Returns an objective's shapes in a checkpoint, by path; raises UserError if unfit."""
     if objective.shapes:
         return objective.shapes()
     config, kind = base_config(), OBJECTIVES[objective.name]

@@ -281,11 +281,7 @@ def check_name(workdir: Path) -> None:
 
 
 def saved_run(workdir: Path) -> SavedRun | None:
-    """Returns the run in a workdir; None if the workdir contains no run.
-
-    Raises:
-      UserError: a file of the run is damaged or cannot be read.
-    """
+    """Returns a workdir's run; None: there is none. Raises UserError if it is damaged."""
     if not (workdir / CONFIG).exists():
         return None
     _, manifest = _read_json(workdir, MANIFEST, json.loads)

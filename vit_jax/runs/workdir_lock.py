@@ -69,11 +69,7 @@ class Lock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock, after waiting for a heartbeat if another host's process holds it.
-
-        Raises:
-          UserError: another run holds the lock.
-        """
+        """Takes the lock, after waiting for a heartbeat; raises UserError if another run has it."""
         while True:
             newest = self._newest()
             left_by = self._wait(newest) if newest else None

@@ -110,11 +110,7 @@ def _checkpoint(config: RunOptions) -> tuple[Checkpoint, list[Choice]]:
 
 
 def open_default(name: str, others: str) -> Checkpoint:
-    """Opens the default checkpoint; `others` is advice at the end of an error message.
-
-    Raises:
-      UserError: the checkpoint cannot be downloaded.
-    """
+    """Opens the default checkpoint; raises UserError with the advice `others` if it cannot."""
     try:
         return open_checkpoint(name)
     except UserError as error:

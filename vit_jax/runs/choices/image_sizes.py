@@ -12,10 +12,7 @@ SAMPLES = 64
 
 
 def short_sides(source: Source) -> str:
-    """Returns the range of the images' shorter sides, such as "200 to 640 pixels".
-
-    Only a sample of the images is read.
-    """
+    """Returns the range of sampled images' shorter sides, such as "200 to 640 pixels"."""
     sides = []
     for index in spread(len(source), min(SAMPLES, len(source))) if len(source) > 1 else [0]:
         image = source[index].image
