@@ -362,11 +362,7 @@ def check_options(
 
 
 def unread(options: RunOptions) -> dict[str, str]:
-    """Finds values that differ from their defaults, but have no effect.
-
-    Returns:
-      For each such value, by dotted key: the condition under which it would have an effect.
-    """
+    """Returns ineffective values that are not defaults, by key: the condition for an effect."""
     changed = [key for key, value in leaves(options) if value != VALUES[key].default]
     needed = {key: needs(options) for key in changed if (needs := VALUES[key].requires)}
     return {key: words for key, words in needed.items() if words}

@@ -246,15 +246,7 @@ PREDICTORS: dict[str, Callable[[TestCrop], Predictor]] = {
 
 
 def placed_crop(crop: TestCrop, image: bytes | np.ndarray) -> tuple[Placement, np.ndarray]:
-    """Crops an image.
-
-    Returns:
-      The rectangle of the image that the crop shows, as a `Placement`; and the crop, uint8
-      `[height, width, 3]`.
-
-    Raises:
-      Unreadable: the image is damaged.
-    """
+    """Returns the shown rectangle, and the crop, uint8 `[height, width, 3]`; raises Unreadable."""
     opened = FixedCrop(crop).open(image)
     return crop.place(opened.height, opened.width), crop(opened)
 

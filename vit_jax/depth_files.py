@@ -22,14 +22,7 @@ MOST = 2**16 - 1  # Maximum value of a pixel, in units.
 
 
 def unit_of(farthest: float) -> float:
-    """Returns the finest unit of `UNITS` in which the given depth fits into 16 bits.
-
-    Args:
-      farthest: largest depth of the image in metres.
-
-    Returns:
-      The unit in metres, such as 0.001 for millimetres.
-    """
+    """Returns the finest unit of `UNITS`, in metres, in which a depth in metres fits 16 bits."""
     return next(unit for unit in UNITS if farthest <= MOST * unit)
 
 

@@ -90,11 +90,7 @@ def print_sweep(config, job, where, prices, planner, counts_traffic: bool) -> li
 
 
 def print_plan(config, job, where, prices, planner) -> list:
-    """Prints the estimate of the run and, if it does not fit, of a config change that does.
-
-    Returns:
-      The printed estimates.
-    """
+    """Prints and returns the run's estimate and, if it does not fit, that of a change that does."""
     from vit_jax.planning import choices
     from vit_jax.planning.estimate import table
 

@@ -190,11 +190,7 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
 
 
 def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
-    """Returns digests of the rows' data. A row whose data cannot be opened has none.
-
-    Returns:
-      The digests by row name, and a text that explains why digests are missing.
-    """
+    """Returns digests of rows by name, and why others are missing: data cannot be opened."""
     digests, failures = {}, {}
     for name in measurement.names:
         try:

@@ -151,14 +151,7 @@ def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
 
 
 def hold_out(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draws a tenth of the images as the validation set.
-
-    Returns:
-      The indices of the validation images, and the indices of the other images.
-
-    Raises:
-      UserError: there are fewer than ten images.
-    """
+    """Draws a tenth of at least ten images; returns its indices, and those of the other images."""
     if images < 10:
         raise UserError(
             f"a linear probe needs ten training images to hold one out; there are {images}"

@@ -117,15 +117,7 @@ class Results:
 
 
 def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
-    """Loads a file of results.
-
-    Returns:
-      A dict that describes the checkpoint and the evaluation (`checkpoint`, `settings`, `version`
-      and `data`), and a dict from `(suite, name)` to the result row.
-
-    Raises:
-      UserError: the file cannot be read, or does not contain results.
-    """
+    """Loads the description of an evaluation, such as `checkpoint`, and rows by `(suite, name)`."""
     try:
         saved = json.loads(read_small(file))
         about = {key: saved[key] for key in ("checkpoint", "settings")}
@@ -221,11 +213,7 @@ def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
 
 
 def draw(path: Path, rows: Rows) -> bool:
-    """Draws a figure with a panel for each suite that has metrics and a plot.
-
-    Returns:
-      False if no suite has metrics and a plot. In this case no figure is drawn.
-    """
+    """Draws a panel for each suite with metrics and a plot; returns False if there is none."""
     from matplotlib.figure import Figure
 
     panels = []

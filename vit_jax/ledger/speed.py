@@ -51,11 +51,7 @@ def timed(model: str, size: int, turns: int) -> dict[str, float]:
 
 
 def on_tpu(model: str, size: int, turns: int) -> dict[str, float]:
-    """Estimates inference on a TPU v3 core with the TPU compiler.
-
-    Returns:
-      `speed` in images/s, and `memory`, the memory for each additional image in MB.
-    """
+    """Estimates `speed` (images/s) and `memory` (MB per image) on a v3 core by its compiler."""
     import jax
 
     from vit_jax.benchmarks.bench_inference import lower_ours

@@ -53,11 +53,7 @@ def in_words(factor: str) -> str:
 
 
 def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, float]:
-    """Returns the mean of a metric over seeds, in per cent, for points that differ in `factors`.
-
-    Returns:
-      The mean for each point, by the values of the factors, such as `BiT-R14x1/8, adam`.
-    """
+    """Returns means of a metric over seeds, in per cent, by the values of `factors`."""
     return {
         ", ".join(short(point[factor]) for factor in factors): 100 * statistics.mean(point[figure])
         for point in points

@@ -144,14 +144,7 @@ _urls: dict[Path, str] = {}
 
 
 def fetched(url: str) -> Path:
-    """Copies a workdir in a bucket, without its checkpoints, to a local folder.
-
-    Returns:
-      The local folder.
-
-    Raises:
-      UserError: the bucket cannot be used.
-    """
+    """Copies a bucket's workdir, without checkpoints, to a local folder; returns the folder."""
     url = url.rstrip("/")
     if len(url.split("/")) < 4:
         raise UserError(f"{url} is a whole bucket: give a folder in it, {url.rstrip('/')}/RUN")

@@ -135,14 +135,7 @@ class BucketLock:
         return sign is not None and sign.token == self._token and self._newest() == self._number
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is free, or until it is known that the lock's holder still runs.
-
-        Returns:
-          The previous holder, if it ended without releasing the lock; None if it released the lock.
-
-        Raises:
-          UserError: the holder still runs.
-        """
+        """Waits until the lock is free or really held (UserError); returns the holder if gone."""
         first, until = None, 0.0
         while True:
             if (sign := self._read(number)) is None:

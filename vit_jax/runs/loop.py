@@ -264,11 +264,7 @@ class Run:
         held.enter_context(ticking(lambda: console.still(watchdog.in_words())))
 
     def turns(self) -> Figures | None:
-        """Trains to the last step and returns the last evaluation.
-
-        Returns:
-          Metrics of the last evaluation by split; None: a signal stopped the run.
-        """
+        """Trains to the last step; returns its metrics by split; None: a signal stopped the run."""
         figures = self._first_figures()
         if figures and "kept" in figures:  # The run has ended, perhaps before its last step.
             return figures

@@ -168,11 +168,7 @@ class PeriodicEvaluation:
         return f"note: never predicted in the {SPOKEN[split]} images: {shown}{more}"
 
     def last_report(self, state: State) -> Callable[[], Path]:
-        """Computes the pictures of the final report; all processes must call this.
-
-        Returns:
-          A function that writes the report. Only the leader (process 0) calls it.
-        """
+        """Computes the report in all processes; returns a function that writes it in one."""
         params, program = self._parts.program.evaluated(state).params, self._parts.program
         step = int(state["step"])  # With early stopping it is less than `Parts.steps`.
         seen = attention_figures(program.graphdef, params, program.mesh, self._evaluate.images())

@@ -319,15 +319,7 @@ def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, A
 def _differing_parts(
     config: RunOptions, stored: ObjectiveParams, params: dict
 ) -> tuple[list[str], list[str]]:
-    """Compares an objective's optional modules, such as a caption decoder.
-
-    Returns:
-      Names of the modules that only the run has, and names of the modules that only the checkpoint
-      has.
-
-    Raises:
-      UserError: only the checkpoint has a module that must not be dropped.
-    """
+    """Returns the modules of only the run, and of only the checkpoint, if these are optional."""
     optional = set(objective_of(config.objective.name).optional)
     parts = {_top(path) for path in stored.shapes()} if stored.shapes else set(params)
     new = [part for part in params if part not in parts and part in optional]

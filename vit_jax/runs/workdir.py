@@ -234,12 +234,7 @@ def _as_saved(manifest: dict) -> dict:
 
 
 def steps_of(workdir: Path, config: RunOptions) -> int | None:
-    """Returns the number of steps of a saved run that may continue with changed data.
-
-    Returns:
-      None if the config must determine the number of steps. This is the case without a saved run,
-      if the config does not accept changed data, or if the config has another length.
-    """
+    """Returns a saved run's steps, if it may continue with changed data at the same length."""
     saved = saved_run(workdir) if config.data.changed == "accepted" else None
     if saved is None:
         return None

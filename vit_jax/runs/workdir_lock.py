@@ -121,14 +121,7 @@ class Lock:
         return max((int(match[1]) for match in names if match), default=0)
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is free, or until it is known that the lock's holder still runs.
-
-        Returns:
-          The previous holder, if it ended without releasing the lock; None if it released the lock.
-
-        Raises:
-          UserError: the holder still runs.
-        """
+        """Waits until the lock is free or really held (UserError); returns the holder if gone."""
         seen, until = None, 0.0
         while True:
             try:
