@@ -156,7 +156,14 @@ def _belongs(workdir: Path, config: RunOptions, manifest: dict) -> SavedRun | No
     current = _as_saved(manifest)
     _check_config(workdir, saved, config, manifest["steps"])
     _check_data(workdir, saved, config, current)
-    _check_same(workdir, _identity(saved.manifest), _identity(current))
+    identity = _identity(current)
+    for name, known in _identity(saved.manifest).items():
+        of_run = identity.get(name, {})
+        if differing := [key for key, value in known.items() if of_run.get(key) != value]:
+            raise UserError(
+                f"{shown(workdir)} belongs to a run with other {name} (other "
+                f"{', '.join(differing)}); give those it was started with, or another workdir"
+            )
     return saved
 
 
@@ -177,7 +184,13 @@ def _check_config(workdir: Path, saved: SavedRun, config: RunOptions, steps: int
     if not differing:
         return
     of_length = {line.partition(":")[0] for line in differing} <= LENGTH
-    if of_length and steps >= saved.manifest["steps"] and not _depends_on_steps(config):
+    # With `checkpoint.final=best`, the last checkpoint contains the parameters of the best step,
+    # but the optimizer state of the last step. Training cannot continue from this checkpoint.
+    if (of_length and steps >= saved.manifest["steps"]) and not (
+        config.checkpoint.final == "best"
+        or depends_on_steps(config.optimizer)
+        or objective_of(config.objective.name).sees_length(config)
+    ):
         return
     hint = "; a run can be made longer only if nothing depends on its length" if of_length else ""
     raise UserError(
@@ -203,18 +216,6 @@ def _check_data(workdir: Path, saved: SavedRun, config: RunOptions, manifest: di
             f"{known}give the data that it began with, or another --workdir; "
             "config.data.changed='accepted' continues with these"
         )
-
-
-def _depends_on_steps(config: RunOptions) -> bool:
-    """Returns True if training depends on the run's length. The run cannot be extended then."""
-    # With `checkpoint.final=best`, the last checkpoint contains the parameters of the best step,
-    # but the optimizer state of the last step. Training cannot continue from this checkpoint.
-    ends_with_best = config.checkpoint.final == "best"
-    return (
-        ends_with_best
-        or depends_on_steps(config.optimizer)
-        or objective_of(config.objective.name).sees_length(config)
-    )
 
 
 def _identity(manifest: dict) -> dict[str, dict]:
@@ -251,18 +252,6 @@ def steps_made(workdir: Path) -> bool:
 def ends_run(row: dict[str, float], steps: int) -> bool:
     """Returns True if a row is the final evaluation of a run, which may stop before `steps`."""
     return "test/loss" in row and (row["step"] >= steps or "kept/step" in row)
-
-
-def _check_same(workdir: Path, saved: dict, current: dict) -> None:
-    """Raises UserError if values that identify the model differ from the saved run's values."""
-    for name, known in saved.items():
-        if differing := [
-            key for key, value in known.items() if current.get(name, {}).get(key) != value
-        ]:
-            raise UserError(
-                f"{shown(workdir)} belongs to a run with other {name} (other "
-                f"{', '.join(differing)}); give those it was started with, or another workdir"
-            )
 
 
 def check_name(workdir: Path) -> None:
@@ -321,14 +310,20 @@ def check_shared(workdir: Path, peers: Peers) -> None:
     """
     if peers.count == 1:
         return
-    url = url_of(workdir)
-    file = _SharedFile(workdir / SHARED, Bucket(url) if url else None)
+    url, file = url_of(workdir), workdir / SHARED
+    bucket = Bucket(url) if url else None
+
+    def read() -> bytes | None:
+        if bucket:
+            return bucket.read(SHARED)
+        return file.read_bytes() if file.exists() else None
+
     token = secrets.token_hex(8) if peers.index == 0 else None
     if token:
-        file.write(token)
+        bucket.write(SHARED, token.encode()) if bucket else file.write_text(token)
     token = peers.share("the workdir", token)
     until = time.monotonic() + SEEN_SECONDS
-    while file.read() != token.encode():
+    while read() != token.encode():
         if time.monotonic() > until:
             raise UserError(
                 f"the workdir {shown(workdir)} is not that of {peers.name(0)}: give a folder that "
@@ -337,31 +332,7 @@ def check_shared(workdir: Path, peers: Peers) -> None:
         time.sleep(0.1)
     peers.barrier("the workdir is shared")
     if peers.index == 0:
-        file.remove()
-
-
-class _SharedFile(NamedTuple):
-    """File that all processes of a run read to check that they have the same workdir."""
-
-    path: Path
-    bucket: Bucket | None  # Bucket that contains the workdir; None: a local folder.
-
-    def write(self, text: str) -> None:
-        if self.bucket:
-            self.bucket.write(SHARED, text.encode())
-        else:
-            self.path.write_text(text)
-
-    def read(self) -> bytes | None:
-        if self.bucket:
-            return self.bucket.read(SHARED)
-        return self.path.read_bytes() if self.path.exists() else None
-
-    def remove(self) -> None:
-        if self.bucket:
-            self.bucket.remove(SHARED)
-        else:
-            self.path.unlink()
+        bucket.remove(SHARED) if bucket else file.unlink()
 
 
 def make_manifest(
