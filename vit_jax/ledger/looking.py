@@ -111,6 +111,7 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
 def _looked(checkpoint: str, folder: str = "") -> tuple:
     """Returns a checkpoint's model, images, masks (None if unknown) and the result of `look`."""
     from vit_jax.checkpoint_crop import checkpoint_crop
+    from vit_jax.data.image_files import find_images, read_images
     from vit_jax.inspection.attention_maps import check_attends
     from vit_jax.inspection.drawing import look
     from vit_jax.interop.open import open_checkpoint
@@ -120,7 +121,10 @@ def _looked(checkpoint: str, folder: str = "") -> tuple:
     model = build_model(opened, log=str)
     check_attends(model)
     crop = checkpoint_crop(opened, model.image_size)
-    images, masks = _folder_images(folder, crop) if folder else test_images(checkpoint, crop)
+    if folder:
+        images, masks = read_images(find_images([folder]), crop, IMAGES)[1], None
+    else:
+        images, masks = test_images(checkpoint, crop)
     return model, images, masks, look(model, images, 16)
 
 
@@ -157,13 +161,6 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
         selected = selected.repeat(side // selected.shape[axis], axis=axis)
     both, either = selected & masks[:, None], selected | masks[:, None]
     return (both.sum((2, 3)) / np.maximum(either.sum((2, 3)), 1)).max(axis=1)
-
-
-def _folder_images(folder: str, crop) -> tuple[np.ndarray, None]:
-    """Reads the first images of a folder, whose masks are unknown."""
-    from vit_jax.data.image_files import find_images, read_images
-
-    return read_images(find_images([folder]), crop, IMAGES)[1], None
 
 
 def test_images(workdir: str | Path, crop) -> tuple[np.ndarray, np.ndarray]:

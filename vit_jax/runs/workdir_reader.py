@@ -19,7 +19,6 @@ from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import read_options
 from vit_jax.models.model_card import parameter_shapes
-from vit_jax.options.model import ImageOptions
 from vit_jax.options.option import options_of
 from vit_jax.options.run import RunOptions
 from vit_jax.paths import CONFIG, MANIFEST, is_url
@@ -51,7 +50,12 @@ def open_workdir(source: str | Path) -> Checkpoint:
         raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}{hint}")
     check_name(workdir)
     config, manifest = saved.config, saved.manifest
-    options = _options_of(manifest, f"{shown(workdir)}/{MANIFEST}")
+    try:
+        options = read_options(manifest["model"])
+    except UserError as error:
+        raise UserError(
+            f"{shown(workdir)}/{MANIFEST} is damaged: {error}; restore a copy of it"
+        ) from error
     shapes = parameter_shapes(sketch(options))
     params, step = _load_params(workdir, config, manifest, shapes, which)
     # If the manifest has the entry `objective`, a program passed an objective class to the run. The
@@ -70,14 +74,6 @@ def open_workdir(source: str | Path) -> Checkpoint:
         step=step,
         probabilities=probabilities_of(config),
     )
-
-
-def _options_of(manifest: dict, place: str) -> ImageOptions:
-    """Returns the options of the model that a manifest describes."""
-    try:
-        return read_options(manifest["model"])
-    except UserError as error:
-        raise UserError(f"{place} is damaged: {error}; restore a copy of it") from error
 
 
 def _load_params(
