@@ -130,11 +130,7 @@ def _check_flags() -> None:
 
 
 def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> None:
-    """Converts the image and the text encoder of an image-text model, and prints descriptions.
-
-    Raises:
-      UserError: the library does not have this model, or a flag does not apply to it.
-    """
+    """Converts both encoders, and prints descriptions; raises UserError if unsupported."""
     from vit_jax.image_text import open_towers
     from vit_jax.interop.towers_format import Towers
     from vit_jax.interop.towers_writing import FORMATS, library_of_towers, save_towers

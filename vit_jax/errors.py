@@ -44,11 +44,7 @@ class UserError(ValueError):
 
 
 def mistake(error: BaseException) -> str | None:
-    """Returns the message that a command prints for an error, or None if the error is a bug.
-
-    UserErrors, file system errors and out-of-memory errors have a message. All other errors are
-    bugs.
-    """
+    """Returns a command's message for user, file system and memory errors; None: a bug."""
     if isinstance(error, UserError):
         message = str(error)
     elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:

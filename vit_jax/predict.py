@@ -310,11 +310,7 @@ def write_predictions(
 
 
 def output_format() -> str:
-    """Returns the format of the predictions: `text`, `csv` or `json`.
-
-    Raises:
-      UserError: the flags contradict each other, or the file's suffix is unknown.
-    """
+    """Returns the predictions' format: `text`, `csv` or `json`; raises UserError if unclear."""
     asked = [name for name, flag in (("csv", CSV), ("json", JSON)) if flag.value]
     if len(asked) > 1:
         raise UserError("--csv and --json are two formats: give one of them")
@@ -331,11 +327,7 @@ def output_format() -> str:
 
 
 def new_file(flag: flags.FlagHolder) -> Path | None:
-    """Returns the path of an output flag; None if the flag is not set.
-
-    Raises:
-      UserError: the file exists and `--overwrite` is not set, or the file's folder does not exist.
-    """
+    """Returns the path of an output flag; None: unset. Raises UserError if it is unusable."""
     if not flag.value:
         return None
     file = Path(flag.value).expanduser()

@@ -98,11 +98,7 @@ def check_names(name: str) -> None:
 
 
 def write(source: str, name: str, licence: str, folder: Path) -> None:
-    """Writes the folder of a checkpoint with its model card, and prints notes.
-
-    Raises:
-      UserError: the checkpoint cannot be read, or cannot be published.
-    """
+    """Writes a checkpoint's folder and model card, and prints notes; raises UserError if unfit."""
     import jax
 
     from vit_jax.interop.open import open_checkpoint
@@ -168,11 +164,7 @@ def has_both_towers(source: str) -> bool:
 
 
 def write_towers(source: str, name: str, licence: str, folder: Path) -> None:
-    """Writes the folder of an image-text model, as `write` does.
-
-    Raises:
-      UserError: the model has no text encoder, or Transformers does not have this model.
-    """
+    """Writes an image-text model as `write` does; raises UserError if Transformers lacks it."""
     from vit_jax.image_text import open_towers
     from vit_jax.interop.adapting import fit
     from vit_jax.interop.towers_format import Towers

@@ -24,11 +24,7 @@ IMAGENET_21K_IMAGES = 14_197_122  # Number of images of the fall 2011 release, 2
 
 
 def pretraining(model: str) -> ConfigDict:
-    """Returns the values common to all pre-training runs of the ViT paper.
-
-    Batch 4096, Adam, warm-up and clipping are from section 4.1 of the paper. The values that differ
-    between runs are in table 3.
-    """
+    """Returns common values of the ViT paper's pre-training (section 4.1; others: table 3)."""
     config = base_config()
     config.model.name = model
     config.model.head_bias = 0.0
@@ -123,10 +119,7 @@ class Tuned(NamedTuple):
 
 
 def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
-    """Returns the fine-tuning values common to EVA and EVA-02, on ImageNet-1k or 21k.
-
-    On ImageNet-1k a moving average of the parameters is evaluated.
-    """
+    """Returns EVA's and EVA-02's fine-tuning values; on ImageNet-1k an average is evaluated."""
     config = _like_eva(model, row, IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES)
     config.model.update(
         dict(pooling="gap", cls_token=True, fc_norm=True, stochastic_depth=row.stochastic_depth)

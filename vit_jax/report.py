@@ -91,11 +91,7 @@ def write_page(make: Callable[[], str], places: list[str]) -> None:
 
 
 def serve(make: Callable[[], str], port: int) -> None:
-    """Serves the page, created anew for each request, on this machine until Ctrl-C.
-
-    Raises:
-      UserError: another program uses the port.
-    """
+    """Serves the page, anew for each request, until Ctrl-C; raises UserError for a used port."""
     from vit_jax.serving.page_server import page_server
 
     try:

@@ -301,11 +301,7 @@ def serve_classifier(checkpoint: str) -> Served:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Opens a listening socket. Connections wait until the server accepts them.
-
-    Raises:
-      UserError: another program uses the port, or the address does not belong to this machine.
-    """
+    """Opens a listening socket, whose connections wait; raises UserError for a used port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol number IPPROTO_TCP, asyncio recognizes a TCP socket and sets TCP_NODELAY, so
     # that responses are sent without delay.

@@ -196,10 +196,7 @@ def _coco_evaluation(
 
 
 class Matches(NamedTuple):
-    """Counts of an image's matched and unmatched objects.
-
-    A prediction matches a true object of the same class if their IoU is at least 0.5.
-    """
+    """Counts of an image's objects, matched within a class by an IoU of at least 0.5."""
 
     found: int = 0  # Number of true objects with a matching prediction (true positives).
     missed: int = 0  # Number of true objects without a matching prediction (false negatives).

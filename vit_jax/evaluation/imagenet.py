@@ -229,11 +229,7 @@ class Relabelled(Source):
 
 
 def read_objectnet_map(root: str) -> dict[str, Classes]:
-    """Returns the classes, by folder name, of ObjectNet's folders whose class ImageNet has.
-
-    Raises:
-      UserError: a file of the class map is missing, or the files contradict each other.
-    """
+    """Returns ImageNet's classes of ObjectNet's folders; raises UserError for a bad class map."""
     where = epath.Path(root) / "mappings"
     what = f"a part of ObjectNet's class map: unpack all of objectnet-1.0.zip ({OBJECTNET_URL})"
     folders = _read_json(where / "folder_to_objectnet_label.json", dict, what)

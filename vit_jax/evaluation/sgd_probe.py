@@ -181,11 +181,7 @@ class SgdProbe:
 
 
 def batches(rows: np.ndarray, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields the image indices of each step's batch, int `[size]`.
-
-    At the start of each epoch, the image indices `rows` are permuted at random and divided into
-    consecutive batches. The incomplete last batch of an epoch is dropped.
-    """
+    """Yields batches of indices, int `[size]`, of permuted rows, without each epoch's rest."""
     rng, order = np.random.default_rng((seed, 2)), []
     for _ in range(steps):
         if len(order) < size:

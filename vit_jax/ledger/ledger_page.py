@@ -87,10 +87,7 @@ def heading(name: str, experiment: Experiment) -> str:
 
 
 def order(place: str, name: str) -> tuple:
-    """Returns the sort key of the ledger.
-
-    The order is tables, figures, sections, appendices (each by number), then our own experiments.
-    """
+    """Returns the sort key: tables, figures, sections, appendices by number, then our own."""
     kinds = ("Table", "Figure", "Section", "Appendix", "")
     kind, _, rest = place.partition(" ")
     numbers = [int(number) for number in re.findall(r"\d+", rest)]

@@ -164,10 +164,7 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
 
 
 def test_images(workdir: str | Path, crop) -> tuple[np.ndarray, np.ndarray]:
-    """Returns test images of a run on generated images, and masks of the labelled objects.
-
-    Images are uint8 `[images, height, width, 3]`, masks bool `[images, height, width]`.
-    """
+    """Returns uint8 `[images, height, width, 3]`, and masks of the labelled objects."""
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import saved_run
 

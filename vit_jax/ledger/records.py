@@ -114,13 +114,7 @@ def why_apart(experiment: Experiment) -> str:
 
 
 def read_study(folders: Sequence[Path]) -> dict[str, Any]:
-    """Reads the scale and the flags of an experiment from `study.json` in its first folder.
-
-    If there is no such file, the folder contains separate runs at the paper's scale.
-
-    Raises:
-      UserError: a folder does not exist.
-    """
+    """Reads scale and flags from `study.json` in the first folder, else the paper's scale."""
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}")
@@ -129,10 +123,7 @@ def read_study(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def command_of(name: str, study: Study) -> str:
-    """Returns the command that reproduces the results of an experiment.
-
-    An absolute path is replaced by the flag's name: `--wheel=/data/x.whl` becomes `--wheel=WHEEL`.
-    """
+    """Returns the command of the results, with flags for absolute paths: `--wheel=WHEEL`."""
     scale = "" if study.scale == "laptop" else f" --scale={study.scale}"
     flags = ""
     for key, value in study.options.items():

@@ -124,11 +124,7 @@ class Study:
         ]
 
     def workdir(self, stage: str, **factors: Any) -> Path | None:
-        """Returns the workdir of the finished run with these factors; None if there is none.
-
-        Raises:
-          ValueError: several runs have these factors.
-        """
+        """Returns the workdir of the only finished run with these factors; None: none."""
         trials = self.finished(stage, **factors)
         if len(trials) > 1:
             raise ValueError(f"{len(trials)} runs of {stage} have {factors}")

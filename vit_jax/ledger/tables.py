@@ -28,11 +28,7 @@ def spread(values: Iterable[float]) -> str:
 
 
 def written(figure: float | None) -> str:
-    """Formats a number with four significant digits, such as `0.1235`.
-
-    Integers and numbers above 1,000 keep all digits before the decimal point. None is formatted as
-    an empty string.
-    """
+    """Formats a number with four significant digits (all before the point); None: empty."""
     if figure is None:
         return ""
     if figure == int(figure):

@@ -168,11 +168,7 @@ def _data_classes(config: RunOptions, source: Source) -> int:
 
 
 def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
-    """Returns the config with `data.num_classes` set, if the objective has its own class head.
-
-    Raises:
-      UserError: `config.data.num_classes` is less than the data set's number of classes.
-    """
+    """Returns the config with `data.num_classes`, if the objective has a class head."""
     if not objective_of(config.objective.name).own_classes:
         return config
     return with_values(config, {"data.num_classes": _data_classes(config, source)})
@@ -209,11 +205,7 @@ def learned_classes(config: RunOptions, source: Source) -> tuple[str, ...]:
 
 
 def step_count(config: RunOptions, images: int) -> int:
-    """Returns the run's number of steps: `config.steps`, or the whole batches of `config.epochs`.
-
-    Raises:
-      UserError: all epochs together have fewer images than one batch.
-    """
+    """Returns `config.steps`, or the whole batches of `config.epochs` (UserError: none)."""
     steps = config.steps or int(config.epochs * images / config.batch_size)
     if steps < 1:
         raise UserError(

@@ -225,11 +225,7 @@ class Upload:
                 raise
 
     def flush(self) -> None:
-        """Copies the changed files. The report is copied last, because it marks a finished run.
-
-        Raises:
-          UserError: a file cannot be copied.
-        """
+        """Copies changed files, the report (the end mark) last; raises UserError if it fails."""
         with self._one_at_a_time:
             changed = {}
             for path in self._workdir.rglob("*"):

@@ -444,11 +444,7 @@ def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
 
 
 def _alone() -> ocp.Context:
-    """Returns an Orbax context in which this process reads without waiting for other processes.
-
-    With Orbax's default context, all processes would wait forever if one of them cannot read a
-    file.
-    """
+    """Returns an Orbax context in which a process reads alone, without waiting for others."""
     alone = ocp.Context()
     alone.multiprocessing.active_processes = {jax.process_index()}
     alone.multiprocessing.primary_host = jax.process_index()

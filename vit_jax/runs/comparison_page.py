@@ -146,11 +146,7 @@ def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
 
 
 def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> list[list[str]]:
-    """Returns a table row for each pair of runs that have predictions for the same images.
-
-    A row contains the number of images that only the first run predicts correctly, the number that
-    only the second run predicts correctly, and the p-value of McNemar's test.
-    """
+    """Returns counts of images that two runs predict right, with the p-value of McNemar's test."""
     rows = []
     for (one, first), (other, second) in itertools.combinations(zip(runs, names, strict=True), 2):
         pair = one.predictions, other.predictions

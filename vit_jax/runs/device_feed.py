@@ -34,11 +34,7 @@ class Feed:
         self.idle_seconds = 0.0  # Time during which the devices waited for batches.
 
     def take(self, running: jax.Array | None = None) -> dict[str, jax.Array]:
-        """Returns the next batch.
-
-        From the moment when `running`, an output of the current training step, is ready until the
-        next batch is ready, the devices are idle. This time is added to `idle_seconds`.
-        """
+        """Returns the next batch; adds the devices' idle time after `running` is ready."""
         while True:
             since = time.perf_counter()
             try:

@@ -87,11 +87,7 @@ class MemoryCheck:
         self._needs = needs_of(program, config, max_labels)
 
     def check(self, log: Callable[[str], None]) -> None:
-        """Logs a note if the step will probably not fit into memory.
-
-        Raises:
-          UserError: the step certainly does not fit.
-        """
+        """Logs a note if a step may not fit; raises UserError if it certainly does not."""
         limit, free = memory_of(self._device)
         if limit is None:
             return

@@ -44,11 +44,7 @@ def check_sweep(config: RunOptions) -> None:
 
 
 def rate_jobs(config: RunOptions, folder: Path, flags: tuple[str, ...]) -> dict[float, Job]:
-    """Returns the runs that compare learning rates, without test images, by learning rate.
-
-    Raises:
-      UserError: the splits share images.
-    """
+    """Returns the runs that compare rates, by rate; raises UserError if splits share images."""
     held_out = _held_out_values(config)
     rates = dict.fromkeys(config.sweep.rates)
     if config.sweep.resnet_rates and has_resnet(config):

@@ -93,11 +93,7 @@ def _objects(outputs: Detected) -> dict[str, Any]:
 
 
 def _depths(outputs: Ranged) -> dict[str, Any]:
-    """Returns the variables of `segments.html` for depths.
-
-    Each image is drawn next to its true and its predicted depth. The colour scale spans the range
-    of the image's true depths. Pixels of unknown depth are black.
-    """
+    """Returns the variables of `segments.html`: images with true and predicted depths."""
     figures, (nearest, farthest) = [], outputs.range
     for index, rmse, predicted in outputs.shown:
         image, true = decode(outputs.source[index].image), outputs.source.fields_of(index)[DEPTH]

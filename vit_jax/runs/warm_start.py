@@ -80,11 +80,7 @@ def _read(sources: dict[str, Callable[[], np.ndarray]]) -> dict:
 
 
 def has_resnet(config: RunOptions) -> bool:
-    """Returns True if the model of the config or its checkpoint is a BiT or a hybrid.
-
-    Raises:
-      UserError: the model or the checkpoint does not exist, or the checkpoint is damaged.
-    """
+    """Returns True if the config's model or checkpoint (else UserError) is a BiT or a hybrid."""
     if config.model.name:
         options = model_options(**model_arguments(config), num_classes=0)
     else:

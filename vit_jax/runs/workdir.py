@@ -116,11 +116,7 @@ def _continue(
 
 
 def _changed_kernels(saved: dict, manifest: dict) -> str | None:
-    """Returns a note if the run began with another value of the environment variable `KERNELS`.
-
-    The result is None if the values are equal, or if the saved manifest contains none, as in runs
-    of earlier versions.
-    """
+    """Returns a note if the run began with another value of the variable `KERNELS`."""
     now = manifest.get("kernels")
     if saved.get("kernels", now) == now:
         return None
@@ -140,13 +136,7 @@ def _write(workdir: Path, manifest: dict, config: str) -> None:
 
 
 def _belongs(workdir: Path, config: RunOptions, manifest: dict) -> SavedRun | None:
-    """Returns the run in `workdir` if it has this config; None: the workdir contains no run.
-
-    The config may have more steps than the run if the run can be extended.
-
-    Raises:
-      UserError: the run has another config or other data, or `workdir` contains other files.
-    """
+    """Returns the run in `workdir` if it may be continued (else UserError); None: no run."""
     saved = saved_run(workdir)
     if saved is None:
         _check_empty(workdir)
@@ -304,10 +294,7 @@ def _check_format(workdir: Path, manifest: dict) -> None:
 
 
 def check_shared(workdir: Path, peers: Peers) -> None:
-    """Raises UserError in a process whose `workdir` is not the same folder as the leader's.
-
-    The leader (process 0) writes a random token into the workdir, and all processes read it.
-    """
+    """Raises UserError unless each process reads the token that process 0 wrote to `workdir`."""
     if peers.count == 1:
         return
     url, file = url_of(workdir), workdir / SHARED
@@ -400,19 +387,11 @@ def commit_of_package() -> str:
 
 
 def workdir_at(place: str | Path) -> Path:
-    """Returns the folder of a workdir. For a URL, it is a local folder with copies of the files.
-
-    Raises:
-      UserError: the bucket cannot be used.
-    """
+    """Returns a workdir's folder: for a URL a local copy; raises UserError for a bad bucket."""
     return fetched(str(place)) if is_url(place) else absolute(place)
 
 
 def place_of(source: str | Path) -> tuple[Path, str]:
-    """Splits `WORKDIR@best` or `WORKDIR@3000` into the workdir's folder and the checkpoint's name.
-
-    Raises:
-      UserError: the bucket cannot be used.
-    """
+    """Splits `WORKDIR@best` into folder and checkpoint; raises UserError for a bad bucket."""
     workdir, which = split_checkpoint(source)
     return fetched(workdir) if is_url(source) else Path(workdir), which

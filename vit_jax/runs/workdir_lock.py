@@ -306,10 +306,7 @@ def _namespace() -> str:
 
 
 def _born(pid: int) -> str | None:
-    """Returns the start time of a process as text; None if the process has ended or is a zombie.
-
-    On systems without `/proc` the start time is unknown, and the result is empty.
-    """
+    """Returns a process's start time; empty: unknown without `/proc`; None: ended or zombie."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if state in "ZX" else fields[18]

@@ -103,11 +103,7 @@ def check_no_run(path: str) -> None:
 
 
 def of_kind(kind: str, path: str) -> DataAt:
-    """Recognizes the splits of the data set at a path whose `data.source` is known.
-
-    Raises:
-      UserError: the path contains no data set of this kind, or its layout is ambiguous.
-    """
+    """Recognizes the splits at a path of a known `data.source`; raises UserError without any."""
     if kind == "tfds":
         splits = tuple(tfds_builder(path).info.splits)
         return DataAt(kind, path, splits, "a prepared TFDS data set")
